@@ -1,0 +1,54 @@
+"""The command line: one small file per command, loaded only when it is called.
+
+Each command parses, calls one function below it, and shows the result. Errors become one line here.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from moebox.errors import INTERRUPTED, BadInput, MoeboxError
+
+# Commands with subcommands: name -> help.
+GROUPS: dict[str, str] = {}
+
+# name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
+# and a group's own name is what it does when called bare.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a console script passes it to sys.exit."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    from cyclopts import CycloptsError
+
+    from moebox.cli.app import build
+
+    try:
+        app = build(next((word for word in words if not word.startswith("-")), ""))
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as problem:
+        show(BadInput(" ".join(str(problem).split()), hint="`--help` after the command shows what it takes"))
+        return BadInput.exit_code
+    except MoeboxError as problem:
+        if debug:
+            raise
+        show(problem)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def show(problem: MoeboxError) -> None:
+    """One line for the error, and one for how to mend it."""
+    print(f"error: {problem.message}", file=sys.stderr)
+    if problem.hint:
+        print(f"\nhint: {problem.hint}", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""The tables that ship with moebox, as the core types.
+
+Adding a GPU, a model or a checkpoint is a change to a TOML file in `moebox/data`, never to code.
+"""
+
+import functools
+import tomllib
+from importlib import resources
+from typing import Any
+
+from moebox import wire
+from moebox.core.box import Gpu
+from moebox.core.model import Checkpoint, Model
+from moebox.errors import UnknownName
+
+
+@functools.cache
+def table(name: str) -> dict[str, Any]:
+    """`moebox/data/NAME.toml` as plain dicts."""
+    text = resources.files("moebox.data").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@functools.cache
+def gpus() -> dict[str, Gpu]:
+    """Every card in the catalogue by name."""
+    rows = table("gpus")["gpu"]
+    return {row["name"]: wire.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
+
+
+@functools.cache
+def models() -> dict[str, Model]:
+    """Every model in the catalogue by name."""
+    rows = table("models")["model"]
+    return {row["name"]: wire.decode(Model, row, where=f"models.toml [{row['name']}]") for row in rows}
+
+
+def gpu(name: str) -> Gpu:
+    """The card called `name`."""
+    found = gpus().get(name)
+    if found is None:
+        raise UnknownName("GPU", name, gpus())
+    return found
+
+
+def model(name: str) -> Model:
+    """The model called `name`, by its name or an alias."""
+    wanted = name.lower()
+    for known in models().values():
+        if wanted in (known.name, *known.aliases, known.repo.lower()):
+            return known
+    raise UnknownName("model", name, models())
+
+
+@functools.cache
+def checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
+    """The published forms of a model."""
+    from moebox.core.quant import checkpoint_of
+
+    rows = table("checkpoints")["checkpoint"]
+    return tuple(checkpoint_of(model(model_name), row) for row in rows if model_name in row["models"])
+
+
+def checkpoint(model_name: str, name: str) -> Checkpoint:
+    """One published form of a model, by its name or repository."""
+    known = checkpoints(model_name)
+    for one in known:
+        if name.lower() in (one.name.lower(), one.repo.lower()):
+            return one
+    raise UnknownName(f"checkpoint of {model_name}", name, [one.name for one in known])

@@ -1,0 +1,34 @@
+"""Where a model answers."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Family = Literal["openai", "anthropic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An OpenAI-compatible server, whoever started it. The key is never printed."""
+
+    base_url: str  # ends in /v1
+    model: str
+    key: str | None = field(default=None, repr=False)
+    families: tuple[Family, ...] = ("openai",)
+    engine: str = ""  # when known
+
+    @property
+    def root(self) -> str:
+        """The server itself, above /v1: where /health and /metrics live."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+def endpoint_of(url: str, model: str, *, key: str | None = None, engine: str = "") -> Endpoint:
+    """An Endpoint from whatever form of its URL a person has at hand."""
+    url = url if "://" in url else f"http://{url}"
+    url = url.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").rstrip("/")
+    return Endpoint(base_url=url if url.endswith("/v1") else f"{url}/v1", model=model, key=key, engine=engine)

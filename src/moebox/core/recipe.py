@@ -1,0 +1,119 @@
+"""The recipe: everything needed to start one engine on one box with one checkpoint.
+
+People edit it; `plan` writes it, `up` and `render` read it, `climb` and `tune` change one thing in it at a time.
+What every engine has in common has a field; what only one engine has goes to `flags`, in that engine's own
+words, and is checked against the engine's flag catalogue.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+EngineName = Literal["vllm", "sglang", "llama.cpp", "ik_llama.cpp"]
+ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "llama.cpp", "ik_llama.cpp")
+RuntimeKind = Literal["native", "docker", "podman", "embedded"]
+FORMAT = 1
+Flag = str | int | float | bool | list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How the model is spread. `ep` true: experts are divided whole over the ranks instead of sliced."""
+
+    tp: int = 1
+    pp: int = 1
+    dcp: int = 1
+    dp: int = 1
+    ep: bool = False
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Cards it takes, over all nodes."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculate:
+    """A draft that guesses ahead."""
+
+    method: str = "eagle3"
+    draft: str = ""  # repository or path of the draft model
+    tokens: int = 3  # guesses per step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hybrid:
+    """llama.cpp's and ik_llama.cpp's way: experts in RAM, the rest and some expert layers on the cards."""
+
+    experts: tuple[tuple[int, ...], ...] = ()  # expert layers by card; all others stay in RAM
+    gpu_layers: int = 999  # -ngl: layers whose dense part is on the cards
+    threads: int | None = None
+    threads_batch: int | None = None
+    batch: int = 2048  # -b
+    ubatch: int = 512  # -ub
+    mla: int | None = None  # ik_llama.cpp only
+    attention_buffer: int | None = None  # -amb, MiB; ik_llama.cpp only
+    ranges: tuple[str, ...] = ()  # verbatim -ot rules; when given they stand instead of those made from `experts`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What the engine runs in."""
+
+    kind: RuntimeKind = "native"
+    image: str = ""
+    preset: str = ""  # "community": the patched image with its environment; "" otherwise
+    models_dir: str = ""  # host folder mounted for weights; "" is the Hub cache
+    mounts: dict[str, str] = field(default_factory=dict)  # host path -> container path
+    options: tuple[str, ...] = ()  # extra docker/podman options, verbatim
+    python: str = ""  # interpreter or venv of a native engine; "" finds it on PATH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where it answers, and which environment variable holds the key."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key_env: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """What `moebox climb` walks through, in order."""
+
+    contexts: tuple[int, ...] = (65536, 98304, 131072, 262144)
+    speculate: tuple[str, ...] = ("none", "eagle3")
+    settings: dict[str, list[Flag]] = field(default_factory=dict)  # recipe path -> values, e.g. "kv" -> ["bf16", "fp8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One engine, one checkpoint, one set of settings."""
+
+    format: int = FORMAT
+    name: str
+    engine: EngineName
+    engine_version: str = ""  # "" is the newest that moebox knows
+    model: str  # catalogue name, or a path
+    checkpoint: str  # catalogue name, Hub repository, folder or .gguf file
+    served_name: str
+    context: int = 65536
+    max_seqs: int | None = None
+    batched_tokens: int | None = None  # tokens one step may prefill
+    kv: str = "auto"  # fp8, bf16, f16, q8_0 or auto
+    memory_utilization: float | None = None  # vLLM gpu-memory-utilization / SGLang mem-fraction-static
+    vision: bool = False
+    thinking: bool = True
+    prefix_caching: bool | None = None
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    trust_remote_code: bool = False
+    parallel: Parallel = Parallel()
+    speculate: Speculate | None = None
+    hybrid: Hybrid | None = None
+    runtime: Runtime = Runtime()
+    listen: Listen = Listen()
+    env: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, Flag] = field(default_factory=dict)
+    climb: Climb = Climb()

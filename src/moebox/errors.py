@@ -1,0 +1,79 @@
+"""Every failure a person may see, with its exit code.
+
+    MoeboxError
+    ├── AnswerIsNo        1   done, and the answer is no
+    │   └── DoesNotFit    1   no placement holds the model on this box
+    ├── BadInput          2   a flag, file or name that cannot be meant
+    │   ├── UnknownName   2   a box, model, engine or flag nobody has heard of; suggests the nearest
+    │   └── Unsupported   2   understood, but not something moebox can handle
+    └── Outside           3   something outside is missing or failed (engine, port, driver, network)
+
+What a person can mend is raised from here: one line saying what, where and how. Everything else is a
+bug and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+INTERRUPTED = 130  # the shell's code for SIGINT
+
+
+class MoeboxError(Exception):
+    """A failure with one line for people, an optional hint and an exit code."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class AnswerIsNo(MoeboxError):
+    """The work was done and its answer is no."""
+
+    exit_code = 1
+
+
+class DoesNotFit(AnswerIsNo):
+    """Nothing that was tried holds the model on the box; `shortfall` is in bytes."""
+
+    def __init__(self, message: str, *, shortfall: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.shortfall = shortfall
+
+
+class BadInput(MoeboxError):
+    """What was given cannot be meant: a flag, a file, a field."""
+
+    exit_code = 2
+
+
+class UnknownName(BadInput):
+    """A name that is in no table; the nearest ones are the hint."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        names = sorted(known)
+        super().__init__(f"unknown {kind} {name!r}", hint=hint or suggest(name, names))
+        self.name = name
+
+
+class Unsupported(BadInput):
+    """Understood, but outside what moebox can handle."""
+
+
+class Outside(MoeboxError):
+    """Something outside moebox is missing or failed."""
+
+    exit_code = 3
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The sentence that names the nearest known names, or all of them when few."""
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if len(names) <= 12:
+        return f"known: {', '.join(names)}"
+    return f"known: {', '.join(names[:10])}, … ({len(names)} in all)"

@@ -1,0 +1,103 @@
+"""Numbers to words and back: the only place that formats bytes, tokens, rates and times.
+
+Nothing here knows about models or boxes; every other module may import it.
+"""
+
+import re
+
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
+_SIZES = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY}.items()}
+_SIZES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # as memory tools mean it: 768G of RAM is 768 GiB
+_NUMBER = re.compile(r"\s*(\d+(?:[._]\d+)*(?:\.\d+)?)\s*([a-zA-Z]*)(/s)?\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes meant by `text`: "768GiB", "595.1 GB", "32g" or a plain number.
+
+    Raises ValueError with a sentence when it is none of these.
+    """
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(2).lower() if match else ""
+    if not match or (unit and unit not in _SIZES):
+        raise ValueError(f"{text!r} is not a size; write it like 768GiB, 595GB or 1.5TiB")
+    return round(float(match.group(1).replace("_", "")) * _SIZES.get(unit, 1))
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second meant by `text`: "614GB/s" (the "/s" may be left out)."""
+    try:
+        return parse_size(text.strip().removesuffix("/s"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a rate; write it like 614GB/s") from None
+
+
+def parse_tokens(text: str) -> int:
+    """Tokens meant by `text`: "65536", "64k" (binary, as context lengths are named), "1M"."""
+    match = re.fullmatch(r"\s*([\d_,]+)\s*([kKmM]?)\s*", text)
+    if not match:
+        raise ValueError(f"{text!r} is not a token count; write it like 65536, 64k or 1M")
+    count = int(match.group(1).replace("_", "").replace(",", "") or 0)
+    return count * {"": 1, "k": 2**10, "m": 2**20}[match.group(2).lower()]
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds meant by `text`: "2s", "50ms", "5m", "1h" or a plain number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?\s*", text)
+    if not match:
+        raise ValueError(f"{text!r} is not a time; write it like 2s, 50ms or 5m")
+    factor = {None: 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+    return float(match.group(1)) * factor[match.group(2)]
+
+
+def gb(size: float) -> str:
+    """Decimal gigabytes, as checkpoints are sold: "595.1 GB", "1.03 TB"."""
+    if abs(size) >= 1e12:
+        return f"{size / 1e12:.2f} TB"
+    return f"{size / 1e9:.1f} GB" if abs(size) >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def gib(size: float) -> str:
+    """Binary gibibytes, as drivers report memory: "94.97 GiB"."""
+    if abs(size) >= 2**40:
+        return f"{size / 2**40:.2f} TiB"
+    return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def count(number: float) -> str:
+    """A count with thousands separators: "180,191"."""
+    return f"{number:,.0f}"
+
+
+def params(number: float) -> str:
+    """Parameters as people say them: "1,026.4 B", "416.9 M"."""
+    return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+
+
+def rate(per_second: float) -> str:
+    """Bytes per second: "614 GB/s"."""
+    if per_second >= 1e12:
+        return f"{per_second / 1e12:.2f} TB/s"
+    return f"{per_second / 1e9:.0f} GB/s" if per_second >= 1e9 else f"{per_second / 1e6:.0f} MB/s"
+
+
+def tok_s(per_second: float) -> str:
+    """Tokens per second with as many digits as they deserve: "18.9 tok/s", "1,650 tok/s"."""
+    return f"{per_second:,.0f} tok/s" if per_second >= 100 else f"{per_second:.1f} tok/s"
+
+
+def seconds(value: float) -> str:
+    """A duration: "363 ms", "2.3 s", "4 min 05 s", "2 h 10 min"."""
+    if value < 1:
+        return f"{value * 1e3:.0f} ms" if value >= 0.001 or value == 0 else f"{value * 1e6:.0f} us"
+    if value < 120:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage: 0.125 is "12.5%"."""
+    return f"{share * 100:.1f}%"

@@ -1,0 +1,108 @@
+"""Our dataclasses to TOML and JSON and back, with errors that name the file and the field.
+
+The only place that knows how facts are written down. Unknown keys are refused, because a misspelt
+setting that is silently ignored is the worst kind of setting.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from moebox.errors import BadInput, suggest
+
+T = TypeVar("T")
+LARGEST = 16 * 2**20  # bytes; a hand-written file larger than this is not one of ours
+
+
+def decode(kind: type[T], value: Any, *, where: str) -> T:
+    """`value` (plain dicts and lists) as a `kind`; BadInput names the field when it is not one."""
+    refuse_unknown(kind, value, where)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as problem:
+        raise BadInput(f"{where}: {problem}") from None
+
+
+def read_toml(kind: type[T], path: Path) -> T:
+    """The TOML file at `path` as a `kind`."""
+    return decode(kind, load_toml(path), where=str(path))
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The TOML file at `path` as plain dicts."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as problem:
+        raise BadInput(f"{path}: not valid TOML: {problem}") from None
+
+
+def load_json(path: Path) -> Any:
+    """The JSON file at `path` as plain values."""
+    try:
+        return msgspec.json.decode(read_text(path))
+    except (msgspec.DecodeError, RecursionError) as problem:
+        raise BadInput(f"{path}: not valid JSON: {problem}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file; BadInput says what is wrong with it otherwise."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"{path}: {path.stat().st_size:,} bytes is too large for a settings file")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path}: is a folder, not a file") from None
+    except (UnicodeDecodeError, OSError) as problem:
+        raise BadInput(f"{path}: cannot be read: {problem}") from None
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and paths as dicts, lists and strings."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
+
+
+def to_toml(value: Any) -> str:
+    """`value` as TOML text; fields that are None are left out."""
+    return msgspec.toml.encode(_without_none(plain(value))).decode()
+
+
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """`value` as JSON text, keys in field order."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def refuse_unknown(kind: Any, value: Any, where: str, at: str = "") -> None:
+    """Raise BadInput for the first key of `value` that the dataclass `kind` does not have."""
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        for key, inner in value.items():
+            if key not in hints:
+                name = f"{at}.{key}" if at else str(key)
+                raise BadInput(f"{where}: unknown setting {name!r}", hint=suggest(str(key), hints))
+            refuse_unknown(hints[key], inner, where, f"{at}.{key}" if at else str(key))
+        return
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        choices = [arg for arg in args if dataclasses.is_dataclass(arg)]
+        if len(choices) == 1:
+            refuse_unknown(choices[0], value, where, at)
+    elif origin in (tuple, list) and isinstance(value, list) and args:
+        for index, inner in enumerate(value):
+            refuse_unknown(args[0], inner, where, f"{at}[{index}]")
+    elif origin is dict and isinstance(value, dict):
+        for key, inner in value.items():
+            refuse_unknown(args[1], inner, where, f"{at}.{key}")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
