@@ -242,5 +242,6 @@ class Checkpoint:
         return sum(self.bytes_by_component.values())
 
     def bits_per_weight(self, model: Model) -> float:
-        """Mean bits per parameter."""
-        return self.bytes * 8 / model.total
+        """Mean bits per parameter, over the components that this form carries."""
+        carried = sum(n for name, n in model.by_component.items() if name in self.bytes_by_component)
+        return self.bytes * 8 / max(carried, 1)

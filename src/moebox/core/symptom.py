@@ -1,0 +1,153 @@
+"""Known failures: how each looks, why it happens, what mends it, and where it applies.
+
+The base is `moebox/data/symptoms.toml`; a new symptom is a change to that file. Logs are searched elsewhere
+(`doctor.logs`); here is only what a symptom is and whether it concerns a given recipe.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moebox import wire
+from moebox.core.catalogue import table
+from moebox.core.change import setting
+from moebox.core.recipe import Flag, Recipe
+
+Kind = Literal["log", "host", "behaviour"]
+Severity = Literal["note", "warning", "fatal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applies:
+    """Where a symptom holds; an empty field is no condition. A setting holds when any of its values does."""
+
+    engine: tuple[str, ...] = ()
+    versions: str = ""  # ">=0.24,<0.28", of the engine
+    sm: tuple[str, ...] = ()  # compute capabilities
+    models: tuple[str, ...] = ()  # beginnings of model names: "kimi-k2" is the whole family
+    settings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # recipe path -> "fp8", ">1", "set", "unset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """One known failure with its source."""
+
+    id: str
+    area: str
+    kind: Kind = "log"  # seen in a log, found on the host, or only in behaviour
+    severity: Severity = "fatal"  # a note explains a line that is no failure
+    pattern: str = ""  # regular expression on one log line; empty for what no log shows
+    cause: str
+    remedy: str
+    change: dict[str, Flag] = field(default_factory=dict)  # recipe path -> value; "{name}" is a group of the pattern
+    foresee: bool = False  # worth a warning before anything starts, where it applies
+    applies: Applies = Applies()
+    status: str = ""
+    source: str
+
+    def changes(self, match: re.Match[str] | None) -> dict[str, Flag]:
+        """The recipe change, with groups of the matched line filled in; empty when a group is missing."""
+        groups = {name: text for name, text in (match.groupdict() if match else {}).items() if text}
+        filled: dict[str, Flag] = {}
+        for path, value in self.change.items():
+            name = value[1:-1] if isinstance(value, str) and value.startswith("{") else ""
+            if name and name not in groups:
+                return {}
+            filled[path] = _number(groups[name]) if name else value
+        return filled
+
+
+@functools.cache
+def symptoms() -> tuple[Symptom, ...]:
+    """The whole base, in file order: the more telling pattern stands first."""
+    rows = table("symptoms")["symptom"]
+    return tuple(wire.decode(Symptom, row, where=f"symptoms.toml [{row.get('id', '?')}]") for row in rows)
+
+
+def applies(
+    symptom: Symptom,
+    *,
+    engine: str = "",
+    version: str = "",
+    sm: str = "",
+    model: str = "",
+    recipe: Recipe | None = None,
+) -> bool:
+    """Whether every condition holds. What is not known (an empty argument) contradicts nothing but a setting."""
+    where = symptom.applies
+    if where.engine and engine and engine not in where.engine:
+        return False
+    if where.sm and sm and sm not in where.sm:
+        return False
+    if where.models and model and not model.lower().startswith(where.models):
+        return False
+    if where.versions and not in_range(version, where.versions):
+        return False
+    if recipe is None:
+        return not where.settings
+    return all(_any_holds(setting(recipe, path), wanted) for path, wanted in where.settings.items())
+
+
+def foreseen(*, engine: str, version: str = "", sm: str = "", model: str = "", recipe: Recipe) -> tuple[Symptom, ...]:
+    """Symptoms worth a warning before this recipe is started on such a card."""
+    known = {"engine": engine, "version": version, "sm": sm, "model": model}
+    return tuple(one for one in symptoms() if one.foresee and applies(one, **known, recipe=recipe))  # type: ignore[arg-type]
+
+
+def in_range(version: str, wanted: str) -> bool:
+    """Whether a version meets ">=0.24,<0.28". An unknown version is the newest: it meets no upper bound."""
+    here = _numbers(version)
+    for bound in wanted.split(","):
+        match = re.fullmatch(r"\s*(<=|>=|<|>|==)\s*(\S+)\s*", bound)
+        assert match, f"symptoms.toml: {wanted!r} is not a version range"
+        sign, there = match.group(1), _numbers(match.group(2))
+        if not here:
+            if sign.startswith("<") or sign == "==":
+                return False
+            continue
+        if not _compare(sign, here, there):
+            return False
+    return True
+
+
+def _compare(sign: str, here: tuple[int, ...], there: tuple[int, ...]) -> bool:
+    width = max(len(here), len(there))
+    a, b = (one + (0,) * (width - len(one)) for one in (here, there))
+    return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b}[sign]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "0.25.1rc2" as (0, 25, 1); "b11549" as (11549,)."""
+    match = re.match(r"[a-zA-Z]*(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in match.group(1).split(".")) if match else ()
+
+
+def _any_holds(value: Any, wanted: tuple[str, ...]) -> bool:
+    return any(_holds(value, one) for one in wanted)
+
+
+def _holds(value: Any, wanted: str) -> bool:
+    given = value not in (None, "", (), [], {})
+    if wanted in ("set", "unset"):
+        return given == (wanted == "set")
+    match = re.fullmatch(r"(<=|>=|<|>)(\d+(?:\.\d+)?)", wanted)
+    if match and isinstance(value, int | float):
+        sign, bound = match.group(1), float(match.group(2))
+        return {"<": value < bound, "<=": value <= bound, ">": value > bound, ">=": value >= bound}[sign]
+    if isinstance(value, bool):
+        return wanted == str(value).lower()
+    return given and str(value) == wanted
+
+
+def _number(text: str) -> Flag:
+    plain = text.replace(",", "").replace("_", "")
+    return int(plain) if plain.isdigit() else text
+
+
+def as_text(changes: Mapping[str, Flag]) -> str:
+    """A recipe change in words: "kv = bf16, context = 8192"."""
+    return ", ".join(
+        f"{path} = {str(value).lower() if isinstance(value, bool) else value}" for path, value in changes.items()
+    )

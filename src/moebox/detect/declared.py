@@ -1,0 +1,120 @@
+"""Boxes one does not have: by name (COUNTxGPU) or from a TOML file.
+
+    8x-rtx-pro-6000-server        eight cards in one machine
+    4x-rtx-5090+1x-rtx-4090       mixed cards
+    2n-8x-h200                    two such machines
+
+A TOML file is either what `moebox box --save` wrote, or the short form:
+
+    name = "attic"
+    gpus = ["2x-rtx-pro-6000-max-q"]
+    ram = "768GiB"
+    ram_bandwidth = "614GB/s"
+    cpu = { model = "EPYC 9175F", sockets = 1, cores = 16 }
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moebox import wire
+from moebox.core import catalogue
+from moebox.core.box import Box, Cpu, Gpu
+from moebox.errors import BadInput, UnknownName
+from moebox.units import parse_rate, parse_size
+
+_PART = re.compile(r"(?:(\d+)x-?)?([a-z].*)")
+MOST_GPUS = 1024  # in one machine; more is a typing error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortBox:
+    """The hand-written form of a box file."""
+
+    name: str = ""
+    gpus: tuple[str, ...] = ()
+    ram: str = ""
+    ram_bandwidth: str = ""
+    cpu: Cpu = Cpu()
+    nodes: int = 1
+    network: str = ""
+
+
+def box_of(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """The box that `text` names, or the file it points to; `ram` and `ram_bandwidth` win over either."""
+    path = Path(text)
+    box = from_file(path) if path.suffix == ".toml" or path.is_file() else from_name(text)
+    return with_ram(box, ram=ram, ram_bandwidth=ram_bandwidth)
+
+
+def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """`box` with the memory a person gave on the command line."""
+    try:
+        if ram:
+            box = replace(box, ram=parse_size(ram), ram_free=None)
+        if ram_bandwidth:
+            box = replace(box, ram_bandwidth=parse_rate(ram_bandwidth), ram_bandwidth_measured=None)
+    except ValueError as problem:
+        raise BadInput(str(problem)) from None
+    return box
+
+
+def from_name(text: str) -> Box:
+    """The box called COUNTxGPU, several joined by +, several machines by a leading Nn-."""
+    name = text.strip().lower()
+    machines = re.match(r"(\d+)n-", name)
+    nodes = int(machines.group(1)) if machines else 1
+    parts = name[machines.end() :] if machines else name
+    if nodes < 1:
+        raise BadInput(f"box {text!r}: there must be at least one machine")
+    return Box(name=name, gpus=cards(parts), nodes=nodes)
+
+
+def cards(text: str) -> tuple[Gpu, ...]:
+    """The cards that "8x-h200" or "2x-rtx-5090+1x-rtx-4090" mean."""
+    found: list[Gpu] = []
+    for part in text.split("+"):
+        match = _PART.fullmatch(part.strip())
+        if not match:
+            raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
+        number = int(match.group(1) or 1)
+        if not 1 <= number <= MOST_GPUS:
+            raise BadInput(f"box {text!r}: {number} cards cannot be meant")
+        found += [gpu_called(match.group(2))] * number
+    return tuple(found)
+
+
+def gpu_called(name: str) -> Gpu:
+    """The catalogue's card called `name`, or an alias of it."""
+    aliases: dict[str, str] = catalogue.table("gpus").get("aliases", {})
+    known = catalogue.gpus()
+    found = known.get(aliases.get(name, name))
+    if found is None:
+        raise UnknownName("GPU", name, [*known, *aliases])
+    return found
+
+
+def from_file(path: Path) -> Box:
+    """The box that a TOML file describes, in either form."""
+    document = wire.load_toml(path)
+    first: Any = next(iter(document.get("gpus", [])), None)
+    if isinstance(first, dict) or "source" in document:
+        return wire.decode(Box, document, where=str(path))
+    if isinstance(document.get("gpus"), str):
+        document["gpus"] = [document["gpus"]]
+    short = wire.decode(ShortBox, document, where=str(path))
+    box = Box(
+        name=short.name or path.stem,
+        gpus=tuple(gpu for part in short.gpus for gpu in cards(part.lower())),
+        cpu=short.cpu,
+        nodes=short.nodes,
+    )
+    try:
+        box = replace(box, network=parse_rate(short.network) if short.network else 0)
+    except ValueError as problem:
+        raise BadInput(f"{path}: network: {problem}") from None
+    try:
+        return with_ram(box, ram=short.ram, ram_bandwidth=short.ram_bandwidth)
+    except BadInput as problem:
+        raise BadInput(f"{path}: {problem.message}") from None
