@@ -1,0 +1,102 @@
+"""events.jsonl: appended a line at a time, read back whatever happened to it."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox import wire
+
+LONGEST = 8 * 2**20  # bytes; a line longer than this is not an event of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torn:
+    """A line that is no event: cut short by a crash, or never one of ours."""
+
+    line: int  # counted from 1
+    bytes: int
+    last: bool  # the usual case: the writer was killed in mid-line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What a journal holds, and what of it could not be read."""
+
+    events: tuple[dict[str, Any], ...] = ()
+    torn: tuple[Torn, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each loss."""
+        return [
+            f"events.jsonl: line {torn.line} ({torn.bytes} bytes) "
+            + ("was torn by a crash and dropped" if torn.last else "is not an event and was passed over")
+            for torn in self.torn
+        ]
+
+
+def line_of(time: float, kind: str, data: dict[str, Any]) -> bytes:
+    """One event as it stands in the file, newline included."""
+    text = json.dumps({"time": time, "kind": kind, "data": finite(wire.plain(data))}, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def append(path: Path, line: bytes, *, sync: bool = False) -> None:
+    """Add `line` in one write; a torn line before it is closed off first, so that it takes no other with it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        written = os.write(descriptor, line)
+        if written < len(line):  # a nearly full disk takes what it can; the rest raises the reason
+            os.write(descriptor, line[written:])
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> Journal:
+    """Every event of the file in order; what is not one is in `torn`."""
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return Journal()
+    events: list[dict[str, Any]] = []
+    torn: list[Torn] = []
+    lines = raw.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        event = parse(line)
+        if event is not None:
+            events.append(event)
+        elif line.strip():
+            torn.append(Torn(line=number, bytes=len(line), last=number == len(lines)))
+    return Journal(events=tuple(events), torn=tuple(torn))
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The event on one line, or None where there is none."""
+    if not line.startswith(b"{") or len(line) > LONGEST:
+        return None
+    try:
+        value = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return None
+    moment, data = value.get("time"), value.get("data")
+    time = float(moment) if isinstance(moment, int | float) and math.isfinite(moment) else 0.0
+    return {**value, "time": time, "data": data if isinstance(data, dict) else {}}
+
+
+def finite(value: Any) -> Any:
+    """`value` with NaN and the infinities as null, which is all that JSON can say of them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,79 @@
+"""The runs there are, each in one line, without reading more of them than that takes."""
+
+import calendar
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox.errors import BadInput
+from moebox.store.run import Run, runs_dir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """One run in a list."""
+
+    id: str
+    path: str
+    started: float
+    last: float  # when the last event happened
+    last_kind: str
+    events: int
+    measurements: int
+    verdicts: int
+    bytes: int
+    live: bool
+    simulation: bool
+    report: bool
+    notes: tuple[str, ...] = ()
+
+
+def briefs(runs: Path | None = None) -> list[Brief]:
+    """Every run, newest first; folders that are none are passed over."""
+    home = runs or runs_dir()
+    folders = sorted((one for one in home.iterdir() if one.is_dir()), reverse=True) if home.is_dir() else []
+    return [brief(Run(folder)) for folder in folders if looks_like_one(folder)]
+
+
+def looks_like_one(folder: Path) -> bool:
+    """A folder with anything of ours in it."""
+    return any((folder / name).exists() for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
+
+
+def brief(run: Run) -> Brief:
+    """One run in a list."""
+    journal = run.journal()
+    notes = list(journal.notes)
+    about: Any = {}
+    try:
+        about = run.read_json("run.json")
+    except BadInput as problem:
+        notes.append(problem.message)
+    about = about if isinstance(about, dict) else {}
+    times = [event["time"] for event in journal.events if event["time"] > 0]
+    created = about.get("created")
+    started = float(created) if isinstance(created, int | float) else stamp_of(run.id) or min(times, default=0.0)
+    return Brief(
+        id=run.id,
+        path=str(run.path),
+        started=started,
+        last=max(times, default=started),
+        last_kind=journal.events[-1]["kind"] if journal.events else "",
+        events=len(journal.events),
+        measurements=len(list(run.path.glob("measurements/*.json"))),
+        verdicts=len(list(run.path.glob("verdicts/*.json"))),
+        bytes=sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file()),
+        live=run.held,
+        simulation=bool(about.get("simulation")) or any(event["data"].get("simulation") for event in journal.events),
+        report=(run.path / "report.html").exists(),
+        notes=tuple(notes),
+    )
+
+
+def stamp_of(name: str) -> float:
+    """The moment in a run folder's name, or 0."""
+    try:
+        return float(calendar.timegm(time.strptime(name[:15], "%Y%m%d-%H%M%S")))
+    except ValueError:
+        return 0.0

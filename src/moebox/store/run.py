@@ -1,0 +1,173 @@
+"""One run's folder, open for writing and reading.
+
+A full disk never ends a run: what could not be written is counted, told once on stderr, and noted in the
+journal as `journal.lost` as soon as there is room again, so that the report can say what is missing.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from moebox import __version__, wire
+from moebox.errors import BadInput
+from moebox.store import journal
+
+FORMAT = 1
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the quota, the shell's file limit
+LATEST = "latest"
+
+
+def runs_dir() -> Path:
+    """Where runs live: $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
+    if os.environ.get("MOEBOX_RUNS"):
+        return Path(os.environ["MOEBOX_RUNS"])
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "moebox" / "runs"
+
+
+class Run:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost: dict[str, int] = {}  # file -> writes that a full disk refused
+        self._lock: BinaryIO | None = None
+        self._told = False
+
+    @classmethod
+    def create(cls, name: str, *, runs: Path | None = None) -> "Run":
+        """A new folder named by time, name and a few random letters, so that two at once never share one."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        tidy = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:60] or "run"
+        path = (runs or runs_dir()) / f"{stamp}-{tidy}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True, exist_ok=False)
+        except OSError as problem:
+            raise BadInput(
+                f"{path}: cannot make the run folder: {problem.strerror}", hint="`--runs DIR` puts runs elsewhere"
+            ) from None
+        run = cls(path)
+        run.hold()
+        run.write_json(
+            "run.json",
+            {"format": FORMAT, "moebox": __version__, "name": name, "created": time.time(), "pid": os.getpid()},
+        )
+        return run
+
+    @classmethod
+    def open(cls, name: str, *, runs: Path | None = None) -> "Run":
+        """The run with this path, folder name, unmistakable beginning or end of one, or the latest."""
+        home = runs or runs_dir()
+        for path in (Path(name), home / name):
+            if name and path.is_dir():
+                return cls(path)
+        there = sorted(one for one in home.iterdir() if one.is_dir()) if home.is_dir() else []
+        if name == LATEST and there:
+            return cls(there[-1])
+        matches = [one for one in there if name and (one.name.startswith(name) or one.name.endswith(name))]
+        if len(matches) == 1:
+            return cls(matches[0])
+        if matches:
+            raise BadInput(f"{len(matches)} runs are called {name!r}…", hint=", ".join(one.name for one in matches[:5]))
+        raise BadInput(f"no run called {name!r} in {home}", hint="`moebox runs` lists them")
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    def hold(self) -> bool:
+        """Mark the run as being worked on until this process ends; False when another one holds it."""
+        if self._lock is None:
+            lock = open(self.path / ".lock", "ab")  # noqa: SIM115  (held open on purpose)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                return False
+            self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Undo `hold`."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def held(self) -> bool:
+        """Somebody, this process included, is working on it."""
+        if self._lock is not None:
+            return True
+        try:
+            with open(self.path / ".lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def event(self, kind: str, /, *, sync: bool = False, **data: Any) -> None:
+        """Append one event; `sync` forces it to disk before going on."""
+        path, now = self.path / "events.jsonl", time.time()
+        lines = b""
+        if self.lost:
+            lines = journal.line_of(now, "journal.lost", {"files": dict(self.lost)})
+        try:
+            journal.append(path, lines + journal.line_of(now, kind, data), sync=sync)
+        except OSError as problem:
+            self._losing("events.jsonl", problem)
+            return
+        self.lost.clear()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events in order; a torn line is passed over (`journal` tells which)."""
+        yield from self.journal().events
+
+    def journal(self) -> journal.Journal:
+        """The events and what of the journal could not be read."""
+        return journal.read(self.path / "events.jsonl")
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        """Write a file of the run whole or not at all; on a full disk it is counted as lost and the run goes on."""
+        path = self.path / name
+        half = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(half, "wb") as file:
+                file.write(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
+                file.flush()
+                os.fsync(file.fileno())
+            half.replace(path)
+        except OSError as problem:
+            half.unlink(missing_ok=True)
+            self._losing(name, problem)
+        return path
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """`write`, as JSON; NaN becomes null."""
+        return self.write(name, wire.to_json(journal.finite(wire.plain(value))))
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of the run, or None where there is none."""
+        path = self.path / name
+        return wire.load_json(path) if path.exists() else None
+
+    def _losing(self, name: str, problem: OSError) -> None:
+        """Count a write that a full disk refused; anything else is raised."""
+        if problem.errno not in FULL:
+            raise problem
+        if not self._told:
+            print(
+                f"warning: {self.path}: {problem.strerror}; going on without writing everything down", file=sys.stderr
+            )
+            self._told = True
+        self.lost[name] = self.lost.get(name, 0) + 1

@@ -1,0 +1,91 @@
+"""Run folders: made, found, held, listed; and the engine's log in bounded space."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moebox.errors import BadInput
+from moebox.store import EngineLog, Run, briefs, rotate
+from moebox.store.log import pieces
+
+
+def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path) -> None:
+    """Every way a person may name a run leads to it."""
+    run = Run.create("kimi k2.6/8x", runs=tmp_path)
+    assert "/" not in run.id
+    for name in (str(run.path), run.id, run.id[:17], run.id[-4:], "latest"):
+        assert Run.open(name, runs=tmp_path).path == run.path
+    with pytest.raises(BadInput, match="no run called 'nothing'"):
+        Run.open("nothing", runs=tmp_path)
+    with pytest.raises(BadInput):
+        Run.open("", runs=tmp_path)
+
+
+def test_an_ambiguous_name_lists_the_runs_it_could_be(tmp_path: Path) -> None:
+    """Two runs that begin alike: neither is guessed."""
+    for name in ("20260101-000000-a", "20260101-000000-b"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(BadInput, match="2 runs") as told:
+        Run.open("20260101", runs=tmp_path)
+    assert "20260101-000000-b" in (told.value.hint or "")
+
+
+def test_a_run_is_held_while_its_process_lives_and_no_longer(tmp_path: Path) -> None:
+    """`held` is true in another process exactly as long as the maker lives, kill -9 included."""
+    code = (
+        "import sys, time; from pathlib import Path; from moebox.store import Run\n"
+        "run = Run.create('x', runs=Path(sys.argv[1])); print(run.id, flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    run = Run.open(child.stdout.readline().strip(), runs=tmp_path)
+    assert run.held
+    assert not run.hold()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert not run.held
+    assert run.hold()
+
+
+def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Path) -> None:
+    """Newest first; a half-written run.json is a note, a stranger's folder is passed over."""
+    (tmp_path / "holiday-pictures").mkdir()
+    old = tmp_path / "20260101-000000-old-0000"
+    old.mkdir()
+    (old / "run.json").write_text('{"created": 17')
+    (old / "events.jsonl").write_text('{"time": 5, "kind": "up.ready", "data": {}}\n{"time": 6, "ki')
+    Run.create("new", runs=tmp_path).event("plan.made", simulation=True)
+    new, first = briefs(tmp_path)
+    assert new.simulation
+    assert new.last_kind == "plan.made"
+    assert first.started == 1767225600.0  # 2026-01-01, from the folder's name
+    assert len(first.notes) == 2
+
+
+def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    """Turned over many times, the first piece and the newest lines are still there, and the size is bounded."""
+    log = EngineLog(tmp_path / "engine.log", limit=100, keep=2)
+    for number in range(200):
+        log.write(b"line %04d\n" % number)
+    log.close()
+    text = b"".join(piece.read_bytes() for piece in pieces(tmp_path / "engine.log"))
+    assert text.startswith(b"line 0000\n")
+    assert text.endswith(b"line 0199\n")
+    assert len(text) <= 400
+    assert len(pieces(tmp_path / "engine.log")) == 4
+
+
+def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path) -> None:
+    """A process that appends to the file goes on writing to the same name after it was emptied."""
+    path = tmp_path / "engine.log"
+    with open(path, "ab", buffering=0) as engine:
+        engine.write(b"a" * 50)
+        assert not rotate(path, limit=50)
+        engine.write(b"b")
+        assert rotate(path, limit=50)
+        engine.write(b"after")
+    assert path.read_bytes() == b"after"
+    assert pieces(path)[0].read_bytes() == b"a" * 50 + b"b"
