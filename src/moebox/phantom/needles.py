@@ -1,0 +1,55 @@
+"""Needles: one sentence with a fresh code somewhere in a long text, and the question for it at the end."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from moebox.phantom import words
+from moebox.phantom.task import Grade, Reply, Task, no, room, short, user, yes
+
+
+def needle(
+    rng: random.Random,
+    *,
+    thinking: bool,
+    chars: int | None = None,
+    depth: float | None = None,
+    decoys: int | None = None,
+) -> Task:
+    """A text of about `chars` characters with the needle at `depth` (0 start, 1 end) and other places' codes around.
+
+    The phantom counts about 2.7 characters a token here, a large model about 4.5.
+    """
+    size = chars if chars is not None else round(600 * 2 ** rng.uniform(0, 4))
+    places = rng.sample(words.PLACES, 1 + (decoys if decoys is not None else rng.choice((0, 1, 2, 3))))
+    codes = [words.code(rng, 6) for _ in places]
+    text = _filler(rng, size)
+    for place, code in list(zip(places, codes, strict=True))[1:]:
+        text.insert(rng.randint(0, len(text)), f"The access code for the {place} is {code}.")
+    where = depth if depth is not None else rng.random()
+    text.insert(round(where * len(text)), f"The access code for the {places[0]} is {codes[0]}.")
+    ask = f"What is the access code for the {places[0]}? Answer with the code only."
+    return Task(
+        family="needle",
+        messages=(user(f"Read this text.\n\n{' '.join(text)}\n\n{ask}"),),
+        expect=codes[0],
+        sample=Reply(content=codes[0], reasoning=f"The text says the code for the {places[0]} is {codes[0]}."),
+        judge=_judge,
+        thinking=thinking,
+        max_tokens=room(thinking, 128),
+    )
+
+
+def _filler(rng: random.Random, chars: int) -> list[str]:
+    text: list[str] = []
+    have = 0
+    while have < chars:
+        text.append(words.sentence(rng))
+        have += len(text[-1]) + 1
+    return text
+
+
+def _judge(task: Task, reply: Reply) -> Grade:
+    seen = set(re.findall(r"\b(?:[A-Z]\d){3}\b", reply.content))
+    return yes() if seen == {task.expect} else no(f"{task.expect} expected, got: {short(reply.content)}")
