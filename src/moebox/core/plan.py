@@ -108,7 +108,7 @@ class Launch:
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    secret_env: tuple[str, ...] = ()  # names of variables passed on from the caller, values never shown
+    secret_env: dict[str, str] = field(default_factory=dict)  # engine's variable <- caller's; values are never shown
     image: str = ""
     mounts: dict[str, str] = field(default_factory=dict)
     port: int = 8000

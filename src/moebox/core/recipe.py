@@ -67,6 +67,8 @@ class Runtime:
     mounts: dict[str, str] = field(default_factory=dict)  # host path -> container path
     options: tuple[str, ...] = ()  # extra docker/podman options, verbatim
     python: str = ""  # interpreter or venv of a native engine; "" finds it on PATH
+    entry: str = ""  # words that start the engine, e.g. "python3 -m sglang.launch_server"; "" is the engine's usual
+    setup: str = ""  # shell line run in the container before the engine, e.g. "pip install -q transformers==4.57.6"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +99,8 @@ class Recipe:
     engine_version: str = ""  # "" is the newest that moebox knows
     model: str  # catalogue name, or a path
     checkpoint: str  # catalogue name, Hub repository, folder or .gguf file
-    served_name: str
-    context: int = 65536
+    served_name: str  # "" leaves the engine's own
+    context: int = 65536  # 0 leaves the engine's own
     max_seqs: int | None = None
     batched_tokens: int | None = None  # tokens one step may prefill
     kv: str = "auto"  # fp8, bf16, f16, q8_0 or auto
