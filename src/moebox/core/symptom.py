@@ -4,6 +4,7 @@ The base is `moebox/data/symptoms.toml`; a new symptom is a change to that file.
 (`doctor.logs`); here is only what a symptom is and whether it concerns a given recipe.
 """
 
+import fnmatch
 import functools
 import re
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ class Applies:
     versions: str = ""  # ">=0.24,<0.28", of the engine
     sm: tuple[str, ...] = ()  # compute capabilities
     models: tuple[str, ...] = ()  # beginnings of model names: "kimi-k2" is the whole family
-    settings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # recipe path -> "fp8", ">1", "set", "unset"
+    settings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # path -> "fp8", "*nvfp4*", ">1", "set", "unset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ def applies(
 def foreseen(*, engine: str, version: str = "", sm: str = "", model: str = "", recipe: Recipe) -> tuple[Symptom, ...]:
     """Symptoms worth a warning before this recipe is started on such a card."""
     known = {"engine": engine, "version": version, "sm": sm, "model": model}
-    return tuple(one for one in symptoms() if one.foresee and applies(one, **known, recipe=recipe))  # type: ignore[arg-type]
+    return tuple(one for one in symptoms() if one.foresee and applies(one, **known, recipe=recipe))
 
 
 def in_range(version: str, wanted: str) -> bool:
@@ -138,7 +139,7 @@ def _holds(value: Any, wanted: str) -> bool:
         return {"<": value < bound, "<=": value <= bound, ">": value > bound, ">=": value >= bound}[sign]
     if isinstance(value, bool):
         return wanted == str(value).lower()
-    return given and str(value) == wanted
+    return given and fnmatch.fnmatchcase(str(value).lower(), wanted.lower())
 
 
 def _number(text: str) -> Flag:
