@@ -1,0 +1,148 @@
+"""A GGUF file, or its split parts, as a Model and a Checkpoint."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from moebox.checkpoint import gguf
+from moebox.checkpoint.names import component_in_gguf, layer_of
+from moebox.core.model import Checkpoint, Component, Gqa, Licence, Mla, Model, Moe
+from moebox.errors import BadInput, Unsupported
+
+_GQA = ("qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
+SUPPORTED = ("deepseek2", *_GQA)
+
+
+class Metadata:
+    """GGUF metadata under one architecture's prefix, checked as it is read."""
+
+    def __init__(self, values: dict[str, Any], where: Path) -> None:
+        self.values, self.where = values, where
+        self.architecture = str(values.get("general.architecture", ""))
+
+    def whole(self, name: str, *, default: int | None = None, least: int = 0) -> int:
+        """`ARCH.name` as a whole number; the largest where it is given per layer."""
+        value = self.values.get(f"{self.architecture}.{name}", default)
+        if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+            value = max(value)
+        if value is None:
+            raise BadInput(f"{self.where}: {self.architecture}.{name} is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**40:
+            raise BadInput(f"{self.where}: {self.architecture}.{name} is {str(value)[:40]!r}, not a sensible number")
+        return value
+
+
+def read(path: Path) -> tuple[Model, Checkpoint]:
+    """The model in a GGUF file and the bytes it takes."""
+    files = gguf.parts(path)
+    headers = [gguf.read_header(file) for file in files]
+    meta = Metadata(headers[0].metadata, path)
+    if meta.architecture not in SUPPORTED:
+        raise Unsupported(
+            f"{path}: GGUF architecture {meta.architecture or '(none)'} is not supported",
+            hint=f"supported: {', '.join(SUPPORTED)}",
+        )
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    name = str(meta.values.get("general.name") or path.stem)
+    model = _model(meta, name, tensors)
+    return model, _checkpoint(path, model, tensors, shards=len(files))
+
+
+def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
+    layers = meta.whole("block_count", least=1)
+    counted: Counter[Component] = Counter()
+    for tensor in tensors:
+        counted[component_in_gguf(tensor.name)] += tensor.elements
+    experts = meta.whole("expert_count", default=0)
+    moe = None
+    if experts:
+        shared = meta.whole("expert_shared_count", default=0)
+        moe = Moe(
+            experts=experts,
+            used=meta.whole("expert_used_count", least=1),
+            intermediate=meta.whole("expert_feed_forward_length", least=1),
+            shared=shared,
+        )
+    tokens = meta.values.get("tokenizer.ggml.tokens")
+    vocab = tokens.items if isinstance(tokens, gguf.Length) else len(tokens or [])
+    latent = meta.architecture == "deepseek2"
+    return Model(
+        name=name,
+        title=name,
+        architecture=meta.architecture,
+        hidden=meta.whole("embedding_length", least=1),
+        layers=layers,
+        dense_layers=meta.whole("leading_dense_block_count", default=0),
+        dense_intermediate=meta.whole("feed_forward_length", default=0),
+        vocab=meta.whole("vocab_size", default=vocab, least=1),
+        tied=not counted.get("lm_head"),
+        context=meta.whole("context_length", least=1),
+        mla=_mla(meta) if latent else None,
+        gqa=None if latent else _gqa(meta),
+        moe=moe,
+        licence=Licence(name=str(meta.values.get("general.license", "see the model's own files"))),
+        source=str(meta.where),
+        counted=dict(counted),
+    )
+
+
+def _mla(meta: Metadata) -> Mla:
+    rope = meta.whole("rope.dimension_count", least=1)
+    key = meta.whole("attention.key_length_mla", default=meta.whole("attention.key_length", default=192))
+    value = meta.whole("attention.value_length_mla", default=meta.whole("attention.value_length", default=128))
+    return Mla(
+        heads=meta.whole("attention.head_count", least=1),
+        q_lora=meta.whole("attention.q_lora_rank", default=0),
+        kv_lora=meta.whole("attention.kv_lora_rank", least=1),
+        nope=max(key - rope, 0),
+        rope=rope,
+        v=value,
+    )
+
+
+def _gqa(meta: Metadata) -> Gqa:
+    heads = meta.whole("attention.head_count", least=1)
+    return Gqa(
+        heads=heads,
+        kv_heads=meta.whole("attention.head_count_kv", default=heads, least=1),
+        head_dim=meta.whole("attention.key_length", default=meta.whole("embedding_length") // heads, least=1),
+        window=meta.whole("attention.sliding_window", default=0),
+    )
+
+
+def _checkpoint(path: Path, model: Model, tensors: list[gguf.Tensor], *, shards: int) -> Checkpoint:
+    sizes: Counter[Component] = Counter()
+    by_layer = [0] * model.layers
+    by_type: Counter[str] = Counter()
+    for tensor in tensors:
+        component = component_in_gguf(tensor.name)
+        sizes[component] += tensor.bytes
+        layer = layer_of(tensor.name)
+        if layer is not None and layer < model.layers:
+            by_layer[layer] += tensor.bytes
+        if component == "routed_experts" or not model.moe:
+            by_type[tensor.type] += tensor.bytes
+    engines = _engines(tensors)
+    return Checkpoint(
+        name=path.stem,
+        model=model.name,
+        path=str(path),
+        format="gguf",
+        quant=by_type.most_common(1)[0][0] if by_type else "unknown",
+        bytes_by_component=dict(sizes),
+        layer_bytes=tuple(by_layer),
+        expert_layer_bytes=sizes["routed_experts"] // max(model.moe_layers, 1),
+        shards=shards,
+        engines=engines,
+        how="read",
+        source=str(path),
+    )
+
+
+def _engines(tensors: list[gguf.Tensor]) -> tuple[str, ...]:
+    """The engines that read every type in the file."""
+    readers = {name: engine for name, _, _, engine in gguf.types().values()}
+    needed = {readers[tensor.type] for tensor in tensors}
+    if "ik_llama.cpp" in needed:
+        return ("ik_llama.cpp",)
+    return ("llama.cpp",) if "llama.cpp" in needed else ("llama.cpp", "ik_llama.cpp")

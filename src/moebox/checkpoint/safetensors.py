@@ -1,0 +1,143 @@
+"""Headers of safetensors files: names, shapes, types and sizes, never the weights.
+
+A header is `length (8 bytes, little endian) + JSON`; everything it claims is checked against the file's size.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import msgspec
+
+from moebox.checkpoint.names import component_in_safetensors, layer_of
+from moebox.core.model import Component
+from moebox.errors import BadInput
+
+LARGEST_HEADER = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
+_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+}
+_BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+class Tensor(msgspec.Struct):
+    """One entry of a header."""
+
+    dtype: str = ""
+    shape: list[int] = []
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+_HEADER = msgspec.json.Decoder(dict[str, Tensor])
+
+
+class Sizes:
+    """Bytes by component and by layer, added up shard by shard."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.by_component: Counter[Component] = Counter()
+        self.by_layer = [0] * layers
+        self.dtypes: Counter[str] = Counter()
+        self.tensors = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Count one tensor."""
+        size = tensor.data_offsets[1] - tensor.data_offsets[0]
+        layer = layer_of(name)
+        component = component_in_safetensors(name)
+        if layer is not None and component != "vision":
+            if layer >= self.layers:
+                component = "mtp"
+            else:
+                self.by_layer[layer] += size
+        self.by_component[component] += size
+        self.dtypes[tensor.dtype] += size
+        self.tensors += 1
+
+
+def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file; BadInput when the header is not what the file can hold."""
+    try:
+        with open(path, "rb") as file:
+            total = path.stat().st_size
+            head = file.read(8)
+            if len(head) < 8:
+                raise BadInput(f"{path}: {total} bytes is too short for a safetensors file")
+            (length,) = struct.unpack("<Q", head)
+            if length > min(LARGEST_HEADER, total - 8):
+                raise BadInput(f"{path}: claims a header of {length:,} bytes; the file has {total:,}")
+            raw = file.read(length)
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
+    try:
+        header = _HEADER.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path}: header is not a table of tensors: {str(problem)[:120]}") from None
+    room = total - 8 - length
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            _check(path, name, tensor, room)
+            yield name, tensor
+
+
+def _check(path: Path, name: str, tensor: Tensor, room: int) -> None:
+    start, end = tensor.data_offsets
+    if not 0 <= start <= end <= room:
+        raise BadInput(f"{path}: {name[:80]} lies at {start}..{end}, outside the file's {room:,} bytes of data")
+    bits = _BITS.get(tensor.dtype)
+    if bits is None:
+        raise BadInput(f"{path}: {name[:80]} has the unknown type {tensor.dtype[:20]!r}")
+    if len(tensor.shape) > 16 or any(side < 0 for side in tensor.shape):
+        raise BadInput(f"{path}: {name[:80]} has an impossible shape")
+    if prod(tensor.shape) * bits != (end - start) * 8:
+        raise BadInput(f"{path}: {name[:80]} has {end - start:,} bytes, but its shape and type need another number")
+
+
+def shards(folder: Path) -> list[Path]:
+    """The weight files of a checkpoint; those that its index names and that are missing are an error."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(_weight_map(index).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise BadInput(
+                f"{folder}: {len(missing)} of {len(names)} shards are missing, the first is {missing[0]}",
+                hint="the download is incomplete; run it again",
+            )
+        return [folder / name for name in names]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    class Index(msgspec.Struct):
+        weight_map: dict[str, str]
+
+    try:
+        found = msgspec.json.decode(index.read_bytes(), type=Index).weight_map
+    except (msgspec.DecodeError, RecursionError, OSError) as problem:
+        raise BadInput(f"{index}: not a safetensors index: {problem}") from None
+    for name in found.values():
+        if "/" in name or name in ("", "..", "."):
+            raise BadInput(f"{index}: shard name {name!r} points outside the folder")
+    return found
+
+
+def read_sizes(files: list[Path], layers: int) -> Sizes:
+    """What the shards hold together."""
+    sizes = Sizes(layers)
+    for path in files:
+        for name, tensor in read_header(path):
+            sizes.add(name, tensor)
+    return sizes
