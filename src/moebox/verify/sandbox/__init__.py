@@ -1,0 +1,15 @@
+"""Runs code that a model wrote, where it can harm nothing.
+
+A separate process with an empty environment, no network, no files but Python's own library and a temp folder of its
+own, no children, and limits on time, memory and output. Three ways to get there, strongest first:
+
+    namespaces   user, mount, pid, network and ipc namespaces with a root of their own, then seccomp
+    landlock     the kernel's file and network rules for unprivileged processes, then seccomp
+    seccomp      a list of allowed system calls that has no call which opens anything
+
+None needs root. Which one was used is part of the outcome. Where none works, code is not run at all.
+"""
+
+from moebox.verify.sandbox.run import LEVELS, Level, Limits, NoSandbox, Outcome, run, strongest
+
+__all__ = ["LEVELS", "Level", "Limits", "NoSandbox", "Outcome", "run", "strongest"]

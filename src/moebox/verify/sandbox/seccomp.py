@@ -1,0 +1,109 @@
+"""The lock on every jail: a list of system calls that may be made; all others answer "not permitted".
+
+What a calculating Python needs is on the list. Sockets, new processes, signals to others, tracing, mounting,
+namespaces, io_uring and everything the kernel will invent later are not.
+"""
+
+import ctypes
+import errno
+import platform
+import struct
+from collections.abc import Iterator
+
+from moebox.verify.sandbox import kernel
+
+# name: (x86_64, aarch64); from the kernel's asm/unistd_64.h and asm-generic/unistd.h
+# fmt: off
+_COMPUTE: dict[str, tuple[int, int | None]] = {
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "pwrite64": (18, 68),
+    "close": (3, 57), "lseek": (8, 62), "fstat": (5, 80), "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215),
+    "mremap": (25, 216), "madvise": (28, 233), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "sigaltstack": (131, 132), "futex": (202, 98), "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123), "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113),
+    "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, None), "getrandom": (318, 278),
+    "exit": (60, 93), "exit_group": (231, 94), "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getpgrp": (111, None),
+    "getrusage": (98, 165), "times": (100, 153), "restart_syscall": (219, 128), "poll": (7, None), "ppoll": (271, 73),
+    "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20), "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd2": (290, 19), "sysinfo": (99, 179),
+    "uname": (63, 160), "getcwd": (79, 17), "membarrier": (324, 283), "rseq": (334, 293),
+    "set_robust_list": (273, 99), "set_tid_address": (218, 96), "get_robust_list": (274, 100),
+    "arch_prctl": (158, None), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None),
+    "pipe2": (293, 59), "getrlimit": (97, 163),
+}
+_FILES: dict[str, tuple[int, int | None]] = {
+    "open": (2, None), "openat": (257, 56), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79),
+    "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
+    "readlink": (89, None), "readlinkat": (267, 78), "getdents64": (217, 61), "unlink": (87, None),
+    "unlinkat": (263, 35), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "rename": (82, None),
+    "renameat": (264, 38), "renameat2": (316, 276), "ftruncate": (77, 46), "truncate": (76, 45), "chdir": (80, 49),
+    "fsync": (74, 82), "fdatasync": (75, 83), "statfs": (137, 43), "fstatfs": (138, 44), "umask": (95, 166),
+}
+# fmt: on
+_CLONE, _CLONE3, _TGKILL = (56, 220), (435, 435), (234, 131)
+# (numbers, which argument, the values it may have): descriptors but no F_SETOWN, terminal sizes but no TIOCSTI,
+# a thread's name but no change of what happens when the parent dies
+_GUARDED: tuple[tuple[tuple[int, int], int, tuple[int, ...]], ...] = (
+    ((72, 25), 1, (0, 1, 2, 3, 4, 1030)),  # fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
+    ((16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)),  # ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX
+    ((157, 167), 0, (15, 16, 0x53564D41)),  # prctl: PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
+)
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # include/uapi/linux/audit.h
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_X32 = 0x40000000  # the x86_64 kernel's second call table starts here
+
+
+def enter(*, files: bool, pid: int) -> None:
+    """Lock this process; it cannot be undone. `files`: paths may be opened (where another wall guards them)."""
+    machine = platform.machine()
+    if machine not in _AUDIT:
+        raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
+    code = b"".join(_program(machine, files, pid))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    mode = ctypes.c_ulong(2)  # SECCOMP_MODE_FILTER
+    result = kernel.libc.prctl(kernel.PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
+    kernel.check(result, "seccomp")
+
+
+class _Program(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+
+def _program(machine: str, files: bool, pid: int) -> Iterator[bytes]:
+    """The filter, instruction by instruction; a jump of (a, b) passes over a lines when true, b when not."""
+    column = 0 if machine == "x86_64" else 1
+    refuse = _line(_RETURN, _ERROR | errno.EPERM)
+    yield _line(_LOAD, 4)  # seccomp_data.arch
+    yield _line(_EQUAL, _AUDIT[machine], 1, 0)
+    yield _line(_RETURN, _KILL)
+    yield _line(_LOAD, 0)  # seccomp_data.nr
+    yield _line(_AT_LEAST, _X32, 0, 1)
+    yield refuse
+    yield from _when(_CLONE3[column], [_line(_RETURN, _ERROR | errno.ENOSYS)])  # the C library then uses clone
+    thread = [_argument(0), _line(_ANY_BIT, kernel.CLONE_THREAD, 0, 1), _line(_RETURN, _ALLOW), refuse]
+    yield from _when(_CLONE[column], thread)
+    for numbers, index, values in (*_GUARDED, (_TGKILL, 0, (pid,))):
+        allowed = [part for value in values for part in (_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW))]
+        yield from _when(numbers[column], [_argument(index), *allowed, refuse])
+    for pair in (*_COMPUTE.values(), *(_FILES.values() if files else ())):
+        number = pair[column]
+        if number is not None:
+            yield from _when(number, [_line(_RETURN, _ALLOW)])
+    yield refuse
+
+
+def _when(number: int, then: list[bytes]) -> list[bytes]:
+    return [_line(_EQUAL, number, 0, len(then)), *then]
+
+
+def _argument(index: int) -> bytes:
+    return _line(_LOAD, 16 + 8 * index)  # the low half of seccomp_data.args[index]
+
+
+def _line(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, true, false, value)
