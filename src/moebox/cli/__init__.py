@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from moebox.errors import INTERRUPTED, BadInput, MoeboxError
 
 # Commands with subcommands: name -> help.
-GROUPS: dict[str, str] = {}
+GROUPS: dict[str, str] = {
+    "models": "The models moebox knows; `show` for one, by name or path.",
+}
 
 # name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
 # and a group's own name is what it does when called bare.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
+    "models": ("moebox.cli.models:models", ""),
+    "models show": ("moebox.cli.models:show", "Show one model, by name or path."),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,54 @@
+"""`moebox box`: what this machine is, or a described one."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox import detect
+from moebox.cli.output import emit, people, talk
+from moebox.core.box import Box
+
+
+def box(
+    *,
+    box: str | None = None,
+    ram: str = "",
+    ram_bandwidth: str = "",
+    measure: bool = False,
+    save: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Show this machine: GPUs, links, CPU, memory, and what is installed.
+
+    Args:
+        box: Show this box instead: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file.
+        ram: Memory to assume, such as 768GiB.
+        ram_bandwidth: Its bandwidth, such as 614GB/s.
+        measure: Read memory for a few seconds to learn its real bandwidth.
+        save: Write the capture bundle for a bug report to this folder; names and serials are left out.
+        json: Print JSON.
+    """
+    found = described(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
+    if json:
+        emit(found)
+    else:
+        from moebox.cli.box_view import panel
+
+        people().print(panel(found))
+    if save:
+        from moebox.detect.bundle import save as write
+
+        files = write(found, save)
+        talk().print(f"wrote {len(files)} files to {save}: {', '.join(file.name for file in files)}", soft_wrap=True)
+    return 0
+
+
+def described(name: str | None, *, ram: str, ram_bandwidth: str, measure: bool) -> Box:
+    """The box that was asked for."""
+    if name or not measure:
+        return detect.box(name, ram=ram, ram_bandwidth=ram_bandwidth)
+    from moebox.detect.declared import with_ram
+    from moebox.detect.machine import detect as look
+
+    return with_ram(look(measure=True), ram=ram, ram_bandwidth=ram_bandwidth)

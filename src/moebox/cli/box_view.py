@@ -1,0 +1,157 @@
+"""A box as a picture for the terminal."""
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from moebox.core.box import Box, Gpu
+from moebox.units import gb, gib, rate
+
+_SHORT = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
+_MEANING = {
+    "NV": "NVLink",
+    "PIX": "one PCIe switch",
+    "PXB": "several switches",
+    "PHB": "a host bridge",
+    "NODE": "one NUMA node",
+    "SYS": "across sockets",
+}
+
+
+def panel(box: Box) -> RenderableType:
+    """The whole box."""
+    title = f"[bold]{box.name}[/bold] ({box.source})"
+    if box.nodes > 1:
+        title += f", {box.nodes} machines"
+    parts: list[RenderableType] = [gpus(box), Text(), facts(box)]
+    if box.links:
+        parts += [Text(), matrix(box)]
+    alarms = troubles(box)
+    if alarms:
+        parts += [Text(), *(Text(f"! {line}", style="bold yellow") for line in alarms)]
+    return Panel(Group(*parts), title=title, title_align="left", expand=False, padding=(1, 2))
+
+
+def gpus(box: Box) -> RenderableType:
+    """A row for each card; cards that are alike in every way share one."""
+    if not box.gpus:
+        return Text("no GPUs: the embedded engine and CPU engines can run here")
+    linked, placed = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
+    table = Table(box=None, pad_edge=False)
+    for name in ("card", "model"):
+        table.add_column(name, no_wrap=True)
+    for name in ("memory", "bandwidth", "sm", "PCIe", *(["NVLink"] if linked else []), *(["NUMA"] if placed else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for numbers, gpu in alike(box.gpus):
+        table.add_row(
+            numbers,
+            gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", ""),
+            memory(gpu),
+            rate(gpu.bandwidth),
+            gpu.sm,
+            slot(gpu),
+            *([rate(gpu.nvlink) if gpu.nvlink else "-"] if linked else []),
+            *(["-" if gpu.numa is None else str(gpu.numa)] if placed else []),
+        )
+    return table
+
+
+def alike(cards: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
+    """Runs of equal cards as ("0-3", card)."""
+    groups: list[tuple[int, int, Gpu]] = []
+    for index, gpu in enumerate(cards):
+        if groups and groups[-1][2] == gpu:
+            groups[-1] = (groups[-1][0], index, gpu)
+        else:
+            groups.append((index, index, gpu))
+    return [(str(a) if a == b else f"{a}-{b}", gpu) for a, b, gpu in groups]
+
+
+def memory(gpu: Gpu) -> str:
+    """Total memory, and what is free where that is known."""
+    if gpu.memory_free is None:
+        return gib(gpu.memory)
+    return f"{gpu.memory_free / 2**30:.1f} of {gib(gpu.memory)} free"
+
+
+def slot(gpu: Gpu) -> Text:
+    """The slot now; fewer lanes than possible stand out."""
+    if not gpu.pcie:
+        return Text("-")
+    now = f"{gpu.pcie.generation}.0 x{gpu.pcie.width}"
+    if gpu.pcie.degraded:
+        return Text(f"{now} (of x{gpu.pcie.max_width}!)", style="bold red")
+    return Text(now)
+
+
+def facts(box: Box) -> RenderableType:
+    """CPU, memory and what is installed."""
+    table = Table.grid(padding=(0, 2))
+    blocks = sorted({(gpu.sm, gpu.smem) for gpu in box.gpus})
+    if blocks:
+        table.add_row("kernels", "; ".join(f"sm {sm}: {smem:,} bytes of shared memory a block" for sm, smem in blocks))
+    cpu = box.cpu
+    if cpu.model or cpu.cores:
+        nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
+        table.add_row("CPU", f"{cpu.model}, {cpu.sockets} socket(s), {cpu.cores} cores{nodes}")
+    if box.ram:
+        free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
+        table.add_row("RAM", f"{gib(box.ram)}{free}{speed(box)}")
+    if box.network:
+        table.add_row("network", rate(box.network))
+    host = box.host
+    if host:
+        table.add_row("driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none")
+        state = ", ".join(f"{n} {v}" for n, v in (("IOMMU", host.iommu), ("ACS", host.acs)) if v)
+        table.add_row("host", f"{host.system}, {gib(host.shm)} /dev/shm{', ' + state if state else ''}")
+        table.add_row("disk", f"{gb(host.disk_free)} free for models")
+        for label, found in (("containers", host.runtimes), ("engines", host.engines)):
+            table.add_row(label, ", ".join(f"{name} {v}" for name, v in found.items()) or "none found")
+    unsure = sorted({field for gpu in box.gpus for field in gpu.unverified})
+    if unsure:
+        table.add_row("unverified", f"{', '.join(unsure)} of these cards: no one has checked them on hardware")
+    return table
+
+
+def speed(box: Box) -> str:
+    """Memory bandwidth: measured before theoretical."""
+    if box.ram_bandwidth_measured:
+        return f", {rate(box.ram_bandwidth_measured)} measured"
+    return f", {rate(box.ram_bandwidth)} in theory" if box.ram_bandwidth else ", bandwidth unknown (--measure)"
+
+
+def matrix(box: Box) -> RenderableType:
+    """How the cards reach each other."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("links")
+    for index in range(len(box.gpus)):
+        table.add_column(f"gpu{index}", justify="center")
+    cells = {(x.a, x.b): x for x in box.links} | {(x.b, x.a): x for x in box.links}
+    for a in range(len(box.gpus)):
+        row = [Text(f"gpu{a}", style="bold")]
+        for b in range(len(box.gpus)):
+            link = cells.get((a, b))
+            word = "·" if link is None else _SHORT.get(link.kind, link.kind) + (str(link.lanes) if link.lanes else "")
+            row.append(Text(word + ("" if link is None or link.p2p is not False else " no p2p")))
+        table.add_row(*row)
+    seen = [word for word in _MEANING if any(_SHORT.get(link.kind) == word for link in box.links)]
+    legend = Text(", ".join(f"{word} {_MEANING[word]}" for word in seen), style="dim")
+    return Group(table, legend)
+
+
+def troubles(box: Box) -> list[str]:
+    """What a person should see before anything else."""
+    lines = []
+    for index, gpu in enumerate(box.gpus):
+        if gpu.pcie and gpu.pcie.degraded:
+            lines.append(
+                f"gpu{index} runs at x{gpu.pcie.width} and could run at x{gpu.pcie.max_width}: check slot, riser, BIOS"
+            )
+        if gpu.mig:
+            lines.append(f"gpu{index} is in MIG mode: engines see its slices, not the card")
+    if any(link.p2p is False for link in box.links):
+        lines.append("some cards cannot reach each other directly: tensor parallel goes through host memory")
+    if box.mixed:
+        lines.append("cards differ: tensor parallel runs at the pace and size of the smallest")
+    return lines

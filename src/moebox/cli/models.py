@@ -1,0 +1,111 @@
+"""`moebox models` and `moebox models show`: the catalogue, and any model on disk."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox.checkpoint import resolve
+from moebox.cli.output import emit, people
+from moebox.core import catalogue
+from moebox.core.model import KV_BYTES, Checkpoint, Model
+
+
+def models(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """List the models that moebox knows.
+
+    Args:
+        json: Print JSON.
+    """
+    known = list(catalogue.models().values())
+    if json:
+        emit({"models": [summary(model) for model in known]})
+        return 0
+    from moebox.cli.models_view import listing
+
+    people().print(listing(known))
+    return 0
+
+
+def show(model: str, *, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Show one model: its shape, parameters by component, checkpoints, cache per token and licence.
+
+    Args:
+        model: A name from the catalogue, a folder with config.json, or a .gguf file (any of its parts).
+        json: Print JSON.
+    """
+    found, checkpoints = resolve(model)
+    if json:
+        emit(document(found, checkpoints))
+        return 0
+    from moebox.cli.models_view import page
+
+    people().print(page(found, checkpoints))
+    return 0
+
+
+def summary(model: Model) -> dict[str, Any]:
+    """One line of the catalogue."""
+    return {
+        "name": model.name,
+        "title": model.title,
+        "repo": model.repo,
+        "parameters": {"total": model.total, "active": model.active},
+        "context": model.context,
+        "attention": "mla" if model.mla else "gqa",
+        "licence": model.licence.name,
+        "checkpoints": [checkpoint.name for checkpoint in catalogue.checkpoints(model.name)],
+    }
+
+
+def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
+    """Everything about one model, under the keys that scripts rely on."""
+    return {
+        "name": model.name,
+        "title": model.title,
+        "repo": model.repo,
+        "architecture": model.architecture,
+        "released": model.released,
+        "context": model.context,
+        "layers": model.layers,
+        "dense_layers": model.dense_layers,
+        "hidden": model.hidden,
+        "vocab": model.vocab,
+        "attention": {"kind": "mla" if model.mla else "gqa", **_plain(model.attention)},
+        "moe": _plain(model.moe) if model.moe else None,
+        "parameters": {
+            "total": model.total,
+            "text": model.text_total,
+            "active": model.active,
+            "by_component": model.by_component,
+        },
+        "kv_bytes_per_token": {kind: model.kv_bytes_per_token(kind) for kind in KV_BYTES},
+        "licence": {"name": model.licence.name, "limits": model.licence.limits},
+        "drafts": model.drafts,
+        "source": model.source,
+        "checkpoints": [
+            {
+                "name": one.name,
+                "repo": one.repo,
+                "path": one.path,
+                "format": one.format,
+                "quant": one.quant,
+                "bytes": one.bytes,
+                "bits_per_weight": round(one.bits_per_weight(model), 3),
+                "by_component": one.bytes_by_component,
+                "shards": one.shards,
+                "engines": one.engines,
+                "native": one.native,
+                "how": one.how,
+                "note": one.note,
+                "source": one.source,
+            }
+            for one in checkpoints
+        ],
+    }
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    from moebox.wire import plain
+
+    found: dict[str, Any] = plain(value)
+    return found

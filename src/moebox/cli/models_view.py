@@ -1,0 +1,106 @@
+"""Models as tables for the terminal."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moebox.core import catalogue
+from moebox.core.model import COMPONENTS, Checkpoint, Model
+from moebox.units import count, gb, gib, params, percent
+
+_HOW = {"computed": "computed", "published": "as published", "read": "read from headers"}
+
+
+def listing(models: list[Model]) -> RenderableType:
+    """The catalogue, a row a model."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for name in ("params", "active", "attn", "context", "KV/token", "native form"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for model in models:
+        native = next((one for one in catalogue.checkpoints(model.name) if one.native), None)
+        table.add_row(
+            model.name,
+            f"{model.total / 1e9:,.0f} B",
+            params(model.active),
+            "MLA" if model.mla else "GQA",
+            count(model.context),
+            f"{model.kv_bytes_per_token('bf16'):,} B",
+            f"{native.quant} {gb(native.bytes)}" if native else "-",
+        )
+    return Group(table, Text("\n`moebox models show NAME` for one of them, or a folder or .gguf file", style="dim"))
+
+
+def page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
+    """Everything about one model."""
+    head = Text.assemble((model.title, "bold"), f"  {model.architecture}", f"  {model.repo}" if model.repo else "")
+    return Group(head, Text(), shape(model), Text(), components(model, checkpoints), Text(), forms(model, checkpoints))
+
+
+def shape(model: Model) -> RenderableType:
+    """The shape in a few lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("parameters", f"{params(model.total)} in all, {params(model.active)} active for a token")
+    dense = f", the first {model.dense_layers} dense" if model.dense_layers else ""
+    table.add_row("layers", f"{model.layers}{dense}; hidden {model.hidden:,}, vocabulary {model.vocab:,}")
+    if model.moe:
+        shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
+        each = params(model.expert_parameters)
+        table.add_row("experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each")
+    if model.mla:
+        mla = model.mla
+        table.add_row(
+            "attention",
+            f"MLA: {mla.heads} heads, latent {mla.kv_lora} + {mla.rope} rope = {mla.kv_width} a layer and token",
+        )
+    elif model.gqa:
+        gqa = model.gqa
+        window = f", {gqa.window_layers} layers see {gqa.window} tokens" if gqa.window_layers else ""
+        table.add_row("attention", f"GQA: {gqa.heads} heads over {gqa.kv_heads} KV heads of {gqa.head_dim}{window}")
+    cache = ", ".join(f"{model.kv_bytes_per_token(kind):,} B {kind}" for kind in ("fp8", "bf16"))
+    table.add_row("KV per token", f"{cache}; {gib(model.kv_bytes_per_token('bf16') * model.context)} at full context")
+    table.add_row("context", count(model.context))
+    table.add_row("licence", f"{model.licence.name}. {model.licence.limits}".strip())
+    return table
+
+
+def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
+    """Parameters by component, and bytes in each form (the first four)."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("component")
+    table.add_column("parameters", justify="right")
+    table.add_column("share", justify="right")
+    shown = checkpoints[:4]
+    for one in shown:
+        table.add_column(one.name if len(one.name) < 16 else one.quant, justify="right")
+    parts = model.by_component
+    for name in COMPONENTS:
+        if any(name in one.bytes_by_component for one in shown) or name in parts:
+            sizes = [
+                gb(one.bytes_by_component.get(name, 0)) if name in one.bytes_by_component else "-" for one in shown
+            ]
+            table.add_row(
+                name.replace("_", " "), params(parts.get(name, 0)), percent(parts.get(name, 0) / model.total), *sizes
+            )
+    table.add_row("total", params(model.total), "", *(gb(one.bytes) for one in shown), style="bold")
+    return table
+
+
+def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
+    """The checkpoints."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("checkpoint", no_wrap=True)
+    for name in ("size", "bits/w"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("engines", no_wrap=True)
+    table.add_column("where", no_wrap=True, overflow="ellipsis")
+    for one in checkpoints:
+        readers = one.engines or (("vllm", "sglang") if one.format == "safetensors" else ())
+        table.add_row(
+            one.name + (" (native)" if one.native and not one.path else ""),
+            gb(one.bytes),
+            f"{one.bits_per_weight(model):.2f}",
+            ", ".join(readers),
+            f"{one.repo or one.path or '-'} ({_HOW[one.how]})",
+        )
+    return table

@@ -1,0 +1,109 @@
+"""The capture bundle: what this machine is, as a folder to attach to a bug report.
+
+    gpu-info.txt  gpu-topology.txt  nvidia-smi-full.txt  cpu-info.txt  memory-info.txt  python-packages.txt  box.toml
+
+User names, host names, serial numbers and UUIDs are left out.
+"""
+
+import contextlib
+import getpass
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from moebox import wire
+from moebox.core.box import Box
+from moebox.errors import Outside
+from moebox.units import gib
+
+_SECRET_LINE = re.compile(
+    r"^\s*(serial|gpu uuid|board id|vbios|minor number|product part|host).*$", re.IGNORECASE | re.M
+)
+_UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+_MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
+
+
+def save(box: Box, folder: Path) -> list[Path]:
+    """Write the bundle and return its files."""
+    texts = {
+        "gpu-info.txt": _gpus(box),
+        "gpu-topology.txt": _run("nvidia-smi", "topo", "-m") or _links(box),
+        "nvidia-smi-full.txt": _run("nvidia-smi", "-q"),
+        "cpu-info.txt": _run("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
+        "memory-info.txt": _read("/proc/meminfo"),
+        "python-packages.txt": _packages(),
+        "box.toml": wire.to_toml(box),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for name, text in texts.items():
+            if text:
+                path = folder / name
+                path.write_text(redact(text), encoding="utf-8")
+                written.append(path)
+    except OSError as problem:
+        raise Outside(f"{folder}: cannot be written: {problem.strerror}") from None
+    return written
+
+
+def redact(text: str, *, names: tuple[str, ...] | None = None) -> str:
+    """`text` without host and user names, home folders, serial numbers, UUIDs and hardware addresses."""
+    text = _SECRET_LINE.sub("", text)
+    text = _MAC.sub("(address)", _UUID.sub("(uuid)", text))
+    for name, label in _names() if names is None else [(name, "(name)") for name in names]:
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", label, text)
+    return text
+
+
+def _names() -> list[tuple[str, str]]:
+    """What would tell whose machine this is, longest first; names of one or two letters are left alone."""
+    found = {socket.gethostname(): "(host)", socket.getfqdn(): "(host)", platform.node(): "(host)"}
+    found[os.path.expanduser("~")] = "~"
+    with contextlib.suppress(KeyError, OSError):  # no such user in the password database
+        found[getpass.getuser()] = "(user)"
+    common = {"root", "localhost", "/", "~"}
+    return sorted(
+        ((name, label) for name, label in found.items() if len(name) > 2 and name not in common),
+        key=lambda pair: -len(pair[0]),
+    )
+
+
+def _gpus(box: Box) -> str:
+    lines = [f"driver {box.host.driver or 'none'}, CUDA {box.host.cuda or 'none'}" if box.host else "declared box"]
+    for index, gpu in enumerate(box.gpus):
+        slot = (
+            f"PCIe {gpu.pcie.generation}.0 x{gpu.pcie.width} (at most x{gpu.pcie.max_width})" if gpu.pcie else "no PCIe"
+        )
+        lines.append(f"gpu{index}: {gpu.title}, {gib(gpu.memory)}, sm {gpu.sm}, {slot}, NUMA {gpu.numa}")
+    return "\n".join([*lines, "" if box.gpus else "no GPUs\n"])
+
+
+def _links(box: Box) -> str:
+    return "\n".join(f"gpu{x.a} gpu{x.b} {x.kind} p2p={x.p2p} lanes={x.lanes}" for x in box.links) or "no links\n"
+
+
+def _packages() -> str:
+    found = {f"{dist.metadata['Name']}=={dist.version}" for dist in metadata.distributions()}
+    return "\n".join(sorted(found, key=str.lower)) + "\n"
+
+
+def _run(*command: str) -> str:
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

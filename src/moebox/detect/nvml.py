@@ -1,0 +1,172 @@
+"""The GPUs of this machine, as NVIDIA's driver reports them.
+
+`pynvml` is passed in, so a test can hand over answers recorded from a real driver. A machine without a
+driver is a valid box without GPUs.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moebox.core import catalogue
+from moebox.core.box import Gpu, Link, LinkKind, Pcie
+
+T = TypeVar("T")
+
+# Shared memory one block may opt in to, by compute capability (CUDA C++ programming guide, technical specifications).
+_SMEM = {"8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "10.3": 232448}
+_SMEM |= {"12.0": 101376, "12.1": 101376}
+_SMEM_LEAST = 49152  # what every CUDA device gives without asking
+
+# NVML_TOPOLOGY_* levels, nearest first.
+_LEVELS: dict[int, LinkKind] = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """What the driver says about the machine."""
+
+    version: str = ""
+    cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+
+
+def load() -> Any | None:
+    """The initialised NVML module, or None where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def read(nvml: Any, *, sysfs: Path = Path("/sys")) -> Driver:
+    """Every card and the links between them."""
+    ask = _asker(nvml)
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    version = ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), "")
+    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion, 0)
+    return Driver(
+        version=version,
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+        gpus=tuple(_gpu(nvml, ask, handle, sysfs) for handle in handles),
+        links=tuple(_link(nvml, ask, handles, a, b) for a in range(len(handles)) for b in range(a + 1, len(handles))),
+    )
+
+
+def _asker(nvml: Any) -> Callable[[Callable[[], T], T], T]:
+    def ask(question: Callable[[], T], otherwise: T) -> T:
+        """The driver's answer, or `otherwise` where this card or driver has none."""
+        try:
+            return question()
+        except (nvml.NVMLError, AttributeError):
+            return otherwise
+
+    return ask
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _gpu(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> Gpu:
+    title = _text(nvml.nvmlDeviceGetName(handle))
+    major, minor = ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), (0, 0))
+    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
+    known = _known(title) or _unknown(nvml, ask, handle, title, f"{major}.{minor}")
+    mode = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
+    return replace(
+        known,
+        title=title,
+        memory=int(memory.total) if memory else known.memory,
+        memory_free=int(memory.free) if memory else None,
+        sm=f"{major}.{minor}" if major else known.sm,
+        smem=_SMEM.get(f"{major}.{minor}", known.smem),
+        pcie=_pcie(nvml, ask, handle),
+        numa=_numa(nvml, ask, handle, sysfs),
+        mig=bool(mode),
+    )
+
+
+def _known(title: str) -> Gpu | None:
+    """The catalogue's card for a driver's name."""
+    for row in catalogue.table("gpus")["driver"]:
+        if re.search(row["pattern"], title):
+            return catalogue.gpus()[row["name"]]
+    return None
+
+
+def _unknown(nvml: Any, ask: Any, handle: Any, title: str, sm: str) -> Gpu:
+    """A card that is not in the catalogue: what the driver tells, the rest marked unverified."""
+    bus = ask(lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle), 0)
+    clock = ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM), 0)
+    cores = ask(lambda: nvml.nvmlDeviceGetNumGpuCores(handle), 0)
+    graphics = ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM), 0)
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower().removeprefix("nvidia ")).strip("-")
+    return Gpu(
+        name=name,
+        title=title,
+        memory=0,
+        # Both edges of the memory clock carry data, as nvidia-smi's own bandwidth figures assume.
+        bandwidth=bus // 8 * clock * 2 * 10**6,
+        # Two operations a core and clock, and tensor cores at four times that: the ratio of Ampere and Ada, a floor.
+        bf16=float(cores * graphics * 10**6 * 2 * 4),
+        sms=cores // 128,
+        sm=sm,
+        smem=_SMEM.get(sm, _SMEM_LEAST),
+        unverified=("bandwidth", "bf16", "sms"),
+        source="driver; not in the catalogue",
+    )
+
+
+def _pcie(nvml: Any, ask: Any, handle: Any) -> Pcie | None:
+    width = ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), 0)
+    if not width:
+        return None
+    return Pcie(
+        generation=ask(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), 0),
+        width=width,
+        max_generation=ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle), 0),
+        max_width=ask(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle), width),
+    )
+
+
+def _numa(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> int | None:
+    """The NUMA node of a card's slot; None where the machine has just one."""
+    bus = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId), "").lower()
+    try:
+        node = int((sysfs / "bus/pci/devices" / bus[-12:] / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _link(nvml: Any, ask: Any, handles: list[Any], a: int, b: int) -> Link:
+    lanes = _nvlinks(nvml, ask, handles[a], handles[b])
+    level = ask(lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]), 50)
+    read_ok = getattr(nvml, "NVML_P2P_CAPS_INDEX_READ", 0)
+    status = ask(lambda: nvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], read_ok), None)
+    p2p = None if status is None else status == getattr(nvml, "NVML_P2P_STATUS_OK", 0)
+    kind: LinkKind = "nvlink" if lanes else _LEVELS.get(int(level), "sys")
+    return Link(a=a, b=b, kind=kind, p2p=p2p, lanes=lanes)
+
+
+def _nvlinks(nvml: Any, ask: Any, one: Any, other: Any) -> int:
+    """Active NVLinks from `one` that end at `other`, or at a switch that both hang on."""
+    target = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(other).busId).lower(), "")
+    direct = switched = 0
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+        if not ask(lambda link=link: nvml.nvmlDeviceGetNvLinkState(one, link), 0):
+            continue
+        kind = ask(lambda link=link: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(one, link), None)
+        remote = ask(lambda link=link: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(one, link).busId).lower(), "")
+        if kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2):
+            switched += 1
+        elif remote and remote == target:
+            direct += 1
+    return direct or switched
