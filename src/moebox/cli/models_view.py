@@ -14,9 +14,9 @@ _HOW = {"computed": "computed", "published": "as published", "read": "read from 
 def listing(models: list[Model]) -> RenderableType:
     """The catalogue, a row a model."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    for name in ("params", "active", "attn", "context", "KV/token", "native form"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("model", no_wrap=True, min_width=max(len(model.name) for model in models))
+    for name, width in (("params", 7), ("active", 6), ("attn", 4), ("context", 7), ("KV/token", 9), ("native", 13)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for model in models:
         native = next((one for one in catalogue.checkpoints(model.name) if one.native), None)
         table.add_row(
@@ -26,7 +26,7 @@ def listing(models: list[Model]) -> RenderableType:
             "MLA" if model.mla else "GQA",
             count(model.context),
             f"{model.kv_bytes_per_token('bf16'):,} B",
-            f"{native.quant} {gb(native.bytes)}" if native else "-",
+            f"{native.name} {gb(native.bytes)}" if native else "-",
         )
     return Group(table, Text("\n`moebox models show NAME` for one of them, or a folder or .gguf file", style="dim"))
 
@@ -89,10 +89,10 @@ def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableT
 def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     """The checkpoints."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("checkpoint", no_wrap=True)
-    for name in ("size", "bits/w"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("engines", no_wrap=True)
+    table.add_column("checkpoint", no_wrap=True, min_width=13)
+    for name, width in (("size", 8), ("bits/w", 6)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    table.add_column("engines", no_wrap=True, min_width=23)
     table.add_column("where", no_wrap=True, overflow="ellipsis")
     for one in checkpoints:
         readers = one.engines or (("vllm", "sglang") if one.format == "safetensors" else ())
@@ -101,6 +101,6 @@ def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
             gb(one.bytes),
             f"{one.bits_per_weight(model):.2f}",
             ", ".join(readers),
-            f"{one.repo or one.path or '-'} ({_HOW[one.how]})",
+            f"{one.repo or one.path or '-'}, {_HOW[one.how]}",
         )
     return table

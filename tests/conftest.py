@@ -1,0 +1,21 @@
+"""What all tests share: runs and state in a folder of their own, and nothing of the caller's environment."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# One profile for all: examples are bounded so that the suite stays quick, and no test asserts a time.
+settings.register_profile("house", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has its own run and state folders, and no key, proxy or Hub setting of the caller's."""
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("MOEBOX_STATE", str(tmp_path / "state"))
+    for name in list(os.environ):
+        if name.endswith(("_API_KEY", "_TOKEN")) or name.lower().endswith("_proxy") or name.startswith("HF_"):
+            monkeypatch.delenv(name)
