@@ -1,0 +1,144 @@
+"""How fast a recipe runs on a box: seconds for a step from bytes moved and operations done.
+
+`Speed.of` puts facts and fitted constants together; `cards` and `host` hold the arithmetic. Nothing here knows about
+queues or requests; that is `simulate`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.plan import Line
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.planner.speed import constants as tables
+from moebox.planner.speed.explain import explain
+from moebox.planner.speed.host import Shared, shared_of
+from moebox.planner.speed.links import fabric
+from moebox.planner.speed.rank import rank_of
+from moebox.planner.speed.step import Cards
+
+CPU_ENGINES = ("llama.cpp", "ik_llama.cpp")
+PIECE = 8192  # prompt tokens a step: vLLM's and SGLang's default on cards of 70 GiB and more
+EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
+BAND_SIGMAS = 1.28  # the band holds four of five published rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The speed model of one recipe on one box."""
+
+    cards: Cards | None = None
+    shared: Shared | None = None
+    piece: int = PIECE
+    pipeline: int = 1
+    decode_spread: float = 0.3
+    prefill_spread: float = 0.3
+    away: int = 0  # steps from the nearest measured engine and generation
+
+    @classmethod
+    def of(cls, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> "Speed":
+        """The model for `recipe` on `box`."""
+        if recipe.engine in CPU_ENGINES:
+            constants = tables.host_side(recipe.engine)
+            shared = shared_of(box, model, checkpoint, recipe, constants)
+            return cls(
+                shared=shared,
+                piece=shared.ubatch,
+                decode_spread=constants.decode_spread,
+                prefill_spread=constants.prefill_spread,
+            )
+        gpu = box.gpu
+        if gpu is None:
+            raise BadInput(f"{recipe.engine} needs a GPU and {box.name} has none", hint="llama.cpp runs on CPUs")
+        row, away = tables.efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)
+        row = tables.widened(row, away)
+        guess = recipe.speculate
+        cards = Cards(
+            rank=rank_of(model, checkpoint, recipe),
+            gpu=gpu,
+            constants=row,
+            kernel=tables.expert_kernel(checkpoint.quant, gpu.generation),
+            fabric=fabric(box, gpu, row, recipe.parallel.tp),
+            draft=tables.draft(guess.method) if guess else None,
+            guesses=guess.tokens if guess else 0,
+            graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
+        )
+        return cls(
+            cards=cards,
+            piece=recipe.batched_tokens or PIECE,
+            pipeline=recipe.parallel.pp,
+            decode_spread=row.decode_spread,
+            prefill_spread=row.prefill_spread,
+            away=away,
+        )
+
+    def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
+        """Seconds of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
+        return sum(self.parts(batch, context, fresh, past).values())
+
+    def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
+        """The same by part."""
+        if self.cards:
+            return self.cards.parts(batch, context, fresh, past)
+        assert self.shared is not None
+        parts = self.shared.decode_parts(batch, context) if batch else {}
+        if fresh:
+            for name, seconds in self.shared.prefill_parts(fresh, past).items():
+                parts[name] = parts.get(name, 0.0) + seconds
+        return parts
+
+    def decode_step_s(self, batch: int, context: int) -> float:
+        """Seconds of one step in which `batch` sequences decode at `context` tokens each."""
+        return self.step_s(batch, context)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens a sequence gains in a step: 1 + p + p² + … for each guess taken."""
+        if not self.cards or not self.cards.draft or not self.cards.guesses:
+            return 1.0
+        accept = self.cards.draft.accept
+        return sum(accept**place for place in range(self.cards.guesses + 1))
+
+    def decode_tok_s(self, batch: int, context: int) -> float:
+        """Tokens a second of all sequences together."""
+        return batch * self.tokens_per_step / self.decode_step_s(batch, context)
+
+    def prefill_s(self, tokens: int, context: int = 0) -> float:
+        """Seconds to read a prompt of `tokens` after `context` tokens that are cached, alone on the machine."""
+        return _prefill(self, tokens, context)
+
+    def prefill_tok_s(self, tokens: int) -> float:
+        """Prompt tokens a second for one prompt."""
+        return tokens / self.prefill_s(tokens) if tokens else 0.0
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Factors on decode speed between which four of five published rows lie."""
+        return _band(self.decode_spread)
+
+    @property
+    def prefill_band(self) -> tuple[float, float]:
+        """The same for prompts."""
+        return _band(self.prefill_spread)
+
+    def lines(self, batch: int, context: int) -> tuple[Line, ...]:
+        """The arithmetic of a decode step, line by line."""
+        return explain(self.cards, self.shared, batch, context, self.tokens_per_step, self.band)
+
+
+def _band(spread: float) -> tuple[float, float]:
+    factor = math.exp(BAND_SIGMAS * spread)
+    return 1 / factor, factor
+
+
+def _prefill(speed: Speed, tokens: int, context: int) -> float:
+    """Whole pieces, then the rest; long prompts in closed form of the first and last piece (attention is linear)."""
+    whole, rest = divmod(tokens, speed.piece)
+    seconds = speed.step_s(0, 0, rest, context + whole * speed.piece) if rest else 0.0
+    if whole:
+        first = speed.step_s(0, 0, speed.piece, context)
+        last = speed.step_s(0, 0, speed.piece, context + (whole - 1) * speed.piece)
+        seconds += whole * (first + last) / 2
+    return seconds

@@ -1,0 +1,173 @@
+"""The efficiency constants: how much of a card's paper figures an engine reaches, as data with their spread.
+
+They live in `data/efficiency.toml`, fitted by `benchmarks/fit_speed.py` to published rows. An engine or a GPU
+generation that nobody has measured falls back to the nearest one, and its band widens.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from moebox import wire
+from moebox.core import catalogue
+from moebox.core.recipe import EngineName
+
+T = TypeVar("T")
+
+# What to look at when a generation has no row of its own, nearest first. Consumer and server Blackwell share kernels
+# with Ada and Ampere consumer cards (100 KB of shared memory); Hopper and server Blackwell share theirs.
+NEAREST = {
+    "hopper": ("hopper", "blackwell", "ampere", "blackwell-rtx"),
+    "blackwell": ("blackwell", "hopper", "blackwell-rtx"),
+    "blackwell-rtx": ("blackwell-rtx", "ada", "blackwell"),
+    "ada": ("ada", "blackwell-rtx", "ampere-rtx"),
+    "ampere-rtx": ("ampere-rtx", "blackwell-rtx"),
+    "ampere": ("ampere", "hopper", "blackwell"),
+    "cdna": ("cdna", "hopper", "blackwell"),
+}
+STEP_AWAY = 1.35  # the band widens by this much for each step to a neighbour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What one engine reaches on one GPU generation. Shares are of the card's paper figures."""
+
+    engine: str
+    generation: str
+    preset: str = ""  # "community": the patched, tuned image
+    layer_us: float  # fixed cost of a layer inside a CUDA graph: small kernels, gaps between kernels
+    piecewise_us: float  # the same while a prompt is read, outside full graphs
+    eager_us: float  # host time to launch one layer without graphs
+    step_us: float  # scheduler, sampling, output once a step
+    dense_bw: float  # of memory bandwidth, reading attention, shared and dense weights
+    experts: float  # multiplies the expert kernel's own share of bandwidth
+    gemm: float  # of the bf16 rate, dense matrix products of a prompt
+    attention_bw: float  # of memory bandwidth, reading the cache
+    attention_flops: float  # of the bf16 rate, attention against the cache
+    attention_fill: float  # sequences × head tiles that fill the card to 1 - 1/e
+    head_tile: int = 16  # query heads are padded to this
+    wide_tile: int = 16  # and to this above `head_tile`
+    joint_queries: bool = False  # guesses of one sequence share one read of its cache
+    prefill_attention: float  # of the bf16 rate, prompt attention
+    link: str = ""  # row of [[link]] on PCIe; "" is "pcie"
+    decode_spread: float  # standard deviation of ln(published / model)
+    prefill_spread: float
+    fitted: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKernel:
+    """One mixture-of-experts kernel: fixed cost, share of bandwidth, share of the bf16 rate."""
+
+    quant: str
+    generation: str
+    fixed_us: float
+    bandwidth: float
+    flops: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A kind of link between cards, as collectives see it."""
+
+    name: str
+    hop_us: float  # latency of one hop of a ring; an all-reduce has 2(n-1)
+    bus: float  # share of the one-way rate that a large all-reduce reaches as bus bandwidth
+    small_us: float = 0.0  # one-shot all-reduce, where there is one
+    small_bytes: int = 0  # up to this size
+    small_ranks: int = 0  # and this many ranks
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A way of guessing ahead: how often a guess is right and what one costs."""
+
+    method: str
+    accept: float  # probability that a guess is taken, given that those before it were
+    bytes: int  # read for one guess, all ranks together
+    pass_us: float  # fixed cost of one guess
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSide:
+    """CPU+GPU engines: what the CPU side reaches."""
+
+    engine: str
+    ram: float  # of the theoretical rate of RAM, reading experts
+    ram_measured: float  # of a measured rate
+    numa: float  # what is left of it on two sockets
+    layer_us: float  # handing over to the CPU and back, for each layer with experts in RAM
+    gpu_layer_us: float  # fixed cost of a layer's GPU part
+    gpu_bw: float  # of the card's bandwidth, one token at a time
+    core_flops: float  # operations/s of one core on quantised experts, a batch at a time
+    core_gb_s: float  # bytes/s one core can unpack
+    upload: float  # of the PCIe rate, copying experts to the card for a large batch
+    upload_tokens: float  # experts are copied to the card for at least this many tokens at once
+    upload_each: bool  # … this many for each expert on average
+    attention_flops: float  # of the card's bf16 rate, one token against the cache
+    prompt_flops: float  # of the card's bf16 rate while a prompt is read
+    decode_spread: float
+    prefill_spread: float
+    source: str = ""
+
+
+@functools.cache
+def _decoded(key: str, kind: type[Any]) -> tuple[Any, ...]:
+    rows = catalogue.table("efficiency")[key]
+    return tuple(wire.decode(kind, row, where=f"efficiency.toml [{key}]") for row in rows)
+
+
+def _rows(key: str, kind: type[T]) -> tuple[T, ...]:
+    rows: tuple[T, ...] = _decoded(key, cast(Any, kind))
+    return rows
+
+
+def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
+    """The constants for an engine on a generation, and how many steps away the row is."""
+    best: tuple[int, Efficiency] | None = None
+    near = NEAREST.get(generation, ("blackwell-rtx",))
+    for row in _rows("engine", Efficiency):
+        if row.generation not in near or (row.preset and row.preset != preset):
+            continue
+        away = near.index(row.generation) + (row.engine != engine) + (row.preset != preset)
+        away += generation not in NEAREST
+        if best is None or away < best[0]:
+            best = away, row
+    assert best is not None, f"efficiency.toml has no row near {generation}"
+    return best[1], best[0]
+
+
+def widened(row: Efficiency, away: int) -> Efficiency:
+    """The same constants with the band of a guess `away` steps from what was measured."""
+    factor = STEP_AWAY**away
+    return replace(row, decode_spread=row.decode_spread * factor, prefill_spread=row.prefill_spread * factor)
+
+
+def expert_kernel(quant: str, generation: str) -> ExpertKernel:
+    """The expert kernel for a quantisation, on this generation or the nearest that was measured."""
+    family = next((name for name in ("nvfp4", "mxfp4", "fp8", "int4", "bf16") if name in quant.lower()), "int4")
+    rows = [row for row in _rows("experts", ExpertKernel) if row.quant == family]
+    near = NEAREST.get(generation, ("blackwell-rtx",))
+    order = {name: place for place, name in enumerate(near)}
+    return min(rows, key=lambda row: order.get(row.generation, len(order)))
+
+
+def wire_of(name: str) -> Wire:
+    """The row of [[link]] called `name`."""
+    return next(row for row in _rows("link", Wire) if row.name == name)
+
+
+def draft(method: str) -> Draft:
+    """The row of [[draft]] for a speculation method; unknown ones behave like EAGLE3."""
+    rows = {row.method: row for row in _rows("draft", Draft)}
+    return rows.get(method.lower(), rows["eagle3"])
+
+
+def host_side(engine: EngineName) -> HostSide:
+    """The row of [[host]] for a CPU+GPU engine."""
+    rows = {row.engine: row for row in _rows("host", HostSide)}
+    return rows.get(engine, rows["llama.cpp"])

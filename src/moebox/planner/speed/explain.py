@@ -1,0 +1,86 @@
+"""The arithmetic of a decode step as lines a person can check with a calculator."""
+
+from moebox.core.plan import Line
+from moebox.planner.speed.host import Shared
+from moebox.planner.speed.step import Cards
+
+
+def explain(
+    cards: Cards | None, shared: Shared | None, batch: int, context: int, gain: float, band: tuple[float, float]
+) -> tuple[Line, ...]:
+    """Every part of a step with its formula and where its constants come from, then the sum and the rate."""
+    parts = cards.parts(batch, context) if cards else shared.decode_parts(batch, context)  # type: ignore[union-attr]
+    wording = _on_cards(cards, batch, context) if cards else _in_ram(shared, batch, context)  # type: ignore[arg-type]
+    lines = []
+    for name, seconds in parts.items():
+        formula, source = wording.get(name, ("", ""))
+        lines.append(Line(what=name, formula=formula, value=seconds * 1e3, unit="ms", source=source))
+    step = sum(parts.values())
+    lines.append(Line(what="step", formula="sum of the above", value=step * 1e3, unit="ms"))
+    rate = batch * gain / step
+    lines.append(Line(what="decode", formula=f"{batch} × {gain:.2f} tokens / step", value=rate, unit="tok/s"))
+    lines.append(Line(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"))
+    return tuple(lines)
+
+
+def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, str]]:
+    rank, c, kernel, gpu = cards.rank, cards.constants, cards.kernel, cards.gpu
+    tokens = batch * (1 + cards.guesses)
+    bandwidth = gpu.bandwidth / 1e9
+    model = rank.model
+    texts = {
+        "fixed": (f"{model.layers} layers × {c.layer_us:.0f} us + {c.step_us:.0f} us", c.source),
+        "dense weights": (
+            f"{rank.dense_bytes / 1e9:.2f} GB on a rank / ({bandwidth:.0f} GB/s × {c.dense_bw:.2f})",
+            c.source,
+        ),
+        "attention": (
+            f"{tokens} queries × {context} tokens / dcp {rank.dcp} × {model.layers} layers at "
+            f"{c.attention_flops:.3f} of {gpu.bf16 / 1e12:.0f} TFLOP/s, heads padded to {c.head_tile}",
+            c.source,
+        ),
+        "all-reduce": (
+            f"2 × {model.layers} all-reduces of {tokens} × {model.hidden} × 2 B over {rank.tp} ranks, "
+            f"{cards.fabric.rate * cards.fabric.wire.bus / 1e9:.1f} GB/s bus",
+            cards.fabric.wire.source,
+        ),
+        "context parallel": (
+            f"queries and outputs of {rank.dcp} ranks gathered in each layer",
+            cards.fabric.wire.source,
+        ),
+        "waiting for launches": (f"{model.layers} layers × {c.eager_us:.0f} us on the host, no graphs", c.source),
+    }
+    if model.moe:
+        texts["experts"] = (
+            f"{model.moe_layers} layers × {model.moe.experts}(1-(1-{model.moe.used}/{model.moe.experts})^{tokens}) = "
+            f"{rank.distinct(tokens):.1f} experts × {rank.expert_bytes / 1e6:.2f} MB / {rank.expert_ranks} ranks / "
+            f"({bandwidth:.0f} GB/s × {min(kernel.bandwidth * c.experts, 1):.2f}) + {kernel.fixed_us:.0f} us",
+            kernel.source,
+        )
+    if cards.draft:
+        texts["draft"] = (
+            f"{cards.guesses} passes × ({cards.draft.bytes / 1e9:.1f} GB / {rank.tp} ranks + "
+            f"{cards.draft.pass_us:.0f} us)",
+            cards.draft.source,
+        )
+    return texts
+
+
+def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, str]]:
+    c = shared.constants
+    woken = shared.distinct(batch)
+    card = shared.gpu.bandwidth * c.gpu_bw if shared.gpu else shared.ram
+    return {
+        "experts in RAM": (
+            f"{shared.in_ram} layers × ({woken:.1f} experts × {shared.expert_bytes / 1e6:.2f} MB / "
+            f"{shared.ram / 1e9:.0f} GB/s + {c.layer_us:.0f} us)",
+            c.source,
+        ),
+        "experts on cards": (
+            f"{shared.on_cards} layers × {woken:.1f} × {shared.expert_bytes / 1e6:.2f} MB / {card / 1e9:.0f} GB/s",
+            c.source,
+        ),
+        "dense weights": (f"{shared.dense_bytes / 1e9:.2f} GB / {card / 1e9:.0f} GB/s", c.source),
+        "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", c.source),
+        "attention": (f"{batch} × {context} tokens × {shared.kv_bytes} B of cache", c.source),
+    }

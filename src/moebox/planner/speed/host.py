@@ -1,0 +1,132 @@
+"""Experts in RAM: one token at a time over RAM bandwidth, prompts by CPU or by copying experts to the card."""
+
+from dataclasses import dataclass
+
+from moebox.core.box import Box, Gpu
+from moebox.core.model import KV_BYTES, Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.planner.speed.constants import HostSide
+from moebox.planner.speed.rank import pair_flops, seen
+
+# A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), 32 cores.
+RAM = 460.8e9
+CORES = 32
+PCIE = 31.5e9  # PCIe 4.0 x16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Everything that decides a step's time where CPU and cards share the work."""
+
+    model: Model
+    constants: HostSide
+    gpu: Gpu | None
+    cards: int
+    ram: float  # bytes/s of experts the CPU gets through
+    cores: int
+    ubatch: int
+    on_cards: int  # expert layers on cards
+    in_ram: int
+    dense_bytes: float  # read for every token: attention, shared experts, dense layers, router, lm_head
+    dense_parameters: float
+    expert_bytes: float  # one expert of one layer
+    kv_bytes: float  # cache of one token, all layers
+
+    def distinct(self, tokens: float) -> float:
+        """Expected distinct experts a batch wakes in one layer."""
+        moe = self.model.moe
+        return moe.experts * (1 - float((1 - moe.used / moe.experts) ** tokens)) if moe else 0.0
+
+    def decode_parts(self, batch: float, context: float) -> dict[str, float]:
+        """Seconds by part of one step of `batch` sequences at `context`."""
+        c = self.constants
+        woken = self.distinct(batch) * self.expert_bytes
+        flops = batch * self._token_flops()
+        unpack = flops / (self.cores * c.core_flops)
+        parts = {
+            "experts in RAM": self.in_ram * (max(woken / self.ram, unpack) + c.layer_us * 1e-6),
+            "experts on cards": self.on_cards * woken / self._card_rate(),
+            "dense weights": self.dense_bytes / self._card_rate(),
+            "fixed": self.model.layers * c.gpu_layer_us * 1e-6,
+            "attention": self._attention(batch, context),
+        }
+        return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def prefill_parts(self, tokens: float, past: float) -> dict[str, float]:
+        """Seconds by part of one micro-batch of a prompt that has `past` tokens before it."""
+        c, gpu = self.constants, self.gpu
+        woken = self.distinct(tokens) * self.expert_bytes
+        flops = tokens * self._token_flops()
+        parts = {}
+        if self.uploads(tokens):
+            assert gpu is not None
+            link = float(gpu.pcie.rate) if gpu.pcie else PCIE
+            parts["copying experts to the card"] = self.in_ram * woken / (link * c.upload)
+            parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops)
+        else:
+            parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self.cores * c.core_flops))
+        rate = gpu.bf16 * c.prompt_flops if gpu else self.cores * c.core_flops
+        parts["experts on cards"] = self.on_cards * flops / rate
+        parts["dense weights"] = 2 * tokens * self.dense_parameters / rate
+        pair = pair_flops(self.model, self.model.attention.heads, prompt=True)
+        parts["attention"] = tokens * seen(self.model, past + tokens / 2) * pair / rate
+        parts["fixed"] = self.model.layers * c.gpu_layer_us * 1e-6
+        return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def uploads(self, tokens: float) -> bool:
+        """Whether the engine copies experts to the card for a micro-batch of this size."""
+        moe = self.model.moe
+        if self.gpu is None or not moe or not self.in_ram:
+            return False
+        each = moe.experts / moe.used if self.constants.upload_each else 1
+        return tokens >= self.constants.upload_tokens * each
+
+    def _token_flops(self) -> float:
+        return 2.0 * self.model.expert_parameters * (self.model.moe.used if self.model.moe else 0)
+
+    def _card_rate(self) -> float:
+        return self.gpu.bandwidth * self.constants.gpu_bw if self.gpu else self.ram
+
+    def _attention(self, batch: float, context: float) -> float:
+        pairs = batch * seen(self.model, context)
+        read = pairs * self.kv_bytes / self._card_rate()
+        rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else self.cores * self.constants.core_flops
+        return max(read, pairs * pair_flops(self.model, self.model.attention.heads, prompt=False) / rate)
+
+
+def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostSide) -> Shared:
+    """The CPU+GPU side of a recipe on a box."""
+    hybrid = recipe.hybrid
+    on_cards = sum(len(layers) for layers in hybrid.experts) if hybrid else model.moe_layers
+    if not box.gpus:
+        on_cards = 0
+    size, parameters = checkpoint.bytes_by_component, model.by_component
+    idle = ("embed", "vision", "routed_experts", "mtp")
+    experts = model.moe.experts * model.moe_layers if model.moe else 1
+    threads = hybrid.threads if hybrid and hybrid.threads else None
+    cores = box.cpu.cores or threads or CORES
+    kv = recipe.kv if recipe.kv in KV_BYTES else "f16"
+    return Shared(
+        model=model,
+        constants=constants,
+        gpu=box.gpu,
+        cards=len(box.gpus),
+        ram=ram_rate(box, constants, min(threads or cores, cores)),
+        cores=cores,
+        ubatch=hybrid.ubatch if hybrid else 512,
+        on_cards=min(on_cards, model.moe_layers),
+        in_ram=max(model.moe_layers - on_cards, 0),
+        dense_bytes=sum(bytes_ for name, bytes_ in size.items() if name not in idle),
+        dense_parameters=sum(count for name, count in parameters.items() if name not in idle),
+        expert_bytes=size.get("routed_experts", 0) / experts,
+        kv_bytes=model.kv_bytes_per_token(kv),
+    )
+
+
+def ram_rate(box: Box, constants: HostSide, threads: int) -> float:
+    """Bytes of experts a second that the CPU gets through: RAM's rate, or what the cores can unpack."""
+    if box.ram_bandwidth_measured:
+        rate = box.ram_bandwidth_measured * constants.ram_measured
+    else:
+        rate = (box.ram_bandwidth or RAM) * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
+    return min(rate, threads * constants.core_gb_s * 1e9)

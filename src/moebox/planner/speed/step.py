@@ -1,0 +1,126 @@
+"""The time of one engine step on cards alone, part by part: decoding tokens, a piece of a prompt, or both."""
+
+import math
+from dataclasses import dataclass
+
+from moebox.core.box import Gpu
+from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
+from moebox.planner.speed.links import Fabric
+from moebox.planner.speed.rank import Rank, pair_flops, seen
+
+HALF = 2  # bytes of an activation between ranks (bf16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """Everything that decides a step's time on cards."""
+
+    rank: Rank
+    gpu: Gpu
+    constants: Efficiency
+    kernel: ExpertKernel
+    fabric: Fabric
+    draft: Draft | None = None
+    guesses: int = 0
+    graphs: bool = True
+
+    def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
+        """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
+        that have `past` tokens before them."""
+        # Pipeline stages and data-parallel groups work on their own share of the sequences at the same time.
+        batch, fresh = batch / (self.rank.pp * self.rank.dp), fresh / self.rank.dp
+        if fresh and batch < 1:
+            batch = 0.0
+        batch = max(batch, 1.0) if batch else 0.0
+        queries = batch * (1 + self.guesses)
+        tokens = queries + fresh
+        parts = {
+            "fixed": self.fixed(fresh),
+            "dense weights": self.dense(tokens),
+            "experts": self.experts(tokens * (self.rank.dp if self.rank.whole_experts else 1)),
+            "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past),
+            "all-reduce": self.reduce(tokens),
+            "context parallel": self.context_parallel(queries),
+            "draft": self.drafting(batch, fresh),
+        }
+        if not self.graphs:
+            host = self.rank.model.layers * self.constants.eager_us * 1e-6 + self.constants.step_us * 1e-6
+            parts["waiting for launches"] = max(host - sum(parts.values()), 0.0)
+        return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def seconds(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
+        """Seconds of one step."""
+        return sum(self.parts(batch, context, fresh, past).values())
+
+    def fixed(self, fresh: float) -> float:
+        """What a step costs whatever it does."""
+        each = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
+        return (self.rank.model.layers * each + self.constants.step_us) * 1e-6
+
+    def dense(self, tokens: float) -> float:
+        """Reading attention, shared and dense weights, or multiplying by them, whichever weighs more."""
+        read = self.rank.dense_bytes / (self.gpu.bandwidth * self.constants.dense_bw)
+        work = tokens * self.rank.dense_flops / (self.gpu.bf16 * self.constants.gemm)
+        return math.hypot(read, work)
+
+    def experts(self, tokens: float) -> float:
+        """The expert kernels of all layers."""
+        if not self.rank.model.moe:
+            return 0.0
+        read = self.rank.expert_read(tokens) / (
+            self.gpu.bandwidth * min(self.kernel.bandwidth * self.constants.experts, 1.0)
+        )
+        work = self.rank.expert_work(tokens) / (self.gpu.bf16 * self.kernel.flops)
+        return self.rank.model.moe_layers * self.kernel.fixed_us * 1e-6 + math.hypot(read, work)
+
+    def cached_attention(self, batch: float, context: float) -> float:
+        """Decoding attention: reads the cache, and works on it for every query token."""
+        if batch <= 0 or context <= 0:
+            return 0.0
+        c, model = self.constants, self.rank.model
+        local = seen(model, context) / self.rank.dcp
+        heads = model.attention.heads / self.rank.tp * self.rank.dcp
+        tile = c.head_tile if heads <= c.head_tile else c.wide_tile
+        padded = math.ceil(heads / tile) * tile
+        queries = batch * (1 + self.guesses)
+        filled = 1 - math.exp(-queries * padded / c.head_tile / c.attention_fill)
+        work = queries * local * pair_flops(model, padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
+        reads = batch if c.joint_queries else queries
+        read = reads * local * self.rank.kv_bytes / (self.gpu.bandwidth * c.attention_bw)
+        return max(work, read) / filled
+
+    def prompt_attention(self, fresh: float, past: float) -> float:
+        """Prompt attention: every fresh token against all before it."""
+        if fresh <= 0:
+            return 0.0
+        model = self.rank.model
+        flops = pair_flops(model, model.attention.heads / self.rank.tp, prompt=True)
+        return fresh * seen(model, past + fresh / 2) * flops / (self.gpu.bf16 * self.constants.prefill_attention)
+
+    def reduce(self, tokens: float) -> float:
+        """Two all-reduces a layer of the hidden state; hops between pipeline stages."""
+        size = tokens * self.rank.model.hidden * HALF
+        seconds = 2 * self.rank.model.layers * self.fabric.all_reduce(self.rank.tp, size)
+        if self.rank.whole_experts and self.rank.dp > 1:
+            ranks = self.rank.expert_ranks
+            seconds += 2 * self.rank.model.moe_layers * self.fabric.all_gather(ranks, size * self.rank.dp)
+        return seconds + (self.rank.pp - 1) * self.fabric.all_gather(2, size)
+
+    def context_parallel(self, queries: float) -> float:
+        """With a divided cache every layer gathers the queries of the group and brings its outputs back together."""
+        rank, mla = self.rank, self.rank.model.mla
+        if rank.dcp < 2 or not queries:
+            return 0.0
+        heads = rank.model.attention.heads / rank.tp * rank.dcp
+        width = (mla.kv_width, mla.kv_lora) if mla else (rank.model.gqa.head_dim,) * 2  # type: ignore[union-attr]
+        there = self.fabric.all_gather(rank.dcp, queries * heads * width[0] * HALF)
+        back = self.fabric.all_gather(rank.dcp, queries * heads * (width[1] * HALF + 4))
+        return rank.model.layers * (there + back)
+
+    def drafting(self, batch: float, fresh: float) -> float:
+        """Guessing ahead: one pass of the draft for each guess."""
+        if not self.draft or not self.guesses or not (batch or fresh):
+            return 0.0
+        read = self.draft.bytes / self.rank.tp / (self.gpu.bandwidth * self.constants.dense_bw)
+        talk = 2 * self.fabric.all_reduce(self.rank.tp, max(batch, 1) * self.rank.model.hidden * HALF)
+        return self.guesses * (read + talk + self.draft.pass_us * 1e-6)
