@@ -33,6 +33,7 @@ class Indexer:
     heads: int
     dim: int
     topk: int = 0
+    layers: int = 0  # that have their own; 0: every layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

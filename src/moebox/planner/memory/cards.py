@@ -1,0 +1,47 @@
+"""Which cards of a box a recipe uses, and the budget of each as core's DeviceMemory."""
+
+from collections.abc import Sequence
+
+from moebox.core.box import Box, Gpu
+from moebox.core.plan import DeviceMemory
+from moebox.core.recipe import Recipe
+
+
+def all_cards(box: Box) -> tuple[Gpu, ...]:
+    """Every card of every node, in order."""
+    return box.gpus * box.nodes
+
+
+def used_cards(box: Box, recipe: Recipe) -> tuple[int, ...]:
+    """Indices of the cards a recipe runs on: CUDA_VISIBLE_DEVICES where set, else the first ones."""
+    named = recipe.env.get("CUDA_VISIBLE_DEVICES", "")
+    parts = [part.strip() for part in named.split(",") if part.strip()]
+    cards = range(len(all_cards(box)))
+    if parts and all(part.isdigit() for part in parts):
+        picked = tuple(int(part) for part in parts if int(part) in cards)
+    else:
+        picked = tuple(cards)
+    return picked if recipe.hybrid else picked[: recipe.parallel.gpus]
+
+
+def fastest_alike(box: Box, count: int) -> tuple[int, ...]:
+    """The `count` cards with the most memory, in order: what a tensor-parallel group should be made of."""
+    cards = all_cards(box)
+    order = sorted(range(len(cards)), key=lambda i: (-cards[i].memory, -cards[i].bandwidth, i))
+    return tuple(sorted(order[:count]))
+
+
+def idle(index: int, gpu: Gpu, held: int) -> DeviceMemory:
+    """A card the recipe does not use; `held` bytes are other programs'."""
+    return DeviceMemory(device=f"gpu{index}", total=gpu.memory, weights={}, overhead=held, free=gpu.memory - held)
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """`total` in `parts` whole numbers that sum to it and differ by at most one."""
+    base, extra = divmod(total, parts)
+    return [base + (index < extra) for index in range(parts)]
+
+
+def worst(devices: Sequence[DeviceMemory]) -> DeviceMemory:
+    """The device with the least to spare."""
+    return min(devices, key=lambda one: one.free)

@@ -1,0 +1,107 @@
+"""What lies on which card under tensor, pipeline and expert parallelism: facts of the architecture, no engine's room.
+
+Tensor parallelism slices projections by head and experts by width. It cannot slice what every head needs whole: the
+latent down-projections of MLA, the router, the norms, an indexer; those are copied to every rank.
+"""
+
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.recipe import Parallel
+
+
+def stages(layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage; what does not divide goes to the later ones but the last (vLLM's get_pp_indices)."""
+    sizes = [layers // pp] * pp
+    for extra in range(layers % pp):
+        sizes[-2 - extra if pp > 1 else 0] += 1
+    return tuple(sizes)
+
+
+def copied_share(model: Model, tp: int) -> float:
+    """The part of the attention weights that every rank of `tp` holds whole."""
+    per_layer = model.attention.parameters(model.hidden)
+    if model.mla:
+        mla = model.mla
+        whole = model.hidden * (mla.q_lora + mla.kv_width) + mla.q_lora + mla.kv_lora
+        if mla.indexer:
+            ix = mla.indexer
+            whole += mla.q_lora * ix.heads * ix.dim + model.hidden * (ix.dim + ix.heads) + 2 * ix.dim
+        return whole / per_layer
+    gqa = model.gqa
+    assert gqa is not None
+    if tp <= gqa.kv_heads:
+        return 0.0
+    # Ranks beyond the KV heads hold copies: each has one whole head where an even cut would give kv_heads / tp of one.
+    cut = 2 * model.hidden * gqa.kv_heads * gqa.head_dim / per_layer
+    return cut * (1 / gqa.kv_heads - 1 / tp) / (1 - 1 / tp)
+
+
+def absorbed(model: Model, tp: int, layers: int) -> int:
+    """Bytes of the second copy of kv_b that the absorbed form of MLA decodes with, in bf16."""
+    mla = model.mla
+    if mla is None:
+        return 0
+    return round(layers * mla.kv_lora * mla.heads * (mla.nope + mla.v) * 2 / tp)
+
+
+def on_card(
+    model: Model, checkpoint: Checkpoint, parallel: Parallel, stage: int, *, vision: float
+) -> dict[Component, int]:
+    """Bytes of each component on one rank of a stage; `vision` is the share of the tower it holds."""
+    sizes, tp = checkpoint.bytes_by_component, parallel.tp
+    counts = stages(model.layers, parallel.pp)
+    here, first = counts[stage], sum(counts[:stage])
+    part = here / model.layers
+    dense = max(0, min(first + here, model.dense_layers) - first)
+    with_experts = here - dense if model.moe else 0
+    whole = copied_share(model, tp)
+    out: dict[Component, float] = {
+        "attention": sizes.get("attention", 0) * part * (whole + (1 - whole) / tp) + absorbed(model, tp, here),
+        "router": sizes.get("router", 0) * part,
+        "norms": sizes.get("norms", 0) * part,
+        "embed": sizes.get("embed", 0) / tp if stage == 0 or (model.tied and stage == parallel.pp - 1) else 0,
+        "lm_head": sizes.get("lm_head", 0) / tp if stage == parallel.pp - 1 else 0,
+        "vision": sizes.get("vision", 0) * vision if stage == 0 else 0,
+    }
+    dense_total = model.dense_layers if model.moe else model.layers
+    out["dense_ffn"] = sizes.get("dense_ffn", 0) * (dense if model.moe else here) / max(dense_total, 1) / tp
+    if model.moe:
+        share = with_experts / model.moe_layers
+        out["routed_experts"] = sizes.get("routed_experts", 0) * share * expert_share(model, parallel)
+        out["shared_experts"] = sizes.get("shared_experts", 0) * share / tp
+    return {name: round(size) for name, size in out.items() if size}
+
+
+def expert_share(model: Model, parallel: Parallel) -> float:
+    """The part of a layer's routed experts on one rank: a slice of each, or whole ones under expert parallelism."""
+    ranks = parallel.tp * parallel.dp
+    assert model.moe is not None
+    return -(-model.moe.experts // ranks) / model.moe.experts if parallel.ep else 1 / ranks
+
+
+def why_not(model: Model, parallel: Parallel, group: int = 1) -> str:
+    """Why the model cannot be cut this way, or ""; `group` is the quantisation's group along an expert's width."""
+    tp, heads = parallel.tp, model.attention.heads
+    if heads % tp:
+        return f"{heads} attention heads do not divide by TP{tp}"
+    if model.gqa and model.gqa.kv_heads % tp and tp % model.gqa.kv_heads:
+        return f"{model.gqa.kv_heads} KV heads and TP{tp} do not divide each other"
+    if model.moe and not parallel.ep:
+        width = model.moe.intermediate
+        if width % tp or (width // tp) % group:
+            return f"an expert's width of {width} does not divide by TP{tp} in groups of {group}"
+    if model.moe and parallel.ep and model.moe.experts % (tp * parallel.dp):
+        return f"{model.moe.experts} experts do not divide by EP{tp * parallel.dp}"
+    if parallel.pp > model.layers:
+        return f"{model.layers} layers do not fill {parallel.pp} stages"
+    return dcp_why_not(model, parallel)
+
+
+def dcp_why_not(model: Model, parallel: Parallel) -> str:
+    """Why decode context parallelism of this size cannot be, or ""."""
+    dcp, tp = parallel.dcp, parallel.tp
+    if dcp == 1:
+        return ""
+    if tp % dcp:
+        return f"DCP{dcp} does not divide TP{tp}"
+    copies = tp if model.mla else tp // min(tp, model.gqa.kv_heads if model.gqa else tp)
+    return "" if dcp <= copies else f"DCP{dcp} needs that many copies of the cache; TP{tp} holds {copies}"
