@@ -105,4 +105,4 @@ def refuse_unknown(kind: Any, value: Any, where: str, at: str = "") -> None:
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+    return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -41,7 +41,15 @@ def gpus(box: Box) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for name in ("card", "model"):
         table.add_column(name, no_wrap=True)
-    for name in ("memory", "bandwidth", "sm", "PCIe", *(["NVLink"] if linked else []), *(["NUMA"] if placed else [])):
+    memory_title = "free memory" if any(gpu.memory_free is not None for gpu in box.gpus) else "memory"
+    for name in (
+        memory_title,
+        "bandwidth",
+        "sm",
+        "PCIe",
+        *(["NVLink"] if linked else []),
+        *(["NUMA"] if placed else []),
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for numbers, gpu in alike(box.gpus):
         table.add_row(
@@ -72,7 +80,7 @@ def memory(gpu: Gpu) -> str:
     """Total memory, and what is free where that is known."""
     if gpu.memory_free is None:
         return gib(gpu.memory)
-    return f"{gpu.memory_free / 2**30:.1f} of {gib(gpu.memory)} free"
+    return f"{gpu.memory_free / 2**30:.1f} of {gib(gpu.memory)}"
 
 
 def slot(gpu: Gpu) -> Text:

@@ -1,0 +1,84 @@
+"""What holds for every command: one-line errors, exit codes, JSON alone on stdout, and a quick start."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moebox.cli import COMMANDS, main
+from moebox.cli.app import load
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "moebox", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["nope"], 2, "nope"),
+        (["models", "show", "kimi-k26"], 2, "kimi-k2.6"),
+        (["box", "--box", "8x-rtx-pro-600"], 2, "rtx-pro-6000"),
+        (["box", "--bix", "1"], 2, "--bix"),
+        (["models", "show", "/no/such/folder"], 2, "no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+):
+    """What is wrong, how to mend it, and no traceback."""
+    assert main(words) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert says in captured.err
+    assert "Traceback" not in captured.err
+    assert len(captured.err.strip().splitlines()) <= 3
+
+
+def test_debug_keeps_the_traceback():
+    """--debug is for people who want to read the code."""
+    done = run("models", "show", "kimi-k26", "--debug")
+    assert "Traceback" in done.stderr
+
+
+def test_json_stands_alone_on_stdout(capsys: pytest.CaptureFixture[str]):
+    """One document, with the keys that scripts rely on."""
+    assert main(["models", "show", "kimi-k2.6", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["name"] == "kimi-k2.6"
+    assert document["parameters"]["by_component"]["routed_experts"] == 1_014_686_023_680
+    assert document["kv_bytes_per_token"]["fp8"] == 35_136
+    assert document["checkpoints"][0]["bytes"] == 595_148_146_656
+    assert main(["box", "--box", "8x-h200", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["gpus"]) == 8
+
+
+def test_the_command_line_answers_for_itself():
+    """--version and --help work; a module run is the console script."""
+    assert run("--version").stdout.startswith("moebox ")
+    assert "models" in run("--help").stdout
+
+
+def test_every_command_of_the_table_loads_and_explains_itself():
+    """A command stands in the table once it works, and has a sentence of help."""
+    for name, (target, _) in COMMANDS.items():
+        function = load(target)
+        assert function.__doc__, name
+
+
+def test_showing_a_model_loads_only_what_it_needs():
+    """Slow imports (terminal tables, HTTP, the planner) stay out of a JSON answer."""
+    code = "import sys; from moebox.cli import main; main(['models', 'show', 'kimi-k2.6', '--json']);"
+    code += "print(sorted(m for m in ('rich.table', 'httpx2', 'starlette', 'jinja2', 'psutil', 'asyncio',"
+    code += " 'moebox.planner', 'moebox.engines') if m in sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_closed_pipe_is_no_error():
+    """`moebox models | head -1` ends quietly."""
+    line = f"{sys.executable} -m moebox models | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,94 @@
+"""The catalogue's figures against what their makers and independent counts published."""
+
+import pytest
+
+from moebox.core import catalogue
+from moebox.core.model import Checkpoint, Model
+from moebox.errors import UnknownName
+
+
+def form(model: str, name: str) -> tuple[Model, Checkpoint]:
+    return catalogue.model(model), catalogue.checkpoint(model, name)
+
+
+def test_the_kimi_text_core_has_1026_billion_parameters_and_31_7_active():
+    """1,026,408,232,448 by exact count of the tensor shapes; ik_llama.cpp prints 1026.41 B when it loads one."""
+    kimi = catalogue.model("kimi-k2-instruct")
+    assert kimi.total == 1_026_408_232_448
+    assert kimi.active == 31_687_095_808
+    assert catalogue.model("kimi-k2.6").text_total == kimi.total
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "published"),
+    [
+        ("kimi-k2.6", "int4", 595.15e9),  # safetensors index of the family; NVIDIA NIM support matrix: 595 GB
+        ("kimi-k2-instruct", "fp8", 1.029e12),  # 1.03 TB on the model card
+        ("kimi-k2-thinking", "int4", 594.2e9),  # 594 GB on the model card
+        ("kimi-k2.6", "nvfp4", 595.219e9),  # a published disk image of it: 595,219,173,376 bytes
+        ("kimi-k2.6", "Q4_X", 544.0 * 2**30),  # ubergarm's card: 544 GiB
+        ("kimi-k2.6", "IQ3_K", 460.0 * 2**30),  # ubergarm's card: 460 GiB
+        ("gpt-oss-120b", "mxfp4", 65.2e9),  # 65.2 GB of safetensors on the Hub
+    ],
+)
+def test_checkpoint_sizes_match_what_was_published(model: str, name: str, published: float):
+    """Within a tenth of a percent: the planner stands on these."""
+    assert form(model, name)[1].bytes == pytest.approx(published, rel=1e-3)
+
+
+def test_mla_keeps_576_elements_a_layer_and_token():
+    """35,136 bytes a token in fp8 and 70,272 in bf16, over Kimi's 61 layers."""
+    kimi = catalogue.model("kimi-k2.6")
+    assert kimi.attention.kv_width == 576
+    assert kimi.kv_bytes_per_token("fp8") == 35_136
+    assert kimi.kv_bytes_per_token("bf16") == 70_272
+    assert kimi.kv_bytes_per_token("q8_0") == 37_332
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("deepseek-v3", 671.03),
+        ("deepseek-v3.2", 671.88),
+        ("glm-5", 743.91),
+        ("glm-4.7", 352.8),
+        ("qwen3-235b", 235.09),
+        ("minimax-m2.5", 228.69),
+        ("gpt-oss-120b", 116.83),
+        ("kimi-k2.6-reap-519b", 519.5),
+    ],
+)
+def test_totals_of_the_other_models(model: str, billions: float):
+    """Within 0.1% of the makers' own counts (MTP layers left out, as they leave them out)."""
+    assert catalogue.model(model).total / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_every_row_of_the_catalogue_has_a_source():
+    """A figure without a source does not ship."""
+    assert all(gpu.source for gpu in catalogue.gpus().values())
+    for model in catalogue.models().values():
+        assert model.source
+        assert all(one.source for one in catalogue.checkpoints(model.name))
+        assert catalogue.checkpoints(model.name), model.name
+
+
+def test_components_of_a_checkpoint_are_components_of_its_model():
+    """Bytes are accounted to components the model really has."""
+    for model in catalogue.models().values():
+        for one in catalogue.checkpoints(model.name):
+            assert set(one.bytes_by_component) <= set(model.by_component)
+            assert all(size > 0 for size in one.bytes_by_component.values())
+
+
+def test_an_unknown_model_suggests_the_nearest():
+    """A typing error costs one line."""
+    with pytest.raises(UnknownName) as caught:
+        catalogue.model("kimi-k26")
+    assert "kimi-k2.6" in (caught.value.hint or "")
+
+
+def test_the_required_cards_are_known():
+    """Every card of the people moebox is for."""
+    wanted = "rtx-pro-6000-server rtx-pro-6000-workstation rtx-pro-6000-max-q rtx-5090 rtx-4090 rtx-3090 a100-80gb "
+    wanted += "h100 h200 b200 b300 gb10 l40s mi300x"
+    assert set(wanted.split()) <= set(catalogue.gpus())

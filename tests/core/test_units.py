@@ -1,0 +1,63 @@
+"""Numbers to words and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox import units
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("768GiB", 768 * 2**30),
+        ("595.1 GB", 595_100_000_000),
+        ("1.5TiB", 3 * 2**39),
+        ("512", 512),
+        ("768G", 768 * 2**30),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int):
+    """Binary and decimal units are told apart; a bare G is what memory tools mean by it."""
+    assert units.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "12 parsecs", "-5GB", "1e999GB", "0x10"])
+def test_what_is_no_size_is_refused_with_an_example(text: str):
+    """The message shows how to write it."""
+    with pytest.raises(ValueError, match="768GiB"):
+        units.parse_size(text)
+
+
+@given(st.integers(0, 2**60))
+def test_whole_bytes_survive(size: int):
+    """A plain number of bytes means itself, up to the precision of a float."""
+    assert units.parse_size(str(size)) == pytest.approx(size, rel=1e-12)
+
+
+@given(st.text(max_size=30))
+def test_no_text_crashes_the_parsers(text: str):
+    """They answer or raise ValueError, never anything else."""
+    for parse in (units.parse_size, units.parse_rate, units.parse_tokens, units.parse_seconds):
+        try:
+            assert parse(text) >= 0
+        except ValueError as problem:
+            assert "not a" in str(problem)
+
+
+def test_contexts_are_binary_and_times_have_units():
+    """64k is 65,536 tokens; 50ms is a twentieth of a second."""
+    assert units.parse_tokens("64k") == 65_536
+    assert units.parse_seconds("50ms") == 0.05
+    assert units.parse_rate("614GB/s") == 614_000_000_000
+
+
+def test_words_have_as_many_digits_as_they_deserve():
+    """What people read in every table."""
+    assert units.gb(595_148_146_656) == "595.1 GB"
+    assert units.gb(1.029e12) == "1.03 TB"
+    assert units.gib(102_641_958_912) == "95.59 GiB"
+    assert units.tok_s(18.94) == "18.9 tok/s"
+    assert units.tok_s(1650) == "1,650 tok/s"
+    assert units.seconds(0.363) == "363 ms"
+    assert units.seconds(245) == "4 min 05 s"

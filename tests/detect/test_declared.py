@@ -1,0 +1,100 @@
+"""Boxes by name and by file."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox import wire
+from moebox.detect import box
+from moebox.errors import BadInput, MoeboxError, UnknownName
+
+
+def test_a_name_gives_count_and_card():
+    """Eight cards with their own figures."""
+    found = box("8x-rtx-pro-6000-server")
+    assert len(found.gpus) == 8
+    assert found.gpus[0].smem == 101_376
+    assert found.gpu_memory == 8 * 102_641_958_912
+
+
+def test_cards_can_be_mixed_and_machines_counted():
+    """A mixed box is ruled by its smallest card; 2n- means two machines."""
+    mixed = box("1x-rtx-5090+1x-rtx-4090")
+    assert mixed.mixed
+    assert mixed.gpu is not None
+    assert mixed.gpu.name == "rtx-4090"
+    assert box("2n-8x-h200").nodes == 2
+
+
+def test_memory_on_the_command_line_wins():
+    """--ram and --ram-bandwidth, in the units people use."""
+    found = box("1x-rtx-5090", ram="768GiB", ram_bandwidth="614GB/s")
+    assert found.ram == 768 * 2**30
+    assert found.ram_bandwidth == 614_000_000_000
+
+
+@pytest.mark.parametrize(
+    "name", ["8x-rtx-pro-600", "8x-", "x", "0x-h100", "9999999x-h100", "", "8x-h100+", "0n-1x-h100"]
+)
+def test_what_is_no_box_is_refused_in_one_line(name: str):
+    """Unknown cards suggest the nearest; absurd counts are absurd."""
+    with pytest.raises(BadInput) as caught:
+        box(name or " ")
+    assert "\n" not in caught.value.message
+
+
+@given(st.text(max_size=40))
+def test_no_name_crashes_the_grammar(text: str):
+    """Whatever is typed, the answer is a box or one line."""
+    if text.strip("\x00") != text or not text:
+        return
+    try:
+        box(text)
+    except MoeboxError as problem:
+        assert problem.exit_code == 2
+
+
+def test_a_short_file_describes_a_box(tmp_path: Path):
+    """What a person would write by hand."""
+    path = tmp_path / "attic.toml"
+    path.write_text(
+        'gpus = ["2x-rtx-pro-6000-max-q"]\nram = "768GiB"\nram_bandwidth = "614GB/s"\ncpu = { cores = 16 }\n'
+    )
+    found = box(str(path))
+    assert found.name == "attic"
+    assert len(found.gpus) == 2
+    assert found.cpu.cores == 16
+
+
+def test_a_captured_file_describes_a_box(tmp_path: Path):
+    """box.toml of the capture bundle."""
+    path = tmp_path / "box.toml"
+    path.write_text(wire.to_toml(box("4x-l40s", ram="1TiB")))
+    assert box(str(path)) == box("4x-l40s", ram="1TiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [('gpus = ["2x-nothing"]', "unknown GPU"), ('gpu = ["2x-h100"]', "unknown setting"), ('ram = "x"', "not a size")],
+)
+def test_a_broken_file_names_itself(tmp_path: Path, text: str, why: str):
+    """What is wrong, and where."""
+    path = tmp_path / "box.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=why):
+        box(str(path))
+
+
+def test_a_missing_file_is_not_a_card(tmp_path: Path):
+    """A path that ends in .toml is a file, not a name."""
+    with pytest.raises(BadInput, match="no such file"):
+        box(str(tmp_path / "none.toml"))
+
+
+def test_unknown_cards_suggest_near_names():
+    """rtx-pro-600 is one letter from rtx-pro-6000."""
+    with pytest.raises(UnknownName) as caught:
+        box("8x-rtx-pro-600")
+    assert "rtx-pro-6000" in (caught.value.hint or "")

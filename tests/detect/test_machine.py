@@ -1,0 +1,186 @@
+"""This machine, and machines with GPUs through a stand-in for the driver.
+
+The stand-in offers only what the real `pynvml` offers (a test holds that), with answers as an eight-card RTX PRO 6000
+Server gives them: PIX pairs, two NUMA nodes, one card in a x4 riser.
+"""
+
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from rich.console import Console
+
+from moebox import wire
+from moebox.cli.box_view import panel, troubles
+from moebox.core.box import Box
+from moebox.detect import bundle, machine, nvml
+from moebox.detect.bandwidth import measure
+
+
+class NoAnswer(Exception):
+    """What the driver raises for a question a card cannot answer."""
+
+
+class Driver:
+    """Eight cards; card 5 sits in a x4 riser, cards 6 and 7 cannot reach each other."""
+
+    NVMLError = NoAnswer
+    NVML_P2P_CAPS_INDEX_READ = pynvml.NVML_P2P_CAPS_INDEX_READ
+    NVML_P2P_STATUS_OK = pynvml.NVML_P2P_STATUS_OK
+    NVML_NVLINK_MAX_LINKS = pynvml.NVML_NVLINK_MAX_LINKS
+    NVML_CLOCK_MEM = pynvml.NVML_CLOCK_MEM
+    NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
+    title = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "590.48.01"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13010
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 8
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return self.title
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        return 12, 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(total=102_641_958_912, free=101_000_000_000, used=1_641_958_912)
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> Any:
+        raise NoAnswer
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: int) -> int:
+        return 4 if handle == 5 else 16
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: int) -> int:
+        return 16
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: int) -> int:
+        return 5
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:
+        return 5
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
+        return SimpleNamespace(busId=f"00000000:{handle:02X}:00.0")
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, a: int, b: int) -> int:
+        if a // 2 == b // 2:
+            return int(pynvml.NVML_TOPOLOGY_SINGLE)
+        return int(pynvml.NVML_TOPOLOGY_NODE if a // 4 == b // 4 else pynvml.NVML_TOPOLOGY_SYSTEM)
+
+    def nvmlDeviceGetP2PStatus(self, a: int, b: int, index: int) -> int:
+        return int(pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED if {a, b} == {6, 7} else pynvml.NVML_P2P_STATUS_OK)
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        raise NoAnswer
+
+
+class Unknown(Driver):
+    """A card that no catalogue has."""
+
+    title = "NVIDIA Quux 9000"
+
+    def nvmlDeviceGetMemoryBusWidth(self, handle: int) -> int:
+        return 256
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:
+        return 10_000 if clock == pynvml.NVML_CLOCK_MEM else 2_000
+
+    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:
+        return 8_192
+
+
+def box_with(driver: Driver, tmp_path: Path) -> Box:
+    for index in range(8):
+        device = tmp_path / "bus/pci/devices" / f"0000:{index:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{index // 4}\n")
+    found = nvml.read(driver, sysfs=tmp_path)
+    return Box(name=machine.name_of(found), gpus=found.gpus, links=found.links, source="detected")
+
+
+def test_the_stand_in_asks_nothing_that_nvml_does_not_have():
+    """An honest fake: every name it answers to is the real module's."""
+    offered = [name for name in dir(Unknown) if name.startswith(("nvml", "NVML"))]
+    assert [name for name in offered if not hasattr(pynvml, name)] == []
+
+
+def test_cards_are_recognised_and_placed(tmp_path: Path):
+    """Catalogue figures, the driver's memory, NUMA node and links."""
+    box = box_with(Driver(), tmp_path)
+    assert box.name == "8x-rtx-pro-6000-server"
+    assert box.gpus[0].bandwidth == 1_792_000_000_000
+    assert box.gpus[0].memory_free == 101_000_000_000
+    assert [gpu.numa for gpu in box.gpus] == [0] * 4 + [1] * 4
+    assert {(link.a, link.b) for link in box.links if link.kind == "pix"} == {(0, 1), (2, 3), (4, 5), (6, 7)}
+
+
+def test_a_card_at_x4_and_a_missing_peer_path_stand_out(tmp_path: Path):
+    """They are named in words, not by colour alone."""
+    box = box_with(Driver(), tmp_path)
+    lines = " ".join(troubles(box))
+    assert "gpu5 runs at x4 and could run at x16" in lines
+    assert "cannot reach each other" in lines
+    console = Console(width=100, record=True, no_color=True, file=StringIO())
+    console.print(panel(box))
+    assert "x4 (of x16!)" in console.export_text()
+
+
+def test_an_unknown_card_is_described_and_marked(tmp_path: Path):
+    """256 bits at 10 GHz on both edges are 640 GB/s; what is guessed is marked unverified."""
+    gpu = box_with(Unknown(), tmp_path).gpus[0]
+    assert gpu.bandwidth == 640_000_000_000
+    assert "bf16" in gpu.unverified
+    assert gpu.smem == 101_376
+
+
+def test_a_machine_without_a_driver_is_a_valid_box():
+    """No GPUs, no noise."""
+    box = machine.detect()
+    assert box.source == "detected"
+    assert box.ram > 0
+    assert box.host is not None
+    assert box.host.disk_free > 0
+
+
+def test_memory_bandwidth_is_a_real_measurement():
+    """Something between a slow laptop and the fastest server."""
+    speed, threads = measure(seconds=0.05)
+    assert 10**8 < speed < 10**13
+    assert threads >= 1
+
+
+def test_the_bundle_tells_the_machine_but_not_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Host and user names, homes, serials, UUIDs and addresses are left out."""
+    monkeypatch.setattr("socket.gethostname", lambda: "kirstens-tower")
+    monkeypatch.setenv("HOME", "/home/kirsten")
+    monkeypatch.setenv("LOGNAME", "kirsten")
+    files = bundle.save(machine.detect(), tmp_path / "configs")
+    names = {file.name for file in files}
+    assert {"box.toml", "cpu-info.txt", "memory-info.txt", "python-packages.txt", "gpu-info.txt"} <= names
+    assert all("kirsten" not in file.read_text() for file in files)
+    uuid = "GPU-12345678-1234-1234-1234-123456789abc"
+    dirty = f"Serial Number : 1650\n GPU UUID : {uuid}\nat kirstens-tower {uuid} /home/kirsten/x\n"
+    clean = bundle.redact(dirty)
+    assert "1650" not in clean
+    assert "12345678" not in clean
+    assert "kirsten" not in clean
+
+
+def test_a_bundle_can_be_planned_with(tmp_path: Path):
+    """box.toml goes back into --box."""
+    from moebox.detect import box
+
+    bundle.save(machine.detect(), tmp_path)
+    assert wire.to_toml(box(str(tmp_path / "box.toml")))
