@@ -1,0 +1,191 @@
+"""Recipe settings to an engine's words and back, by a table of which field is which flag.
+
+A word is one flag with its values. Words, unlike an argv, can still be told apart: renderers put one on a line
+and a shell variable in place of a value.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebox.core.catalogue import checkpoints, models
+from moebox.core.change import setting
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.flags import Catalogue, Spec, Word, is_flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Which of the machines this launch is for; texts are variables of a scheduler."""
+
+    rank: int | str = 0
+    master: str = "127.0.0.1"  # address of rank 0
+    count: int | str | None = None  # None: what the recipe says
+    follows: bool = False  # true on every rank but 0
+
+    @classmethod
+    def of(cls, rank: int, master: str) -> "Node":
+        """The node with this number."""
+        return cls(rank=rank, master=master or "127.0.0.1", follows=rank > 0)
+
+
+def flatten(words: Iterable[Word]) -> tuple[str, ...]:
+    """Words as an argv."""
+    return tuple(part for word in words for part in word)
+
+
+def field_words(recipe: Recipe, fields: Mapping[str, str], known: Catalogue) -> list[Word]:
+    """A word for every field that says something else than the engine's own default."""
+    words: list[Word] = []
+    for flag, path in fields.items():
+        value = setting(recipe, path)
+        unset = value in (None, "", 0) or (path.startswith("parallel.") and value in (1, False))
+        if unset and value is not False:
+            continue
+        spec = known.find(flag)
+        if isinstance(value, bool):
+            if value:
+                words.append((flag,))
+            elif path == "prefix_caching" and spec and spec.off:
+                words.append((spec.off[0],))
+            continue
+        words.append((flag, str(value)))
+    return words
+
+
+def flag_words(flags: Mapping[str, Flag], known: Catalogue) -> list[Word]:
+    """The recipe's own flags as words."""
+    words: list[Word] = []
+    for key, value in flags.items():
+        name = spelled(key, known)
+        words += _valued(name, value, known.find(name))
+    return words
+
+
+def spelled(key: str, known: Catalogue) -> str:
+    """The flag meant by a key of `[flags]`, which may leave the dashes out."""
+    if key.startswith("-"):
+        return key
+    for name in (f"--{key}", f"-{key}"):
+        if known.find(name):
+            return name
+    return f"--{key}"
+
+
+def _valued(name: str, value: Flag, spec: Spec | None) -> list[Word]:
+    bare = spec is not None and spec.takes == 0 and "." not in name
+    if isinstance(value, bool):
+        if not bare:
+            return [(name, str(value).lower())]
+        if value:
+            return [(name,)]
+        return [(spec.off[0],)] if spec and spec.off else []
+    if isinstance(value, list):
+        together = spec is not None and spec.takes in ("+", "*", 2)
+        return [(name, *map(str, value))] if together else [(name, str(one)) for one in value]
+    return [(name, str(value))]
+
+
+def merge(words: Sequence[Word], more: Iterable[Word], known: Catalogue) -> list[Word]:
+    """`words` with `more`: a flag that is there already is replaced where it stands, the first time it comes."""
+    merged = list(words)
+    seen: set[str] = set()
+    for word in more:
+        name = canonical(word[0], known)
+        places = [place for place, old in enumerate(merged) if is_flag(old[0]) and canonical(old[0], known) == name]
+        if name not in seen and places:
+            merged[places[0]] = word
+            for place in reversed(places[1:]):
+                del merged[place]
+        else:
+            merged.append(word)
+        seen.add(name)
+    return merged
+
+
+def without(words: Sequence[Word], flags: Mapping[str, Flag], known: Catalogue) -> list[Word]:
+    """`words` less those that the recipe switches off by `flag = false`."""
+    off = {canonical(spelled(key, known), known) for key, value in flags.items() if value is False}
+    return [word for word in words if not is_flag(word[0]) or canonical(word[0], known) not in off]
+
+
+def canonical(name: str, known: Catalogue) -> str:
+    """One spelling for all of a flag's; a dotted key stays with it."""
+    spec = known.find(name)
+    if spec is None:
+        return name
+    key = name.split(".", 1)[1] if "." in name and name not in known.specs else ""
+    return f"{spec.name}.{key}" if key else spec.name
+
+
+def split(argv: Sequence[str], known: Catalogue) -> list[Word]:
+    """An argv as words, by how many values each flag takes; an unknown flag takes what is not a flag."""
+    words: list[Word] = []
+    rest = list(argv)
+    while rest:
+        head = rest.pop(0)
+        if not is_flag(head):
+            words.append((head,))
+            continue
+        if re.fullmatch(r"-O\d", head) and "--optimization-level" in known.specs:
+            words.append(("--optimization-level", head[2:]))  # vLLM's short form
+            continue
+        name, given, value = head.partition("=") if head.startswith("--") else (head, "", "")
+        if given:
+            words.append((name, value))
+            continue
+        words.append((name, *_take(rest, known.find(name), name)))
+    return words
+
+
+def _take(rest: list[str], spec: Spec | None, name: str) -> list[str]:
+    takes: int | str = "?" if spec is None else spec.takes
+    if spec is not None and name in spec.off:
+        takes = 0
+    if "." in name:
+        takes = 1
+    most = {"?": 1, "+": len(rest), "*": len(rest)}.get(str(takes), takes)
+    taken: list[str] = []
+    while rest and len(taken) < int(most) and (isinstance(takes, int) or not is_flag(rest[0])):
+        taken.append(rest.pop(0))
+    return taken
+
+
+def number(text: str) -> Flag:
+    """`text` as the number it is, or as text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def checkpoint_of(recipe: Recipe) -> Checkpoint | None:
+    """The catalogue's entry for the recipe's checkpoint, where it has one."""
+    if recipe.model not in models():
+        return None
+    wanted = recipe.checkpoint.lower()
+    found = (one for one in checkpoints(recipe.model) if wanted in (one.name.lower(), one.repo.lower()))
+    return next(found, None)
+
+
+def weights_of(recipe: Recipe) -> str:
+    """What the engine is told to load: a path as it stands, or the repository of a catalogue name."""
+    known = checkpoint_of(recipe)
+    return (known.path or known.repo or known.name) if known else recipe.checkpoint
+
+
+def has_vision(model: Model | None) -> bool:
+    """Whether there is a vision tower to speak of."""
+    return model is not None and model.vision > 0
+
+
+def put(document: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted path in nested dicts."""
+    *tables, key = path.split(".")
+    for name in tables:
+        document = document.setdefault(name, {})
+    document[key] = value
