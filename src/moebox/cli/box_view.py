@@ -54,15 +54,18 @@ def gpus(box: Box) -> RenderableType:
     for numbers, gpu in alike(box.gpus):
         table.add_row(
             numbers,
-            gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", ""),
+            short(gpu),
             memory(gpu),
-            rate(gpu.bandwidth),
-            gpu.sm,
             slot(gpu),
             *([rate(gpu.nvlink) if gpu.nvlink else "-"] if linked else []),
             *(["-" if gpu.numa is None else str(gpu.numa)] if placed else []),
         )
     return table
+
+
+def short(gpu: Gpu) -> str:
+    """The card's name as people say it."""
+    return gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
 
 
 def alike(cards: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
@@ -96,9 +99,9 @@ def slot(gpu: Gpu) -> Text:
 def facts(box: Box) -> RenderableType:
     """CPU, memory and what is installed."""
     table = Table.grid(padding=(0, 2))
-    blocks = sorted({(gpu.sm, gpu.smem) for gpu in box.gpus})
-    if blocks:
-        table.add_row("kernels", "; ".join(f"sm {sm}: {smem:,} bytes of shared memory a block" for sm, smem in blocks))
+    for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
+        kind = f"{rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
+        table.add_row("card", f"{short(gpu)}: {kind}")
     cpu = box.cpu
     if cpu.model or cpu.cores:
         nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
