@@ -42,14 +42,7 @@ def gpus(box: Box) -> RenderableType:
     for name in ("card", "model"):
         table.add_column(name, no_wrap=True)
     memory_title = "free memory" if any(gpu.memory_free is not None for gpu in box.gpus) else "memory"
-    for name in (
-        memory_title,
-        "bandwidth",
-        "sm",
-        "PCIe",
-        *(["NVLink"] if linked else []),
-        *(["NUMA"] if placed else []),
-    ):
+    for name in (memory_title, "PCIe", *(["NVLink"] if linked else []), *(["NUMA"] if placed else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for numbers, gpu in alike(box.gpus):
         table.add_row(
