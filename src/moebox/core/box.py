@@ -6,6 +6,17 @@ Sizes are bytes and rates are per second. `source` tells a box that was detected
 from dataclasses import dataclass, field
 from typing import Literal
 
+# Compute capability to architecture (CUDA programming guide, table of compute capabilities).
+FAMILIES = {
+    "8.0": "ampere",
+    "8.6": "ampere-rtx",
+    "8.9": "ada",
+    "9.0": "hopper",
+    "10.0": "blackwell",
+    "10.3": "blackwell",
+    "12.0": "blackwell-rtx",
+    "12.1": "blackwell-rtx",
+}
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
 
 
@@ -59,14 +70,7 @@ class Gpu:
     @property
     def generation(self) -> str:
         """Architecture family that the speed constants are fitted by."""
-        families = {"8.0": "ampere", "8.6": "ampere-rtx", "8.9": "ada", "9.0": "hopper"}
-        families |= {
-            "10.0": "blackwell",
-            "10.3": "blackwell",
-            "12.0": "blackwell-rtx",
-            "12.1": "blackwell-rtx",
-        }
-        return families.get(self.sm, "cdna" if self.sm.startswith("gfx") else "unknown")
+        return FAMILIES.get(self.sm, "cdna" if self.sm.startswith("gfx") else "unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ alone; `lines` writes the arithmetic out.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
@@ -23,4 +24,6 @@ RULES: dict[EngineName, Rule] = {
 
 def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
     """The memory of every device of `box` under `recipe`; `fits` is false where it would not start or not serve."""
+    if not recipe.context:  # the engine's own: the model's
+        recipe = replace(recipe, context=model.context)
     return RULES[recipe.engine](box, model, checkpoint, recipe)

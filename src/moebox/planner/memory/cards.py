@@ -1,7 +1,5 @@
 """Which cards of a box a recipe uses, and the budget of each as core's DeviceMemory."""
 
-from collections.abc import Sequence
-
 from moebox.core.box import Box, Gpu
 from moebox.core.plan import DeviceMemory
 from moebox.core.recipe import Recipe
@@ -24,6 +22,12 @@ def used_cards(box: Box, recipe: Recipe) -> tuple[int, ...]:
     return picked if recipe.hybrid else picked[: recipe.parallel.gpus]
 
 
+def stages_of(used: tuple[int, ...], recipe: Recipe) -> dict[int, int]:
+    """The pipeline stage of each card used."""
+    per_stage = recipe.parallel.tp * recipe.parallel.dp
+    return {index: min(rank // per_stage, recipe.parallel.pp - 1) for rank, index in enumerate(used)}
+
+
 def fastest_alike(box: Box, count: int) -> tuple[int, ...]:
     """The `count` cards with the most memory, in order: what a tensor-parallel group should be made of."""
     cards = all_cards(box)
@@ -34,14 +38,3 @@ def fastest_alike(box: Box, count: int) -> tuple[int, ...]:
 def idle(index: int, gpu: Gpu, held: int) -> DeviceMemory:
     """A card the recipe does not use; `held` bytes are other programs'."""
     return DeviceMemory(device=f"gpu{index}", total=gpu.memory, weights={}, overhead=held, free=gpu.memory - held)
-
-
-def shares(total: int, parts: int) -> list[int]:
-    """`total` in `parts` whole numbers that sum to it and differ by at most one."""
-    base, extra = divmod(total, parts)
-    return [base + (index < extra) for index in range(parts)]
-
-
-def worst(devices: Sequence[DeviceMemory]) -> DeviceMemory:
-    """The device with the least to spare."""
-    return min(devices, key=lambda one: one.free)

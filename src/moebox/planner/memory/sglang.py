@@ -7,7 +7,7 @@ card's size and the prefill chunk, and lowers it by a tenth and more for models 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Component, Model
@@ -41,13 +41,14 @@ class Needs:
 def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
     """Every card's bytes under SGLang, and the tokens the cache holds."""
     gpus, used = cards.all_cards(box), cards.used_cards(box, recipe)
-    per_stage = recipe.parallel.tp * recipe.parallel.dp
+    stages = cards.stages_of(used, recipe)
     needs = [needs_of(model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp)]
-    stage_of = {index: min(rank // per_stage, recipe.parallel.pp - 1) for rank, index in enumerate(used)}
-    tokens = min((tokens_on(gpus[i], model, recipe, needs[s]) for i, s in stage_of.items()), default=0)
-    devices = [_device(i, gpus[i], model, recipe, needs[s], tokens) for i, s in stage_of.items()]
-    short = max((_missing(gpus[i], model, recipe, needs[s]) for i, s in stage_of.items()), default=0)
-    unused = [cards.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in stage_of]
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
+    tokens = min((tokens_on(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
+    short = max((_missing(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
+    kinds = {(gpu, s): _device(gpu, model, recipe, needs[s], tokens) for gpu, s in alike}
+    devices = [replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()]
+    unused = [cards.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in stages]
     return Memory(
         devices=tuple(sorted([*devices, *unused], key=lambda one: int(one.device[3:]))),
         kv_tokens=tokens,
@@ -147,14 +148,14 @@ def step_room(gpu: Gpu, model: Model, recipe: Recipe) -> int:
     return int(step + draft + request_table(model, recipe, recipe.context))
 
 
-def _device(index: int, gpu: Gpu, model: Model, recipe: Recipe, needs: Needs, tokens: int) -> DeviceMemory:
+def _device(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs, tokens: int) -> DeviceMemory:
     kv = tokens // recipe.parallel.dp * needs.token + needs.window
     activations = step_room(gpu, model, recipe)
     weights = needs.loaded - needs.window + needs.draft
     outside = before_loading(gpu) - math.floor(before_loading(gpu) * fraction(gpu, model, recipe))
     overhead = gpu.memory - before_loading(gpu) + max(0, outside - activations - needs.draft)
     return DeviceMemory(
-        device=f"gpu{index}",
+        device="gpu",
         total=gpu.memory,
         weights=needs.weights,
         draft=needs.draft,

@@ -6,7 +6,7 @@ Outside the claim, after the profiling, come the Triton MLA workspace and graphs
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Component, Model
@@ -43,15 +43,16 @@ def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Me
     """Every card's bytes under vLLM, and the tokens the cache holds."""
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     gpus, used = cards.all_cards(box), cards.used_cards(box, recipe)
-    ranks = [(index, rank // (recipe.parallel.tp * recipe.parallel.dp)) for rank, index in enumerate(used)]
+    stages = cards.stages_of(used, recipe)
     needs = [
-        needs_of(gpus[used[0]], model, checkpoint, recipe, stage) if used else None
-        for stage in range(recipe.parallel.pp)
+        needs_of(gpus[used[0]], model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp if used else 0)
     ]
-    claims = {index: math.floor(utilization * visible(gpus[index])) for index, _ in ranks}
-    tokens = min((tokens_in(claims[i] - _need(needs, s).inside, _need(needs, s), recipe) for i, s in ranks), default=0)
-    devices = [_device(i, gpus[i], claims[i], _need(needs, s), tokens, recipe) for i, s in ranks]
-    short = max((_missing(gpus[i], claims[i], _need(needs, s), recipe) for i, s in ranks), default=0)
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
+    claims = {gpu: math.floor(utilization * visible(gpu)) for gpu, _ in alike}
+    tokens = min((tokens_in(claims[gpu] - needs[s].inside, needs[s], recipe) for gpu, s in alike), default=0)
+    short = max((_missing(gpu, claims[gpu], needs[s], recipe) for gpu, s in alike), default=0)
+    kinds = {(gpu, s): _device(gpu, claims[gpu], needs[s], tokens, recipe) for gpu, s in alike}
+    devices = [replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()]
     unused = [cards.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in used]
     missing_cards = recipe.parallel.gpus - len(used)
     return Memory(
@@ -67,8 +68,10 @@ def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, sta
     """What a rank of `stage` takes."""
     generation = generation_of(recipe)
     tower = 0.0
-    if recipe.vision:
-        tower = 1.0 if recipe.flags.get("mm-encoder-tp-mode") == "data" else 1 / recipe.parallel.tp
+    if recipe.vision:  # our launches copy the tower to every card; the patched image's slice it
+        default = "weights" if recipe.runtime.preset == "community" else "data"
+        mode = recipe.flags.get("mm-encoder-tp-mode", default)
+        tower = 1.0 if mode == "data" else 1 / recipe.parallel.tp
     weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=tower)
     weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
     last = stage == recipe.parallel.pp - 1
@@ -148,12 +151,6 @@ def triton_mla(gpu: Gpu, recipe: Recipe) -> bool:
     return gpu.generation not in ("hopper", "blackwell", "cdna")
 
 
-def _need(needs: list[Needs | None], stage: int) -> Needs:
-    found = needs[min(stage, len(needs) - 1)]
-    assert found is not None
-    return found
-
-
 def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
     """Bytes short of starting and serving one sequence of the asked length."""
     one = math.ceil(recipe.context / (recipe.parallel.dcp * recipe.parallel.dp)) * needs.token
@@ -162,7 +159,7 @@ def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
     return max(inside, outside)
 
 
-def _device(index: int, gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> DeviceMemory:
+def _device(gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> DeviceMemory:
     kv = tokens // (recipe.parallel.dcp * recipe.parallel.dp) * needs.token + needs.window
     workspace = needs.later - gibibytes("vllm", "margin")
     activations = needs.activations + needs.graphs + workspace
@@ -172,7 +169,7 @@ def _device(index: int, gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe:
     overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + taken(gpu))
     free = gpu.memory - weights - kv - activations - overhead
     return DeviceMemory(
-        device=f"gpu{index}",
+        device="gpu",
         total=gpu.memory,
         weights=needs.weights,
         draft=needs.draft,

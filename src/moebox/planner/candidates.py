@@ -1,0 +1,239 @@
+"""Every recipe worth weighing for a model on a box, within what a person has pinned.
+
+Recipes come in tiers. Tier 0 is what one starts with: native weights, no draft, bf16 cache, plain tensor parallelism.
+Higher tiers add decode context parallelism, an fp8 cache, expert parallelism, the patched image and drafts.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.planner import place
+from moebox.planner.memory import cards, shards
+from moebox.planner.memory.constants import gibibytes, taken, visible
+from moebox.planner.pins import Pins
+
+START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
+START_UTILIZATION = 0.90
+BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
+SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
+UBATCHES = (512, 2048, 4096, 8192)
+GROUP = {"int4-g32": 32, "nvfp4": 16, "mxfp4": 32, "fp8-block": 128}
+# Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
+LEAST_BITS = 3.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A recipe and how far it is from the plainest one."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint
+    tier: int
+
+
+def candidates(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, engines: tuple[EngineName, ...]
+) -> Iterator[Candidate]:
+    """All of them for `engines`, the plainest first."""
+    for engine in engines:
+        for checkpoint in forms(checkpoints, engine, pins):
+            if engine in ("vllm", "sglang"):
+                yield from serving(box, model, checkpoint, engine, pins)
+            else:
+                yield from placed(box, model, checkpoint, engine, pins)
+
+
+def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
+    """Engines that can be meant, in groups: a later group is looked at when nothing of an earlier one fits."""
+    if pins.engine:
+        return ((pins.engine,),)
+    hybrid = pins.experts is not None or pins.mla is not None or pins.ubatch or pins.threads
+    if hybrid or pins.kv in ("q8_0", "q4_0", "f16") or not box.gpus:
+        return (("ik_llama.cpp", "llama.cpp"),)
+    return ("vllm", "sglang"), ("ik_llama.cpp", "llama.cpp")
+
+
+def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
+    """Checkpoints the engine reads; without a pin those that keep quality, where there are any."""
+    wanted = "safetensors" if engine in ("vllm", "sglang") else "gguf"
+    known = [one for one in checkpoints if one.format == wanted and (not one.engines or engine in one.engines)]
+    if pins.checkpoint:
+        return tuple(one for one in known if pins.checkpoint.lower() in (one.name.lower(), one.repo.lower(), one.path))
+    return tuple(known)
+
+
+def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
+    """Recipes of an engine that serves from cards alone."""
+    for parallel in layouts(box, model, checkpoint, engine, pins):
+        for preset in presets(box, model, engine, pins):
+            for kv in caches(engine, preset, pins):
+                for draft in drafts(model, preset, pins):
+                    tier = (parallel.dcp > 1) + (parallel.pp > 1 and parallel.tp < len(box.gpus))
+                    tier += 2 * (parallel.ep or (kv == "fp8") != (preset == "community"))
+                    tier += 3 * (draft is not None and pins.speculate is None) + 3 * (bool(preset) and not pins.image)
+                    tier += 0 if checkpoint.native else 1
+                    recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
+                    yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
+
+
+def served(
+    box: Box,
+    model: Model,
+    checkpoint: Checkpoint,
+    engine: EngineName,
+    pins: Pins,
+    parallel: Parallel,
+    kv: str,
+    draft: Speculate | None,
+    preset: str,
+) -> Recipe:
+    """One recipe for vLLM or SGLang."""
+    used = cards.fastest_alike(box, parallel.gpus)
+    env = {} if used == tuple(range(len(used))) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, used))}
+    runtime = Runtime(kind="docker", preset=preset) if preset else Runtime()
+    return replace(
+        plain(model, checkpoint, engine, pins),
+        name=f"{model.name}-{engine}-tp{parallel.tp}" + (f"-pp{parallel.pp}" if parallel.pp > 1 else ""),
+        max_seqs=sequences(pins),
+        kv=kv,
+        memory_utilization=pins.memory_utilization or utilization(box, used, bold=pins.bold and draft is None),
+        parallel=parallel,
+        speculate=draft,
+        runtime=runtime,
+        env=env,
+    )
+
+
+def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Recipe:
+    """What every recipe of a model shares."""
+    gguf = checkpoint.format == "gguf"
+    return Recipe(
+        name=f"{model.name}-{engine}",
+        engine=engine,
+        model=model.name,
+        checkpoint=checkpoint.path or checkpoint.name,
+        served_name=(model.repo or model.name).rpartition("/")[2],
+        context=pins.context or min(START_CONTEXT, model.context),
+        tool_parser="" if gguf else model.tool_parser,
+        reasoning_parser="" if gguf else model.reasoning_parser,
+        trust_remote_code=model.trust_remote_code and not gguf,
+    )
+
+
+def sequences(pins: Pins) -> int:
+    """Sequences a step may hold: what is asked for, and never the engine's thousand."""
+    return max(pins.concurrency or 0, BOLD_SEQUENCES if pins.bold else SEQUENCES)
+
+
+def utilization(box: Box, used: tuple[int, ...], *, bold: bool) -> float:
+    """The share of each card to claim: less where other programs hold a part of it."""
+    gpus = cards.all_cards(box)
+    least = BOLD_UTILIZATION if bold else START_UTILIZATION
+    for index in used:
+        free = visible(gpus[index]) - taken(gpus[index]) - gibibytes("vllm", "margin")
+        least = min(least, math.floor(100 * free / visible(gpus[index])) / 100)
+    return max(least, 0.01)
+
+
+def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Parallel]:
+    """Ways to cut the model over the cards that its heads, experts and layers allow."""
+    group, every = GROUP.get(checkpoint.quant, 1), len(all_cards) if (all_cards := cards.all_cards(box)) else 0
+    largest = max((gpu.memory for gpu in all_cards), default=0)
+    for tp, pp in shapes(box, pins):
+        if tp * pp < every and checkpoint.bytes / (tp * pp) > largest and not pins.tp:
+            continue  # hopeless on fewer cards; the layouts over all of them say by how much
+        for ep in (pins.ep > 1,) if pins.ep else (False, True):
+            if ep and (tp == 1 or not model.moe):
+                continue
+            for dcp in (pins.dcp,) if pins.dcp else depths(model, tp, engine) if not ep or pins.ep else (1,):
+                nodes = min(box.nodes, -(-tp * pp // max(len(box.gpus), 1)))
+                parallel = Parallel(tp=tp, pp=pp, dcp=dcp, ep=ep, nodes=max(nodes, 1))
+                if not shards.why_not(model, parallel, group):
+                    yield parallel
+
+
+def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
+    """Pairs of tensor and pipeline sizes: all cards, or fewer where all do not divide well."""
+    every, here = len(box.gpus) * box.nodes, len(box.gpus)
+    if pins.tp and pins.pp:
+        return [(pins.tp, pins.pp)]
+    counts = {every, 1 << (every.bit_length() - 1)} if every else set()
+    counts |= {size for size in (1, 2, 4) if size <= here}
+    if box.mixed:
+        largest = max(gpu.memory for gpu in box.gpus)
+        counts.add(sum(gpu.memory == largest for gpu in box.gpus) * box.nodes)
+    found: set[tuple[int, int]] = set()
+    for cards_used in counts:
+        found |= {(tp, cards_used // tp) for tp in range(1, cards_used + 1) if cards_used % tp == 0 and tp <= here}
+    if pins.tp:
+        found = {(tp, pp) for tp, pp in found if tp == pins.tp} | {(pins.tp, 1)}
+    if pins.pp:
+        found = {(tp, pp) for tp, pp in found if pp == pins.pp} or {(1, pins.pp)}
+    return sorted(found, key=lambda pair: (-pair[0] * pair[1], pair[1]))
+
+
+def depths(model: Model, tp: int, engine: EngineName) -> tuple[int, ...]:
+    """Sizes of decode context parallelism to weigh: powers of two that divide the ranks."""
+    if engine != "vllm" or model.mla is None:
+        return (1,)
+    return tuple(size for size in (1, 2, 4, 8) if size <= tp and tp % size == 0)
+
+
+def presets(box: Box, model: Model, engine: EngineName, pins: Pins) -> tuple[str, ...]:
+    """Images to weigh: the stock one, and on RTX Blackwell the patched one that was built for Kimi there."""
+    if pins.image:
+        return ("community",) if pins.image == "community" and engine == "vllm" else ("",)
+    gpu = box.gpu
+    patched = engine == "vllm" and model.mla is not None and gpu is not None and gpu.generation == "blackwell-rtx"
+    return ("", "community") if patched and model.name.startswith("kimi") else ("",)
+
+
+def caches(engine: EngineName, preset: str, pins: Pins) -> tuple[str, ...]:
+    """Cache types to weigh."""
+    if pins.kv:
+        return (pins.kv,)
+    return ("fp8", "bf16") if preset == "community" else ("bf16", "fp8")
+
+
+def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...]:
+    """Drafts to weigh: none first."""
+    if pins.speculate == "none":
+        return (None,)
+    method = pins.speculate or ("eagle3" if model.drafts else "mtp" if model.mtp_layers else "")
+    if not method:
+        return (None,)
+    names = sorted(model.drafts, key=lambda name: ("mla" in name) != (preset == "community"))
+    draft = names[0].split(" ")[0] if method == "eagle3" and names else ""
+    guess = Speculate(method=method, draft=draft, tokens=3 if method == "eagle3" else 1)
+    return (guess,) if pins.speculate else (None, guess)
+
+
+def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
+    """Recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on the cards as fit."""
+    ik = engine == "ik_llama.cpp"
+    low = checkpoint.bits_per_weight(model) < LEAST_BITS
+    for ubatch in (pins.ubatch,) if pins.ubatch else UBATCHES:
+        hybrid = Hybrid(
+            gpu_layers=999 if box.gpus else 0,
+            threads=pins.threads or (max(1, box.cpu.cores - 1) if box.cpu.cores else None),
+            threads_batch=box.cpu.threads or None,
+            batch=max(2048, ubatch),
+            ubatch=ubatch,
+            mla=pins.mla if pins.mla is not None else (3 if ik and model.mla else None),
+            attention_buffer=512 if ik and model.mla else None,
+        )
+        recipe = replace(
+            plain(model, checkpoint, engine, pins),
+            name=f"{model.name}-{checkpoint.quant.lower()}-{engine}",
+            max_seqs=pins.concurrency or 1,
+            kv=pins.kv or "f16",
+            hybrid=hybrid,
+        )
+        counts = pins.experts
+        if counts is None:
+            counts = place.counts_that_fit(box, model, checkpoint, recipe)
+        yield Candidate(recipe=place.placed(box, model, recipe, counts), checkpoint=checkpoint, tier=5 if low else 0)

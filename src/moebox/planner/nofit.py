@@ -1,0 +1,141 @@
+"""What to say when nothing fits: how much is missing, and what would mend it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.planner.candidates import Candidate, candidates, engines_for, forms
+from moebox.planner.memory.constants import gibibytes
+from moebox.planner.pins import Pins
+from moebox.planner.weigh import Weighed, weigh
+from moebox.units import count, gb, gib
+
+ROUND = 2**34  # remedies name RAM in steps of 16 GiB
+
+
+def problem(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
+) -> MoeboxError:
+    """The error for a box that holds no candidate."""
+    hint = "; ".join(list(remedies(box, model, checkpoints, pins, tried))[:3]) or None
+    if not tried:
+        return nothing_to_try(box, model, checkpoints, pins, hint)
+    nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
+    short, recipe = nearest.memory.shortfall, nearest.recipe
+    where = "RAM" if recipe.hybrid and _worst(nearest) == "ram" else "each card"
+    if recipe.parallel.pp > 1 or (recipe.hybrid and where != "RAM"):
+        where = "the fullest card"
+    text = (
+        f"{model.title} does not fit on {box.name}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
+        f"{_shape(nearest)}{count(recipe.context)} tokens) lacks {gb(short)} on {where}"
+    )
+    return DoesNotFit(text, shortfall=short, hint=hint)
+
+
+def nothing_to_try(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, hint: str | None
+) -> MoeboxError:
+    """No candidate at all: no form the engine reads, or no cut of the model over these cards."""
+    engine = pins.engine or "any engine"
+    if not box.gpus and pins.engine in ("vllm", "sglang"):
+        return DoesNotFit(f"{pins.engine} needs a GPU and {box.name} has none", hint="--engine llama.cpp runs on CPUs")
+    readable = [one for name in ([pins.engine] if pins.engine else []) for one in forms(checkpoints, name, pins)]
+    if pins.engine and not readable:
+        wanted = pins.checkpoint or "any known checkpoint"
+        return BadInput(f"{pins.engine} does not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
+    cut = ", ".join(f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "ep", "dcp") if getattr(pins, name))
+    heads = model.attention.heads
+    text = f"{model.title} cannot be cut that way for {engine}: {cut or 'no layout'} over {len(box.gpus)} cards"
+    return BadInput(text, hint=hint or f"{heads} attention heads must divide by tp, and dcp must divide tp")
+
+
+def remedies(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
+) -> Iterator[str]:
+    """The nearest things that would make it fit, the cheapest first."""
+    if pins.context:
+        shorter = _longest_that_fits(box, model, checkpoints, pins)
+        if shorter:
+            yield f"--context {shorter} fits"
+    smaller = _smaller_form(box, model, checkpoints, pins)
+    if smaller:
+        yield f"--checkpoint {smaller.name} ({gb(smaller.bytes)}) fits"
+    if box.gpus:
+        more = _more_cards(box, model, checkpoints, pins)
+        if more:
+            yield more
+    ram = _ram_needed(box, tried)
+    if ram:
+        have = gib(box.ram) if box.ram else "none declared"
+        yield f"{gib(ram)} of RAM for the experts (--ram; {have}) with ik_llama.cpp or llama.cpp"
+    elif not box.gpus and not box.ram:
+        yield "say how much RAM there is with --ram"
+
+
+def _longest_that_fits(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> int:
+    """The longest context that some candidate holds, in whole thousands; 0 when none."""
+    low, high = 0, pins.context or 0
+    while high - low > 1024:
+        middle = (low + high) // 2
+        found = every(box, model, checkpoints, replace(pins, context=middle))
+        fits = any(one.memory.fits for one in weigh(box, model, found, pins))
+        low, high = (middle, high) if fits else (low, middle)
+    return low // 1024 * 1024
+
+
+def _smaller_form(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Checkpoint | None:
+    """The largest form that fits when the engine and the checkpoint are free."""
+    free = replace(pins, checkpoint=None, engine=None, kv=None)
+    tried = weigh(box, model, every(box, model, checkpoints, free), free)
+    fitting = [one.checkpoint for one in tried if one.memory.fits]
+    return max(fitting, key=lambda one: one.bytes, default=None)
+
+
+def _more_cards(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
+    """How many such cards would do, when fewer than 65 do."""
+    card = box.gpus[0]
+    free = replace(pins, tp=None, pp=None, dcp=None, ep=None, context=pins.context or 8192, engine="vllm")
+    for number in (len(box.gpus) + 1, 2, 4, 8, 16, 32, 64):
+        if number <= len(box.gpus):
+            continue
+        larger = replace(box, gpus=(card,) * number, name=f"{number}x-{card.name}")
+        tried = weigh(larger, model, every(larger, model, checkpoints, free), free)
+        if any(one.memory.fits for one in tried):
+            extra = number - len(box.gpus)
+            return f"{extra} more {card.title}: {number} hold it"
+    return ""
+
+
+def _ram_needed(box: Box, tried: list[Weighed]) -> int:
+    """RAM with which the smallest hybrid tried would fit; 0 when RAM is not what lacks."""
+    needs = [
+        one.memory.devices[-1].total - one.memory.devices[-1].free
+        for one in tried
+        if one.recipe.hybrid and all(device.free >= 0 for device in one.memory.devices[:-1])
+    ]
+    smallest = min((need for need in needs if need > box.ram), default=0)
+    return -(-(smallest + gibibytes("llama", "margin")) // ROUND) * ROUND if smallest else 0
+
+
+def every(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Iterator[Candidate]:
+    """Candidates of all engines."""
+    for engines in engines_for(box, pins):
+        yield from candidates(box, model, checkpoints, pins, engines)
+
+
+def _worst(one: Weighed) -> str:
+    return min(one.memory.devices, key=lambda device: device.free).device
+
+
+def _shape(one: Weighed) -> str:
+    parallel = one.recipe.parallel
+    if one.recipe.hybrid:
+        return ""
+    return f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "") + ", "
+
+
+def _readers(checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
+    names = [one.name for one in checkpoints if not pins.checkpoint or pins.checkpoint.lower() == one.name.lower()]
+    return f"known forms: {', '.join(sorted(set(names)))}" if names else "no form of it is known"

@@ -1,0 +1,79 @@
+"""Which expert layers go to which card when not all of them do.
+
+The head of the stack goes to the first card and the tail to the last; each card takes layers it owns first, because the
+cache and the attention of those lie there already.
+"""
+
+from dataclasses import replace
+
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Hybrid, Recipe
+from moebox.errors import BadInput
+from moebox.planner.memory import llama
+from moebox.planner.memory.cards import used_cards
+from moebox.planner.memory.constants import gibibytes
+
+
+def cards_of(box: Box, recipe: Recipe) -> int:
+    """Cards of this machine that the recipe may fill."""
+    return len([index for index in used_cards(box, recipe) if index < len(box.gpus)])
+
+
+def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The layers that `counts` by card mean."""
+    if sum(counts) > model.moe_layers:
+        raise BadInput(f"{sum(counts)} expert layers were asked for; {model.name} has {model.moe_layers}")
+    owned = llama.owned_layers(model, list(box.gpus))
+    free = list(range(model.dense_layers, model.layers)) if model.moe else []
+    chosen: list[tuple[int, ...]] = []
+    for card, count in enumerate(counts):
+        tail = card == len(box.gpus) - 1 and card > 0
+        own = [layer for layer in free if layer in owned[card]]
+        others = [layer for layer in free if layer not in owned[card]]
+        order = [*reversed(own), *reversed(others)] if tail else [*own, *others]
+        taken = order[:count]
+        chosen.append(tuple(sorted(taken)))
+        free = [layer for layer in free if layer not in taken]
+    return tuple(chosen)
+
+
+def counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> tuple[int, ...]:
+    """As many expert layers on each card as its memory holds after cache, buffers and a margin; all, if they fit."""
+    if not model.moe or not checkpoint.expert_layer_bytes or not box.gpus:
+        return ()
+    whole = _room(box, model, checkpoint, recipe, all_placed=True)
+    if sum(whole) >= model.moe_layers:
+        return _even(whole, model.moe_layers)
+    return tuple(_room(box, model, checkpoint, recipe, all_placed=False))
+
+
+def placed(box: Box, model: Model, recipe: Recipe, counts: tuple[int, ...]) -> Recipe:
+    """`recipe` with so many expert layers on each card."""
+    if len(counts) > max(len(box.gpus), 1):
+        raise BadInput(f"expert layers for {len(counts)} cards were asked for; {box.name} has {len(box.gpus)}")
+    hybrid = recipe.hybrid or Hybrid()
+    return replace(recipe, hybrid=replace(hybrid, experts=spread(box, model, counts) if any(counts) else ()))
+
+
+def _room(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, all_placed: bool) -> list[int]:
+    """Expert layers each card has room for; without staging when every expert lies on a card."""
+    owners = llama.owned_layers(model, list(box.gpus))
+    staging = llama.staging_bytes(model, checkpoint, placed(box, model, recipe, ())) if all_placed else 0
+    bare = placed(box, model, recipe, ())
+    room: list[int] = []
+    for slot, gpu in enumerate(box.gpus):
+        last = slot == len(box.gpus) - 1
+        card = llama.card_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=last)
+        free = card.free + staging - gibibytes("llama", "margin")
+        room.append(max(0, free // checkpoint.expert_layer_bytes))
+    return room
+
+
+def _even(room: list[int], wanted: int) -> tuple[int, ...]:
+    """`wanted` layers over cards with that much room, as evenly as it goes."""
+    counts = [0] * len(room)
+    while sum(counts) < wanted:
+        card = min((i for i in range(len(room)) if counts[i] < room[i]), key=lambda i: (counts[i], i))
+        counts[card] += 1
+    return tuple(counts)

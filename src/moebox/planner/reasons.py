@@ -1,0 +1,282 @@
+"""Why the chosen recipe, what its rivals lose or gain, and what was dropped: sentences from numbers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from moebox.core.plan import Alternative, Caution
+from moebox.core.recipe import Recipe
+from moebox.planner.candidates import START_CONTEXT
+from moebox.planner.memory import llama, sglang, vllm
+from moebox.planner.memory.cards import all_cards, used_cards
+from moebox.planner.pins import Pins
+from moebox.planner.weigh import Weighed
+from moebox.units import count, gb, gib, tok_s
+
+TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp"}
+MOST = 5  # runners-up shown
+MOST_REFUSED = 8
+
+
+def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
+    """Sentences for the choice, most important first."""
+    out = [_weights(best), _layout(best, others)]
+    if best.recipe.hybrid:
+        out += [_placement(best), _quant(best, others), _ubatch(best, others)]
+    else:
+        out += [_engine(best, others, pins), _cache(best, tried), _sequences(best), _fraction(best)]
+    out.append(_caution(best, pins))
+    out.append(_context(best, pins))
+    return tuple(text for text in out if text)
+
+
+def _weights(best: Weighed) -> str:
+    form = best.checkpoint
+    kind = "the weights as published" if form.native else "a requantised form"
+    return f"{form.name} is {kind} of {best.model.title}: {gb(form.bytes)}, {form.bits_per_weight(best.model):.2f} bits"
+
+
+def _layout(best: Weighed, others: list[Weighed]) -> str:
+    parallel = best.recipe.parallel
+    if best.recipe.hybrid:
+        return ""
+    device = next(one for one in best.memory.devices if one.weights)
+    cut = f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
+    text = f"{cut} leaves {gib(device.weights_total)} of weights on each card"
+    rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.dcp == parallel.dcp)
+    if rival and rival.recipe.parallel.ep == parallel.ep:
+        text += f"; TP{rival.recipe.parallel.tp}×PP{rival.recipe.parallel.pp} is forecast at {_change(rival, best)}"
+    if parallel.gpus < len(all_cards(best.box)):
+        text += f"; {len(all_cards(best.box)) - parallel.gpus} of {len(all_cards(best.box))} cards stay free"
+    return text
+
+
+def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
+    if pins.engine:
+        return f"{TITLES[pins.engine]} was asked for"
+    rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.candidate.tier == 0)
+    if rival is None:
+        return ""
+    name = TITLES[rival.recipe.engine]
+    if rival.score > best.score:
+        change = f"{rival.score / best.score - 1:.0%}"
+        return f"{TITLES[best.recipe.engine]} first: {name} is forecast {change} ahead, less than the forecast's error"
+    return f"{TITLES[best.recipe.engine]} over {name}, which is forecast at {_change(rival, best)}"
+
+
+def _cache(best: Weighed, tried: list[Weighed]) -> str:
+    recipe = best.recipe
+    if recipe.kv == "fp8":
+        return "an fp8 cache holds twice the tokens of bf16"
+    for one in tried:
+        if _same_but(one, best, "kv") and one.recipe.kv == "fp8" and one.refused:
+            return f"a {recipe.kv} cache, because fp8 does not start here: {one.refused}"
+    return ""
+
+
+def _sequences(best: Weighed) -> str:
+    recipe, box = best.recipe, best.box
+    used = used_cards(box, recipe)
+    if recipe.engine != "vllm" or not used:
+        return ""
+    gpu = all_cards(box)[used[0]]
+    size = vllm.workspace_bytes(gpu, best.model, recipe)
+    if not size:
+        return ""
+    default = vllm.workspace_bytes(gpu, best.model, replace(recipe, max_seqs=None))
+    return (
+        f"max_seqs {recipe.max_seqs}: Triton MLA's workspace is {gib(size)} a card; "
+        f"at vLLM's default of 1,024 sequences it would be {gib(default)}, after memory was planned"
+    )
+
+
+def _fraction(best: Weighed) -> str:
+    recipe = best.recipe
+    used = used_cards(best.box, recipe)
+    if recipe.engine != "sglang" or not used:
+        return ""
+    gpu = all_cards(best.box)[used[0]]
+    own = sglang.automatic_fraction(gpu, best.model, recipe)
+    needs = sglang.needs_of(best.model, best.checkpoint, recipe, 0)
+    tokens = sglang.tokens_on(gpu, best.model, replace(recipe, memory_utilization=None), needs)
+    return (
+        f"mem_fraction_static {recipe.memory_utilization:g} is set: left alone SGLang would take {own:.3f} "
+        f"and hold {count(tokens)} tokens instead of {count(best.memory.kv_tokens)}"
+    )
+
+
+def _placement(best: Weighed) -> str:
+    recipe = best.recipe
+    assert recipe.hybrid is not None
+    counts = [len(layers) for layers in recipe.hybrid.experts]
+    total, ram = best.model.moe_layers, best.memory.devices[-1]
+    if not best.box.gpus:
+        return f"no GPU: everything runs from RAM, {gb(ram.weights_total)} of {gb(ram.total)}"
+    if sum(counts) >= total:
+        return f"all {total} expert layers fit on the cards ({'+'.join(map(str, counts))})"
+    shown = "+".join(map(str, counts)) or "0"
+    return (
+        f"{sum(counts)} of {total} expert layers lie on the cards ({shown}, head of the stack first, tail last); "
+        f"{gb(ram.weights_total)} stay in RAM, {gb(ram.free)} of which remains free"
+    )
+
+
+def _quant(best: Weighed, others: list[Weighed]) -> str:
+    rival = _best(others, lambda one: one.recipe.engine == best.recipe.engine and one.checkpoint != best.checkpoint)
+    if rival is None:
+        return ""
+    return f"{best.checkpoint.name} over {rival.checkpoint.name}, which is forecast at {_change(rival, best)}"
+
+
+def _ubatch(best: Weighed, others: list[Weighed]) -> str:
+    hybrid = best.recipe.hybrid
+    if hybrid is None or best.model.moe is None or best.recipe.engine != "ik_llama.cpp" or not best.box.gpus:
+        return ""
+    least = llama.offload_threshold(best.model)
+    if hybrid.ubatch >= least:
+        return f"-ub {hybrid.ubatch}: from {count(least)} tokens a batch on, prompts are read on the cards"
+    return f"-ub {hybrid.ubatch}: prompts are read by the CPU; from {count(least)} tokens a batch on the cards would"
+
+
+def _caution(best: Weighed, pins: Pins) -> str:
+    if pins.bold:
+        return "bold: the best forecast at once; a plain start is safer (leave --bold out)"
+    if best.recipe.hybrid:
+        return "text only and one slot first; `moebox climb` goes on from there"
+    return "a careful start: text only, no draft; `moebox climb` walks context up and then tries drafts"
+
+
+def _context(best: Weighed, pins: Pins) -> str:
+    if not pins.context and best.recipe.context < min(START_CONTEXT, best.model.context):
+        return f"context {count(best.recipe.context)}: {count(START_CONTEXT)} does not fit"
+    return ""
+
+
+def alternatives(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Alternative, ...]:
+    """The best of each other kind that starts, and what taking it would change."""
+    usable = [one for one in others if not one.refused]
+    found: list[Weighed] = []
+    for kind in _kinds(best):
+        one = _best(usable, kind)
+        if one and one not in found:
+            found.append(one)
+    return tuple(
+        Alternative(
+            title=title(one, best),
+            recipe=one.recipe,
+            decode_tok_s=round(one.speed.decode_tok_s(best.streams, 4096), 2),
+            kv_tokens=one.memory.kv_tokens,
+            loses=_loses(one, best),
+        )
+        for one in found[:MOST]
+    )
+
+
+def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
+    """What a runner-up may differ in, in the order they are worth hearing of."""
+    recipe = best.recipe
+    if recipe.hybrid:
+        return [
+            lambda one: one.checkpoint != best.checkpoint and one.recipe.engine == recipe.engine,
+            lambda one: one.recipe.engine != recipe.engine and one.recipe.hybrid is not None,
+            lambda one: one.checkpoint == best.checkpoint and one.recipe.engine == recipe.engine,
+        ]
+    return [
+        lambda one: bool(one.recipe.runtime.preset) != bool(recipe.runtime.preset) and one.recipe.speculate is None,
+        lambda one: one.recipe.speculate is not None and recipe.speculate is None,
+        lambda one: one.recipe.engine != recipe.engine and one.recipe.hybrid is None,
+        lambda one: one.recipe.parallel.dcp > recipe.parallel.dcp and _same_but(one, best, "parallel"),
+        lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.pp != recipe.parallel.pp,
+        lambda one: one.checkpoint != best.checkpoint and one.recipe.engine == recipe.engine,
+    ]
+
+
+def title(one: Weighed, best: Weighed) -> str:
+    """A runner-up in words: engine, layout, and what sets it apart."""
+    recipe = one.recipe
+    parts = [TITLES[recipe.engine]]
+    if recipe.runtime.preset:
+        parts.append("patched community image")
+    if recipe.hybrid:
+        counts = "+".join(str(len(layers)) for layers in recipe.hybrid.experts) or "0"
+        parts += [one.checkpoint.name, f"{counts} expert layers", f"-ub {recipe.hybrid.ubatch}"]
+        return ", ".join(parts)
+    parallel = recipe.parallel
+    cut = f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
+    cut += (f" DCP{parallel.dcp}" if parallel.dcp > 1 else "") + (" EP" if parallel.ep else "")
+    parts += [cut, f"{recipe.kv} cache"]
+    if one.checkpoint != best.checkpoint:
+        parts.append(one.checkpoint.name)
+    if recipe.speculate:
+        parts.append(f"{recipe.speculate.method} draft")
+    return ", ".join(parts)
+
+
+def _loses(one: Weighed, best: Weighed) -> str:
+    """What changes against the choice: decode, cache, and what it takes."""
+    parts = [f"{_decode_change(one, best)} decode at {best.streams} stream{'s' if best.streams > 1 else ''}"]
+    if one.memory.kv_tokens and best.memory.kv_tokens and one.memory.kv_tokens != best.memory.kv_tokens:
+        parts.append(f"{one.memory.kv_tokens / best.memory.kv_tokens:.2g}× the cache")
+    if one.recipe.runtime.preset and not best.recipe.runtime.preset:
+        parts.append("needs a third party's image")
+    if one.recipe.speculate and not best.recipe.speculate:
+        parts.append("a draft to trust first")
+    if not one.checkpoint.native and best.checkpoint.native:
+        parts.append("not the published weights")
+    return ", ".join(parts)
+
+
+def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
+    """What was dropped, by kind: what does not start and what does not fit."""
+    out: dict[str, str] = {}
+    alike = [one for one in tried if one.recipe.hybrid or one.recipe.parallel.gpus == best.recipe.parallel.gpus]
+    for one in alike:
+        if one.refused and one.refused not in out.values():
+            out[title(one, best)] = one.refused
+    for one in sorted(alike, key=lambda one: one.candidate.tier):
+        if not one.memory.fits and not one.refused and len(out) < MOST_REFUSED:
+            lack = f"lacks {gb(one.memory.shortfall)} for {count(one.recipe.context)} tokens"
+            out.setdefault(title(one, best), lack)
+    return out
+
+
+def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, ...]:
+    """What the patched image would gain where the stock one cannot do what it does."""
+    if best.recipe.engine != "vllm" or best.recipe.runtime.preset:
+        return ()
+    patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
+    if patched is None or patched.recipe.kv != "fp8":
+        return ()
+    text = (
+        f"the patched community image runs an fp8 cache on these cards: {count(patched.memory.kv_tokens)} tokens "
+        f"instead of {count(best.memory.kv_tokens)}, decode {_decode_change(patched, best)} at {best.streams} streams"
+    )
+    return (Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE),)
+
+
+IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
+
+
+def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:
+    """The plainest of a kind among those that start, and of these the best forecast."""
+    usable = [one for one in found if kind(one) and not one.refused]
+    tier = min((one.candidate.tier for one in usable), default=0)
+    return max((one for one in usable if one.candidate.tier == tier), key=lambda one: one.score, default=None)
+
+
+def _same_but(one: Weighed, best: Weighed, *fields: str) -> bool:
+    """Whether two recipes differ in nothing but these fields (and their names)."""
+    blank = {"name": "", "memory_utilization": None, "env": {}} | dict.fromkeys(fields)
+    return _with(one.recipe, blank) == _with(best.recipe, blank)
+
+
+def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
+    return replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def _change(one: Weighed, best: Weighed) -> str:
+    return f"{one.score / best.score - 1:+.0%}"
+
+
+def _decode_change(one: Weighed, best: Weighed) -> str:
+    here, there = (each.speed.decode_tok_s(best.streams, 4096) for each in (one, best))
+    return f"{here / there - 1:+.0%}" if there else tok_s(here)

@@ -1,0 +1,61 @@
+"""What is known to go wrong with a recipe on a box: engines' refusals, known symptoms, and what the numbers show."""
+
+import re
+
+from moebox import engines
+from moebox.core import symptom
+from moebox.core.box import Box
+from moebox.core.model import Model
+from moebox.core.plan import Caution, Memory
+from moebox.core.recipe import Recipe
+from moebox.units import count, gb
+
+LINK = re.compile(r"https?://[^\s;,)]+")
+
+
+def known_troubles(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
+    """What engines refuse on that hardware, and symptoms of that engine, version, model and card."""
+    refused = tuple(engines.refusals(recipe, box, model))
+    seen = {link for caution in refused for link in LINK.findall(caution.source)}
+    gpu = box.gpu
+    found = symptom.foreseen(
+        engine=recipe.engine,
+        version=recipe.engine_version or engines.newest(recipe.engine),
+        sm=gpu.sm if gpu else "",
+        model=model.name,
+        recipe=recipe,
+    )
+    return (*refused, *(_caution(one) for one in found if not seen.intersection(LINK.findall(one.source))))
+
+
+def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
+    """What the budget itself says."""
+    out: list[Caution] = []
+    if recipe.context > model.context:
+        text = f"{count(recipe.context)} tokens is beyond what {model.title} was trained for ({count(model.context)})"
+        out.append(Caution(symptom="", text=text, remedy=f"context = {model.context}"))
+    holds = memory.kv_tokens // max(recipe.context, 1)
+    if 0 < holds < concurrency:
+        text = f"the cache holds {holds} requests of {count(recipe.context)} tokens, not {concurrency}: the rest wait"
+        out.append(Caution(symptom="", text=text, remedy="shorter contexts, decode context parallelism or fp8 cache"))
+    if recipe.hybrid and not box.ram_bandwidth:
+        text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is a guess"
+        out.append(Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"))
+    if recipe.engine in ("vllm", "sglang") and box.mixed:
+        text = "cards of different kinds in one group: the smallest and slowest decides"
+        out.append(Caution(symptom="", text=text, severity="note"))
+    busy = [gpu for gpu in box.gpus if gpu.memory_free is not None and gpu.memory - gpu.memory_free > 2e9]
+    if busy:
+        held = max(gpu.memory - (gpu.memory_free or 0) for gpu in busy)
+        text = f"other programs hold up to {gb(held)} on {len(busy)} card(s)"
+        out.append(Caution(symptom="", text=text, remedy="stop them, or leave the lower memory utilization as planned"))
+    if any(gpu.mig for gpu in box.gpus):
+        text = "MIG slices cannot talk to each other: tensor parallelism over them does not start"
+        out.append(Caution(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
+    return tuple(out)
+
+
+def _caution(one: symptom.Symptom) -> Caution:
+    changes = symptom.as_text(one.change)
+    remedy = f"{one.remedy} ({changes})" if changes and "{" not in changes else one.remedy
+    return Caution(symptom=one.id, text=one.cause, remedy=remedy, severity=one.severity, source=one.source)

@@ -1,0 +1,129 @@
+"""Candidates with their memory, troubles and forecast: what the choice is made from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.plan import Caution, Forecast, Memory
+from moebox.core.recipe import Recipe
+from moebox.planner.candidates import Candidate
+from moebox.planner.memory import budget
+from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
+from moebox.planner.warnings import known_troubles
+
+# The request that candidates are compared by: a prompt and an answer of ordinary agent turns.
+PROMPT, ANSWER = 4096, 1024
+STREAMS = {"throughput": 32, "latency": 1, "context": 1}
+CONTEXTS = (1024, 8192, 32768, 65536, 131072, 262144)
+CONCURRENCIES = (1, 8, 32, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """A candidate that was looked at."""
+
+    box: Box
+    model: Model
+    candidate: Candidate
+    memory: Memory
+    pins: Pins
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its recipe."""
+        return self.candidate.recipe
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Its checkpoint."""
+        return self.candidate.checkpoint
+
+    @cached_property
+    def troubles(self) -> tuple[Caution, ...]:
+        """What is known to go wrong."""
+        return known_troubles(self.recipe, self.box, self.model)
+
+    @property
+    def refused(self) -> str:
+        """Why it would not start, or ""."""
+        return next((one.text for one in self.troubles if one.severity == "fatal"), "")
+
+    @cached_property
+    def speed(self) -> Speed:
+        """Its speed model."""
+        return Speed.of(self.box, self.model, self.checkpoint, self.recipe)
+
+    @property
+    def streams(self) -> int:
+        """Streams it is compared at: as many as asked for and as its cache holds."""
+        wanted = self.pins.concurrency or STREAMS[self.pins.goal]
+        length = min(self.recipe.context, PROMPT + ANSWER)
+        if self.pins.context and self.pins.concurrency:
+            length = self.recipe.context
+        most = self.recipe.max_seqs or wanted
+        return max(1, min(wanted, most, self.memory.kv_tokens // max(length, 1)))
+
+    @cached_property
+    def score(self) -> float:
+        """Answer tokens a second when `streams` such requests are read and answered together."""
+        prompt = max(1, min(PROMPT, self.recipe.context - 1))
+        answer = max(1, min(ANSWER, self.recipe.context - prompt))
+        step = self.speed.decode_step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
+        reading = self.speed.prefill_s(prompt) * self.streams
+        return self.streams * answer / (reading + answer * step)
+
+    @cached_property
+    def decode(self) -> float:
+        """Decode tokens a second at the streams it is compared at."""
+        return self.speed.decode_tok_s(self.streams, min(PROMPT, self.recipe.context))
+
+
+def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> list[Weighed]:
+    """The memory of every candidate; speed and troubles are worked out when asked for."""
+    return [
+        Weighed(
+            box=box,
+            model=model,
+            candidate=one,
+            memory=budget(box, model, one.checkpoint, one.recipe),
+            pins=pins,
+        )
+        for one in found
+    ]
+
+
+def with_utilization(found: Iterable[Candidate], share: float) -> list[Candidate]:
+    """The same candidates claiming `share` of each card."""
+    return [
+        replace(one, recipe=replace(one.recipe, memory_utilization=share))
+        for one in found
+        if one.recipe.memory_utilization is not None
+    ]
+
+
+def forecast(one: Weighed) -> tuple[Forecast, ...]:
+    """Rows by context and concurrency, as far as the cache holds them."""
+    low, high = one.speed.band
+    rows: list[Forecast] = []
+    lengths = [size for size in CONTEXTS if size < one.recipe.context] + [one.recipe.context]
+    for context in lengths[-4:] if len(lengths) > 4 else lengths:
+        reading = one.speed.prefill_s(context)
+        for streams in CONCURRENCIES:
+            if streams > 1 and (streams * context > one.memory.kv_tokens or streams > (one.recipe.max_seqs or streams)):
+                continue
+            rate = one.speed.decode_tok_s(streams, context)
+            rows.append(
+                Forecast(
+                    context=context,
+                    concurrency=streams,
+                    decode_tok_s=round(rate, 2),
+                    low_tok_s=round(rate * low, 2),
+                    high_tok_s=round(rate * high, 2),
+                    prefill_tok_s=round(context / reading, 1) if reading else 0.0,
+                    ttft_s=round(reading, 4),
+                )
+            )
+    return tuple(rows)
