@@ -1,0 +1,129 @@
+"""Where a URL leads, a socket to it, and when the kernel received what is read from it."""
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from moebox.errors import BadInput, Outside
+
+# asm-generic/socket.h: receive timestamps of nanosecond resolution, set by the network stack before the process is
+# woken.
+SO_TIMESTAMPNS = 35
+SIDE_BYTES = socket.CMSG_SPACE(16)  # room for the one control message that carries a struct timespec
+_TIMESPEC = struct.Struct("=qq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server's address. `prefix` is what stands before the path of every request."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+    insecure: bool = False  # accept any certificate
+    ca_file: str = ""
+
+    @property
+    def authority(self) -> str:
+        """The Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def target_of(url: str, *, insecure: bool = False, ca_file: str = "") -> Target:
+    """The Target of an http(s) URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as problem:
+        raise BadInput(f"{url!r} is not a URL: {problem}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput(f"{url!r} is not a URL", hint="write it like http://127.0.0.1:8000/v1")
+    tls = parts.scheme == "https"
+    return Target(
+        host=parts.hostname,
+        port=port or (443 if tls else 80),
+        tls=tls,
+        prefix=parts.path.rstrip("/"),
+        insecure=insecure,
+        ca_file=ca_file,
+    )
+
+
+def addresses(target: Target) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    """Where the name leads, best first; Outside when nowhere."""
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as problem:
+        raise Outside(f"{target.host}: no such host ({problem})") from None
+    return [(family, address[:2]) for family, _, _, _, address in found]  # type: ignore[misc]
+
+
+def tls_context(target: Target) -> ssl.SSLContext:
+    """How certificates are checked for this target."""
+    try:
+        context = ssl.create_default_context(cafile=target.ca_file or None)
+    except (OSError, ssl.SSLError) as problem:
+        raise BadInput(f"{target.ca_file}: not a certificate file: {problem}") from None
+    if target.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def tune(sock: socket.socket) -> bool:
+    """Send at once, and have the kernel note when bytes come; False where it cannot."""
+    with contextlib.suppress(OSError):  # not every family knows it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def clock_offset() -> int:
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC in ns: kernel stamps are in the first, everything of ours in the second."""
+    tries = []
+    for _ in range(3):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        tries.append((after - before, wall - (before + after) // 2))
+    return min(tries)[1]
+
+
+def stamp_of(ancillary: Sequence[tuple[int, int, bytes]], offset: int) -> int:
+    """The kernel's receive time in CLOCK_MONOTONIC ns, or 0 where it gave none."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
+            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            return int(seconds * 1_000_000_000 + nanoseconds - offset)
+    return 0
+
+
+def head(
+    target: Target, path: str, *, length: int | None = None, headers: dict[str, str] | None = None, accept: str = ""
+) -> bytes:
+    """The request head for `path`; a POST when there is a body of `length` bytes."""
+    lines = [
+        f"{'GET' if length is None else 'POST'} {target.prefix}{path} HTTP/1.1",
+        f"Host: {target.authority}",
+        f"User-Agent: moebox (pid {os.getpid()})",
+        f"Accept: {accept or '*/*'}",
+    ]
+    if length is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {length}"]
+    for name, value in (headers or {}).items():
+        if any(c in name + value for c in "\r\n\0") or not (name + value).isascii():
+            raise BadInput(f"header {name!r} holds characters that HTTP does not allow")
+        lines.append(f"{name}: {value}")
+    return "\r\n".join([*lines, "", ""]).encode("ascii")

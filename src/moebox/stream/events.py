@@ -1,0 +1,137 @@
+"""What one event of a chat or completion stream carries, and how many tokens that is."""
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
+_TEXTS = (("content", CONTENT), ("text", CONTENT), ("reasoning_content", REASONING), ("reasoning", REASONING))
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One decoded event. `usage` is (prompt, completion, cached, reasoning) tokens, -1 where not told."""
+
+    kind: int = 0
+    text: str = ""
+    finish: str = ""
+    error: str = ""
+    usage: tuple[int, int, int, int] | None = None
+    data: dict[str, Any]
+
+
+def decode(payload: bytes) -> Event | None:
+    """The event in `payload`, or None where it is not a JSON object."""
+    try:
+        data = _decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    kind, text, finish = _choice(data)
+    return Event(
+        kind=kind, text=text, finish=finish, error=_error(data.get("error")), usage=_usage(data.get("usage")), data=data
+    )
+
+
+def describe(status: int, payload: bytes) -> str:
+    """An HTTP error in one line: its status and what the server said."""
+    event = decode(payload)
+    said = ""
+    if event is not None:
+        said = event.error or _error(event.data.get("detail")) or _error(event.data.get("message"))
+    else:
+        said = payload[:200].decode("utf-8", "replace").strip().partition("\n")[0]
+    return f"HTTP {status}: {said}" if said else f"HTTP {status}"
+
+
+def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> "array[int]":
+    """Tokens in each token-bearing event.
+
+    Exact where the server counts in every event (`counts`, running totals). Otherwise one each where that makes the
+    total; where there are more tokens than events (speculative decoding) the surplus goes to events by the bytes they
+    have above the smallest; where there are fewer (a character split over events), events share them evenly and some
+    carry none.
+    """
+    chunks = len(sizes)
+    if chunks and len(counts) == chunks and all(a <= b for a, b in itertools.pairwise(counts)):
+        return array("I", [now - before for before, now in zip([0, *counts[:-1]], counts, strict=True)])
+    if total <= 0 or total == chunks or not chunks:
+        return array("I", [1]) * chunks
+    if total < chunks:
+        upto = [-(-i * total // chunks) for i in range(chunks + 1)]  # rounded up, so that the first event carries one
+        return array("I", [after - before for before, after in itertools.pairwise(upto)])
+    return _surplus(sizes, total - chunks)
+
+
+def _surplus(sizes: Sequence[int], surplus: int) -> "array[int]":
+    least = min(sizes)
+    weights = [size - least for size in sizes]
+    whole = sum(weights)
+    if not whole:
+        weights, whole = [1] * len(sizes), len(sizes)
+    tokens, given, seen = array("I"), 0, 0
+    for weight in weights:
+        seen += weight
+        upto = (surplus * seen * 2 + whole) // (2 * whole)  # rounded, so that the sum is exact
+        tokens.append(1 + upto - given)
+        given = upto
+    return tokens
+
+
+def _choice(data: dict[str, Any]) -> tuple[int, str, str]:
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return 0, "", ""
+    choice = choices[0]
+    finish = choice.get("finish_reason")
+    kind, text = _delta(choice.get("delta") or choice.get("message") or choice)
+    return kind, text, finish if isinstance(finish, str) else ""
+
+
+def _delta(delta: Any) -> tuple[int, str]:
+    if not isinstance(delta, dict):
+        return 0, ""
+    for key, kind in (
+        ("content", CONTENT),
+        ("text", CONTENT),
+        ("reasoning_content", REASONING),
+        ("reasoning", REASONING),
+    ):
+        text = delta.get(key)
+        if isinstance(text, str) and text:
+            return kind, text
+    for key in ("tool_calls", "function_call"):
+        if delta.get(key):
+            return TOOL, ""
+    return 0, ""
+
+
+def _error(value: Any) -> str:
+    """A server's error as one line, whatever shape it has."""
+    if not value:
+        return ""
+    if isinstance(value, dict):
+        value = value.get("message") or value.get("detail") or value
+    return " ".join(str(value).split())[:300]
+
+
+def _usage(value: Any) -> tuple[int, int, int, int] | None:
+    if not isinstance(value, dict):
+        return None
+    prompt, output = value.get("prompt_tokens_details"), value.get("completion_tokens_details")
+    return (
+        _whole(value.get("prompt_tokens")),
+        _whole(value.get("completion_tokens")),
+        _whole(prompt.get("cached_tokens")) if isinstance(prompt, dict) else -1,
+        _whole(output.get("reasoning_tokens")) if isinstance(output, dict) else -1,
+    )
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**31 else -1

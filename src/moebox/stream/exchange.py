@@ -1,0 +1,191 @@
+"""One request and its streamed reply, over a connection of its own; leaving early hangs up, which cancels it."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.stream import dial
+from moebox.stream.body import Body
+from moebox.stream.events import CONTENT, REASONING, Event, decode, describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole streamed reply. Times are seconds after the request was sent; None where that never came."""
+
+    status: int
+    error: str = ""  # what went wrong, "" when nothing did
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[dict[str, Any], ...] = ()  # put together from their deltas
+    finish: str = ""
+    done: bool = False  # [DONE] came
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_s: float | None = None  # first token of any kind
+    ttfc_s: float | None = None  # first visible content
+    e2e_s: float | None = None
+    times_s: tuple[float, ...] = ()  # of every event that carried tokens
+    events: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+
+class Exchange:
+    """A request on its way: iterate for (seconds since sent, event) pairs, close to cancel.
+
+    Raises Outside when the server cannot be reached, hangs up before answering, or is silent for `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        *,
+        path: str = "/chat/completions",
+        timeout_s: float = 600.0,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        target = dial.target_of(endpoint.base_url)
+        data = json.dumps({**body, "stream": True}).encode()
+        request = dial.head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
+        self._where = f"{target.host}:{target.port}"
+        self._body = Body()
+        self.done = False
+        try:
+            self._sock = socket.create_connection((target.host, target.port), timeout=timeout_s)
+            self._kernel = dial.tune(self._sock) and not target.tls
+            if target.tls:
+                self._sock = dial.tls_context(target).wrap_socket(self._sock, server_hostname=target.host)
+            self._offset = dial.clock_offset()
+            self._sent = time.monotonic_ns()
+            self._sock.sendall(request + data)
+        except OSError as problem:
+            raise Outside(f"{self._where}: {problem.strerror or problem}", hint="is the server up?") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    @property
+    def status(self) -> int:
+        """The HTTP status, 0 until it is known."""
+        return self._body.status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers, names in lower case."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._body.headers.items()}
+
+    def __iter__(self) -> Iterator[tuple[float, Event]]:
+        body = self._body
+        while not body.complete:
+            data, at = self._read()
+            payloads = body.feed(data) if data else body.end()
+            for payload in payloads:
+                if payload == b"[DONE]":
+                    self.done = True
+                elif event := decode(payload):
+                    yield at, event
+            if not data:
+                break
+        if body.problem or not body.status:
+            raise Outside(f"{self._where}: {body.problem or 'hung up without an answer'}")
+        if not body.streamed:
+            yield from self._unstreamed(at)
+
+    def _unstreamed(self, at: float) -> Iterator[tuple[float, Event]]:
+        payload = bytes(self._body.rest)
+        event = decode(payload)
+        if self.status != 200:
+            yield at, Event(error=describe(self.status, payload), data=event.data if event else {})
+        elif event:
+            self.done = True
+            yield at, event
+
+    def _read(self) -> tuple[bytes, float]:
+        try:
+            if not self._kernel:
+                data = self._sock.recv(65536)
+                return data, (time.monotonic_ns() - self._sent) / 1e9
+            data, side, _, _ = self._sock.recvmsg(65536, dial.SIDE_BYTES)
+        except TimeoutError:
+            raise Outside(f"{self._where}: silent for {self._sock.gettimeout():.0f} s") from None
+        except ConnectionError:
+            return b"", (time.monotonic_ns() - self._sent) / 1e9
+        except OSError as problem:
+            raise Outside(f"{self._where}: {problem.strerror or problem}") from None
+        stamp = dial.stamp_of(side, self._offset) or time.monotonic_ns()
+        return data, (stamp - self._sent) / 1e9
+
+
+def ask(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    *,
+    path: str = "/chat/completions",
+    timeout_s: float = 600.0,
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    """Send one request, read its stream to the end."""
+    said: dict[int, list[str]] = {CONTENT: [], REASONING: []}
+    times: list[float] = []
+    seen: list[Event] = []
+    first_content: float | None = None
+    with Exchange(endpoint, body, path=path, timeout_s=timeout_s, headers=headers) as exchange:
+        for at, event in exchange:
+            seen.append(event)
+            if event.kind:
+                times.append(at)
+                said.setdefault(event.kind, []).append(event.text)
+            if event.kind == CONTENT and first_content is None:
+                first_content = at
+        usage = next((event.usage for event in reversed(seen) if event.usage), (-1, -1, -1, -1))
+        return Reply(
+            status=exchange.status,
+            error=next((event.error for event in seen if event.error), ""),
+            text="".join(said[CONTENT]),
+            reasoning="".join(said[REASONING]),
+            tool_calls=join_tool_calls(event.data for event in seen),
+            finish=next((event.finish for event in reversed(seen) if event.finish), ""),
+            done=exchange.done,
+            prompt_tokens=usage[0] if usage[0] >= 0 else None,
+            completion_tokens=usage[1] if usage[1] >= 0 else None,
+            cached_tokens=usage[2] if usage[2] >= 0 else None,
+            ttft_s=times[0] if times else None,
+            ttfc_s=first_content,
+            e2e_s=times[-1] if times else None,
+            times_s=tuple(times),
+            events=tuple(event.data for event in seen),
+        )
+
+
+def join_tool_calls(events: Iterator[dict[str, Any]] | Any) -> tuple[dict[str, Any], ...]:
+    """The tool calls of a reply, each put together from its deltas."""
+    calls: dict[int, dict[str, Any]] = {}
+    for data in events:
+        for choice in data.get("choices") or []:
+            delta = choice.get("delta") or choice.get("message") or {}
+            for place, part in enumerate(delta.get("tool_calls") or []):
+                index = part.get("index")
+                call = calls.setdefault(place if index is None else index, {"id": "", "name": "", "arguments": ""})
+                function = part.get("function") or {}
+                call["id"] = part.get("id") or call["id"]
+                call["name"] += function.get("name") or ""
+                call["arguments"] += function.get("arguments") or ""
+    return tuple(calls[index] for index in sorted(calls))

@@ -1,0 +1,181 @@
+"""What the bytes of one streamed reply said, and when each token of it came.
+
+A Tape is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed them
+late and many at once: nothing here looks at a clock or a socket. However the same bytes are cut, the tape is the same.
+Segments of the usual shape (one chunk holding one event holding one delta) never meet a JSON decoder; all others take
+the long way through `Body`, the event splitter and `decode`.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from moebox.stream.body import Body
+from moebox.stream.events import CONTENT, REASONING, Event, decode, describe, tokens_by_chunk
+
+# The delta's first key tells what it carries when its value opens with a non-empty string.
+_OPENINGS = ((b'content":"', CONTENT), (b'reasoning_content":"', REASONING), (b'reasoning":"', REASONING))
+
+
+class Tape:
+    """One reply on record. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
+
+    __slots__ = (
+        "_long",
+        "body",
+        "cached_tokens",
+        "completion_tokens",
+        "counts",
+        "done",
+        "error",
+        "events",
+        "finish",
+        "keep",
+        "kinds",
+        "prompt_tokens",
+        "reasoning_tokens",
+        "sizes",
+        "text",
+        "times",
+    )
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.body = Body()
+        self.times = array("q")  # arrival, in the nanoseconds of whoever feeds
+        self.kinds = array("B")
+        self.sizes = array("I")  # bytes of the event: how tokens are shared out when one event holds several
+        self.counts = array("I")  # completion tokens so far as the server counts them, where it says so in each event
+        self.events = 0  # of any kind, comments aside
+        self.finish = ""
+        self.error = ""
+        self.done = False  # [DONE] came
+        self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
+        self.keep = keep
+        self.text: list[str] = []
+        self._long = keep  # text wanted, or usage in every event: each one must be decoded
+
+    @property
+    def complete(self) -> bool:
+        """The response has ended, as HTTP frames it."""
+        return self.body.complete
+
+    @property
+    def quiet(self) -> bool:
+        """Between two events of a chunked stream: a segment that ends as events do can wait to be looked at."""
+        return self.body.between and self.body.streamed
+
+    def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
+        """Take what was read; `times[i]` is when `segments[i]` came."""
+        body, put_time, put_kind, put_size = self.body, self.times.append, self.kinds.append, self.sizes.append
+        for segment, time in zip(segments, times, strict=True):
+            if body.between and not self._long:
+                head = segment.find(b"\r\n", 0, 10)
+                end = len(segment) - 2
+                if (
+                    head > 0
+                    and segment.find(b"\n", head + 2) == end - 2
+                    and segment.startswith(b'data: {"', head + 2)
+                    and segment.endswith(b"}\n\n\r\n")
+                    and b'"finish_reason":null' in segment
+                    and b'"usage":{' not in segment
+                    and _size(segment[:head]) == end - head - 2
+                ):
+                    kind = _opening(segment)
+                    if kind:
+                        put_time(time)
+                        put_kind(kind)
+                        put_size(end - head - 10)  # less "data: " and the blank line, as the long way counts
+                        self.events += 1
+                        continue
+            self._long_way(segment, time)
+
+    def end(self, time: int) -> None:
+        """The connection closed; an event that was whole but for its blank line still counts."""
+        if self.body.complete:
+            return
+        self._take(self.body.end(), time, cut=True)
+        self._settle(time)
+        if not self.body.status and not self.error:
+            self.error = "the server closed the connection without an answer"
+
+    def tokens(self) -> "array[int]":
+        """How many tokens each event carried, summing to the server's own count where it gave one."""
+        return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
+
+    def _long_way(self, segment: bytes, time: int) -> None:
+        self._take(self.body.feed(segment), time)
+        self._settle(time)
+
+    def _settle(self, time: int) -> None:
+        body = self.body
+        if body.problem and not self.error:
+            self.error = body.problem
+        if body.complete and not body.streamed and body.status and not body.problem:
+            self._whole(time)
+
+    def _take(self, payloads: Sequence[bytes], time: int, *, cut: bool = False) -> None:
+        for payload in payloads:
+            self.events += 1
+            if payload == b"[DONE]":
+                self.done = True
+                continue
+            event = decode(payload)
+            if event is None:
+                if cut:  # half an event: the stream was cut, which `done` and `finish` tell
+                    self.events -= 1
+                elif not self.error:
+                    self.error = f"an event that is not JSON: {payload[:60]!r}"
+                continue
+            self._note(event, len(payload), time)
+
+    def _note(self, event: Event, size: int, time: int) -> None:
+        if event.error and not self.error:
+            self.error = event.error
+        if event.finish:
+            self.finish = event.finish
+        if event.usage:
+            prompt, completion, cached, reasoning = event.usage
+            self.prompt_tokens, self.completion_tokens = prompt, completion
+            self.cached_tokens, self.reasoning_tokens = cached, reasoning
+        if event.kind:
+            if event.usage:
+                self._long = True
+                self.counts.append(max(0, self.completion_tokens))
+            self.times.append(time)
+            self.kinds.append(event.kind)
+            self.sizes.append(size)
+            if self.keep:
+                self.text.append(event.text)
+
+    def _whole(self, time: int) -> None:
+        """A reply that did not stream: an HTTP error, or a server that ignores `stream`."""
+        payload = bytes(self.body.rest)
+        self.body.rest.clear()
+        if self.body.status != 200:
+            self.error = describe(self.body.status, payload)
+            return
+        event = decode(payload)
+        if event is None:
+            self.error = self.error or f"neither events nor JSON came back: {payload[:60]!r}"
+            return
+        self.events, self.done = 1, True
+        self._note(event, len(payload), time)
+
+
+def _size(digits: bytes) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:  # chunk extensions and garbage take the long way
+        return -1
+
+
+def _opening(segment: bytes) -> int:
+    at = segment.find(b'"delta":{"') + 10
+    if at < 10:
+        at = segment.find(b'"text":"') + 8
+        return CONTENT if at >= 8 and segment[at] != 34 and segment.find(b'"delta"') < 0 else 0
+    for opening, kind in _OPENINGS:
+        if segment.startswith(opening, at):
+            if segment[at + len(opening)] == 34:  # the quote that closes an empty string
+                return 0
+            return 0 if kind == REASONING and b'"content":"' in segment else kind  # both: let the long way decide
+    return 0

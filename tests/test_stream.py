@@ -1,0 +1,287 @@
+"""One streamed reply: the same bytes in any pieces give the same record."""
+
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox.core.endpoint import endpoint_of
+from moebox.errors import Outside
+from moebox.stream import CONTENT, REASONING, TOOL, Exchange, Tape, ask
+from moebox.stream.events import tokens_by_chunk
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """HTTP chunks, one for each piece, and the last one."""
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+def event(delta: dict[str, object] | None = None, *, end: bytes = b"\n\n", **more: object) -> bytes:
+    """One event as servers write them."""
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": more.pop("finish", None)}]
+    data = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": choices, **more}
+    return b"data: " + json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + end
+
+
+def usage(completion: int, prompt: int = 7) -> dict[str, object]:
+    """Counts as servers give them."""
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}}
+
+
+def record(stream: bytes, cuts: list[int], *, keep: bool = False, batch: int = 1) -> tuple[object, ...]:
+    """Everything a tape says of `stream` cut at `cuts`, all at time 5."""
+    edges = [0, *sorted(set(cuts)), len(stream)]
+    segments = [stream[a:b] for a, b in itertools.pairwise(edges) if a < b]
+    tape = Tape(keep=keep)
+    for at in range(0, len(segments), batch):
+        part = segments[at : at + batch]
+        tape.feed(part, [5] * len(part))
+    tape.end(5)
+    return (
+        list(tape.times),
+        list(tape.kinds),
+        list(tape.sizes),
+        list(tape.tokens()),
+        tape.events,
+        tape.finish,
+        tape.error,
+        tape.done,
+        tape.complete,
+        tape.completion_tokens,
+        tape.prompt_tokens,
+        tape.text,
+        tape.body.keep_alive,
+    )
+
+
+WORDS = st.sampled_from(["a", " the", "日本", "é🙂", "data: {", "\\n\n\n", '"delta":{"content":"', "[DONE]", "x" * 300])
+DELTAS = st.one_of(
+    WORDS.map(lambda text: {"content": text}),
+    WORDS.map(lambda text: {"reasoning_content": text}),
+    WORDS.map(lambda text: {"reasoning": text, "content": ""}),
+    WORDS.map(lambda text: {"reasoning": text, "content": text}),
+    st.just({"role": "assistant", "content": ""}),
+    WORDS.map(lambda text: {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}),
+)
+PIECES = st.one_of(
+    DELTAS.map(event),
+    DELTAS.map(lambda delta: event(delta, end=b"\r\n\r\n")),
+    DELTAS.map(lambda delta: event(delta, **usage(3))),
+    DELTAS.map(lambda delta: event(delta, finish="stop")),
+    st.sampled_from(
+        [
+            b": ping\n\n",
+            b":\n",
+            b"event: message\nid: 4\n",
+            b"retry: 10\r\n\r\n",
+            b'data: {"error":{"message":"out of memory"}}\n\n',
+            b"data: {half\n\n",
+            b"data:[DONE]\n\n",
+        ]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(PIECES, max_size=12),
+    joints=st.lists(st.integers(0, 4000), max_size=6),
+    cuts=st.lists(st.integers(1, 8000), max_size=40),
+    batch=st.integers(1, 9),
+    framing=st.sampled_from(["chunked", "close", "length"]),
+    lost=st.integers(0, 200),
+)
+def test_any_split_of_the_same_bytes_gives_the_same_record(
+    pieces: list[bytes], joints: list[int], cuts: list[int], batch: int, framing: str, lost: int
+) -> None:
+    """Packets, HTTP chunks and events need not line up, and a stream may stop anywhere."""
+    body = b"".join([*pieces, event(None, **usage(len(pieces))), b"data: [DONE]\n\n"])
+    if framing == "chunked":
+        edges = [0, *sorted({joint for joint in joints if joint < len(body)}), len(body)]
+        parts = pieces if len(joints) % 2 else [body[a:b] for a, b in itertools.pairwise(edges)]
+        stream = HEAD + chunked(*[part for part in parts if part])
+    elif framing == "length":
+        stream = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    else:
+        stream = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + body
+    stream = stream[: len(stream) - lost] if lost > 100 else stream
+    whole = record(stream, [])
+
+    assert record(stream, cuts, batch=batch) == whole
+    assert record(stream, list(range(len(stream)))) == whole  # one byte in each packet
+    assert record(stream, cuts, keep=True)[:4] == whole[:4]  # decoding every event agrees with looking at its bytes
+
+
+def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
+    """Reasoning, content and tool calls are tokens; the role chunk, the finish and the usage are none."""
+    stream = HEAD + chunked(
+        event({"role": "assistant", "content": ""}),
+        event({"reasoning_content": "hm"}),
+        event({"reasoning": "so"}),
+        event({"content": "yes"}),
+        event({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}),
+        event({}, finish="tool_calls"),
+        event(None, **usage(4)),
+        b"data: [DONE]\n\n",
+    )
+    tape = Tape()
+    tape.feed([stream], [1])
+
+    assert list(tape.kinds) == [REASONING, REASONING, CONTENT, TOOL]
+    assert (tape.completion_tokens, tape.finish, tape.done, tape.complete) == (4, "tool_calls", True, True)
+
+
+def test_a_hundred_events_in_one_packet_are_a_hundred_tokens() -> None:
+    """A proxy that gathers events loses no token."""
+    tape = Tape()
+    tape.feed([HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n")], [9])
+
+    assert list(tape.times) == [9] * 100
+
+
+def test_text_completions_count_too() -> None:
+    """The older API puts its text beside the index."""
+    piece = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" a","finish_reason":null}]}\n\n'
+    stream = HEAD + chunked(piece, piece, piece.replace(b'" a"', b'""'))
+
+    assert record(stream, [])[1] == [CONTENT, CONTENT]
+    assert record(stream, [len(HEAD), len(HEAD) + len(piece) + 6])[1] == [CONTENT, CONTENT]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts", "total", "expected"),
+    [
+        ([9, 9, 9], [], 3, [1, 1, 1]),
+        ([9, 9, 9], [], -1, [1, 1, 1]),
+        ([9, 9, 9], [2, 5, 6], 6, [2, 3, 1]),
+        ([9, 9, 9], [], 9, [3, 3, 3]),
+        ([100, 104, 108], [], 6, [1, 2, 3]),
+        ([9, 9, 9, 9], [], 2, [1, 0, 1, 0]),
+        ([9], [], 40, [40]),
+        ([], [], 5, []),
+    ],
+)
+def test_tokens_are_shared_out_over_events(
+    sizes: list[int], counts: list[int], total: int, expected: list[int]
+) -> None:
+    """One each where that fits the count, by bytes where an event holds several, else as the server counts."""
+    assert list(tokens_by_chunk(sizes, counts, total)) == expected
+
+
+@given(sizes=st.lists(st.integers(1, 500), min_size=1, max_size=50), total=st.integers(1, 500))
+def test_shared_out_tokens_sum_to_the_servers_count(sizes: list[int], total: int) -> None:
+    """Nothing is lost to rounding, and the first event always carries a token."""
+    tokens = tokens_by_chunk(sizes, [], total)
+
+    assert sum(tokens) == total
+    assert tokens[0] >= 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy", "HTTP 503: busy"),
+        (b'HTTP/1.1 400 B\r\ncontent-length: 27\r\n\r\n{"error":{"message":"long"}}'[:-1] + b"}", "HTTP 400"),
+        (b'HTTP/1.1 422 U\r\ncontent-length: 17\r\n\r\n{"detail": "nope"', "HTTP 422"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "not an HTTP/1.1 response"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", "a chunk of size"),
+        (b"", "without an answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", "neither events nor JSON"),
+    ],
+)
+def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
+    """An HTTP error, another protocol or silence each leave one line."""
+    tape = Tape()
+    tape.feed([stream], [1])
+    tape.end(1)
+
+    assert error in tape.error
+    assert not tape.times
+
+
+def test_an_answer_that_did_not_stream_is_one_event() -> None:
+    """Servers that ignore `stream` still give text and counts."""
+    body = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], **usage(5)}).encode()
+    tape = Tape(keep=True)
+    tape.feed([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
+
+    assert (list(tape.tokens()), tape.text, tape.finish, tape.done) == ([5], ["hello"], "stop", True)
+
+
+@contextmanager
+def serving(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A loopback server that reads one request and then does `answer`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                answer(peer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        thread.join(10)
+
+
+def test_ask_reads_a_whole_reply_over_a_real_socket() -> None:
+    """Text, reasoning, a tool call in pieces, counts and times come back."""
+    call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a":'}}
+    more = {"index": 0, "function": {"arguments": "1}"}}
+    stream = HEAD + chunked(
+        event({"reasoning_content": "hm"}),
+        event({"content": "he"}),
+        event({"content": "llo"}),
+        event({"tool_calls": [call]}),
+        event({"tool_calls": [more]}),
+        event({}, finish="tool_calls", **usage(5)),
+        b"data: [DONE]\n\n",
+    )
+    with serving(lambda peer: peer.sendall(stream)) as url:
+        reply = ask(endpoint_of(url, "m"), {"model": "m", "messages": []})
+
+    assert (reply.status, reply.error, reply.text, reply.reasoning) == (200, "", "hello", "hm")
+    assert reply.tool_calls == ({"id": "c1", "name": "add", "arguments": '{"a":1}'},)
+    assert (reply.completion_tokens, reply.prompt_tokens, reply.finish, reply.done) == (5, 7, "tool_calls", True)
+    assert reply.ttft_s is not None
+    assert reply.ttfc_s is not None
+    assert 0 <= reply.ttft_s <= reply.ttfc_s <= (reply.e2e_s or 0)
+    assert len(reply.times_s) == 5
+
+
+def test_ask_tells_an_http_error_and_a_hang_up() -> None:
+    """A refusal is a reply with an error; a server that says nothing raises."""
+    refusal = b'HTTP/1.1 404 Not Found\r\ncontent-length: 35\r\n\r\n{"error":{"message":"no such mode"}}'[:-1] + b"}"
+    with serving(lambda peer: peer.sendall(refusal)) as url:
+        reply = ask(endpoint_of(url, "m"), {})
+    assert reply.status == 404
+    assert "no such mode" in reply.error or "HTTP 404" in reply.error
+
+    with serving(lambda peer: None) as url, pytest.raises(Outside, match="without an answer"):
+        ask(endpoint_of(url, "m"), {})
+
+
+def test_leaving_an_exchange_early_hangs_up() -> None:
+    """The server sees the connection close: that is how a stream is cancelled."""
+    closed = threading.Event()
+
+    def answer(peer: socket.socket) -> None:
+        peer.sendall(HEAD + b"%x\r\n%s\r\n" % (len(event({"content": "x"})), event({"content": "x"})))
+        peer.settimeout(10)
+        if peer.recv(1) == b"":
+            closed.set()
+
+    with serving(answer) as url, Exchange(endpoint_of(url, "m"), {}) as exchange:
+        _, first = next(iter(exchange))
+        exchange.close()
+        assert first.text == "x"
+        assert closed.wait(10)
