@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
     "models": ("moebox.cli.models:models", ""),
     "models show": ("moebox.cli.models:show", "Show one model, by name or path."),
+    "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
+    "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
 }
 
 

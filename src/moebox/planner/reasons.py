@@ -60,6 +60,8 @@ def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
     if rival.score > best.score:
         change = f"{rival.score / best.score - 1:.0%}"
         return f"{TITLES[best.recipe.engine]} first: {name} is forecast {change} ahead, less than the forecast's error"
+    if rival.score > 0.97 * best.score:
+        return f"{TITLES[best.recipe.engine]} first; {name} is forecast about as fast and is the next to try"
     return f"{TITLES[best.recipe.engine]} over {name}, which is forecast at {_change(rival, best)}"
 
 

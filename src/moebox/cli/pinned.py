@@ -1,0 +1,85 @@
+"""The settings a person may pin on the command line of `plan` and `forecast`, and the box they are for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moebox.core.plan import Goal
+from moebox.core.recipe import EngineName
+from moebox.errors import BadInput
+from moebox.planner.pins import Pins, experts_of
+from moebox.units import parse_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """What is given is honoured, even where it is known to crash; what is not is chosen.
+
+    Attributes:
+        engine: vllm, sglang, llama.cpp or ik_llama.cpp.
+        checkpoint: A form of the model, such as int4, nvfp4, IQ3_K or Q4_X.
+        tp: Tensor parallel size.
+        pp: Pipeline stages.
+        ep: Expert parallel size; 1 slices every expert instead.
+        dcp: Decode context parallel size.
+        kv: Cache type: fp8, bf16, f16, q8_0 or q4_0.
+        memory_utilization: Share of each card to claim, such as 0.90.
+        speculate: eagle3, mtp, ngram or none.
+        context: Longest sequence, such as 65536 or 64k.
+        concurrency: Sequences at once.
+        image: stock, or community for the patched vLLM image.
+        experts_on_gpu: CPU+GPU engines: expert layers by card, head of the stack on the first and tail on the last,
+            such as 3+3; 0 for none.
+        ub: CPU+GPU engines: micro-batch.
+        mla: ik_llama.cpp: attention mode.
+        threads: CPU+GPU engines: threads.
+    """
+
+    engine: EngineName | None = None
+    checkpoint: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    dcp: int | None = None
+    kv: str | None = None
+    memory_utilization: float | None = None
+    speculate: str | None = None
+    context: str | None = None
+    concurrency: int | None = None
+    image: Literal["stock", "community"] | None = None
+    experts_on_gpu: str | None = None
+    ub: int | None = None
+    mla: int | None = None
+    threads: int | None = None
+
+    def pins(self, *, goal: Goal = "throughput", bold: bool = False) -> Pins:
+        """The same as the planner takes it."""
+        return Pins(
+            goal=goal,
+            bold=bold,
+            engine=self.engine,
+            checkpoint=self.checkpoint,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+            dcp=self.dcp,
+            kv=self.kv,
+            memory_utilization=self.memory_utilization,
+            speculate=self.speculate,
+            context=tokens(self.context, "--context"),
+            concurrency=self.concurrency,
+            image=self.image,
+            experts=None if self.experts_on_gpu is None else experts_of(self.experts_on_gpu),
+            ubatch=self.ub,
+            mla=self.mla,
+            threads=self.threads,
+        )
+
+
+def tokens(text: str | None, flag: str) -> int | None:
+    """A token count as people write it."""
+    if text is None:
+        return None
+    try:
+        return parse_tokens(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}") from None

@@ -1,0 +1,110 @@
+"""`moebox plan`: what fits, how, and how fast."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox import detect, wire
+from moebox.checkpoint import resolve
+from moebox.cli.output import emit, people, talk
+from moebox.cli.pinned import Pinned
+from moebox.core.plan import DeviceMemory, Goal, Plan
+from moebox.errors import Outside
+from moebox.planner.choose import choose
+
+NOTHING = Pinned()
+
+
+def plan(
+    model: str,
+    *,
+    box: str | None = None,
+    goal: Goal = "throughput",
+    bold: Annotated[bool, Parameter(negative=())] = False,
+    ram: str = "",
+    ram_bandwidth: str = "",
+    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    why: Annotated[bool, Parameter(negative=())] = False,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Find the recipe for MODEL on this machine or a described one: memory of every device, forecast, reasons.
+
+    The first recipe is careful: published weights, no draft, 65,536 tokens, text only, 0.90 of each card.
+    Exit code 1 when nothing fits.
+
+    Args:
+        model: A name from the catalogue, a folder with config.json, or a .gguf file.
+        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; this machine without it.
+        goal: What to rank by.
+        bold: Take the best forecast at once: drafts, fp8 cache and the patched image included.
+        ram: Memory to assume, such as 768GiB.
+        ram_bandwidth: Its bandwidth, such as 614GB/s.
+        pinned: Settings that must hold.
+        why: Print the arithmetic line by line, with the source of each constant.
+        output: Write the recipe to this file.
+        json: Print JSON.
+    """
+    found, checkpoints = resolve(model)
+    where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    chosen = choose(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
+    if output:
+        write(chosen, output)
+    if json:
+        emit(document(chosen))
+        return 0
+    from moebox.cli.plan_view import arithmetic, page
+
+    people().print(arithmetic(chosen) if why else page(chosen, found, where, saved=output))
+    return 0
+
+
+def write(chosen: Plan, path: Path) -> None:
+    """The recipe as TOML, with the plan's reasons above it."""
+    head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
+    head += [f"# - {line}" for line in chosen.reasons]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(head) + "\n\n" + wire.to_toml(chosen.recipe), encoding="utf-8")
+    except OSError as problem:
+        raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
+    talk().print(f"wrote {path}", soft_wrap=True)
+
+
+def document(chosen: Plan) -> dict[str, Any]:
+    """The plan under the keys that scripts rely on."""
+    memory = chosen.memory
+    return {
+        "box": chosen.box,
+        "goal": chosen.goal,
+        "recipe": chosen.recipe,
+        "memory": {
+            "per_device": [device(one) for one in memory.devices],
+            "kv_tokens": memory.kv_tokens,
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
+            "requests_of_context": memory.kv_tokens // max(chosen.recipe.context, 1),
+            "fits": memory.fits,
+        },
+        "forecast": chosen.forecast,
+        "reasons": chosen.reasons,
+        "warnings": chosen.warnings,
+        "alternatives": chosen.alternatives,
+        "refused": chosen.refused,
+        "why": chosen.why,
+    }
+
+
+def device(one: DeviceMemory) -> dict[str, Any]:
+    """One device's bytes; the five parts sum to its total."""
+    return {
+        "device": one.device,
+        "total_bytes": one.total,
+        "weights_bytes": one.weights_total + one.draft,
+        "kv_bytes": one.kv,
+        "overhead_bytes": one.activations + one.overhead,
+        "free_bytes": one.free,
+        "by_component": one.weights,
+        "draft_bytes": one.draft,
+        "activations_bytes": one.activations,
+    }

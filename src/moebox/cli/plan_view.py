@@ -1,0 +1,250 @@
+"""A plan as a page for the terminal: bars of memory, forecast, runners-up, warnings, and what to type next."""
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from moebox import engines
+from moebox.core.box import Box
+from moebox.core.model import Component, Model
+from moebox.core.plan import DeviceMemory, Forecast, Line, Plan
+from moebox.planner.reasons import TITLES
+from moebox.units import count, gib, rate, seconds, tok_s
+
+# Parts of a bar: name, letter for terminals without colour, colour.
+PARTS = (
+    ("experts", "E", "dodger_blue2"),
+    ("other weights", "W", "cyan"),
+    ("draft", "D", "magenta"),
+    ("KV cache", "K", "green3"),
+    ("activations", "a", "yellow"),
+    ("reserve", "o", "grey42"),
+    ("free", "·", "grey23"),
+)
+EXPERTS: tuple[Component, ...] = ("routed_experts", "shared_experts")
+MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
+
+
+def page(plan: Plan, model: Model, box: Box, *, saved: Path | None = None) -> RenderableType:
+    """The whole plan."""
+    parts: list[RenderableType] = [title(plan, model), Text(), section("why this one"), bullets(plan.reasons), Text()]
+    parts += [section("memory"), memory(plan), Text(), section("forecast"), forecast(plan.forecast), Text()]
+    if plan.alternatives:
+        parts += [section("runners-up"), runners(plan), Text()]
+    if plan.refused:
+        parts += [section("dropped"), dropped(plan.refused), Text()]
+    if plan.warnings:
+        parts += [section("to know"), cautions(plan), Text()]
+    parts += [section("next"), commands(plan, model, saved)]
+    return Group(*parts)
+
+
+def title(plan: Plan, model: Model) -> Text:
+    """One line: model, engine, layout, box."""
+    recipe, parallel = plan.recipe, plan.recipe.parallel
+    words = [TITLES[recipe.engine]]
+    if recipe.runtime.preset:
+        words.append("patched community image")
+    if recipe.hybrid is None:
+        words.append(f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else ""))
+        words += [f"DCP{parallel.dcp}"] if parallel.dcp > 1 else []
+        words += ["EP"] if parallel.ep else []
+    words += [f"{recipe.kv} cache", f"context {count(recipe.context)}"]
+    words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
+    line = Text.assemble((f"{model.title} {recipe.checkpoint.rpartition('/')[2]}", "bold"), " on ", (plan.box, "bold"))
+    return line.append(": " + ", ".join(words))
+
+
+def section(name: str) -> Text:
+    """A heading."""
+    return Text(name, style="bold underline")
+
+
+def bullets(lines: Iterable[str]) -> RenderableType:
+    """Sentences with hanging dashes."""
+    table = Table.grid(padding=(0, 1))
+    for line in lines:
+        table.add_row("-", Text(line))
+    return table
+
+
+def memory(plan: Plan) -> RenderableType:
+    """A bar for every group of devices with the same budget, the legend, and what the cache holds."""
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True, justify="right")
+    for name, one in groups(plan.memory.devices):
+        table.add_row(name, Bar(one), gib(one.total))
+    return Group(table, legend(plan.memory.devices), figures(plan), holds(plan))
+
+
+def groups(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
+    """Runs of devices with equal budgets as ("gpu0-7", budget); RAM that is not there is left out."""
+    runs: list[tuple[str, str, DeviceMemory, tuple[object, ...]]] = []
+    for one in devices:
+        if one.device == "ram" and not one.total:
+            continue
+        key = (one.total, *amounts(one), tuple(one.weights.items()))
+        if runs and runs[-1][3] == key and one.device.startswith("gpu"):
+            runs[-1] = (runs[-1][0], one.device, one, key)
+        else:
+            runs.append((one.device, one.device, one, key))
+    return [(a if a == b else f"{a}-{b.removeprefix('gpu')}", one) for a, b, one, _ in runs]
+
+
+def amounts(one: DeviceMemory) -> tuple[int, ...]:
+    """Bytes of each part of a bar, in the order of PARTS."""
+    experts = sum(one.weights.get(name, 0) for name in EXPERTS)
+    rest = one.weights_total - experts
+    return experts, rest, one.draft, one.kv, one.activations, one.overhead, max(0, one.free)
+
+
+class Bar:
+    """A stacked bar as wide as there is room."""
+
+    def __init__(self, one: DeviceMemory) -> None:
+        self.one = one
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, plain = options.max_width, console.no_color or console.color_system is None
+        bar, done, shown = Text(no_wrap=True), 0, 0
+        for (_, letter, colour), size in zip(PARTS, amounts(self.one), strict=True):
+            done += size
+            edge = round(width * done / max(self.one.total, 1))
+            cells = max(0, min(edge, width) - shown)
+            bar.append((letter if plain else "█") * cells, style="" if plain else colour)
+            shown += cells
+        yield bar
+
+
+def legend(devices: tuple[DeviceMemory, ...]) -> Text:
+    """What the letters and colours mean, of those that occur."""
+    line = Text("  ")
+    for index, (name, letter, colour) in enumerate(PARTS):
+        if any(amounts(one)[index] for one in devices):
+            line.append(f"{letter} ", style=f"bold {colour}").append(f"{name}   ")
+    return line
+
+
+def figures(plan: Plan) -> RenderableType:
+    """The bars in numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("GiB")
+    used = [i for i, _ in enumerate(PARTS) if any(amounts(one)[i] for one in plan.memory.devices)]
+    for index in used:
+        table.add_column(PARTS[index][0], justify="right")
+    for name, one in groups(plan.memory.devices):
+        sizes = amounts(one)
+        table.add_row(name, *(f"{sizes[index] / 2**30:.2f}" for index in used))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def holds(plan: Plan) -> Text:
+    """The cache in tokens and in requests."""
+    tokens, context = plan.memory.kv_tokens, plan.recipe.context
+    line = Text("\ncache ").append(f"{count(tokens)} tokens", style="bold")
+    requests = tokens / max(context, 1)
+    line.append(f" = {requests:.1f} requests of {count(context)}")
+    if requests >= 1 and context > 8192:
+        line.append(f", or {count(tokens // 8192)} of 8,192")
+    return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")
+
+
+def forecast(rows: tuple[Forecast, ...]) -> RenderableType:
+    """Decode by context and concurrency with the band, and the time to read a prompt of that length."""
+    streams = sorted({row.concurrency for row in rows})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("context", justify="right")
+    for number in streams:
+        table.add_column(f"{number} stream{'s' if number > 1 else ''}", justify="right")
+    table.add_column("prompt read in", justify="right")
+    for context in sorted({row.context for row in rows}):
+        cells = {row.concurrency: row for row in rows if row.context == context}
+        first = next(iter(cells.values()))
+        table.add_row(
+            count(context),
+            *(tok_s(cells[n].decode_tok_s).removesuffix(" tok/s") if n in cells else "-" for n in streams),
+            f"{seconds(first.ttft_s)} ({count(first.prefill_tok_s)} tok/s)",
+        )
+    low, high = (
+        (rows[0].low_tok_s / rows[0].decode_tok_s, rows[0].high_tok_s / rows[0].decode_tok_s) if rows else (1, 1)
+    )
+    note = f"decode tok/s of all streams together; four of five published rows lie within {low - 1:+.0%} to {high - 1:+.0%}"
+    return Group(table, Text(note, style="dim"))
+
+
+def runners(plan: Plan) -> RenderableType:
+    """Runners-up and what taking them would change."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("instead", ratio=3)
+    table.add_column("tok/s", justify="right", no_wrap=True)
+    table.add_column("cache", justify="right", no_wrap=True)
+    table.add_column("against the choice", ratio=4)
+    for one in plan.alternatives:
+        table.add_row(one.title, tok_s(one.decode_tok_s).removesuffix(" tok/s"), count(one.kv_tokens), one.loses)
+    return table
+
+
+def dropped(refused: dict[str, str]) -> RenderableType:
+    """What does not start or fit."""
+    table = Table.grid(padding=(0, 1))
+    for name, reason in list(refused.items())[:4]:
+        table.add_row("-", Text.assemble((name, "bold"), f": {reason}"))
+    return table
+
+
+def cautions(plan: Plan) -> RenderableType:
+    """Warnings with their remedies."""
+    table = Table.grid(padding=(0, 1))
+    for one in plan.warnings:
+        mark, style = MARKS[one.severity]
+        text = Text(one.text)
+        if one.remedy:
+            text.append(f"\n→ {one.remedy}", style="green")
+        if one.source:
+            text.append(f"\n  {one.source}", style="dim")
+        table.add_row(Text(mark, style=style), text)
+    return table
+
+
+def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
+    """What to type next, and what it would run."""
+    file = str(saved) if saved else "recipe.toml"
+    lines = [] if saved else [f"moebox plan {model.name} --box {plan.box} … -o {file}"]
+    lines += [f"moebox render {shlex.quote(file)} --as script", f"moebox up {shlex.quote(file)}"]
+    launch = engines.launch(plan.recipe, model)
+    table = Table.grid(padding=(0, 1))
+    for line in lines:
+        table.add_row("$", Text(line))
+    table.add_row("", Text(f"which runs: {shlex.join(launch.argv)}", style="dim"))
+    return table
+
+
+def arithmetic(plan: Plan) -> RenderableType:
+    """`--why`: every line, its formula, its value and its source."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("what")
+    table.add_column("how", ratio=2)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("source", ratio=2, style="dim")
+    for line in plan.why:
+        table.add_row(line.what, line.formula, value(line), line.source)
+    return table
+
+
+def value(line: Line) -> str:
+    """A value with its unit, exact enough for a calculator."""
+    if line.unit == "B":
+        return f"{line.value:,.0f} B ({gib(line.value)})" if abs(line.value) >= 2**20 else f"{line.value:,.0f} B"
+    if line.unit == "s":
+        return f"{line.value * 1e3:.3f} ms"
+    if line.unit == "B/s":
+        return rate(line.value)
+    number = f"{line.value:,.0f}" if float(line.value).is_integer() and abs(line.value) >= 1 else f"{line.value:,.4g}"
+    return f"{number} {line.unit}".strip()
