@@ -2,7 +2,7 @@
 
 Started by `run.py` as a fresh interpreter, so nothing of moebox's memory is here. Standard library only.
 
-Job: level, folder, source, function, calls, memory_bytes, time_s.
+Job: level, folder, source, function, calls, memory_bytes, time_s, cpu_s.
 Line: {"values": […]} with what each call returned, {"error": …}, or {"setup": why} when the walls could not be built.
 """
 
@@ -96,8 +96,7 @@ def _lock(job: dict[str, Any]) -> None:
     if level == "namespaces":
         kernel.drop_capabilities()
         _limit(resource.RLIMIT_NPROC, THREADS)
-    seconds = max(1, int(job["time_s"] + 0.999))
-    _limit(resource.RLIMIT_CPU, seconds)
+    _limit(resource.RLIMIT_CPU, job["cpu_s"])
     _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
     _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)

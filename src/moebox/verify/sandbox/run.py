@@ -29,7 +29,8 @@ class NoSandbox(OSError):
 class Limits:
     """How much a piece of code may use."""
 
-    time_s: float = 5.0
+    time_s: float = 10.0  # by the clock
+    cpu_s: int = 2  # of computing
     memory_bytes: int = 512 * 2**20
 
 
@@ -65,7 +66,8 @@ def run(
     """
     kind = level or strongest(interpreter)
     job: dict[str, Any] = {"level": kind, "source": source, "function": function}
-    job |= {"calls": [list(call) for call in calls], "memory_bytes": limits.memory_bytes, "time_s": limits.time_s}
+    job |= {"calls": [list(call) for call in calls], "memory_bytes": limits.memory_bytes}
+    job |= {"time_s": limits.time_s, "cpu_s": limits.cpu_s}
     line, outcome = _attempt(job, kind, limits, interpreter)
     if "setup" in line:
         raise NoSandbox(f"{kind}: {line['setup']}")
@@ -171,5 +173,5 @@ def _why(code: int, late: bool, printed: int, limits: Limits) -> str:
     if printed >= MOST_OUTPUT:
         return f"printed more than {MOST_OUTPUT:,} bytes"
     if code in (256 - signal.SIGKILL, 256 - signal.SIGXCPU):
-        return f"killed: more than {limits.time_s:g} s of CPU, or the system took it"
+        return f"killed: more than {limits.cpu_s} s of computing, or the system ended it"
     return f"ended without an answer (exit code {code})"

@@ -1,0 +1,50 @@
+"""Whom a command talks to: a URL, a recipe, or the name of an engine that moebox started."""
+
+import os
+from pathlib import Path
+
+from moebox import wire
+from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, Outside
+
+
+def endpoint(target: str = "", *, model: str = "", key_env: str = "") -> Endpoint:
+    """The endpoint meant; the key is read from the environment variable named, and from nowhere else."""
+    if target.endswith(".toml"):
+        recipe = wire.read_toml(Recipe, Path(target))
+        url = f"http://{recipe.listen.host}:{recipe.listen.port}"
+        return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
+    if "://" in target or ":" in target or target.startswith("localhost"):
+        return _made(target, model, key_env, "")
+    from moebox.serve import state
+
+    found = state.find(target or None)
+    return _made(found.base_url, model or found.model, key_env or found.key_env, found.engine)
+
+
+def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
+    key = None
+    if key_env:
+        key = os.environ.get(key_env)
+        if not key:
+            raise BadInput(f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
+    found = endpoint_of(url, model, key=key, engine=engine)
+    return found if model else _only_model(found)
+
+
+def _only_model(endpoint: Endpoint) -> Endpoint:
+    """The endpoint with the one model it serves; BadInput when that is not clear."""
+    import httpx2
+
+    hint = "`--model NAME` says which model is meant"
+    try:
+        answer = httpx2.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout=10, trust_env=False)
+        names = [str(item["id"]) for item in answer.json()["data"]]
+    except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
+        raise Outside(f"{endpoint.base_url}: {problem}", hint="is the server up?") from None
+    except (ValueError, KeyError, TypeError):
+        raise Outside(f"{endpoint.base_url}/models gives no list of models", hint=hint) from None
+    if len(names) != 1:
+        raise BadInput(f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}", hint=hint)
+    return endpoint_of(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)

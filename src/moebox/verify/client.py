@@ -1,0 +1,138 @@
+"""One HTTP exchange, bounded in time and in memory, with everything kept that is needed as evidence.
+
+Nothing here raises because of what a server does: what went wrong is said in `Exchange.error`.
+"""
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+
+from moebox.core.endpoint import Endpoint
+from moebox.core.verdict import Exchange
+
+MOST_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
+CONNECT_S = 10.0
+IDLE_S = 120.0  # between two pieces of an answer; a long prompt is prefilled before the first one
+LONGEST_WAIT_S = 20.0  # honoured of one Retry-After
+WAITS = 4  # times a 429 or 503 is waited out
+
+Watch = Callable[[bytes], str]  # sees each piece of a stream; a word in return ends it, and is the error
+
+
+class Client:
+    """Talks to one server. `deadline_s` bounds every exchange and shrinks when the server lets one pass."""
+
+    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0, idle_s: float = IDLE_S) -> None:
+        self.endpoint = endpoint
+        self.deadline_s = deadline_s
+        timeout = httpx2.Timeout(idle_s, connect=CONNECT_S, pool=None)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+        # identity: a compressed answer could be small on the wire and huge in memory
+        headers = {"Accept-Encoding": "identity", "User-Agent": "moebox"}
+        self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False)
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def get(self, url: str) -> Exchange:
+        """GET, with patience for a server that is busy."""
+        return await self._patiently("GET", url, None, {}, None)
+
+    async def post(
+        self, url: str, body: Any, *, headers: dict[str, str] | None = None, watch: Watch | None = None
+    ) -> Exchange:
+        """POST `body` as JSON (bytes go as they are), with patience for a server that is busy."""
+        return await self._patiently("POST", url, body, headers or {}, watch)
+
+    async def _patiently(
+        self, method: str, url: str, body: Any, headers: dict[str, str], watch: Watch | None
+    ) -> Exchange:
+        """Send, and while the answer is "not now", wait as long as it asks, within bounds, and send again."""
+        for wait in range(WAITS + 1):
+            exchange = await self._once(method, url, body, headers, watch)
+            if exchange.status not in (429, 503) or wait == WAITS:
+                break
+            await asyncio.sleep(_asked_wait(exchange.headers.get("retry-after", ""), wait))
+        if exchange.error.startswith("no end"):
+            self.deadline_s = max(10.0, self.deadline_s / 2)  # a server that hangs once is not waited for as long again
+        return exchange
+
+    async def _once(self, method: str, url: str, body: Any, headers: dict[str, str], watch: Watch | None) -> Exchange:
+        began = time.monotonic()
+        got = bytearray()
+        status, answered, error = 0, {}, ""
+        raw = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        sent = {**self.endpoint.headers, **headers, **({"Content-Type": "application/json"} if raw else {})}
+        try:
+            async with (
+                asyncio.timeout(self.deadline_s),
+                self._http.stream(method, url, content=raw, headers=sent) as response,
+            ):
+                status, answered = response.status_code, dict(response.headers)
+                error = await _read(response, got, watch)
+        except TimeoutError:
+            error = f"no end within {self.deadline_s:g} s"
+        except httpx2.TimeoutException as problem:
+            error = f"no end: {_timeout_name(problem)}"
+        except httpx2.HTTPError as problem:
+            error = _failure(problem)
+        except (httpx2.InvalidURL, UnicodeError) as problem:
+            error = f"not a URL that can be asked: {problem}"
+        return Exchange(
+            method=method,
+            url=url,
+            request=body if not isinstance(body, bytes) else body[:2000].decode(errors="replace"),
+            status=status,
+            headers={key.lower(): value[:500] for key, value in answered.items()},
+            response=got.decode(errors="replace"),
+            seconds=time.monotonic() - began,
+            error=error,
+        )
+
+
+async def _read(response: httpx2.Response, got: bytearray, watch: Watch | None) -> str:
+    """Collect the body; "" or the reason to give up on it."""
+    async for piece in response.aiter_raw():
+        room = MOST_BYTES - len(got)
+        got += piece[:room]
+        if len(piece) > room:
+            return f"too large: more than {MOST_BYTES:,} bytes"
+        if watch and (reason := watch(piece)):
+            return reason
+    return ""
+
+
+def _asked_wait(header: str, attempt: int) -> float:
+    """Seconds to wait before the next try: what Retry-After says within bounds, else a growing pause."""
+    try:
+        asked = float(header)
+    except ValueError:
+        asked = 0.5 * 2**attempt
+    return min(max(asked, 0.05), LONGEST_WAIT_S)
+
+
+def _timeout_name(problem: httpx2.TimeoutException) -> str:
+    return "could not connect in time" if isinstance(problem, httpx2.ConnectTimeout) else "silent for too long"
+
+
+def _failure(problem: httpx2.HTTPError) -> str:
+    """A transport failure in words."""
+    text = str(problem) or type(problem).__name__
+    seen: BaseException | None = problem
+    while seen is not None:
+        if isinstance(seen, ssl.SSLError):
+            return f"TLS: {text}"
+        seen = seen.__cause__ or seen.__context__
+    if isinstance(problem, httpx2.ConnectError):
+        return f"cannot connect: {text}"
+    if isinstance(problem, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError):
+        return f"not a URL that can be asked: {text}"
+    return f"broken off: {text}"

@@ -1,0 +1,63 @@
+"""alive: the server is there, lists the model, and answers something."""
+
+from typing import Any
+
+from moebox.verify.answer import strict_json
+from moebox.verify.ask import Asker, Failed, Skipped, Unusable, refuse
+from moebox.verify.rung import Rung
+from moebox.verify.trials import draw
+
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}  # /v1/models owned_by -> engine
+
+
+async def models(ask: Asker) -> str:
+    """/v1/models lists the name."""
+    exchange = await ask.get(f"{ask.endpoint.base_url}/models")
+    refuse(exchange)
+    try:
+        body = strict_json(exchange.response)
+        listed = [item for item in body["data"] if isinstance(item, dict)]
+    except (ValueError, KeyError, TypeError):
+        raise Failed("/v1/models does not answer with a list of models") from None
+    mine = [item for item in listed if ask.endpoint.model in (item.get("id"), *(item.get("aliases") or ()))]
+    if not mine:
+        names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
+        raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {names}")
+    _learn(ask, mine[0])
+    return f"context {ask.limit:,}" if ask.limit else ""
+
+
+def _learn(ask: Asker, item: dict[str, Any]) -> None:
+    """What the listing tells about the server: its context length and what it is."""
+    meta = item.get("meta") if isinstance(item.get("meta"), dict) else {}
+    limit = item.get("max_model_len") or (meta or {}).get("n_ctx")
+    ask.limit = limit if isinstance(limit, int) and limit > 0 else None
+    ask.engine = ask.engine or _ENGINES.get(str(item.get("owned_by")), "")
+
+
+async def health(ask: Asker) -> None:
+    """/health says yes, where there is one."""
+    exchange = await ask.get(f"{ask.endpoint.root}/health")
+    if exchange.status in (404, 405, 501):
+        raise Skipped("the server has no /health")
+    refuse(exchange)
+
+
+async def answers(ask: Asker) -> None:
+    """One small question gets an answer; and it is learnt whether template arguments are taken."""
+    task = draw(ask, "secret")
+    exchange = await ask.send(ask.body(task.messages, max_tokens=16))
+    if exchange.status in (400, 422):
+        ask.template_arguments = False
+        exchange = await ask.send(ask.body(task.messages, max_tokens=16))
+    answer = ask.read(exchange, stream=False)
+    if not (answer.content or answer.reasoning):
+        raise Failed("an empty answer")
+
+
+RUNG = Rung(
+    name="alive",
+    about="the server is there, lists the model and answers",
+    probes={"models": models, "health": health, "answers": answers},
+    stops=(frozenset({"models"}), frozenset({"answers"})),
+)

@@ -1,0 +1,46 @@
+"""code: a function is asked for and run against cases in the sandbox."""
+
+import asyncio
+
+from moebox.phantom.tasks import Task, code_in
+from moebox.verify import sandbox
+from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.verify.rung import Rung
+from moebox.verify.trials import draw, judge, sure
+
+FUNCTIONS = 3
+
+
+async def functions(ask: Asker) -> str:
+    """Small functions do what was asked on every case."""
+    try:
+        ask.sandbox = await asyncio.to_thread(sandbox.strongest)
+    except sandbox.NoSandbox as problem:
+        raise Skipped(f"code is not run here: {problem}") from None
+
+    async def attempt() -> str:
+        task = draw(ask, "code")
+        answer = await ask.ask(task)
+        return judge(task, answer) or await asyncio.to_thread(_run, task, answer.content)
+
+    for _ in range(FUNCTIONS):
+        await sure(attempt)
+    return f"run behind {ask.sandbox}"
+
+
+def _run(task: Task, text: str) -> str:
+    """ "" when every case gives what it must."""
+    try:
+        outcome = sandbox.run(code_in(text), task.expect, [case.args for case in task.cases])
+    except sandbox.NoSandbox as problem:
+        raise Failed(f"the sandbox broke: {problem}") from None
+    if outcome.error:
+        return f"{task.expect}: {outcome.error}"
+    for case, value in zip(task.cases, outcome.values, strict=False):
+        if value != case.want or isinstance(value, bool) != isinstance(case.want, bool):
+            given = ", ".join(map(repr, case.args))
+            return f"{task.expect}({given}) is {value!r}, not {case.want!r}"
+    return "" if len(outcome.values) == len(task.cases) else f"{task.expect}: {len(outcome.values)} values came back"
+
+
+RUNG = Rung(name="code", about="functions run against cases in a sandbox", probes={"functions": functions})

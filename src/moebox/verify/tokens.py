@@ -1,0 +1,72 @@
+"""How many tokens a prompt is, by the server's own count."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from moebox.core.verdict import Exchange
+from moebox.verify.ask import Asker, refuse
+
+Messages = Sequence[Any]
+
+
+async def count(ask: Asker, messages: Messages) -> tuple[int, str]:
+    """Tokens of the conversation and who counted them: a tokenizer endpoint, or the usage of a real request."""
+    for name, way in _WAYS.items():
+        if ask.counted_by in ("", name) and (found := await way(ask, messages)):
+            ask.counted_by = name
+            return found, name
+    return await _by_usage(ask, messages), "usage of a one-token request"
+
+
+async def _vllm(ask: Asker, messages: Messages) -> int:
+    """vLLM tokenizes a conversation with its template."""
+    body = {"model": ask.endpoint.model, "messages": list(messages), "add_generation_prompt": True}
+    found = _json(await _post(ask, "/tokenize", body)).get("count")
+    return found if isinstance(found, int) else 0
+
+
+async def _llama(ask: Asker, messages: Messages) -> int:
+    """llama.cpp renders the template with one endpoint and tokenizes text with another."""
+    rendered = _json(await _post(ask, "/apply-template", {"messages": list(messages)})).get("prompt")
+    if not isinstance(rendered, str):
+        return 0
+    tokens = _json(await _post(ask, "/tokenize", {"content": rendered, "parse_special": True})).get("tokens")
+    return len(tokens) if isinstance(tokens, list) else 0
+
+
+async def _sglang(ask: Asker, messages: Messages) -> int:
+    """SGLang tokenizes text; the template's own few tokens are not in it."""
+    text = "\n".join(str(message.get("content", "")) for message in messages)
+    found = _json(await _post(ask, "/tokenize", {"model": ask.endpoint.model, "prompt": text})).get("count")
+    return found if isinstance(found, int) else 0
+
+
+_WAYS: dict[str, Callable[[Asker, Messages], Awaitable[int]]] = {
+    "/tokenize of the conversation": _vllm,
+    "/tokenize of the rendered template": _llama,
+    "/tokenize of the text": _sglang,
+}
+
+
+async def _by_usage(ask: Asker, messages: Messages) -> int:
+    exchange = await ask.client.post(f"{ask.endpoint.base_url}/chat/completions", ask.body(messages, max_tokens=1))
+    refuse(exchange)
+    found = _dict(_json(exchange).get("usage")).get("prompt_tokens")
+    return found if isinstance(found, int) else 0
+
+
+async def _post(ask: Asker, path: str, body: Any) -> Exchange:
+    """A helper's call: not a probe's evidence."""
+    return await ask.client.post(ask.endpoint.root + path, body)
+
+
+def _json(exchange: Exchange) -> dict[str, Any]:
+    try:
+        return _dict(json.loads(exchange.response)) if exchange.status == 200 else {}
+    except ValueError:
+        return {}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,138 @@
+"""The HTTP side: /FAULT/v1/… and the engine's own endpoints beside it."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from . import chat
+from .faults import FAULTS, Fault
+
+MODEL = "oracle-k2"
+KEY = "the-right-key"
+
+
+def fault_of(request: Request) -> Fault:
+    """The fault that the URL names."""
+    return FAULTS[request.path_params["fault"]]
+
+
+def error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An error as OpenAI's API words it."""
+    return JSONResponse({"error": {"message": message, "type": "error", "code": status}}, status, headers)
+
+
+async def models(request: Request) -> Response:
+    """/v1/models."""
+    fault = fault_of(request)
+    if fault.gate and (refused := fault.gate(request, {})):
+        return refused
+    listed = {"id": MODEL, "object": "model", "owned_by": "oracle", "max_model_len": chat.CONTEXT}
+    return JSONResponse({"object": "list", "data": [listed]})
+
+
+async def health(request: Request) -> Response:
+    """/health."""
+    return JSONResponse({"status": "ok"})
+
+
+async def tokenize(request: Request) -> Response:
+    """vLLM's /tokenize."""
+    body = await request.json()
+    return JSONResponse({"count": chat.prompt_tokens(body), "max_model_len": chat.CONTEXT})
+
+
+async def completions(request: Request) -> Response:
+    """/v1/chat/completions."""
+    fault = fault_of(request)
+    body = await request.json()
+    if fault.gate and (refused := fault.gate(request, body)):
+        return refused
+    if body["model"] != MODEL:
+        return error(404, f"The model `{body['model']}` does not exist.")
+    try:
+        made = chat.answer(fault.request(body) if fault.request else body, fault.reply)
+    except chat.Refused as problem:
+        return error(problem.status, str(problem))
+    if fault.among:
+        try:
+            made = await fault.among(made)
+        except chat.Refused as problem:
+            return error(problem.status, str(problem))
+    if body.get("stream"):
+        sent = fault.stream(made) if fault.stream else events(chat.chunks(made))
+        return StreamingResponse(sent, media_type="text/event-stream")
+    whole = chat.whole(made)
+    if fault.whole:
+        whole = fault.whole(whole, made)
+    return Response(json.dumps(whole), media_type="application/json")
+
+
+async def events(chunks: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """A stream as it should be."""
+    for chunk in chunks:
+        yield f"data: {json.dumps(chunk)}\n\n".encode()
+        await asyncio.sleep(0)
+    yield b"data: [DONE]\n\n"
+
+
+async def messages(request: Request) -> Response:
+    """Anthropic's /v1/messages."""
+    fault = fault_of(request)
+    if fault.no_anthropic:
+        return error(404, "Not Found")
+    body = await request.json()
+    try:
+        made = chat.answer(chat.from_anthropic(body), fault.reply)
+    except chat.Refused as problem:
+        return error(problem.status, str(problem))
+    if not body.get("stream"):
+        whole = chat.message(made)
+        return JSONResponse(fault.message(whole) if fault.message else whole)
+    sent = chat.message_events(made)
+    if fault.message_events:
+        sent = fault.message_events(sent)
+
+    async def stream() -> AsyncIterator[bytes]:
+        for event in sent:
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+    return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+app = Starlette(
+    routes=[
+        Route("/{fault}/v1/models", models),
+        Route("/{fault}/health", health),
+        Route("/{fault}/tokenize", tokenize, methods=["POST"]),
+        Route("/{fault}/v1/chat/completions", completions, methods=["POST"]),
+        Route("/{fault}/v1/messages", messages, methods=["POST"]),
+    ]
+)
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """The server on a free port of loopback, in a thread; gives its address."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not (server.started and server.servers):
+        if not thread.is_alive():
+            raise RuntimeError("the oracle did not start")
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)

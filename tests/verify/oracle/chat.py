@@ -1,0 +1,211 @@
+"""A chat completion in OpenAI's and Anthropic's form, whole and in pieces, made from a reply."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moebox.phantom.task import Call, Reply
+
+from .solve import solve
+
+CONTEXT = 6000
+REASONING = "The user asks something. I work it out step by step and then answer."
+
+
+class Refused(Exception):
+    """A request that gets an HTTP error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Made:
+    """What will be sent: the parts of an answer, already cut to the request's limits."""
+
+    request: dict[str, Any]
+    reasoning: list[str]
+    content: list[str]
+    calls: tuple[Call, ...]
+    finish: str
+    prompt_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens."""
+        return (
+            len(self.reasoning) + len(self.content) + sum(len(tokens(call.arguments)) + 3 for call in self.calls) or 1
+        )
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's token counts."""
+        total = self.prompt_tokens + self.tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens, "total_tokens": total}
+
+
+def tokens(text: str) -> list[str]:
+    """Pieces of at most six letters, spaces kept with the word after them."""
+    return re.findall(r"\s?\w{1,6}|\s|[^\w\s]", text)
+
+
+def prompt_tokens(request: dict[str, Any]) -> int:
+    """The prompt as this server counts it: four tokens a turn for the template."""
+    texts = [json.dumps(message.get("content")) for message in request["messages"]]
+    return sum(len(tokens(text)) + 4 for text in texts) + len(tokens(json.dumps(request.get("tools") or "")))
+
+
+def answer(request: dict[str, Any], change: Any = None) -> Made:
+    """Work out the answer to a request; `change` may bend the reply before it is cut to size."""
+    _check(request)
+    size = prompt_tokens(request)
+    if size + 1 > CONTEXT:
+        raise Refused(400, f"This model's maximum context length is {CONTEXT} tokens, the request has {size}.")
+    choice = request.get("tool_choice", "auto")
+    tools = [] if choice == "none" else request.get("tools") or []
+    reply = solve(request["messages"], tools, request.get("response_format"))
+    if isinstance(choice, dict):
+        reply = replace(reply, calls=tuple(call for call in reply.calls if call.name == choice["function"]["name"]))
+    if (request.get("chat_template_kwargs") or {}).get("thinking", True):
+        reply = replace(reply, reasoning=REASONING)
+    if change:
+        reply = change(reply, request)
+    return _cut(request, reply, size)
+
+
+def _check(request: dict[str, Any]) -> None:
+    """What vLLM checks before it renders a conversation."""
+    known = set()
+    for message in request["messages"]:
+        for call in message.get("tool_calls") or ():
+            known.add(call.get("id"))
+            if "name" not in call["function"]:
+                raise Refused(400, "a tool call has no name")
+            try:
+                json.loads(call["function"]["arguments"])
+            except ValueError as problem:
+                raise Refused(400, f"tool call arguments are not JSON: {problem}") from None
+        if message["role"] == "tool" and message.get("tool_call_id") not in known:
+            raise Refused(400, "a tool result answers no call")
+
+
+def _cut(request: dict[str, Any], reply: Reply, size: int) -> Made:
+    """Stop strings, then the token limit."""
+    text, finish = reply.content, "tool_calls" if reply.calls else "stop"
+    for stop in request.get("stop") or ():
+        text = text.split(stop)[0]
+    room = request.get("max_tokens") or 512
+    thought, said = tokens(reply.reasoning), tokens(text)
+    if len(thought) + len(said) > room:
+        thought, finish = thought[:room], "length"
+        said = said[: room - len(thought)]
+    return Made(request, thought, said, reply.calls, finish, size)
+
+
+def whole(made: Made) -> dict[str, Any]:
+    """OpenAI's object."""
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(made.content) or None}
+    if made.reasoning:
+        message["reasoning_content"] = "".join(made.reasoning)
+    if made.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in made.calls
+        ]
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": made.finish}
+    if made.request.get("logprobs"):
+        choice["logprobs"] = {"content": [{"token": token, "logprob": -0.01} for token in made.content]}
+    return _head("chat.completion", made) | {"choices": [choice], "usage": made.usage}
+
+
+def _head(kind: str, made: Made) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{id(made)}", "object": kind, "created": 1, "model": made.request["model"]}
+
+
+def chunks(made: Made) -> list[dict[str, Any]]:
+    """OpenAI's stream: role, thoughts, words, calls in pieces, the end, the counts. vLLM's name for thoughts here."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning": piece} for piece in made.reasoning]
+    deltas += [{"content": piece} for piece in made.content]
+    for index, call in enumerate(made.calls):
+        named = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        deltas.append({"tool_calls": [named]})
+        for piece in tokens(call.arguments):
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    head = _head("chat.completion.chunk", made)
+    sent = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    sent.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": made.finish}]})
+    if (made.request.get("stream_options") or {}).get("include_usage"):
+        sent.append(head | {"choices": [], "usage": made.usage})
+    return sent
+
+
+def from_anthropic(body: dict[str, Any]) -> dict[str, Any]:
+    """A messages request as a chat request."""
+    turns: list[dict[str, Any]] = []
+    for message in body["messages"]:
+        if isinstance(message["content"], str):
+            turns.append(message)
+            continue
+        for block in message["content"]:
+            if block["type"] == "tool_use":
+                function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+                calls = [{"id": block["id"], "type": "function", "function": function}]
+                turns.append({"role": "assistant", "content": "", "tool_calls": calls})
+            elif block["type"] == "tool_result":
+                turns.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": block["content"]})
+            else:
+                turns.append({"role": message["role"], "content": block["text"]})
+    tools = [
+        {"type": "function", "function": {"name": tool["name"], "parameters": tool["input_schema"]}}
+        for tool in body.get("tools") or ()
+    ]
+    return {**body, "messages": turns, "tools": tools}
+
+
+def blocks(made: Made) -> list[dict[str, Any]]:
+    """Anthropic's content blocks."""
+    found: list[dict[str, Any]] = []
+    if made.reasoning:
+        found.append({"type": "thinking", "thinking": "".join(made.reasoning), "signature": ""})
+    if made.content:
+        found.append({"type": "text", "text": "".join(made.content)})
+    return found + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in made.calls
+    ]
+
+
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def message(made: Made) -> dict[str, Any]:
+    """Anthropic's object."""
+    usage = {"input_tokens": made.prompt_tokens, "output_tokens": made.tokens}
+    head = {"id": f"msg_{id(made)}", "type": "message", "role": "assistant", "model": made.request["model"]}
+    return head | {"content": blocks(made), "stop_reason": STOPS[made.finish], "stop_sequence": None, "usage": usage}
+
+
+def message_events(made: Made) -> list[dict[str, Any]]:
+    """Anthropic's stream."""
+    full = message(made)
+    empty = {**full, "content": [], "stop_reason": None, "usage": {**full["usage"], "output_tokens": 0}}
+    sent: list[dict[str, Any]] = [{"type": "message_start", "message": empty}, {"type": "ping"}]
+    for index, block in enumerate(full["content"]):
+        kind = block["type"]
+        key, name, text = {
+            "text": ("text", "text_delta", block.get("text", "")),
+            "thinking": ("thinking", "thinking_delta", block.get("thinking", "")),
+            "tool_use": ("partial_json", "input_json_delta", json.dumps(block.get("input", {}))),
+        }[kind]
+        bare = {**block, "input": {}} if kind == "tool_use" else {**block, key: ""}
+        sent.append({"type": "content_block_start", "index": index, "content_block": bare})
+        for piece in tokens(text):
+            delta = {"type": name, key: piece}
+            sent.append({"type": "content_block_delta", "index": index, "delta": delta})
+        sent.append({"type": "content_block_stop", "index": index})
+    end = {"stop_reason": full["stop_reason"], "stop_sequence": None}
+    sent.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": made.tokens}})
+    return [*sent, {"type": "message_stop"}]

@@ -1,0 +1,98 @@
+"""One known breakage per name, each with the rung that is meant to catch it."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moebox.phantom.task import Reply
+
+from . import bend
+from .bend import Body, Stream
+from .chat import Made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Where a server goes wrong; hooks that are not given do nothing."""
+
+    rung: str = ""  # "" for what is no fault
+    gate: Callable[[Request, Body], Response | None] | None = None
+    request: Callable[[Body], Body] | None = None
+    reply: Callable[[Reply, Body], Reply] | None = None
+    among: Callable[[Made], Any] | None = None  # may wait for its neighbours
+    whole: Callable[[Body, Made], Body] | None = None
+    stream: Callable[[Made], Stream] | None = None
+    message: Callable[[Body], Body] | None = None
+    message_events: Callable[[list[Body]], list[Body]] | None = None
+    no_anthropic: bool = False
+
+
+FAULTS: dict[str, Fault] = {
+    "correct": Fault(),
+    "no-anthropic": Fault(no_anthropic=True),
+    "keyed": Fault(gate=bend.keyed),
+    "busy-at-times": Fault(gate=bend.counted(lambda n: bend.busy() if n % 5 == 1 else None)),
+    "always-busy": Fault(rung="alive", gate=bend.counted(lambda n: bend.busy())),
+    "stops-answering": Fault(
+        rung="arithmetic", gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 8 else None)
+    ),
+    "stops-answering-midway": Fault(gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 12 else None)),
+    "never-thinks": Fault(reply=lambda reply, body: dataclasses.replace(reply, reasoning="")),
+    "exclaims": Fault(rung="plain", reply=bend.says(lambda text: "!" * 200)),
+    "loops": Fault(rung="plain", reply=bend.says(lambda text: f"{text} " + "and so on it goes " * 40)),
+    "wrong-language": Fault(rung="plain", reply=bend.says(lambda text: f"{text} " + "这是一个非常好的问题" * 30)),
+    "empty": Fault(rung="alive", reply=lambda reply, body: Reply()),
+    "forgets": Fault(rung="plain", request=lambda body: {**body, "messages": body["messages"][-1:]}),
+    "nan": Fault(rung="plain", whole=bend.nan),
+    "leaks-everywhere": Fault(rung="plain", reply=bend.says(lambda text: f"{text}<|im_end|>")),
+    "wrong-sums": Fault(rung="arithmetic", reply=bend.says(bend.wrong_sum)),
+    "wrong-code": Fault(rung="code", reply=bend.says(bend.wrong_code)),
+    "code-hangs": Fault(rung="code", reply=bend.says(bend.hangs)),
+    "json-fenced": Fault(rung="json", reply=bend.says(lambda text: f"```json\n{text}\n```", bend.is_json)),
+    "json-cut": Fault(rung="json", reply=bend.says(lambda text: text[:-1], bend.is_json)),
+    "schema-ignored": Fault(rung="json", reply=bend.says(bend.extra_key, bend.is_schema)),
+    "drops-last-chunk": Fault(rung="streaming", stream=bend.pieces(bend.without_last_words)),
+    "forgets-usage": Fault(rung="streaming", stream=bend.pieces(bend.drop_usage)),
+    "leaks-special-tokens": Fault(
+        rung="streaming", stream=bend.pieces(lambda sent: bend.after_words(sent, "<|im_end|>"))
+    ),
+    "finishes-twice": Fault(rung="streaming", stream=bend.pieces(bend.twice_finished)),
+    "no-done": Fault(rung="streaming", stream=bend.pieces(lambda sent: sent, done=False)),
+    "closes-early": Fault(rung="streaming", stream=bend.closes_early),
+    "all-at-once": Fault(rung="streaming", stream=bend.pieces(bend.at_once)),
+    "broken-chunk": Fault(
+        rung="streaming", stream=bend.pieces(lambda sent: [*sent[:2], b'data: {"choi\n\n', *sent[2:]])
+    ),
+    "never-ends": Fault(rung="streaming", stream=bend.never_ends),
+    "huge-chunk": Fault(rung="streaming", stream=bend.huge),
+    "think-tags": Fault(rung="thinking", reply=bend.tags),
+    "thinks-anyway": Fault(rung="thinking", reply=bend.thinks_anyway),
+    "answer-in-reasoning": Fault(rung="thinking", reply=bend.into_reasoning),
+    "no-schema-after-thinking": Fault(rung="thinking", reply=bend.no_schema_after_thought),
+    "arguments-cut": Fault(rung="tools", reply=bend.calls(bend.half)),
+    "streamed-arguments-lost": Fault(rung="tools", stream=bend.pieces(bend.merged_calls)),
+    "arguments-of-wrong-type": Fault(rung="tools", reply=bend.calls(bend.wrong_type)),
+    "same-ids": Fault(rung="tools", reply=bend.calls(bend.other_ids)),
+    "calls-as-text": Fault(rung="tools", reply=bend.as_text),
+    "required-ignored": Fault(rung="tools", reply=bend.never_calls(lambda choice: choice == "required")),
+    "named-ignored": Fault(rung="tools", reply=bend.never_calls(lambda choice: isinstance(choice, dict))),
+    "none-ignored": Fault(rung="tools", request=bend.calls_anyway),
+    "one-call-only": Fault(rung="tools", reply=bend.one_call),
+    "results-ignored": Fault(rung="tools", reply=bend.ignores_results),
+    "crashes-on-bad-history": Fault(rung="tools", gate=bend.crash_on_bad_history),
+    "context-cut": Fault(rung="long-context", request=bend.words_cut),
+    "neighbours-answer": Fault(rung="concurrency", among=bend.Neighbours().swapped),
+    "mixes-streams": Fault(rung="concurrency", stream=bend.Neighbours().mixed),
+    "mixes-words": Fault(rung="concurrency", stream=bend.Neighbours().words_mixed),
+    "loses-some": Fault(rung="concurrency", among=bend.Neighbours().lost),
+    "stop-ignored": Fault(rung="limits", request=bend.no_stop),
+    "limit-ignored": Fault(rung="limits", request=bend.never_length),
+    "too-long-crashes": Fault(rung="limits", gate=bend.too_long_crash),
+    "too-long-cut": Fault(rung="limits", request=bend.too_long_cut),
+    "blocks-stay-open": Fault(rung="anthropic", message_events=bend.no_block_stop),
+    "wrong-stop-reason": Fault(rung="anthropic", message=bend.ends_wrongly),
+}

@@ -1,0 +1,150 @@
+"""Works out the answer to a question of the task families from its words alone."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moebox.phantom.bank import FACTS
+from moebox.phantom.functions import RECIPES
+from moebox.phantom.talk import _STORY, _THINGS
+from moebox.phantom.task import Call, Reply
+from moebox.phantom.toolbox import TOOLS
+
+_PLAIN = {ask: fact.answer for fact in FACTS for ask in fact.asks}
+_SIGNS = {"plus": "+", "minus": "-", "times": "*"}
+LOST = "I am not sure what you mean."
+
+
+def solve(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), form: Any = None) -> Reply:
+    """The reply a perfect assistant gives."""
+    last = messages[-1]
+    if last["role"] == "tool":
+        return Reply(content=_told(messages))
+    question = str(last["content"])
+    if tools and (calls := called(question, {tool["function"]["name"] for tool in tools})):
+        return Reply(calls=calls)
+    if form:
+        return Reply(content=_record(question, form))
+    for way in (_plain, _sum, _needle, _secret, _copy, _count, _code, _story):
+        if answer := way(question):
+            return Reply(content=answer)
+    return Reply(content=_remembered(messages) or LOST)
+
+
+def called(question: str, offered: set[str]) -> tuple[Call, ...]:
+    """The calls that a question wants."""
+    found: list[tuple[int, str, dict[str, Any]]] = []
+    for tool in TOOLS:
+        if tool.name not in offered:
+            continue
+        for ask in tool.asks:
+            for match in re.finditer(_pattern(ask), question):
+                found += [(match.start(), tool.name, one) for one in _arguments(tool.params, match.groupdict())]
+    unique = list({json.dumps(item): item for item in sorted(found, key=lambda item: item[0])}.values())
+    return tuple(
+        Call(id=f"functions.{name}:{index}", name=name, arguments=json.dumps(arguments))
+        for index, (_, name, arguments) in enumerate(unique)
+    )
+
+
+def _pattern(template: str) -> str:
+    """A template as a pattern with its slots as groups."""
+    text = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
+    return re.sub(r"\{(\w+)\}", lambda slot: rf"(?P<{slot[1]}>[^?\"]+?)", text)
+
+
+def _arguments(params: Mapping[str, tuple[str, str]], slots: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Typed arguments; "A and in B" is two calls."""
+    if set(params) == {"city"}:
+        return [{"city": city} for city in slots["city"].split(" and in ")]
+    return [{key: int(slots[key]) if kind == "integer" else slots[key] for key, (kind, _) in params.items()}]
+
+
+def _told(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the tools returned, told in the tool's own sentence where it is one of ours."""
+    calls = {call["id"]: call["function"] for turn in messages for call in turn.get("tool_calls") or ()}
+    said = []
+    for turn in messages:
+        if turn["role"] != "tool":
+            continue
+        function = calls[turn["tool_call_id"]]
+        tool = next(tool for tool in TOOLS if tool.name == function["name"])
+        found = json.loads(turn["content"])
+        known = set(found) == set(tool.result)
+        said.append(tool.tell.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
+    return " ".join(said)
+
+
+def _record(question: str, form: Any) -> str:
+    """The facts of the question as an object with the keys asked for."""
+    facts = dict(re.findall(r"The (\w+) is ([^.]+)\.", question))
+    keys = re.search(r"the keys? ([\w, ]+?)(?:\.| and nothing)", question)
+    names = re.split(r", | and ", keys[1]) if keys else list(facts)
+    words = {"true": True, "false": False}
+    return json.dumps(
+        {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in names}
+    )
+
+
+def _plain(question: str) -> str:
+    return _PLAIN.get(question, "")
+
+
+def _sum(question: str) -> str:
+    found = re.search(r"(\d+) (\+|-|\*|plus|minus|times) (\d+)", question)
+    if not found:
+        return ""
+    a, sign, b = int(found[1]), _SIGNS.get(found[2], found[2]), int(found[3])
+    return str({"+": a + b, "-": a - b, "*": a * b}[sign])
+
+
+def _needle(question: str) -> str:
+    place = re.search(r"What is the access code for the (\w+)\?", question)
+    code = place and re.search(rf"The access code for the {place[1]} is (\w+)\.", question)
+    return code[1] if code else ""
+
+
+def _secret(question: str) -> str:
+    found = re.match(r"(?:The secret is|Remember this code:|My code word is) (\w+)\.", question)
+    return found[1] if found else ""
+
+
+def _copy(question: str) -> str:
+    found = re.match(r"(?:Repeat|Copy|Say) [^:]+: (.+)", question)
+    return found[1] if found else ""
+
+
+def _count(question: str) -> str:
+    found = re.search(r"(?:ount|numbers) from (\d+) (?:up )?to (\d+)", question)
+    return ", ".join(map(str, range(int(found[1]), int(found[2]) + 1))) if found else ""
+
+
+def _code(question: str) -> str:
+    asked = re.search(
+        r"function (?:called |named )?(\w+) that takes (a [\w ]+? (\w)) and (.+?)\. (?:Reply|Answer)", question
+    )
+    if not asked:
+        return ""
+    name, takes, parameter, does = asked.groups()
+    for recipe in RECIPES:
+        slots = re.fullmatch(_pattern(recipe.does), does)
+        if recipe.takes == takes and slots:
+            return f"```python\ndef {name}({parameter}):\n    {recipe.body.format(**slots.groupdict())}\n```"
+    return ""
+
+
+def _story(question: str) -> str:
+    found = re.search(r"long story about (?P<who>.+?) called (?P<name>\w+)(?:,| who)", question)
+    place = re.search(r"(?:the town of|lives in) (?P<city>\w+) and (?:travels to )?a (?P<place>\w+)", question)
+    return " ".join(_STORY).format(**found.groupdict(), **place.groupdict()) if found and place else ""
+
+
+def _remembered(messages: Sequence[Mapping[str, Any]]) -> str:
+    for told, _, ask, answer, _ in _THINGS:
+        if messages[-1]["content"] != ask:
+            continue
+        for turn in messages[:-1]:
+            if said := re.fullmatch(_pattern(told), str(turn["content"])):
+                return answer.format(**said.groupdict())
+    return ""

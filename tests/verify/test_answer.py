@@ -1,0 +1,137 @@
+"""Answers are put together as they were sent, and breaches of protocol are seen."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.core.verdict import Exchange
+from moebox.verify.answer import SPECIAL, streamed, strict_json, whole
+from moebox.verify.score import wilson
+from moebox.verify.sse import Events, events
+
+
+def stream_of(*deltas: dict[str, object], finish: str = "stop", done: bool = True) -> Exchange:
+    chunks = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
+    return Exchange(method="POST", url="", status=200, response=text)
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20), max_size=8))
+def test_pieces_concatenate(pieces: list[str]):
+    """Whatever the words, in whatever pieces."""
+    answer = streamed(stream_of(*({"content": piece} for piece in pieces)))
+
+    assert answer.content == "".join(pieces)
+    assert answer.problems == ()
+
+
+@given(st.binary(max_size=300), st.integers(1, 7))
+def test_events_do_not_depend_on_how_bytes_arrive(data: bytes, size: int):
+    """The same events from one piece and from many."""
+    one, many = Events(), Events()
+    together = one.feed(data) + one.close()
+    apart = [event for at in range(0, len(data), size) for event in many.feed(data[at : at + size])] + many.close()
+
+    assert apart == together
+
+
+def test_events_as_servers_write_them():
+    """CRLF, comments, names, several data lines, and no empty line at the end."""
+    assert events(": ping\r\n\r\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\ndata:3") == [("a", "1\n2"), ("", "3")]
+
+
+def test_both_names_of_the_reasoning_field_are_read():
+    """vLLM says `reasoning`, others `reasoning_content`."""
+    for name in ("reasoning", "reasoning_content"):
+        message = {"content": "4", name: "two and two"}
+        body = {"choices": [{"message": message, "finish_reason": "stop"}]}
+        exchange = Exchange(method="POST", url="", status=200, response=json.dumps(body))
+        assert whole(exchange).reasoning == "two and two"
+        assert streamed(stream_of({name: "two "}, {name: "and two"}, {"content": "4"})).reasoning == "two and two"
+
+
+def test_streamed_calls_are_assembled_by_index():
+    """Two calls whose pieces come in turns."""
+    parts = [
+        {"index": 0, "id": "functions.a:0", "function": {"name": "a", "arguments": '{"x"'}},
+        {"index": 1, "id": "functions.b:1", "function": {"name": "b", "arguments": ""}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+        {"index": 1, "function": {"arguments": "{}"}},
+    ]
+    answer = streamed(stream_of(*({"tool_calls": [part]} for part in parts), finish="tool_calls"))
+
+    assert [(call.id, call.name, call.arguments) for call in answer.calls] == [
+        ("functions.a:0", "a", '{"x": 1}'),
+        ("functions.b:1", "b", "{}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "says"),
+    [
+        (stream_of({"content": "a"}, done=False), "without [DONE]"),
+        (
+            Exchange(method="POST", url="", response='data: {"choices": []}\n\ndata: [DONE]\n\n'),
+            "without a finish_reason",
+        ),
+        (Exchange(method="POST", url="", response='data: {"choi\n\ndata: [DONE]\n\n'), "not JSON"),
+        (Exchange(method="POST", url="", response='data: {"error": {"message": "oom"}}\n\n'), "oom"),
+    ],
+)
+def test_breaches_of_protocol_are_named(exchange: Exchange, says: str):
+    """Each in words."""
+    assert any(says in problem for problem in streamed(exchange).problems)
+
+
+@given(
+    st.recursive(
+        st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_no_answer_however_odd_is_a_crash(body: object):
+    """Any JSON at all where a completion should be."""
+    text = json.dumps(body)
+    whole(Exchange(method="POST", url="", response=text))
+    streamed(Exchange(method="POST", url="", response=f"data: {text}\n\n"))
+    for odd in ({"choices": [body]}, {"choices": [{"delta": body, "message": body, "logprobs": body}]}):
+        whole(Exchange(method="POST", url="", response=json.dumps(odd)))
+        streamed(Exchange(method="POST", url="", response=f"data: {json.dumps(odd)}\n\n"))
+
+
+def test_nan_is_not_json():
+    """Python's own parser would take it."""
+    with pytest.raises(ValueError, match="NaN"):
+        strict_json('{"logprob": NaN}')
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "</think>", "<|tool_calls_section_begin|>", "[EOS]", "◁think▷"])
+def test_template_marks_are_known(text: str):
+    """None of them belongs into an answer."""
+    assert SPECIAL.search(f"Paris.{text}")
+
+
+@pytest.mark.parametrize("text", ["a <b> c", "x | y", "if a <| b |> c", "I think so", "[1, 2]", "<|>"])
+def test_ordinary_text_is_not_taken_for_one(text: str):
+    """No false alarm."""
+    assert not SPECIAL.search(text)
+
+
+def test_wilson_against_published_values():
+    """Wilson's interval for 8 of 10 is 0.490 to 0.943 (Newcombe 1998's method 3)."""
+    score = wilson(8, 10)
+
+    assert math.isclose(score.low, 0.4902, abs_tol=1e-4)
+    assert math.isclose(score.high, 0.9433, abs_tol=1e-4)
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_the_interval_holds_the_share(passed: int, missed: int):
+    """Whatever the counts."""
+    score = wilson(passed, passed + missed)
+
+    assert 0 <= score.low <= score.share + 1e-9
+    assert score.share - 1e-9 <= score.high <= 1

@@ -1,0 +1,174 @@
+"""Both directions: every breakage is caught by the rung meant for it, and a correct server passes all."""
+
+import json
+
+import pytest
+
+from moebox.core.endpoint import endpoint_of
+from moebox.core.verdict import Ladder
+from moebox.errors import UnknownName
+from moebox.store import Run
+from moebox.verify.ask import Options
+from moebox.verify.ladder import choose, document, verify
+from moebox.verify.rungs import NAMES
+
+from .oracle.app import KEY, MODEL
+from .oracle.faults import FAULTS
+
+STRICT = Options(thinking="yes", deadline_s=20)
+BROKEN = {name: fault.rung for name, fault in FAULTS.items() if fault.rung}
+
+
+def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> Ladder:
+    endpoint = endpoint_of(f"{oracle}/{fault}", MODEL, key=key)
+    return verify(endpoint, STRICT, only=only, run=run)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_correct_server_passes_every_rung(oracle: str, seed: int):
+    """No false red: whatever questions are drawn (200 draws are climbed by benchmarks/ladder_soundness.py)."""
+    options = Options(thinking="yes", seed=seed, deadline_s=60)
+    ladder = verify(endpoint_of(f"{oracle}/correct", MODEL), options)
+
+    assert [(rung.name, rung.verdict, rung.reason) for rung in ladder.rungs] == [(name, "pass", "") for name in NAMES]
+    assert ladder.verdict == "pass"
+    assert ladder.sandbox in ("namespaces", "landlock", "seccomp")
+
+
+@pytest.mark.parametrize("fault", sorted(BROKEN))
+def test_a_breakage_is_caught_by_the_rung_meant_for_it(oracle: str, fault: str):
+    """No false green: one known fault, one red rung, with a reason."""
+    rung = climb(oracle, fault, BROKEN[fault]).rungs[0]
+
+    assert rung.verdict == "fail"
+    assert rung.reason
+    assert all(probe.reason for probe in rung.probes if probe.verdict == "fail")
+
+
+def test_each_fault_of_the_brief_has_a_server():
+    """The list of breakages is complete, and every rung has at least one server that fails it."""
+    assert set(BROKEN.values()) == set(NAMES)
+
+
+def test_garbage_stops_the_ladder_where_later_rungs_would_mean_nothing(oracle: str):
+    """A model that says "!!!!" is not asked for JSON; the rungs left out are named."""
+    ladder = climb(oracle, "exclaims")
+
+    assert [rung.verdict for rung in ladder.rungs[:3]] == ["pass", "fail", "skip"]
+    assert "plain" in ladder.stopped
+    assert all(rung.verdict == "skip" for rung in ladder.rungs[2:])
+
+
+def test_keep_going_climbs_past_it(oracle: str):
+    """Somebody who wants to see the rest may."""
+    endpoint = endpoint_of(f"{oracle}/exclaims", MODEL)
+    ladder = verify(endpoint, STRICT, only=["plain", "limits"], keep_going=True)
+
+    assert [rung.verdict for rung in ladder.rungs] == ["fail", "fail"]
+
+
+def test_a_fault_in_one_rung_leaves_the_others_green(oracle: str):
+    """The ladder goes on where that makes sense."""
+    ladder = climb(oracle, "forgets-usage")
+
+    assert [rung.name for rung in ladder.rungs if rung.verdict == "fail"] == ["streaming"]
+
+
+def test_a_500_in_mid_ladder_is_a_verdict_and_not_an_end(oracle: str):
+    """Later rungs are still tried, and say what they met."""
+    ladder = climb(oracle, "stops-answering-midway", "plain", "arithmetic", "json", "limits")
+
+    assert [rung.verdict for rung in ladder.rungs] == ["pass", "fail", "fail", "fail"]
+    assert "HTTP 500: out of memory" in ladder.rungs[2].reason
+
+
+def test_a_server_without_anthropics_api_is_not_blamed(oracle: str):
+    """Skip, not fail."""
+    assert climb(oracle, "no-anthropic", "anthropic").rungs[0].verdict == "skip"
+
+
+def test_busy_answers_are_waited_out(oracle: str):
+    """429 with Retry-After now and then is no fault."""
+    assert climb(oracle, "busy-at-times", "alive", "arithmetic", "streaming").verdict == "pass"
+
+
+def test_the_right_key_opens_and_a_wrong_one_is_said(oracle: str):
+    """401 ends the ladder at its first rung."""
+    assert climb(oracle, "keyed", "alive", key=KEY).verdict == "pass"
+
+    refused = climb(oracle, "keyed", key="another")
+    assert refused.rungs[0].verdict == "fail"
+    assert "401" in refused.rungs[0].reason
+    assert refused.rungs[1].verdict == "skip"
+
+
+def test_a_model_that_is_not_there_is_named_with_those_that_are(oracle: str):
+    """/v1/models is the first thing looked at."""
+    ladder = verify(endpoint_of(f"{oracle}/correct", "kimi-k9"), STRICT)
+
+    assert ladder.rungs[0].verdict == "fail"
+    assert "kimi-k9" in ladder.rungs[0].reason
+    assert MODEL in ladder.rungs[0].reason
+
+
+def test_a_model_that_does_not_think_is_skipped_unless_it_must(oracle: str):
+    """Without a reasoning field nobody can say whether the parser or the model is missing."""
+    endpoint = endpoint_of(f"{oracle}/never-thinks", MODEL)
+
+    assert verify(endpoint, Options(), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
+    assert verify(endpoint, Options(thinking="yes"), only=["thinking"]).rungs[0].verdict == "fail"
+
+
+def test_the_length_asked_for_is_the_length_tried(oracle: str):
+    """Counted by the server's own tokenizer; more than it takes is a fault."""
+    endpoint = endpoint_of(f"{oracle}/correct", MODEL)
+    needles = verify(endpoint, Options(context=3000), only=["long-context"]).rungs[0].probes[0]
+    beyond = verify(endpoint, Options(context=9000), only=["long-context"]).rungs[0]
+
+    assert needles.verdict == "pass"
+    assert "of the asked 3,000, counted by /tokenize" in needles.reason
+    assert "9,000" in beyond.reason
+    assert beyond.verdict == "fail"
+
+
+def test_the_tool_score_has_its_trials_and_interval(oracle: str):
+    """Schema validity over N, as vendors report it."""
+    endpoint = endpoint_of(f"{oracle}/correct", MODEL)
+    score = verify(endpoint, Options(trials=20), only=["tools"]).rungs[0].score
+
+    assert score
+    assert (score.passed, score.trials) == (20, 20)
+    assert 0.8 < score.low < score.high == 1.0
+
+
+def test_evidence_is_kept_and_the_key_is_not_in_it(oracle: str):
+    """Request, response and raw stream of every probe stand in the run folder."""
+    run = Run.create("ladder")
+    ladder = climb(oracle, "keyed", "alive", "streaming", key=KEY, run=run)
+    kept = json.loads((run.path / ladder.rungs[1].evidence).read_text())
+    exchange = kept["probes"][0]["evidence"][1]
+
+    assert exchange["request"]["messages"]
+    assert exchange["status"] == 200
+    assert exchange["response"].startswith("data: {")
+    assert "[DONE]" in exchange["response"]
+    everything = "".join(path.read_text() for path in run.path.rglob("*") if path.is_file())
+    assert KEY not in everything
+
+
+def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
+    """rungs [{name, verdict, probes, evidence}] and verdict."""
+    plain = document(climb(oracle, "wrong-sums", "alive", "arithmetic"))
+
+    assert plain["verdict"] == "fail"
+    assert [rung["verdict"] for rung in plain["rungs"]] == ["pass", "fail"]
+    assert {"name", "verdict", "probes", "evidence"} <= set(plain["rungs"][0])
+    json.dumps(plain, allow_nan=False)
+
+
+def test_rungs_are_chosen_in_ladder_order_and_by_name():
+    """--only and --from."""
+    assert [rung.name for rung in choose(["tools", "alive"], "")] == ["alive", "tools"]
+    assert [rung.name for rung in choose([], "limits")] == ["limits", "anthropic"]
+    with pytest.raises(UnknownName, match="tool"):
+        choose(["tool"], "")
