@@ -1,0 +1,240 @@
+"""Code that a model wrote can do nothing but compute, at every level of walls, as root and as nobody."""
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moebox.verify import sandbox
+from moebox.verify.sandbox import LEVELS, Level, Limits, Outcome
+
+QUICK = Limits(time_s=10, cpu_s=1, memory_bytes=256 * 2**20)
+
+
+def tried(source: str, level: Level, limits: Limits = QUICK) -> Outcome:
+    return sandbox.run(source, level=level, limits=limits)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Level:
+    """Every level; each works on this kernel, and a test below says which is chosen where one does not."""
+    found: Level = request.param
+    return found
+
+
+def test_it_computes_and_brings_back_values(level: Level):
+    """What it is for."""
+    source = "import math, itertools, collections\ndef f(n):\n    return [math.comb(n, k) for k in range(n + 1)]\n"
+    outcome = sandbox.run(source, "f", [[4], [0]], level=level)
+
+    assert outcome.values == ([1, 4, 6, 4, 1], [1])
+    assert outcome.ok
+    assert outcome.level == level
+
+
+def test_values_that_are_not_json_and_calls_that_fail_are_told(level: Level):
+    """A wrong answer of one call does not hide the others."""
+    outcome = sandbox.run("def f(x):\n    return {1, 2} if x else 5 // x + int('z')\n", "f", [[1], [2]], level=level)
+
+    assert "set" in outcome.values[0]["!"]
+    assert sandbox.run("def f(x): return 1 / x", "f", [[0]], level=level).error == "ZeroDivisionError: division by zero"
+    assert "no function g" in sandbox.run("def f(): pass", "g", [[]], level=level).error
+    assert "SyntaxError" in sandbox.run("def f(:", "f", [[]], level=level).error
+
+
+ESCAPES = {
+    "network": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 2)",
+    "udp": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    "unix socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "netlink": "import socket\nsocket.socket(16, 3, 0)",
+    "passwd": "print(open('/etc/passwd').read())",
+    "home": "print(open(r'SECRET').read())",
+    "listing": "import os\nprint(os.listdir(r'FOLDER'))",
+    "write outside": "open(r'FOLDER/written', 'w').write('x')",
+    "delete": "import os\nos.remove(r'SECRET')",
+    "symlink": "import os\nos.symlink(r'SECRET', 'here')\nprint(open('here').read())",
+    "hard link": "import os\nos.link(r'SECRET', 'here')\nprint(open('here').read())",
+    "up and out": "import os\nos.chdir('..' + '/..' * 20)\nprint(open('.' + r'SECRET').read())",
+    "chroot": "import os\nos.chroot('/')",
+    "fork": "import os\nos.fork()",
+    "exec": "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo out > FOLDER/written'])",
+    "shell": "import os\nassert os.system('echo out > FOLDER/written') == 0",
+    "spawn": "import os\nos.posix_spawn('/bin/true', ['true'], {})",
+    "kill the parent": "import os, signal\nos.kill(os.getppid() or 1, signal.SIGKILL)",
+    "kill moebox": "import os, signal\nos.kill(MOEBOX, signal.SIGTERM)",
+    "kill everybody": "import os, signal\nos.kill(-1, signal.SIGTERM)",
+    "ptrace": "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nassert l.ptrace(16, MOEBOX, 0, 0) == 0",
+    "read its memory": "print(open('/proc/MOEBOX/mem', 'rb').read(1))",
+    "its environment": "print(open('/proc/MOEBOX/environ').read())",
+    "parent's environment": "import os\nprint(open(f'/proc/{os.getppid()}/environ').read())",
+    "mount": "import ctypes\nl = ctypes.CDLL(None)\nassert l.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0",
+    "new namespace": "import ctypes\nl = ctypes.CDLL(None)\nassert l.unshare(0x10000000) == 0",
+    "raise a limit": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))",
+    "io_uring": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(425, 8, b'\\0' * 120) >= 0",
+    "bpf": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(321, 0, 0, 0) >= 0",
+    "outlive its parent": "import ctypes\nl = ctypes.CDLL(None)\nassert l.prctl(1, 0, 0, 0, 0) == 0",
+}
+
+
+TRY_ALL = """
+for name, source in ESCAPES.items():
+    try:
+        exec(source, {})
+        print("GOT OUT:", name)
+    except (OSError, AssertionError, ImportError, ValueError):
+        pass
+print("THE END")
+"""
+
+
+def test_attempts_to_get_out_fail(level: Level, tmp_path: Path):
+    """Each ends in an error of its own, and nothing outside is read or changed."""
+    secret = tmp_path / "secret"
+    secret.write_text("the family silver")
+    os.environ["MOEBOX_TEST_SECRET"] = "the family silver"
+    source = f"ESCAPES = {ESCAPES!r}\n{TRY_ALL}".replace("SECRET", str(secret)).replace("FOLDER", str(tmp_path))
+    outcome = tried(source.replace("MOEBOX", str(os.getpid())).replace("PORT", "9"), level)
+    del os.environ["MOEBOX_TEST_SECRET"]
+
+    assert outcome.output == "THE END\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert secret.read_text() == "the family silver"
+
+
+def test_the_environment_is_empty(level: Level):
+    """No key of the caller's is there to be read."""
+    outcome = tried("import os\nprint(sorted(os.environ))", level)
+
+    assert outcome.output.strip() in ("['LC_CTYPE']", "[]")
+
+
+def test_no_descriptor_of_ours_is_open(level: Level):
+    """Only its own three and the one for the answer."""
+    outcome = tried("import os\nfor n in range(64):\n    try: os.fstat(n); print(n)\n    except OSError: pass", level)
+
+    assert len(outcome.output.split()) <= 4
+
+
+def test_a_loop_without_end_is_ended(level: Level):
+    """By computing time."""
+    outcome = tried("while True: pass", level)
+
+    assert "1 s of computing" in outcome.error
+
+
+def test_a_sleep_without_end_is_ended(level: Level):
+    """By the clock."""
+    outcome = tried("import time\ntime.sleep(1000)", level, Limits(time_s=0.5))
+
+    assert outcome.timed_out
+    assert "0.5 s" in outcome.error
+
+
+def test_a_memory_bomb_is_a_memory_error(level: Level):
+    """Its own, not the machine's."""
+    assert "MemoryError" in tried("x = bytearray(2 * 10**9)", level).error
+    assert not tried("x = []\nwhile True: x.append('x' * 10**6)", level).ok
+
+
+def test_a_thread_bomb_ends(level: Level):
+    """Threads are memory and time like everything else."""
+    source = "import _thread, time\nwhile True: _thread.start_new_thread(time.sleep, (100,))"
+
+    assert not tried(source, level).ok
+
+
+def test_a_flood_of_output_is_cut(level: Level):
+    """In bounded memory."""
+    outcome = tried("while True: print('x' * 10000)", level)
+
+    assert "printed more than" in outcome.error
+    assert len(outcome.output) <= 2**20
+
+
+def test_a_disk_bomb_is_cut(level: Level):
+    """Where there is a temp folder at all, it is small."""
+    source = "f = open('big', 'wb')\nfor _ in range(200): f.write(b'x' * 2**20)"
+
+    assert not tried(source, level).ok
+
+
+def test_its_temp_folder_is_its_own_and_does_not_stay(level: Level):
+    """Files can be made there, except at the level at which nothing can be opened."""
+    outcome = tried("open('a', 'w').write('x')\nimport os\nprint(os.getcwd(), open('a').read())", level)
+
+    assert outcome.ok == (level != "seccomp")
+    if level == "landlock":
+        assert not Path(outcome.output.split()[0]).exists()
+
+
+def test_code_cannot_talk_itself_into_weaker_walls():
+    """An answer that looks like a failed set-up is refused, and the level that was found stays."""
+    before = sandbox.strongest()
+    forged = (
+        'import os\nfor n in range(3, 20):\n    try: os.write(n, b\'{"setup": "no"}\\n\')\n    except OSError: pass'
+    )
+    with pytest.raises(sandbox.NoSandbox):
+        sandbox.run(forged)
+
+    assert sandbox.strongest() == before
+
+
+def test_nothing_outlives_the_job(level: Level):
+    """No process of the jail is left, whatever it did."""
+    tried("import os, time\ntry: os.setsid()\nexcept OSError: pass\ntime.sleep(1000)", level, Limits(time_s=0.3))
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+    assert "moebox.verify.sandbox.jail" not in listed
+
+
+def test_without_root_it_holds_as_well():
+    """The whole of it as an unprivileged user, at every level, with an interpreter that user may run."""
+    words = [interpreter_for_nobody(), "-B", "-c", NOBODY, str(Path(sandbox.__file__).parents[3])]
+    nobody = pwd.getpwnam("nobody")
+    who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/", env={"TMPDIR": "/tmp"}, check=False, **who)
+    seen = json.loads(done.stdout or done.stderr)
+
+    assert seen["uid"] != 0
+    assert seen["strongest"] in LEVELS
+    assert seen["levels"]
+    for results in seen["levels"].values():
+        assert results["values"] == [9]
+        assert all(results["escapes"].values()), results
+
+
+NOBODY = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+from moebox.verify import sandbox
+escapes = {
+    "passwd": "open('/etc/passwd').read()",
+    "network": "import socket; socket.create_connection(('127.0.0.1', 9), 1)",
+    "fork": "import os; os.fork()",
+    "environment": f"open('/proc/{os.getpid()}/environ').read()",
+    "kill": f"import os; os.kill({os.getpid()}, 15)",
+    "write": "open('/var/tmp/moebox-was-here', 'w')",
+}
+levels = {}
+for level in sandbox.LEVELS:
+    try:
+        good = sandbox.run("def f(x): return x * x", "f", [[3]], level=level)
+    except sandbox.NoSandbox:
+        continue
+    held = {name: not sandbox.run(code, level=level).ok for name, code in escapes.items()}
+    levels[level] = {"values": list(good.values), "escapes": held}
+print(json.dumps({"uid": os.getuid(), "strongest": sandbox.strongest(), "levels": levels}))
+"""
+
+
+def interpreter_for_nobody() -> str:
+    """A Python 3.11 or newer that any user may run: ours, unless it lives in somebody's home."""
+    for path in (os.path.realpath(sys.executable), shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+        if path and all(parent.stat().st_mode & 0o001 for parent in Path(path).parents):
+            return path
+    raise AssertionError("no interpreter that an unprivileged user can run")
