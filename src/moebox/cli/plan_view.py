@@ -172,10 +172,9 @@ def forecast(rows: tuple[Forecast, ...]) -> RenderableType:
             *(tok_s(cells[n].decode_tok_s).removesuffix(" tok/s") if n in cells else "-" for n in streams),
             f"{seconds(first.ttft_s)} ({count(first.prefill_tok_s)} tok/s)",
         )
-    low, high = (
-        (rows[0].low_tok_s / rows[0].decode_tok_s, rows[0].high_tok_s / rows[0].decode_tok_s) if rows else (1, 1)
-    )
-    note = f"decode tok/s of all streams together; four of five published rows lie within {low - 1:+.0%} to {high - 1:+.0%}"
+    one = rows[0]
+    low, high = one.low_tok_s / one.decode_tok_s - 1, one.high_tok_s / one.decode_tok_s - 1
+    note = f"decode tok/s of all streams; four of five published rows lie within {low:+.0%} and {high:+.0%}"
     return Group(table, Text(note, style="dim"))
 
 
@@ -216,12 +215,12 @@ def cautions(plan: Plan) -> RenderableType:
 def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
     """What to type next, and what it would run."""
     file = str(saved) if saved else "recipe.toml"
-    lines = [] if saved else [f"moebox plan {model.name} --box {plan.box} … -o {file}"]
+    lines = [] if saved else [f"the same with -o {file} writes the recipe"]
     lines += [f"moebox render {shlex.quote(file)} --as script", f"moebox up {shlex.quote(file)}"]
     launch = engines.launch(plan.recipe, model)
     table = Table.grid(padding=(0, 1))
     for line in lines:
-        table.add_row("$", Text(line))
+        table.add_row("$" if line.startswith("moebox") else "-", Text(line))
     table.add_row("", Text(f"which runs: {shlex.join(launch.argv)}", style="dim"))
     return table
 

@@ -52,9 +52,15 @@ def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
     if pins.engine:
         return ((pins.engine,),)
     hybrid = pins.experts is not None or pins.mla is not None or pins.ubatch or pins.threads
-    if hybrid or pins.kv in ("q8_0", "q4_0", "f16") or not box.gpus:
+    if hybrid or pins.kv in ("q8_0", "q4_0", "f16"):
         return (("ik_llama.cpp", "llama.cpp"),)
-    return ("vllm", "sglang"), ("ik_llama.cpp", "llama.cpp")
+    if pins.image == "community" or (pins.dcp or 1) > 1:
+        return (("vllm",),)
+    if pins.tp or pins.pp or pins.ep or pins.dcp or pins.image or pins.memory_utilization or pins.kv:
+        return (("vllm", "sglang"),)
+    if pins.speculate not in (None, "none"):
+        return (("vllm", "sglang"),)
+    return (("vllm", "sglang"), ("ik_llama.cpp", "llama.cpp")) if box.gpus else (("ik_llama.cpp", "llama.cpp"),)
 
 
 def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
@@ -215,7 +221,9 @@ def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...
 def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
     """Recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on the cards as fit."""
     ik = engine == "ik_llama.cpp"
-    low = checkpoint.bits_per_weight(model) < LEAST_BITS
+    # Too few bits come last, and of those the most bits first: quality falls faster than speed rises.
+    missing = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))
+    tier = 5 + round(10 * missing) if missing else 0
     for ubatch in (pins.ubatch,) if pins.ubatch else UBATCHES:
         hybrid = Hybrid(
             gpu_layers=999 if box.gpus else 0,
@@ -236,4 +244,4 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
         counts = pins.experts
         if counts is None:
             counts = place.counts_that_fit(box, model, checkpoint, recipe)
-        yield Candidate(recipe=place.placed(box, model, recipe, counts), checkpoint=checkpoint, tier=5 if low else 0)
+        yield Candidate(recipe=place.placed(box, model, recipe, counts), checkpoint=checkpoint, tier=tier)

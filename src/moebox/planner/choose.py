@@ -88,7 +88,9 @@ def pick(fitting: list[Weighed], pins: Pins) -> Weighed:
     usable = served or usable
     if pins.goal == "context":
         plain = [one for one in usable if pins.bold or one.candidate.tier < 3] or usable
-        return max(plain, key=lambda one: (one.memory.kv_tokens, one.score))
+        most = max(one.memory.kv_tokens for one in plain)
+        large = [one for one in plain if one.memory.kv_tokens >= TOLERANCE * most]
+        return min(large, key=lambda one: (one.recipe.parallel.pp, -one.memory.kv_tokens, -one.score))
     if pins.bold:
         return max(usable, key=lambda one: one.score)
     enough = [one for one in usable if one.memory.kv_tokens >= _wanted(one, pins)] or usable

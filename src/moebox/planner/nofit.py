@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import ENGINES
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import Candidate, candidates, engines_for, forms
+from moebox.planner.candidates import START_UTILIZATION, Candidate, candidates, engines_for, forms
 from moebox.planner.memory.constants import gibibytes
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed, weigh
@@ -19,9 +20,13 @@ def problem(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
 ) -> MoeboxError:
     """The error for a box that holds no candidate."""
-    hint = "; ".join(list(remedies(box, model, checkpoints, pins, tried))[:3]) or None
     if not tried:
-        return nothing_to_try(box, model, checkpoints, pins, hint)
+        return nothing_to_try(box, model, checkpoints, pins)
+    have, asked = len(box.gpus) * box.nodes, min(one.recipe.parallel.gpus for one in tried)
+    if asked > have and not tried[0].recipe.hybrid:
+        text = f"tp {pins.tp or 1} × pp {pins.pp or 1} takes {asked} cards and {box.name} has {have}"
+        return DoesNotFit(text, hint="smaller --tp or --pp, or none to let moebox choose")
+    hint = "; ".join(list(remedies(box, model, checkpoints, pins, tried))[:3]) or None
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     short, recipe = nearest.memory.shortfall, nearest.recipe
     where = "RAM" if recipe.hybrid and _worst(nearest) == "ram" else "each card"
@@ -34,21 +39,21 @@ def problem(
     return DoesNotFit(text, shortfall=short, hint=hint)
 
 
-def nothing_to_try(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, hint: str | None
-) -> MoeboxError:
-    """No candidate at all: no form the engine reads, or no cut of the model over these cards."""
-    engine = pins.engine or "any engine"
-    if not box.gpus and pins.engine in ("vllm", "sglang"):
-        return DoesNotFit(f"{pins.engine} needs a GPU and {box.name} has none", hint="--engine llama.cpp runs on CPUs")
-    readable = [one for name in ([pins.engine] if pins.engine else []) for one in forms(checkpoints, name, pins)]
-    if pins.engine and not readable:
+def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> MoeboxError:
+    """No candidate at all: no GPU, no form the engine reads, or no cut of the model over these cards."""
+    serving = pins.engine in ("vllm", "sglang", None)
+    if not box.gpus and serving:
+        name = pins.engine or "an engine that takes these settings"
+        return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint="--engine llama.cpp runs on CPUs")
+    engines = (pins.engine,) if pins.engine else ENGINES
+    if not any(forms(checkpoints, name, pins) for name in engines):
         wanted = pins.checkpoint or "any known checkpoint"
         return BadInput(f"{pins.engine} does not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
     cut = ", ".join(f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "ep", "dcp") if getattr(pins, name))
-    heads = model.attention.heads
-    text = f"{model.title} cannot be cut that way for {engine}: {cut or 'no layout'} over {len(box.gpus)} cards"
-    return BadInput(text, hint=hint or f"{heads} attention heads must divide by tp, and dcp must divide tp")
+    text = f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(box.gpus)} cards"
+    heads, moe = model.attention.heads, model.moe
+    experts = f", {moe.experts} experts by ep" if moe else ""
+    return BadInput(text, hint=f"{heads} attention heads must divide by tp{experts}, and tp by dcp")
 
 
 def remedies(
@@ -59,6 +64,10 @@ def remedies(
         shorter = _longest_that_fits(box, model, checkpoints, pins)
         if shorter:
             yield f"--context {shorter} fits"
+    if pins.memory_utilization:
+        freed = replace(pins, memory_utilization=None)
+        if any(one.memory.fits for one in weigh(box, model, every(box, model, checkpoints, freed), freed)):
+            yield f"--memory-utilization {START_UTILIZATION} fits"
     smaller = _smaller_form(box, model, checkpoints, pins)
     if smaller:
         yield f"--checkpoint {smaller.name} ({gb(smaller.bytes)}) fits"
@@ -87,7 +96,7 @@ def _longest_that_fits(box: Box, model: Model, checkpoints: tuple[Checkpoint, ..
 
 def _smaller_form(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Checkpoint | None:
     """The largest form that fits when the engine and the checkpoint are free."""
-    free = replace(pins, checkpoint=None, engine=None, kv=None)
+    free = replace(pins, checkpoint=None, engine=None, kv=None, memory_utilization=None, experts=None)
     tried = weigh(box, model, every(box, model, checkpoints, free), free)
     fitting = [one.checkpoint for one in tried if one.memory.fits]
     return max(fitting, key=lambda one: one.bytes, default=None)
@@ -97,6 +106,8 @@ def _more_cards(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pin
     """How many such cards would do, when fewer than 65 do."""
     card = box.gpus[0]
     free = replace(pins, tp=None, pp=None, dcp=None, ep=None, context=pins.context or 8192, engine="vllm")
+    if pins.engine not in (None, "vllm", "sglang") or pins.experts or pins.memory_utilization:
+        return ""
     for number in (len(box.gpus) + 1, 2, 4, 8, 16, 32, 64):
         if number <= len(box.gpus):
             continue
@@ -137,5 +148,9 @@ def _shape(one: Weighed) -> str:
 
 
 def _readers(checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
-    names = [one.name for one in checkpoints if not pins.checkpoint or pins.checkpoint.lower() == one.name.lower()]
-    return f"known forms: {', '.join(sorted(set(names)))}" if names else "no form of it is known"
+    """Which engines read the checkpoint that was asked for, or which forms the engine would."""
+    if pins.checkpoint:
+        free = replace(pins, engine=None)
+        readers = [name for name in ENGINES if forms(checkpoints, name, free)]
+        return f"it is read by {' and '.join(readers)}"
+    return f"known forms: {', '.join(sorted({one.name for one in checkpoints}))}"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from moebox.core.plan import Alternative, Caution
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Recipe, Runtime
 from moebox.planner.candidates import START_CONTEXT
 from moebox.planner.memory import llama, sglang, vllm
 from moebox.planner.memory.cards import all_cards, used_cards
@@ -15,6 +15,7 @@ from moebox.units import count, gb, gib, tok_s
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp"}
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
+IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
 
 
 def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
@@ -242,20 +243,22 @@ def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
 
 
 def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, ...]:
-    """What the patched image would gain where the stock one cannot do what it does."""
-    if best.recipe.engine != "vllm" or best.recipe.runtime.preset:
+    """What the patched image gains where the stock one cannot do what it does, or why it was taken."""
+    if best.recipe.engine != "vllm":
         return ()
+    if best.recipe.runtime.preset and not pins.image:
+        stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
+        trouble = replace(best, candidate=stock).refused
+        text = f"the patched community image was taken, because stock vLLM does not start with this: {trouble}"
+        return (Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image'),) if trouble else ()
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
-    if patched is None or patched.recipe.kv != "fp8":
+    if best.recipe.runtime.preset or patched is None or patched.recipe.kv != "fp8":
         return ()
     text = (
         f"the patched community image runs an fp8 cache on these cards: {count(patched.memory.kv_tokens)} tokens "
         f"instead of {count(best.memory.kv_tokens)}, decode {_decode_change(patched, best)} at {best.streams} streams"
     )
     return (Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE),)
-
-
-IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
 
 
 def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:

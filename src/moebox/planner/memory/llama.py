@@ -188,13 +188,15 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
     activations = placement(recipe).ubatch * MIB // 2
     held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
     overhead = max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
-    free = box.ram - sum(weights.values()) - kv - activations - overhead
+    needed = sum(weights.values()) + kv + activations + overhead
+    # Nobody said how much RAM there is: enough for a server whose experts all lie on cards, nothing beyond.
+    total = needed if not box.ram and not experts and box.gpus else box.ram
     return DeviceMemory(
         device="ram",
-        total=box.ram,
+        total=total,
         weights={name: size for name, size in weights.items() if size},
         kv=kv,
         activations=activations,
         overhead=overhead,
-        free=free,
+        free=total - needed,
     )

@@ -112,7 +112,7 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
     peak = tokens * model.hidden * 2 * (used + constant("vllm", "live_copies"))
     peak = max(peak, seqs * model.vocab * constant("vllm", "sampler_bytes"))
     if model.mla and model.mla.indexer:
-        peak += gibibytes("vllm", "sparse_indexer")
+        peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
     if recipe.speculate:
         guesses = 1 + recipe.speculate.tokens
         peak += seqs * guesses * model.vocab * 4 * constant("vllm", "draft_logits")
