@@ -1,0 +1,76 @@
+"""Reads a Triton cache after a crash.
+
+Triton writes a compiled kernel to its cache before it finds that the GPU cannot launch it, so the guilty one is there.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox.core.kernel import arch
+from moebox.errors import BadInput, UnknownName
+
+LARGEST = 4 * 2**20  # bytes of a kernel's description; larger files are something else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedKernel:
+    """One compiled kernel in a cache."""
+
+    kernel: str
+    arch: str
+    shared_bytes: int
+    limit_bytes: int
+    num_warps: int
+    num_stages: int
+    triton: str
+    folder: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether its GPU can launch it."""
+        return self.shared_bytes <= self.limit_bytes
+
+
+def read(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
+    """Every kernel in a cache, largest first; `arch_name` judges them for another architecture than their own."""
+    if not folder.is_dir():
+        raise BadInput(
+            f"{folder}: no such folder", hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR says"
+        )
+    found = [kernel for path in _descriptions(folder) if (kernel := _kernel(path, arch_name)) is not None]
+    return tuple(sorted(found, key=lambda one: (-one.shared_bytes, one.kernel, one.folder)))
+
+
+def _descriptions(folder: Path) -> list[Path]:
+    paths = []
+    for place, _, names in os.walk(folder):
+        paths += [Path(place) / name for name in names if name.endswith(".json") and not name.startswith("__grp__")]
+    return paths
+
+
+def _kernel(path: Path, arch_name: str) -> CachedKernel | None:
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        about: Any = json.loads(path.read_text())
+        number = about["target"]["arch"]
+        limit = arch(arch_name or f"sm_{number}").smem
+        return CachedKernel(
+            kernel=str(about.get("name") or path.stem),
+            arch=f"sm_{number}",
+            shared_bytes=int(about["shared"]),
+            limit_bytes=limit,
+            num_warps=int(about["num_warps"]),
+            num_stages=int(about.get("num_stages") or 0),
+            triton=str(about.get("triton_version", "")),
+            folder=path.parent.name,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # not a kernel's description
+    except UnknownName:
+        if arch_name:
+            raise
+        return None  # compiled for a GPU outside the table

@@ -1,0 +1,307 @@
+"""A Triton driver for a GPU that is not there: kernels compile and are recorded, and nothing runs."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_ROOM = 1 << 30  # told to Triton as the limit, so that a kernel that asks too much is recorded instead of raising
+
+
+@dataclasses.dataclass
+class Arch:
+    """The GPU to compile for."""
+
+    capability: int  # 120 for sm_120
+    sms: int
+    device_name: str
+    memory: int
+    smem: int
+
+
+@dataclasses.dataclass
+class Recorder:
+    """What was launched, and what each compiled kernel costs; costs outlive the process in `notes`."""
+
+    arch: Arch
+    root: Path
+    notes: Path
+    launches: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    costs: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    sources: list[Any] = dataclasses.field(default_factory=list)
+    case: str = ""
+
+    def load(self) -> None:
+        """Costs that earlier scans learned (Triton's cache answers without a compiler log)."""
+        with contextlib.suppress(OSError, ValueError):
+            self.costs = json.loads(self.notes.read_text())
+
+    def save(self) -> None:
+        """Keep them for the next scan, whole or not at all."""
+        half = self.notes.with_suffix(f".{os.getpid()}")
+        half.write_text(json.dumps(self.costs))
+        half.replace(self.notes)
+
+    def note(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
+        """Record one launch."""
+        function = source.fn
+        code = function.fn.__code__
+        names = function.arg_names
+        blocks = {
+            names[path[0]]: value
+            for path, value in source.constants.items()
+            if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
+        }
+        self.launches.append(
+            {
+                "case": self.case,
+                "kernel": metadata.name,
+                "file": _inside(code.co_filename, self.root),
+                "line": code.co_firstlineno,
+                "launched_from": self._site(),
+                "blocks": {
+                    name: value for name, value in blocks.items() if name.isupper() and not isinstance(value, bool)
+                },
+                "constants": {name: value for name, value in blocks.items() if not isinstance(value, float)},
+                "grid": list(grid),
+                "num_warps": metadata.num_warps,
+                "num_stages": getattr(metadata, "num_stages", 0),
+                "shared_bytes": metadata.shared,
+                "hash": metadata.hash,
+                **self.costs.get(metadata.hash, {}),
+            }
+        )
+        self.sources.append((source, metadata))
+
+    def _site(self) -> str:
+        """file:line of the engine's code that launched the kernel."""
+        for frame in reversed(traceback.extract_stack()):
+            if frame.filename.startswith(str(self.root)):
+                return f"{_inside(frame.filename, self.root)}:{frame.lineno}"
+        return ""
+
+
+def _inside(path: str, root: Path) -> str:
+    try:
+        return str(Path(path).relative_to(root))
+    except ValueError:
+        return Path(path).name
+
+
+class Utils:
+    """Stands where Triton loads binaries: measures them instead."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.last: dict[str, int] = {}
+
+    def get_device_properties(self, device: int) -> dict[str, Any]:
+        arch = self.recorder.arch
+        return {
+            "max_shared_mem": _ROOM,
+            "max_num_regs": 65536,
+            "multiprocessor_count": arch.sms,
+            "sm_clock_rate": 2_400_000,
+            "mem_clock_rate": 14_000_000,
+            "mem_bus_width": 512,
+            "warpSize": 32,
+            "warp_size": 32,
+            "arch": f"sm_{arch.capability}",
+        }
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        self.last = resources(binary)
+        return 1, 1, self.last.get("registers", 0), self.last.get("stack_bytes", 0) // 4, 1024
+
+    def unload_module(self, module: int) -> None:
+        """Nothing was loaded."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def launcher_for(recorder: Recorder) -> type:
+    """The class that takes the place of Triton's launcher: it counts and runs nothing."""
+
+    class Launcher:
+        launch_cooperative_grid = launch_pdl = False
+        global_scratch_size = profile_scratch_size = 0
+
+        def __init__(self, source: Any, metadata: Any) -> None:
+            self.source, self.metadata = source, metadata
+
+        def __call__(self, x: int, y: int, z: int, *args: Any, **kwargs: Any) -> None:
+            recorder.note(self.source, self.metadata, (x, y, z))
+
+    return Launcher
+
+
+class Driver:
+    """What Triton asks its driver, answered for the GPU that is not there."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.utils = Utils(recorder)
+        self.launcher_cls = launcher_for(recorder)
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.recorder.arch.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        """There is one."""
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
+        major, minor = divmod(self.recorder.arch.capability, 10)
+        return major, minor
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+    def get_benchmarker(self) -> Any:
+        """Autotuners time nothing here: every candidate is compiled and recorded, the first one wins."""
+
+        def bench(call: Any, quantiles: Any = None, **kwargs: Any) -> Any:
+            call()
+            return [1.0] * len(quantiles) if quantiles else 1.0
+
+        return bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1)
+
+    def clear_cache(self, cache: Any) -> None:
+        """Nothing to clear."""
+
+
+def install(recorder: Recorder) -> None:
+    """From here on `kernel[grid](…)` compiles for the recorder's architecture and runs nothing."""
+    import triton.compiler.compiler as compiler
+    from triton.runtime.driver import driver
+
+    stand_in = Driver(recorder)
+    driver._default = stand_in
+    driver.set_active(stand_in)
+    if hasattr(compiler.max_shared_mem, "cache_clear"):
+        compiler.max_shared_mem.cache_clear()
+    _keep_logs(recorder, compiler)
+    _keep_costs(recorder, stand_in, compiler)
+    _torch_answers(recorder.arch)
+
+
+def _keep_logs(recorder: Recorder, compiler: Any) -> None:
+    """Catch the assembler's own word on spills while a kernel compiles."""
+    original = compiler.compile
+    triton.knobs.nvidia.dump_ptxas_log = True
+
+    def compile_and_listen(*args: Any, **kwargs: Any) -> Any:
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log):
+            kernel = original(*args, **kwargs)
+        found = _SPILLS.search(log.getvalue())
+        if found:
+            recorder.costs.setdefault(kernel.metadata.hash, {})["spill_bytes"] = int(found.group(2))
+        return kernel
+
+    compiler.compile = compile_and_listen
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType) and getattr(module, "compile", None) is original:
+            module.compile = compile_and_listen  # type: ignore[attr-defined]
+
+
+def _keep_costs(recorder: Recorder, stand_in: Driver, compiler: Any) -> None:
+    """Remember registers and stack by kernel when its binary is "loaded"."""
+    original = compiler.CompiledKernel._init_handles
+
+    def load_and_note(self: Any) -> Any:
+        fresh = self.module is None
+        try:
+            return original(self)
+        finally:
+            if fresh and stand_in.utils.last:
+                recorder.costs.setdefault(self.metadata.hash, {}).update(stand_in.utils.last)
+                stand_in.utils.last = {}
+
+    compiler.CompiledKernel._init_handles = load_and_note
+
+
+def _torch_answers(arch: Arch) -> None:
+    """torch.cuda says that it is that GPU, for the checks that engines make when they are imported."""
+    major, minor = divmod(arch.capability, 10)
+    properties = types.SimpleNamespace(
+        name=arch.device_name,
+        major=major,
+        minor=minor,
+        total_memory=arch.memory,
+        multi_processor_count=arch.sms,
+        warp_size=32,
+        shared_memory_per_block_optin=arch.smem,
+        L2_cache_size=128 << 20,
+        is_integrated=0,
+        gcnArchName="",
+    )
+    stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda other: None, synchronize=lambda: None)
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: (major, minor),
+        "get_device_name": lambda device=None: arch.device_name,
+        "get_device_properties": lambda device=None: properties,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "is_current_stream_capturing": lambda: False,
+        "current_stream": lambda device=None: stream,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    if torch.version.cuda is None:
+        torch.version.cuda = "13.0"
+
+
+def resources(binary: bytes) -> dict[str, int]:
+    """Registers and stack of a compiled kernel, by the cuobjdump that Triton's wheel carries."""
+    import triton.backends.nvidia as nvidia
+
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    if not tool.exists():
+        return {}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False)
+    found = _RESOURCES.search(done.stdout)
+    if not found:
+        return {}
+    registers, stack, _, _ = map(int, found.groups())
+    return {"registers": registers, "stack_bytes": stack}

@@ -1,0 +1,60 @@
+"""What a recipe brings to the kernels: sizes on one rank."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass
+class Shape:
+    """One rank's share of the model, and how it is used."""
+
+    heads: int  # query heads on this rank
+    kv_lora: int = 512
+    rope: int = 64
+    nope: int = 128
+    v: int = 128
+    hidden: int = 7168
+    experts: int = 384
+    used: int = 8
+    intermediate: int = 256  # expert width on this rank
+    kv: str = "bf16"
+    prefill: tuple[int, ...] = (256, 4096)
+    decode: tuple[int, ...] = (1, 32, 128)
+    moe_tokens: tuple[int, ...] = (1, 16, 64, 256, 1024, 4096, 8192)
+
+    @property
+    def latent(self) -> int:
+        """Width of the cached latent."""
+        return self.kv_lora + self.rope
+
+    @property
+    def cache_type(self) -> torch.dtype:
+        """The element of the KV cache."""
+        return torch.float8_e4m3fn if self.kv == "fp8" else torch.bfloat16
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor that has a shape and no bytes."""
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+def whole(*sizes: int) -> torch.Tensor:
+    """The same for indices."""
+    return torch.empty(*sizes, dtype=torch.int32, device="meta")
+
+
+def call(function: Callable[..., Any], **values: Any) -> Any:
+    """Call with those of `values` that this version of the function takes."""
+    wanted = inspect.signature(function).parameters
+    missing = [
+        name
+        for name, one in wanted.items()
+        if one.default is one.empty and name not in values and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    if missing:
+        raise TypeError(f"{function.__name__} wants {', '.join(missing)}, which this moebox does not know")
+    return function(**{name: value for name, value in values.items() if name in wanted})

@@ -1,0 +1,199 @@
+"""Scans an engine: finds its files and a Python with Triton, runs the probe there, and judges what it launched."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import moebox
+from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
+from moebox.core.model import Model
+from moebox.errors import BadInput, Outside, Unsupported
+
+TRITON_LEAST, TRITON_MOST = (3, 5), (3, 9)  # the probe was tried on these, 2026-11
+_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to scan."""
+
+    engine: str  # "vllm" or "sglang"
+    arch: Arch
+    model: Model
+    tp: int = 8
+    kv: str = "bf16"
+    site_packages: Path | None = None
+    python: Path | None = None
+    only: str = ""
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels and their costs are kept between scans."""
+    home = os.environ.get("MOEBOX_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "moebox")
+    return Path(home).expanduser() / "kernels"
+
+
+def scan(request: Request) -> KernelScan:
+    """Every launch of the engine for this model, judged."""
+    root = engine_root(request)
+    python = request.python or Path(sys.executable)
+    answers = run(python, ask(request, root))
+    done = next((answer["done"] for answer in answers if "done" in answer), None)
+    if done is None:
+        raise Outside("the kernel probe ended before it was done")
+    launches = tuple(judge(answer["launch"], request.arch) for answer in answers if "launch" in answer)
+    missed = [NotCovered(what=a["missed"]["case"], why=a["missed"]["why"]) for a in answers if "missed" in a]
+    named = {one.what for one in missed}
+    missed += [
+        NotCovered(what=a["empty"]["case"], why="no Triton kernel was launched")
+        for a in answers
+        if "empty" in a and a["empty"]["case"] not in named
+    ]
+    return KernelScan(
+        engine=request.engine,
+        version=engine_version(root, request.engine),
+        arch=request.arch.name,
+        model=request.model.name,
+        tp=request.tp,
+        kv=request.kv,
+        triton=done["triton"],
+        launches=launches,
+        not_covered=tuple(missed),
+    )
+
+
+def engine_root(request: Request) -> Path:
+    """The folder that holds the engine's package."""
+    if request.site_packages:
+        if not (request.site_packages / request.engine).is_dir():
+            raise BadInput(f"{request.site_packages}: holds no {request.engine} package")
+        return request.site_packages
+    places = [Path(entry) for entry in sys.path if entry]
+    if request.python:
+        places = sorted(request.python.parent.parent.glob("lib/python3*/site-packages"))
+    for place in places:
+        if (place / request.engine / "version.py").exists() or (place / request.engine / "__init__.py").exists():
+            return place
+    raise Outside(
+        f"{request.engine} is not installed here",
+        hint="name its venv with --python, or a folder with its unpacked wheel with --site-packages",
+    )
+
+
+def engine_version(root: Path, engine: str) -> str:
+    """The version of the package under `root`, "" when it does not say."""
+    for found in sorted(root.glob(f"{engine}*.dist-info/METADATA")):
+        match = re.search(r"^Version: (.+)$", found.read_text(errors="replace"), re.MULTILINE)
+        if match and found.parent.name.split("-")[0].replace("_", "-") in (engine, f"{engine}-cpu"):
+            return match.group(1).strip()
+    return ""
+
+
+def ask(request: Request, root: Path) -> dict[str, Any]:
+    """The request in the probe's words: sizes on one rank."""
+    model, moe = request.model, request.model.moe
+    if model.mla is None or moe is None:
+        raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
+    if model.mla.heads % request.tp or moe.intermediate % request.tp:
+        raise BadInput(f"--tp {request.tp} does not divide {model.mla.heads} heads and experts of {moe.intermediate}")
+    arch = request.arch
+    return {
+        "engine": request.engine,
+        "root": str(root),
+        "cache": str(cache_dir()),
+        "only": request.only,
+        "arch": {
+            "capability": arch.capability,
+            "sms": arch.sms,
+            "device_name": arch.device,
+            "memory": arch.memory,
+            "smem": arch.smem,
+        },
+        "shape": {
+            "heads": model.mla.heads // request.tp,
+            "kv_lora": model.mla.kv_lora,
+            "rope": model.mla.rope,
+            "nope": model.mla.nope,
+            "v": model.mla.v,
+            "hidden": model.hidden,
+            "experts": moe.experts,
+            "used": moe.used,
+            "intermediate": moe.intermediate // request.tp,
+            "kv": request.kv,
+        },
+    }
+
+
+def run(python: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run the probe under `python` and collect its answers."""
+    check_triton(python)
+    package = str(Path(moebox.__file__).parent.parent)
+    env = {**os.environ, "PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    command = [str(python), "-m", "moebox.doctor.kernels.probe"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, env=env, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Outside(f"the kernel probe did not finish in {_SECONDS:.0f} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Outside(f"the kernel probe failed: {last[:300]}", hint="`--debug` shows more")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def check_triton(python: Path) -> None:
+    """Refuse a Python without Triton and PyTorch, or with a Triton nobody has tried."""
+    code = "import importlib.metadata as m; print(m.version('triton'), m.version('torch'))"
+    try:
+        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as problem:
+        raise BadInput(f"{python}: cannot be run: {problem.strerror}") from None
+    if done.returncode:
+        raise Outside(
+            f"{python} has no Triton and PyTorch",
+            hint="`pip install moebox[kernels] torch`, or name the engine's own Python with --python",
+        )
+    words = done.stdout.split()
+    version = tuple(int(part) for part in re.findall(r"\d+", words[0])[:2])
+    if not TRITON_LEAST <= version <= TRITON_MOST:
+        known = f"{TRITON_LEAST[0]}.{TRITON_LEAST[1]} to {TRITON_MOST[0]}.{TRITON_MOST[1]}"
+        raise Unsupported(f"Triton {words[0]} is not one the kernel doctor knows ({known})")
+
+
+def judge(launch: dict[str, Any], arch: Arch) -> KernelLaunch:
+    """What the probe recorded, with a verdict for the architecture."""
+    shared, registers, warps = launch["shared_bytes"], launch.get("registers", 0), launch["num_warps"]
+    spill = launch.get("spill_bytes", launch.get("stack_bytes", 0))
+    verdict: Verdict = "does not fit" if shared > arch.smem else "spills" if spill else "launches"
+    return KernelLaunch(
+        case=launch["case"],
+        kernel=launch["kernel"],
+        file=launch["file"],
+        line=launch["line"],
+        launched_from=launch["launched_from"],
+        blocks=launch["blocks"],
+        num_warps=warps,
+        num_stages=launch["num_stages"],
+        shared_bytes=shared,
+        limit_bytes=arch.smem,
+        registers=registers,
+        stack_bytes=launch.get("stack_bytes", 0),
+        spill_bytes=spill,
+        blocks_per_sm=arch.blocks_per_sm(shared, registers, warps),
+        verdict=verdict,
+    )
+
+
+def installed(package: str) -> str:
+    """The version of a package in this Python, "" without it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
