@@ -10,17 +10,24 @@ from moebox.errors import INTERRUPTED, BadInput, MoeboxError
 
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
+    "runs": "What was run: `show` one of them, `rm` to delete.",
     "models": "The models moebox knows; `show` for one, by name or path.",
 }
 
 # name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
 # and a group's own name is what it does when called bare.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "runs": ("moebox.cli.runs:runs", ""),
+    "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
+    "runs rm": ("moebox.cli.runs:rm", "Delete runs for good."),
+    "report": ("moebox.cli.report:report", "Write the report of one run, or of several side by side."),
+    "pack": ("moebox.cli.pack:pack", "Put a run into a tidy folder or archive to hand on."),
     "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
     "models": ("moebox.cli.models:models", ""),
     "models show": ("moebox.cli.models:show", "Show one model, by name or path."),
     "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
+    "render": ("moebox.cli.render:render", "Write a recipe as a script, container, Compose, Kubernetes, Slurm or systemd file."),
 }
 
 

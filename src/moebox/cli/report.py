@@ -1,0 +1,42 @@
+"""`moebox report`: one file a person reads."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people
+from moebox.store import Run
+
+
+def report(
+    *run: str,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    pdf: Annotated[bool, Parameter(negative=())] = False,
+    md: Annotated[bool, Parameter(negative=())] = False,
+    title: str = "",
+    runs: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Write the report of a run, or of several side by side, as one HTML file that needs nothing else.
+
+    Args:
+        run: Runs by name, beginning of a name, or path; `latest` without any.
+        output: The HTML file; report.html in the (first) run's folder without it.
+        pdf: A PDF beside it, by Chromium or WeasyPrint.
+        md: Markdown beside it.
+        title: The heading, instead of one made from models and boxes.
+        runs: The folder that holds the runs.
+        json: Print the paths as JSON.
+    """
+    from moebox.report.files import write_report
+
+    found = [Run.open(name, runs=runs) for name in run or ("latest",)]
+    target = output or found[0].path / ("report.html" if len(found) == 1 else f"report-of-{len(found)}.html")
+    made = write_report(found, target, pdf=pdf, markdown=md, title=title)
+    if json:
+        emit({"files": made})
+        return 0
+    for path in made:
+        people().print(str(path), soft_wrap=True)
+    return 0

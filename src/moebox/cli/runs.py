@@ -1,0 +1,142 @@
+"""`moebox runs`: what there is, one of them, and away with it."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people
+from moebox.errors import BadInput, Outside
+from moebox.store import Brief, Run, briefs, runs_dir
+from moebox.store.listing import brief, looks_like_one
+
+if TYPE_CHECKING:
+    from moebox.report.story import Story
+
+
+def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """List the runs, newest first.
+
+    Args:
+        runs: The folder that holds them.
+        json: Print JSON.
+    """
+    found = briefs(runs)
+    if json:
+        emit({"runs": found, "folder": runs or runs_dir()})
+        return 0
+    if not found:
+        people().print(f"no runs in {runs or runs_dir()} yet", soft_wrap=True)
+        return 0
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "last event", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("events", "rungs", "benches", "MB"):
+        table.add_column(name, justify="right")
+    for one in found:
+        size = f"{one.bytes / 1e6:.1f}"
+        table.add_row(one.id, one.last_kind, state(one), *map(str, (one.events, one.verdicts, one.measurements)), size)
+    people().print(table)
+    return 0
+
+
+def state(one: Brief) -> str:
+    """In a few words."""
+    words = ["running" if one.live else "ended"]
+    words += ["simulation"] if one.simulation else []
+    words += ["reported"] if one.report else []
+    words += ["incomplete"] if one.notes else []
+    return ", ".join(words)
+
+
+def show(
+    run: str = "latest",
+    *,
+    runs: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Show one run: what it is, how it went, what is missing.
+
+    Args:
+        run: The run by name, beginning of a name, or path.
+        runs: The folder that holds the runs.
+        json: Print JSON.
+    """
+    from moebox.report.naming import labelled
+    from moebox.report.reading import read
+
+    found = Run.open(run, runs=runs)
+    story = labelled([read(found)])[0]
+    if json:
+        emit(document(found, story))
+        return 0
+    from moebox.report.rules import advise
+    from moebox.report.sections.models import status
+    from moebox.report.sections.summary import headline, openings, scaling
+
+    lines = [f"[bold]{found.id}[/bold]  {found.path}", *openings([story]), *scaling(story)]
+    lines += [f"state: {status(story)}{', running' if story.live else ''}{', SIMULATION' if story.simulation else ''}"]
+    lines += [f"best: {headline(story)}"] if story.levels else []
+    lines += [f"attempt {one.number}: {one.outcome} {one.why}" for one in story.attempts]
+    lines += [f"{one.mark:>5}  {one.name}  {one.detail}" for one in story.rungs]
+    lines += [f"problem: {one.title}. {one.remedy}" for one in story.problems]
+    lines += [f"advice: {one.title}. {one.text}" for one in advise([story])]
+    lines += [f"[dim]note: {gap}[/dim]" for gap in story.gaps]
+    head, *rest = lines
+    people().print(head, soft_wrap=True)
+    for line in rest:
+        people().print(line, soft_wrap=True, markup=line.startswith("[dim]"))
+    return 0
+
+
+def document(run: Run, story: "Story") -> dict[str, Any]:
+    """One run under stable keys."""
+    return {
+        **{name: getattr(brief(run), name) for name in ("id", "path", "started", "last", "last_kind", "live", "bytes")},
+        "simulation": story.simulation,
+        "recipe": story.recipe,
+        "box": story.box.name if story.box else None,
+        "kv_tokens": story.kv_tokens,
+        "attempts": [{"number": one.number, "outcome": one.outcome, "why": one.why} for one in story.attempts],
+        "rungs": [{"name": one.name, "verdict": one.mark, "reason": one.detail} for one in story.rungs],
+        "measurements": [level.raw for level in story.levels],
+        "problems": story.problems,
+        "missing": story.gaps,
+    }
+
+
+def rm(
+    *run: str,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
+    runs: Path | None = None,
+) -> int:
+    """Delete runs for good.
+
+    Args:
+        run: Runs by full name or path.
+        yes: Ask nothing.
+        runs: The folder that holds the runs.
+    """
+    if not run:
+        raise BadInput("name the runs to delete", hint="`moebox runs` lists them")
+    found = [Run.open(name, runs=runs) for name in run]
+    for one, name in zip(found, run, strict=True):
+        if one.id != Path(name).name:
+            raise BadInput(f"{name!r} is not a full name", hint=f"deleting asks for the whole of it: {one.id}")
+        if not looks_like_one(one.path):
+            raise BadInput(f"{one.path}: is not a run's folder, so it is left alone")
+        if one.held:
+            raise Outside(f"{one.id} is being worked on", hint="stop that first")
+    if not yes:
+        answer = input(f"delete {', '.join(one.id for one in found)}? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            people().print("nothing deleted")
+            return 1
+    for one in found:
+        shutil.rmtree(one.path)
+        people().print(f"deleted {one.id}", soft_wrap=True)
+    return 0

@@ -1,0 +1,134 @@
+"""Stacked bars of memory, bars of figures by run, and phases along time, as SVG."""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from moebox import units
+from moebox.report.story import Device
+from moebox.report.svg import Scale, picture, tag, text, ticks
+from moebox.report.words import number
+
+WIDTH = 1080.0
+# part -> place among m1 … m8
+PLACES = {
+    "weights": 1,
+    "in use": 2,
+    "experts": 1,
+    "attention": 2,
+    "other weights": 3,
+    "vision": 4,
+    "draft": 4,
+    "KV cache": 5,
+    "activations": 6,
+    "overhead": 7,
+    "unused": 8,
+    "free": 8,
+}
+LIGHT_PARTS = {"vision", "draft", "unused", "free", "activations", "other weights"}  # dark words on these
+
+
+def collapse(devices: Sequence[Device]) -> list[tuple[str, Device]]:
+    """Devices with the same bar as one row: "gpu0 – gpu7 (each)"."""
+    groups: list[list[Device]] = []
+    for device in devices:
+        if groups and alike(groups[-1][0], device):
+            groups[-1].append(device)
+        else:
+            groups.append([device])
+    return [
+        (f"{group[0].name} – {group[-1].name}, each" if len(group) > 1 else group[0].name, group[0]) for group in groups
+    ]
+
+
+def alike(a: Device, b: Device) -> bool:
+    """The same within half a percent of the device."""
+    same = a.parts.keys() == b.parts.keys() and abs(a.total - b.total) <= 0.005 * a.total
+    return same and all(abs(a.parts[name] - b.parts[name]) <= 0.005 * a.total for name in a.parts)
+
+
+def memory(rows: Sequence[tuple[str, str, Device]], *, label: str) -> Markup | None:
+    """One bar per row (heading, kind, device), all to one scale; a heading stands above the bars that share it."""
+    if not rows:
+        return None
+    bar, left, y, last = 24.0, 74.0, 2.0, ""
+    widest = max(device.total for _, _, device in rows)
+    across = Scale(low=0, high=widest, start=left, end=WIDTH - 8)
+    body = ""
+    for heading, kind, device in rows:
+        if heading != last:
+            y += 10 if last else 0
+            body += text(0, y + 13, heading, fill="var(--ink)", font_size=13, font_weight=600)
+            y += 20
+            last = heading
+        body += text(0, y + 16, kind, fill="var(--soft)")
+        body += stack(device, across, y, bar, kind)
+        y += bar + 4
+    base = y + 4
+    for value in ticks(0, widest / 2**30, count=8):
+        place = across.at(value * 2**30)
+        body += tag("line", x1=place, x2=place, y1=base - 4, y2=base + 2, stroke="var(--rule)")
+        words = f"{value:g} GiB" if value == 0 else f"{value:g}"
+        body += text(place, base + 15, words, text_anchor="middle", fill="var(--soft)")
+    return picture(body, width=WIDTH, height=base + 20, label=label)
+
+
+def stack(device: Device, across: Scale, y: float, height: float, kind: str) -> str:
+    """One device's parts side by side, an outline to its full size."""
+    body, place = "", 0.0
+    for name, size in device.parts.items():
+        start, end = across.at(place), across.at(place + size)
+        colour = f"var(--m{PLACES.get(name, 7)})"
+        words = f"{name} {units.gib(size)} ({size / device.total * 100:.1f}% of {units.gib(device.total)}, {kind})"
+        look = {"fill": colour, "stroke": "var(--panel)", "stroke_width": 1}
+        inner = tag("title", str(escape(words))) + tag(
+            "rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look
+        )
+        short = f"{size / 2**30:.1f}" if end - start < 92 else f"{name} {size / 2**30:.1f}"
+        if end - start > 30:
+            ink = "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
+            ink = "var(--ink)" if name in ("free", "unused") else ink
+            inner += text((start + end) / 2, y + height / 2 + 4, short, text_anchor="middle", fill=ink, font_size=11.5)
+        body += tag("g", inner, class_="part", data_part=name)
+        place += size
+    outline = {"fill": "none", "stroke": "var(--faint)", "stroke_width": 0.8}
+    return body + tag(
+        "rect", x=across.start, y=y, width=across.at(device.total) - across.start, height=height, **outline
+    )
+
+
+def ranked(rows: Sequence[tuple[str, int, float, str]], *, label: str, unit: str = "") -> Markup | None:
+    """Horizontal bars (name, colour, value, remark) to one scale, the name above, the value at the end."""
+    if not rows:
+        return None
+    width, bar = 540.0, 13.0
+    across = Scale(low=0, high=max(value for _, _, value, _ in rows) or 1.0, start=0, end=width - 70)
+    body, y = "", 2.0
+    for name, colour, value, remark in rows:
+        end = across.at(value)
+        title = tag("title", str(escape(f"{name}: {number(value)} {unit} {remark}".strip())))
+        inner = title + text(0, y + 11, f"{name}{', ' + remark if remark else ''}", fill="var(--ink)")
+        inner += tag("rect", x=0, y=y + 16, width=max(end, 1), height=bar, fill=f"var(--s{colour})", rx=1.5)
+        inner += text(end + 6, y + 27, number(value), fill="var(--ink)", font_weight=600)
+        body += tag("g", inner)
+        y += bar + 25
+    return picture(body, width=width, height=y, label=label)
+
+
+def phases(spans: Sequence[tuple[str, float, float]], *, label: str) -> Markup | None:
+    """What took how long, along one clock."""
+    spans = [span for span in spans if span[2] > span[1]]
+    if not spans:
+        return None
+    start, end = min(span[1] for span in spans), max(span[2] for span in spans)
+    across = Scale(low=0, high=end - start, start=120, end=WIDTH - 70)
+    body, y = "", 4.0
+    for name, opened, closed in spans:
+        a, b = across.at(opened - start), across.at(closed - start)
+        title = tag("title", str(escape(f"{name}: {units.seconds(closed - opened)}")))
+        inner = title + text(112, y + 13, name[:18], text_anchor="end", fill="var(--ink)")
+        inner += tag("rect", x=a, y=y, width=max(b - a, 1.5), height=17, fill="var(--m2)", rx=1.5)
+        inner += text(b + 6, y + 13, units.seconds(closed - opened), fill="var(--soft)")
+        body += tag("g", inner)
+        y += 23
+    return picture(body, width=WIDTH, height=y + 2, label=label)

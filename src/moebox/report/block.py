@@ -1,0 +1,163 @@
+"""What a report is made of, before it is HTML or Markdown: sections of blocks.
+
+Sections decide what to say; templates decide how it looks. A block knows its own kind, which names its template.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from markupsafe import Markup
+
+from moebox.report.words import DASH, number
+
+Tone = Literal["", "best", "good", "bad", "warn", "quiet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One field of a table: what is shown, what it sorts by, how it stands out."""
+
+    text: str
+    value: float | str | None = None
+    tone: Tone = ""
+    title: str = ""
+    aside: str = ""  # said smaller, after the text
+    colour: int = 0  # a run's place in the palette: shown as its swatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column's heading."""
+
+    title: str
+    numeric: bool = True
+    title_long: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows that sort and copy as CSV."""
+
+    kind: str = "table"
+    caption: str = ""
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    sortable: bool = True
+    folded: bool = False  # shown as one line until asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One headline figure."""
+
+    figure: str
+    unit: str = ""
+    label: str
+    detail: str = ""
+    tone: Tone = ""
+    colour: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Headline figures in a row."""
+
+    kind: str = "tiles"
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prose:
+    """Paragraphs."""
+
+    kind: str = "prose"
+    paragraphs: tuple[str, ...]
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bullets:
+    """A list of remarks."""
+
+    kind: str = "bullets"
+    title: str = ""
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One entry of a legend."""
+
+    name: str
+    colour: int
+    dashed: bool = False
+    family: str = "s"  # s: runs, m: parts of memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A drawing with its heading, legend and what to read from it."""
+
+    title: str
+    svg: Markup
+    legend: tuple[Key, ...] = ()
+    caption: str = ""
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    """Drawings, two in a row where there is room."""
+
+    kind: str = "charts"
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A block whose look is its own template's business: ladder, attempts, topology, advice, code …"""
+
+    kind: str
+    data: Any
+
+
+Block = Table | Tiles | Prose | Bullets | Charts | Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading, one sentence that says what was found, and the blocks."""
+
+    id: str
+    title: str
+    lead: str = ""
+    blocks: tuple[Block, ...] = field(default=())
+
+
+def cell(value: float | None, *, digits: int | None = None, tone: Tone = "", title: str = "") -> Cell:
+    """A figure as a cell."""
+    return Cell(text=number(value, digits), value=value, tone=tone, title=title)
+
+
+def words(text: str, *, tone: Tone = "", colour: int = 0, title: str = "") -> Cell:
+    """Text as a cell."""
+    return Cell(text=text or DASH, value=text, tone=tone, colour=colour, title=title)
+
+
+def columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[Column, ...]:
+    """Headings; those at the places in `text` hold words, the others figures."""
+    return tuple(Column(title=title, numeric=place not in text) for place, title in enumerate(titles))
+
+
+def csv(table: Table) -> str:
+    """The table as CSV, figures unrounded."""
+    head = ",".join(quote(column.title) for column in table.columns)
+    rows = (",".join(quote(str(one.text if one.value is None else one.value)) for one in row) for row in table.rows)
+    return "\n".join([head, *rows])
+
+
+def quote(text: str) -> str:
+    """One CSV field."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in '",\n') else text

@@ -1,0 +1,42 @@
+"""Reports as files: HTML always, PDF and Markdown when asked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from moebox.errors import Outside
+from moebox.report.page import Page, html, page_of
+from moebox.report.reading import read
+from moebox.store import Run
+
+
+def report(runs: Sequence[Run], *, title: str = "") -> Page:
+    """What there is to say about these runs."""
+    return page_of([read(run) for run in runs], title=title)
+
+
+def write_report(
+    runs: Sequence[Run], target: Path, *, pdf: bool = False, markdown: bool = False, title: str = ""
+) -> list[Path]:
+    """Write the report of `runs` to `target` (and beside it); the paths that were written."""
+    page = report(runs, title=title)
+    text = html(page)
+    made = [save(target, text)]
+    if markdown:
+        from moebox.report.markdown import markdown as as_markdown
+
+        made.append(save(target.with_suffix(".md"), as_markdown(page)))
+    if pdf:
+        from moebox.report.pdf import pdf as as_pdf
+
+        made.append(as_pdf(text, target.with_suffix(".pdf")))
+    return made
+
+
+def save(path: Path, text: str) -> Path:
+    """Write a file, its folder made if need be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise Outside(f"{path}: cannot be written: {problem.strerror}", hint="`-o FILE` puts it elsewhere") from None
+    return path

@@ -1,0 +1,103 @@
+"""What runs are called in a report: as short as tells them apart."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moebox.core import catalogue
+from moebox.errors import UnknownName
+from moebox.report.story import Story
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp"}
+
+
+def model_title(name: str) -> str:
+    """The catalogue's title for a model, or its name."""
+    try:
+        return catalogue.model(name).title
+    except (UnknownName, FileNotFoundError):
+        return name.rstrip("/").rpartition("/")[2]
+
+
+def short_title(title: str) -> str:
+    """A card's name without the words that all of its kind share."""
+    return title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
+
+
+def box_title(story: Story) -> str:
+    """The box in words: "8× RTX PRO 6000 Blackwell Server"."""
+    box = story.box
+    if not box:
+        return ""
+    if not box.gpus:
+        return box.cpu.model or box.name
+    kinds: dict[str, int] = {}
+    for gpu in box.gpus:
+        kinds[gpu.title or gpu.name] = kinds.get(gpu.title or gpu.name, 0) + 1
+    words = " + ".join(f"{count}× {short_title(title)}" for title, count in kinds.items())
+    return f"{box.nodes} × ({words})" if box.nodes > 1 else words
+
+
+def engine_title(story: Story) -> str:
+    """The engine with its version."""
+    if not story.recipe:
+        return ""
+    name = ENGINES.get(story.recipe.engine, story.recipe.engine)
+    return f"{name} {story.recipe.engine_version}".strip()
+
+
+def quant_title(story: Story) -> str:
+    """The checkpoint's short form: its quantisation where the catalogue knows it, else the end of its name."""
+    recipe = story.recipe
+    if not recipe:
+        return ""
+    try:
+        return catalogue.checkpoint(catalogue.model(recipe.model).name, recipe.checkpoint).quant
+    except (UnknownName, FileNotFoundError, KeyError, AssertionError):
+        return recipe.checkpoint.rstrip("/").rpartition("/")[2]
+
+
+def spread_title(story: Story) -> str:
+    """How the model is spread: "TP8", "TP8 DCP8", "TP8 PP2"."""
+    recipe = story.recipe
+    if not recipe:
+        return ""
+    words = [
+        f"{name.upper()}{getattr(recipe.parallel, name)}"
+        for name in ("tp", "pp", "dp", "dcp")
+        if getattr(recipe.parallel, name) > 1
+    ]
+    return " ".join(words + (["EP"] if recipe.parallel.ep else []))
+
+
+def features(story: Story) -> list[str]:
+    """What tells one run from another, the most telling first."""
+    recipe = story.recipe
+    if not recipe:
+        return [story.id]
+    draft = recipe.speculate.method.upper() if recipe.speculate else ""
+    return [
+        model_title(recipe.model),
+        quant_title(story),
+        ENGINES.get(recipe.engine, recipe.engine),
+        box_title(story),
+        spread_title(story),
+        f"KV {recipe.kv}" if recipe.kv != "auto" else "",
+        draft or "no draft",
+        f"{recipe.context // 1024}k",
+        recipe.engine_version,
+    ]
+
+
+def labelled(stories: Sequence[Story]) -> list[Story]:
+    """The stories with labels that tell them apart: given ones kept, others made of what differs."""
+    table = [features(story) for story in stories]
+    width = min((len(row) for row in table), default=0)
+    differs = [place for place in range(width) if len({row[place] for row in table}) > 1]
+    made = []
+    for story, row in zip(stories, table, strict=True):
+        words = [row[place] for place in differs[:3] if row[place]] if len(stories) > 1 else row[:3]
+        made.append(story.label or " · ".join(word for word in words if word) or story.id)
+    for place, label in enumerate(made):
+        if made.count(label) > 1:
+            made[place] = f"{label} ({stories[place].id[-4:]})"
+    return [replace(story, label=label) for story, label in zip(stories, made, strict=True)]

@@ -1,0 +1,145 @@
+"""A run as a tidy folder or archive to hand on: nothing in it says whose machine it was or opens a door.
+
+    README.md  FINDINGS.md  report.html  report.pdf  configs/  logs/  measurements/  verdicts/  patches/
+
+Text is redacted line by line; files that are not text are left out, except samples, which hold only times.
+"""
+
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from moebox import __version__
+from moebox.errors import BadInput, Outside
+from moebox.report.block import Part
+from moebox.report.files import report, save
+from moebox.report.markdown import escape, markdown, part
+from moebox.report.page import Page, html
+from moebox.report.rules import advise
+from moebox.report.tidy import redact
+from moebox.store import Run
+from moebox.store.log import pieces
+
+CONFIGS = ("recipe.toml", "box.toml", "plan.json", "climb.json", "best.toml", "run.json", "launch.sh", "kernels.json")
+FOLDERS = ("measurements", "verdicts", "patches", "configs", "kernels", "recipes")
+TEXT = (".json", ".jsonl", ".toml", ".txt", ".md", ".log", ".patch", ".diff", ".sh", ".csv", ".xml", ".yaml", ".yml")
+BINARY = (".samples", ".bin")  # columns of times and counts
+LARGEST = 64 * 2**20  # bytes of one file; larger ones are named in the README instead
+
+
+def pack(run: Run, target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
+    """Write the folder, or the archive where `target` ends in .tar.gz or .tgz; and what was left out."""
+    if target.name.endswith((".tar.gz", ".tgz")):
+        with tempfile.TemporaryDirectory(prefix="moebox-pack-") as folder:
+            name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+            left_out = fill(run, Path(folder) / name, pdf=pdf)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(target, "w:gz") as archive:
+                archive.add(Path(folder) / name, arcname=name, filter=anonymous)
+        return target, left_out
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")
+    return target, fill(run, target, pdf=pdf)
+
+
+def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """No user and group names in the archive."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def fill(run: Run, folder: Path, *, pdf: bool) -> list[str]:
+    """Every part of the package."""
+    left_out: list[str] = []
+    page = report([run])
+    text = redact(html(page))
+    save(folder / "report.html", text)
+    save(folder / "report.md", redact(markdown(page)))
+    if pdf:
+        from moebox.report.pdf import pdf as as_pdf
+
+        try:
+            as_pdf(text, folder / "report.pdf")
+        except Outside as problem:
+            left_out.append(f"report.pdf: {problem.message}")
+    for name in CONFIGS:
+        copy(run.path / name, folder / "configs" / name, left_out)
+    copy(run.path / "events.jsonl", folder / "logs" / "events.jsonl", left_out)
+    for piece in pieces(run.path / "engine.log"):
+        copy(piece, folder / "logs" / piece.name, left_out)
+    for log in sorted(run.path.glob("*.log")):
+        copy(log, folder / "logs" / log.name, left_out)
+    for name in FOLDERS:
+        for path in sorted((run.path / name).rglob("*")):
+            if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+                copy(path, folder / name / path.relative_to(run.path / name), left_out)
+    save(folder / "FINDINGS.md", redact(findings(page)))
+    save(folder / "README.md", redact(readme(page, folder, left_out)))
+    return left_out
+
+
+def copy(source: Path, target: Path, left_out: list[str]) -> None:
+    """One file, redacted where it is text; left out and named otherwise."""
+    if not source.is_file() or source.is_symlink():
+        return
+    size = source.stat().st_size
+    if size > LARGEST:
+        left_out.append(f"{source.name}: {size / 2**20:,.0f} MiB is too large")
+        return
+    if source.suffix in TEXT or source.name.startswith("engine.log"):
+        save(target, redact(source.read_text(encoding="utf-8", errors="replace")))
+    elif source.suffix in BINARY:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    else:
+        left_out.append(f"{source.name}: not text, so it was not looked through")
+
+
+def findings(page: Page) -> str:
+    """What was learned: problems and recommendations."""
+    lines = [f"# Findings: {escape(page.title)}", ""]
+    for section in page.sections:
+        if section.id in ("problems", "advice", "attempts"):
+            lines += [f"## {section.title}", ""]
+            lines += [line for block in section.blocks if isinstance(block, Part) for line in part(block)]
+    if len(lines) == 2:
+        lines += ["No problem was met and no rule had anything to say.", ""]
+    return "\n".join(lines)
+
+
+def readme(page: Page, folder: Path, left_out: list[str]) -> str:
+    """What is in the folder."""
+    story = page.stories[0]
+    about: dict[str, Callable[[], str]] = {
+        "report.html": lambda: "the report; opens in any browser, needs no network",
+        "report.pdf": lambda: "the same, for print",
+        "report.md": lambda: "the same, as text",
+        "FINDINGS.md": lambda: "attempts, problems met and recommendations",
+        "configs": lambda: "recipe, box, plan",
+        "logs": lambda: "the journal and the engine's log",
+        "measurements": lambda: "every figure, and the times it was computed from",
+        "verdicts": lambda: "each rung with its evidence",
+        "patches": lambda: "changes to the engine that were applied",
+    }
+    lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
+    lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulation else []
+    lines += [f"- {escape(one.title)}. {escape(one.text)}" for one in advise(page.stories)[:3]]
+    lines += ["", "## Contents", ""]
+    lines += [f"- `{name}`: {words()}" for name, words in about.items() if (folder / name).exists()]
+    lines += [
+        "",
+        "## Do it again",
+        "",
+        "    moebox up configs/recipe.toml",
+        "    moebox verify configs/recipe.toml",
+        "",
+    ]
+    lines += [
+        f"Packed by moebox {__version__} from run {story.id}. Keys, host and user names, addresses and serial "
+        "numbers were taken out.",
+        "",
+    ]
+    lines += ["Left out: " + "; ".join(left_out), ""] if left_out else []
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""The colours, for light and dark paper, by the names that drawings use.
+
+s1 … s8 tell runs apart: Okabe and Ito's colour-blind safe set (jfly.uni-koeln.de/color, 2008) without its yellow and
+black, the rest darkened for light paper and lightened for dark until each keeps a contrast of 3:1 with it (WCAG 2.2).
+m1 … m8 are the parts of a memory bar: four blues for weights, two oranges for what grows with use, greys for the rest;
+neighbours differ in lightness, so they stay apart without any colour.
+"""
+
+SERIES = 8
+_NAMES = [
+    "paper",
+    "panel",
+    "ink",
+    "soft",
+    "faint",
+    "rule",
+    "hair",
+    "good",
+    "bad",
+    "warn",
+    "s1",
+    "s2",
+    "s3",
+    "s4",
+    "s5",
+    "s6",
+    "s7",
+    "s8",
+    "m1",
+    "m2",
+    "m3",
+    "m4",
+    "m5",
+    "m6",
+    "m7",
+    "m8",
+]
+_LIGHT = """
+    #fcfcfa #ffffff #1b1e23 #535a63 #858c95 #d9dce0 #eaecef #00704f #b3261e #8a5a00
+    #0067a5 #c24a00 #00805c #a8568a #9a6a00 #2b8cbe #5b5f97 #6b6b6b
+    #0b4f7d #2f7fb5 #78aed3 #b5d3e7 #d55e00 #eaa955 #9aa0a6 #e4e7ea
+"""
+_DARK = """
+    #121519 #181c21 #e8eaed #a9b0b8 #7c848d #333a42 #262c33 #4fd1a0 #ff8a80 #f0c060
+    #5eb3ee #ff8a4c #3fc79a #e08fc0 #e8b93f #8fd0f5 #a9adf0 #b4b4b4
+    #2b73a6 #5aa3d6 #8cc0e3 #c3dcee #ff8a4c #ffc078 #7d858e #2a3037
+"""
+LIGHT: dict[str, str] = dict(zip(_NAMES, _LIGHT.split(), strict=True))
+DARK: dict[str, str] = dict(zip(_NAMES, _DARK.split(), strict=True))
+
+
+def variables(palette: dict[str, str]) -> str:
+    """The palette as CSS custom properties."""
+    return "".join(f"--{name}:{colour};" for name, colour in palette.items())
+
+
+def colour(index: int) -> int:
+    """The place in the palette of the run with this index; runs beyond it start again."""
+    return index % SERIES + 1

@@ -1,0 +1,87 @@
+"""HTML to PDF, drawings kept as vectors: by a Chromium on this machine, else by WeasyPrint (`pip install moebox[pdf]`).
+
+Chromium comes first because it lays the page out as the person saw it. It gets no network and a profile of its own.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from moebox.errors import Outside
+from moebox.report.svg import settle
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+FLAGS = (
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--no-pdf-header-footer",
+)
+PATIENCE_S = 120.0  # a five-megabyte page takes a few seconds; a browser that hangs takes for ever
+
+
+def browser() -> str | None:
+    """The Chromium to use: $MOEBOX_BROWSER, or one on PATH."""
+    named = os.environ.get("MOEBOX_BROWSER")
+    if named is not None:
+        return shutil.which(named) if named else None
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def pdf(html: str, target: Path) -> Path:
+    """Write `html` as PDF to `target`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = browser()
+    if found:
+        return by_browser(found, html, target)
+    if importlib.util.find_spec("weasyprint"):
+        return by_weasyprint(html, target)
+    raise Outside(
+        "no way to make a PDF here: neither a Chromium nor WeasyPrint is installed",
+        hint="`pip install 'moebox[pdf]'` or, on Debian, `apt install chromium`; any browser prints the HTML well too",
+    )
+
+
+def by_browser(program: str, html: str, target: Path) -> Path:
+    """Let Chromium print the page."""
+    with tempfile.TemporaryDirectory(prefix="moebox-pdf-") as folder:
+        page = Path(folder) / "report.html"
+        page.write_text(html, encoding="utf-8")
+        made = Path(folder) / "report.pdf"
+        # Chromium's own sandbox refuses to run as root; the page is ours and runs no foreign script.
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        argv = [program, *FLAGS, *root, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]
+        try:
+            done = subprocess.run(argv, capture_output=True, timeout=PATIENCE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise Outside(f"{program}: {problem}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead") from None
+        if not made.exists():
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise Outside(f"{program} made no PDF: {last[0]}", hint="MOEBOX_BROWSER= (empty) uses WeasyPrint instead")
+        shutil.move(made, target)
+    return target
+
+
+def by_weasyprint(html: str, target: Path) -> Path:
+    """Let WeasyPrint lay it out; its SVG knows no CSS variables, so the light palette is put in."""
+    try:
+        import weasyprint
+    except OSError as problem:  # Pango is a system library that pip cannot bring
+        raise Outside(
+            f"WeasyPrint cannot start: {problem}", hint="Debian: apt install libpango-1.0-0 libpangoft2-1.0-0"
+        ) from None
+
+    def refuse(url: str, *_: object, **__: object) -> dict[str, object]:
+        raise ValueError(f"the report needs nothing from outside, and {url} is not fetched")
+
+    weasyprint.HTML(string=settle(html), url_fetcher=refuse).write_pdf(str(target))
+    return target

@@ -1,0 +1,202 @@
+"""A run folder to a story: each file on its own, so that one bad file costs only itself."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moebox import wire
+from moebox.core.box import Box
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.report.reading import climbed, happened, measured, planned, verified
+from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
+from moebox.report.story import Story
+from moebox.store import FORMAT, Run
+from moebox.store.listing import stamp_of
+
+T = TypeVar("T")
+OURS = {
+    "run.json",
+    "recipe.toml",
+    "box.toml",
+    "plan.json",
+    "events.jsonl",
+    "climb.json",
+    "climb",
+    "verdicts",
+    "measurements",
+    "report.html",
+    "report.pdf",
+    "report.md",
+    "kernels",
+    "kernels.json",
+    "best.toml",
+    "launch.sh",
+    "configs",
+    "patches",
+    "logs",
+    "recipes",
+}
+
+
+def read(run: Run) -> Story:
+    """The story of one run, as far as its folder tells."""
+    gaps: list[str] = []
+    about = attempt(gaps, lambda: run.read_json("run.json"))
+    about = about if isinstance(about, dict) else {}
+    journal = run.journal()
+    gaps += journal.notes + happened.losses_of(journal.events)
+    if not journal.events:
+        gaps.append("events.jsonl: none, so attempts, problems and timing are not told")
+    form = figure(about, "format")
+    if form is not None and form != FORMAT:
+        gaps.append(f"run.json: format {form:g}, this moebox writes {FORMAT}; read as far as the two agree")
+    recipe = attempt(gaps, lambda: toml(Recipe, run.path / "recipe.toml"))
+    box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
+    plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
+    levels, unread = measured.read(run.path / "measurements")
+    rungs, unreadable = verified.read(run.path / "verdicts")
+    climb = attempt(gaps, lambda: run.read_json("climb.json"))
+    attempts = happened.attempts_of(journal.events)
+    real, kv_tokens, real_note = happened.real_of(journal.events)
+    moments = [event["time"] for event in journal.events if event["time"] > 0]
+    gaps += unread + unreadable
+    gaps += absent(run.path, levels=bool(levels), rungs=bool(rungs))
+    return Story(
+        id=run.id,
+        path=run.path,
+        label=words(about, "label"),
+        title=words(about, "title"),
+        started=figure(about, "created") or stamp_of(run.id) or min(moments, default=0.0),
+        ended=max(moments, default=0.0),
+        version=words(about, "moebox"),
+        live=run.held,
+        simulation=simulated(about, journal.events, levels),
+        imported=truth(about, "imported"),
+        sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
+        box=box,
+        box_notes=tuple(texts(about, "box_notes")),
+        recipe=recipe,
+        planned=plan,
+        real=tuple(real),
+        real_note=real_note,
+        kv_tokens=kv_tokens,
+        facts=facts_of(about, journal.events),
+        levels=tuple(levels),
+        rungs=tuple(rungs),
+        attempts=tuple(attempts),
+        steps=tuple(climbed.steps_of(climb, journal.events)),
+        problems=tuple(happened.problems_of(journal.events, attempts)),
+        phases=tuple(happened.phases_of(journal.events)),
+        commands=commands_of(run.path, about, journal.events),
+        versions=versions_of(about, box, journal.events),
+        notes=tuple(texts(about, "notes")),
+        gaps=tuple(gaps),
+    )
+
+
+def attempt(gaps: list[str], reading: Callable[[], T]) -> T | None:
+    """What `reading` gives, or None and a note."""
+    try:
+        return reading()
+    except BadInput as problem:
+        message = problem.message
+        gaps.append(message.rpartition("/")[2] if message.startswith("/") else message)
+        return None
+
+
+def toml(kind: type[T], path: Path) -> T | None:
+    """A TOML file as `kind`; fields of another version are dropped rather than refused."""
+    if not path.exists():
+        return None
+    document = wire.load_toml(path)
+    for _ in range(50):  # a file from another version has a handful of unknown fields, not hundreds
+        try:
+            return wire.decode(kind, document, where=path.name)
+        except BadInput as problem:
+            unknown = re.search(r"unknown setting '([^']+)'", problem.message)
+            if not unknown or not drop(document, unknown[1]):
+                raise
+    raise BadInput(f"{path.name}: more unknown fields than known ones")
+
+
+def drop(document: dict[str, Any], name: str) -> bool:
+    """Take out the field called `name` ("gpus[0].speed"), if it is there."""
+    place: Any = document
+    steps = re.findall(r"[^.\[\]]+|\[\d+\]", name)
+    for step in steps[:-1]:
+        try:
+            place = place[int(step[1:-1])] if step.startswith("[") else place[step]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return isinstance(place, dict) and place.pop(steps[-1], None) is not None
+
+
+def absent(folder: Path, *, levels: bool, rungs: bool) -> list[str]:
+    """What the folder does not have, and what it has that is not ours."""
+    notes = [] if levels else ["measurements/: none, so there are no throughput or latency figures"]
+    notes += [] if rungs else ["verdicts/: none, so nothing is said about whether the answers are right"]
+    notes += [f"{name}: not there" for name in ("recipe.toml", "box.toml", "plan.json") if not (folder / name).exists()]
+    strangers = sorted(
+        one.name
+        for one in folder.iterdir()
+        if one.name not in OURS and not one.name.startswith((".", "engine.log")) and one.suffix not in (".toml", ".log")
+    )
+    if strangers:
+        notes.append(
+            f"left aside, not written by moebox: {', '.join(strangers[:8])}{' …' if len(strangers) > 8 else ''}"
+        )
+    return notes
+
+
+def simulated(about: dict[str, Any], events: tuple[dict[str, Any], ...], levels: list[Any]) -> bool:
+    """Whether any of it came from the twin instead of an engine."""
+    return (
+        truth(about, "simulation")
+        or any(truth(event["data"], "simulation", "simulated") for event in events)
+        or any(level.simulation for level in levels)
+    )
+
+
+def facts_of(about: dict[str, Any], events: tuple[dict[str, Any], ...]) -> tuple[tuple[str, str], ...]:
+    """What the engine said of itself, and what an import says beside it."""
+    facts: dict[str, str] = {str(key): words({"value": value}, "value") for key, value in inner(about, "facts").items()}
+    for event in events:
+        if event["kind"].endswith(("facts", "fact", "ready")):
+            name = words(event["data"], "name")
+            if name:
+                facts[name.replace("_", " ")] = words(event["data"], "value", "text")
+    return tuple((key, value) for key, value in facts.items() if value)
+
+
+def commands_of(folder: Path, about: dict[str, Any], events: tuple[dict[str, Any], ...]) -> tuple[tuple[str, str], ...]:
+    """The launch that worked last, and what an import brought along."""
+    found = [(words(row, "title"), words(row, "text")) for row in rows(about, "commands")]
+    launches = [happened.command_of(event["data"]) for event in events if event["kind"].startswith("attempt")]
+    line = next((one for one in reversed(launches) if one), "")
+    if line:
+        found.append(("Launch", line))
+    script = folder / "launch.sh"
+    if script.is_file() and script.stat().st_size < 200_000:
+        found.append(("launch.sh", script.read_text(encoding="utf-8", errors="replace")))
+    return tuple(found)
+
+
+def versions_of(
+    about: dict[str, Any], box: Box | None, events: tuple[dict[str, Any], ...]
+) -> tuple[tuple[str, str], ...]:
+    """Software as it was found."""
+    found: dict[str, str] = {}
+    if box and box.host:
+        host = box.host
+        found |= {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
+        found |= {**host.engines, **host.runtimes}
+    for event in events:
+        version = words(event["data"], "engine_version", "facts.version")
+        if version:
+            found["engine"] = version
+    found |= {str(key): words({"value": value}, "value") for key, value in inner(about, "versions").items()}
+    if about.get("moebox"):
+        found.setdefault("moebox", str(about["moebox"]))
+    return tuple((key, value) for key, value in found.items() if value)

@@ -1,0 +1,123 @@
+"""measurements/*.json to levels: our own files, and those of other tools, in vLLM's field names."""
+
+from pathlib import Path
+from typing import Any
+
+from moebox import wire
+from moebox.errors import BadInput
+from moebox.report.reading.loose import figure, rows, truth, within, words
+from moebox.report.story import STATS, Level, Spread
+
+LISTS = ("levels", "measurements", "rows", "results")
+
+
+def read(folder: Path) -> tuple[list[Level], list[str]]:
+    """Every level in `folder`, by load; and what could not be read."""
+    levels: list[Level] = []
+    gaps: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            document = wire.load_json(path)
+        except BadInput as problem:
+            gaps.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
+            continue
+        found = rows(document, *LISTS) or ([document] if isinstance(document, dict) else rows({"all": document}, "all"))
+        common = document if isinstance(document, dict) else {}
+        made = [level_of({**shared(common), **row}, name=path.stem, folder=folder) for row in found]
+        kept = [level for level in made if says_something(level)]
+        if not kept:
+            gaps.append(f"measurements/{path.name}: holds no figures")
+        levels += kept
+    return sorted(levels, key=order), gaps
+
+
+def shared(document: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of all its rows."""
+    return {key: value for key, value in document.items() if key not in LISTS}
+
+
+def order(level: Level) -> tuple[str, float, float, str]:
+    """Workload, then load."""
+    return level.workload, level.concurrency or 0.0, level.rate or 0.0, level.name
+
+
+def says_something(level: Level) -> bool:
+    """Has at least one figure, or says that nothing was completed."""
+    figures = (
+        level.output_tok_s,
+        level.total_tok_s,
+        level.tg_tok_s,
+        level.pp_tok_s,
+        level.ttft.middle,
+        level.completed,
+    )
+    return any(value is not None for value in figures)
+
+
+def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
+    """One row as a level."""
+    completed = figure(row, "completed", "num_completed")
+    ask, answer = (per_request(row, which, completed) for which in ("input", "output"))
+    return Level(
+        name=words(row, "name", "label") or name,
+        workload=words(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
+        or shape(ask, answer),
+        concurrency=figure(row, "concurrency", "max_concurrency", "load.concurrency"),
+        rate=figure(row, "rate", "request_rate", "load.rate"),
+        input_tokens=ask,
+        output_tokens=answer,
+        requests=figure(row, "num_prompts", "requests"),
+        completed=completed,
+        failed=figure(row, "failed", "num_failed"),
+        duration_s=figure(row, "duration", "duration_s"),
+        request_s=figure(row, "request_throughput"),
+        output_tok_s=figure(row, "output_throughput", "output_tok_s"),
+        total_tok_s=figure(row, "total_token_throughput", "total_tok_s"),
+        peak_tok_s=figure(row, "max_output_tokens_per_s", "peak_output_tok_s"),
+        tg_tok_s=figure(row, "tg_tok_s", "decode_tok_s"),
+        pp_tok_s=figure(row, "pp_tok_s", "prefill_tok_s"),
+        ttft=spread(row, "ttft"),
+        tpot=spread(row, "tpot"),
+        itl=spread(row, "itl"),
+        e2e=spread(row, "e2el"),
+        tokens_per_joule=figure(row, "tokens_per_joule", "server.tokens_per_joule"),
+        acceptance=figure(row, "accepted_per_step", "server.accepted_per_step", "acceptance_length"),
+        client_limited=truth(row, "client_limited"),
+        partial=truth(row, "partial", "interrupted"),
+        simulation=truth(row, "simulation", "simulated"),
+        source=words(row, "source"),
+        note=words(row, "note"),
+        samples=samples_of(row, folder, name),
+        raw=row,
+    )
+
+
+def per_request(row: dict[str, Any], which: str, completed: float | None) -> float | None:
+    """Tokens of one request: as asked, or the mean of what was counted."""
+    asked = figure(
+        row, f"{which}_len", f"{which}_tokens", f"random_{which}_len", f"workload.{which}_tokens", f"workload.{which}"
+    )
+    total = figure(row, f"total_{which}_tokens")
+    return asked if asked is not None else total / completed if total is not None and completed else None
+
+
+def shape(ask: float | None, answer: float | None) -> str:
+    """The workload's name from its lengths: "256 in / 100 out"."""
+    return f"{ask:,.0f} in / {answer:,.0f} out" if ask and answer else ""
+
+
+def spread(row: dict[str, Any], what: str) -> Spread:
+    """mean_ttft_ms, p99_ttft_ms and so on; or a dict of its own under the name."""
+    values = {stat: figure(row, f"{stat}_{what}_ms", f"{what}_ms.{stat}", f"{what}.{stat}_ms") for stat in STATS}
+    return Spread(**values)
+
+
+def samples_of(row: dict[str, Any], folder: Path, name: str) -> Path | None:
+    """The columnar file that belongs to this row, where it lies in the run's folder."""
+    named = within(row, "samples")
+    candidates = [named] if isinstance(named, str) else []
+    for candidate in [*candidates, f"{name}.samples"]:
+        path = (folder / candidate).resolve()
+        if path.is_file() and path.is_relative_to(folder.resolve()):
+            return path
+    return None

@@ -1,0 +1,341 @@
+"""Recommendations derived from the data by rules that are stated beside them.
+
+A rule is a function of the stories; it speaks only where the figures it needs are there, and quotes them. Thresholds
+are choices, named here, not measurements.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moebox import units
+from moebox.report.sections.memory import bytes_per_token, room
+from moebox.report.sections.plan import pairs
+from moebox.report.story import Level, Story
+from moebox.report.words import change, listed, milliseconds, number, times
+
+KNEE = 0.9  # share of the highest throughput at which more load is no longer worth its waiting
+PATIENCE_MS = 2_000.0  # time to first token that a person at a prompt still accepts
+TAIL = 5.0  # P99 this many times the mean is a queue or a warm-up, not noise
+ROOM = 0.08  # share of a card left free that is worth reclaiming
+STEP = 1.3  # ITL over TPOT from which several tokens came at once
+FAILURES = 0.01  # share of failed requests that spoils the other figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One recommendation: what to do, the figures behind it, the rule."""
+
+    title: str
+    text: str
+    rule: str
+    runs: tuple[int, ...] = ()
+    weight: float = 0.0  # the lower, the earlier
+
+
+def advise(stories: Sequence[Story]) -> list[Advice]:
+    """Every rule that applies, the gravest first."""
+    found: list[Advice] = []
+    for index, story in enumerate(stories):
+        for rule in (wrong_answers, failures, client, queueing, knee, patience, tail, speculation, lanes):
+            found += rule(index, story)
+    for compare in (fastest, placement, forecast):
+        found += compare(stories)
+    return sorted(found, key=lambda advice: advice.weight)
+
+
+def sweeps(story: Story) -> list[list[Level]]:
+    """Levels of one workload over rising concurrency, where there are at least two."""
+    groups: dict[str, list[Level]] = {}
+    for level in story.levels:
+        if level.concurrency and level.output_tok_s:
+            groups.setdefault(level.workload, []).append(level)
+    return [sorted(some, key=lambda level: level.concurrency or 0) for some in groups.values() if len(some) > 1]
+
+
+def holds(story: Story, level: Level) -> float | None:
+    """Requests of this level's length that the KV cache holds at once."""
+    tokens = (level.input_tokens or 0) + (level.output_tokens or 0)
+    return story.kv_tokens / tokens if story.kv_tokens and tokens else None
+
+
+def queueing(index: int, story: Story) -> list[Advice]:
+    """The cache is too small for the load, so requests wait for it."""
+    found = []
+    for levels in sweeps(story):
+        low, high = levels[0], levels[-1]
+        fit = holds(story, high)
+        waits = low.ttft.middle and high.ttft.middle and high.ttft.middle > TAIL * low.ttft.middle
+        if not fit or not high.concurrency or fit > high.concurrency * 0.75 or not waits:
+            continue
+        text = (
+            f"{story.label}: the cache holds {units.count(story.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
+            "requests of this length. "
+            f"Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
+            f"{number(low.concurrency)} to "
+            f"{milliseconds(high.ttft.middle)} at {number(high.concurrency)}."
+        )
+        rule = (
+            "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at "
+            "the lowest."
+        )
+        spare = reclaim(story)
+        title = "Give the KV cache more room" if spare else f"Admit at most {number(fit, 0)} requests at once"
+        share = min(fit / high.concurrency, 0.9)
+        found.append(Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=1 + share))
+    return found
+
+
+def reclaim(story: Story) -> str:
+    """What the room left on the fullest card would hold, in tokens."""
+    cards = [device for device in story.real if device.name != "ram"]
+    each = bytes_per_token(story.recipe)
+    if not cards or not each:
+        return ""
+    free = min(room(device) for device in cards)
+    if free < ROOM * cards[0].total:
+        return ""
+    return (
+        f" {units.gib(free)} per card stayed unused after loading; at {units.count(each)} bytes a token that would "
+        "be about "
+        f"{units.count(round(free / each, -3))} tokens more. Raise the engine's memory fraction until little is left."
+    )
+
+
+def knee(index: int, story: Story) -> list[Advice]:
+    """Where more load stops paying."""
+    found = []
+    for levels in sweeps(story):
+        top = max(levels, key=lambda level: level.output_tok_s or 0)
+        stop = next(level for level in levels if (level.output_tok_s or 0) >= KNEE * (top.output_tok_s or 0))
+        if stop is top or len(levels) < 3:
+            continue
+        share = (stop.output_tok_s or 0) / (top.output_tok_s or 1)
+        gain = (
+            f"{share * 100:.0f}% of the highest output ({number(stop.output_tok_s)} of {number(top.output_tok_s)} "
+            "tok/s)"
+        )
+        wait = ""
+        if stop.ttft.middle and top.ttft.middle:
+            wait = f" with a mean TTFT of {milliseconds(stop.ttft.middle)} instead of {milliseconds(top.ttft.middle)}"
+        text = f"{story.label}: {number(stop.concurrency)} concurrent requests already give {gain}{wait}."
+        rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
+        found.append(
+            Advice(
+                title=f"Serve at about {number(stop.concurrency)} at once",
+                text=text,
+                rule=rule,
+                runs=(index,),
+                weight=3,
+            )
+        )
+    return found
+
+
+def patience(index: int, story: Story) -> list[Advice]:
+    """The highest load at which a person does not wait long."""
+    found = []
+    for levels in sweeps(story):
+        quick = [level for level in levels if level.ttft.middle is not None and level.ttft.middle <= PATIENCE_MS]
+        if not quick or quick[-1] is levels[-1]:
+            continue
+        best = quick[-1]
+        text = (
+            f"{story.label}: up to {number(best.concurrency)} at once the mean TTFT stays at "
+            f"{milliseconds(best.ttft.middle)} or less, "
+            f"at {number(best.output_tok_s)} output tok/s."
+        )
+        rule = f"The highest load measured whose mean TTFT is at most {milliseconds(PATIENCE_MS)}."
+        found.append(
+            Advice(
+                title=f"For people at a prompt, stay at {number(best.concurrency)}",
+                text=text,
+                rule=rule,
+                runs=(index,),
+                weight=4,
+            )
+        )
+    return found
+
+
+def tail(index: int, story: Story) -> list[Advice]:
+    """A few requests wait far longer than the mean tells."""
+    found = []
+    for level in story.levels:
+        mean, worst = level.ttft.mean, level.ttft.p99
+        if mean and worst and worst > TAIL * mean:
+            at = f" at {number(level.concurrency)}" if level.concurrency else ""
+            text = (
+                f"{story.label}: P99 TTFT{at} is {milliseconds(worst)}, {times(worst / mean)} the mean of "
+                f"{milliseconds(mean)}. "
+                "Prefills queued behind each other (all clients starting at once does this) or the first requests "
+                "compiled kernels; "
+                "warm up before measuring, and look at the steady part of the run."
+            )
+            rule = f"P99 TTFT above {TAIL:.0f} times the mean."
+            found.append(
+                Advice(title="Look at the slowest first tokens", text=text, rule=rule, runs=(index,), weight=5)
+            )
+            break
+    return found
+
+
+def speculation(index: int, story: Story) -> list[Advice]:
+    """How many tokens a speculative step gave."""
+    for level in story.levels:
+        gap, per_token = level.itl.mean, level.tpot.mean
+        if gap and per_token and gap / per_token > STEP:
+            text = (
+                f"{story.label}: chunks arrive every {milliseconds(gap)} while a token costs "
+                f"{milliseconds(per_token)}, so each step "
+                f"delivered about {gap / per_token:.1f} tokens. Random prompts undersell a draft: repeat with text "
+                "like yours before tuning it."
+            )
+            rule = f"Mean ITL more than {STEP} times mean TPOT: several tokens in a chunk."
+            return [
+                Advice(title="Speculation pays; measure it on real text", text=text, rule=rule, runs=(index,), weight=6)
+            ]
+    return []
+
+
+def wrong_answers(index: int, story: Story) -> list[Advice]:
+    """Rungs that failed come before any speed."""
+    failed = [rung for rung in story.rungs if rung.mark == "fail"]
+    if not failed:
+        return []
+    reasons = "; ".join(f"{rung.name}: {rung.detail}" if rung.detail else rung.name for rung in failed[:3])
+    text = (
+        f"{story.label}: {listed([rung.name for rung in failed])} failed ({reasons}). Speed means little until "
+        "these pass."
+    )
+    return [
+        Advice(title="Mend what is answered wrong first", text=text, rule="Any failed rung.", runs=(index,), weight=0)
+    ]
+
+
+def failures(index: int, story: Story) -> list[Advice]:
+    """Requests that failed."""
+    for level in story.levels:
+        asked = (level.completed or 0) + (level.failed or 0)
+        if level.failed and asked and level.failed / asked > FAILURES:
+            text = (
+                f"{story.label}: {number(level.failed)} of {number(asked)} requests failed at "
+                f"{number(level.concurrency)} at once."
+            )
+            rule = f"More than {FAILURES * 100:.0f}% of requests failed."
+            return [Advice(title="Find out why requests fail", text=text, rule=rule, runs=(index,), weight=0)]
+    return []
+
+
+def client(index: int, story: Story) -> list[Advice]:
+    """Figures that tell of the client."""
+    limited = [level for level in story.levels if level.client_limited]
+    if not limited:
+        return []
+    loads = listed([number(level.concurrency) for level in limited[:5]])
+    text = f"{story.label}: at {loads} at once the measuring client was the bottleneck; latencies there are too high."
+    return [
+        Advice(
+            title="Measure again from a faster client",
+            text=text,
+            rule="client_limited in the result.",
+            runs=(index,),
+            weight=1,
+        )
+    ]
+
+
+def lanes(index: int, story: Story) -> list[Advice]:
+    """Cards on fewer PCIe lanes than they could have."""
+    slow = [place for place, gpu in enumerate(story.box.gpus) if gpu.pcie and gpu.pcie.degraded] if story.box else []
+    if not slow:
+        return []
+    text = (
+        f"{story.label}: GPU {listed([str(place) for place in slow])} run on fewer PCIe lanes than card and slot "
+        "allow. Reseat or check the BIOS."
+    )
+    return [
+        Advice(
+            title="Give every card its lanes", text=text, rule="Lanes now below lanes at most.", runs=(index,), weight=2
+        )
+    ]
+
+
+def fastest(stories: Sequence[Story]) -> list[Advice]:
+    """Which run serves most, when several did the same work."""
+    peaks = [(index, level) for index, story in enumerate(stories) if (level := story.peak()) and level.output_tok_s]
+    if len(peaks) < 2 or len({level.workload for _, level in peaks}) > 1:
+        return []
+    peaks.sort(key=lambda entry: -(entry[1].output_tok_s or 0))
+    (first, best), (second, next_best) = peaks[0], peaks[1]
+    ratio = (best.output_tok_s or 0) / (next_best.output_tok_s or 1)
+    text = (
+        f"{stories[first].label} reaches {number(best.output_tok_s)} output tok/s at {number(best.concurrency)}, "
+        f"{times(ratio)} what "
+        f"{stories[second].label} reaches ({number(next_best.output_tok_s)} at {number(next_best.concurrency)})."
+    )
+    return [
+        Advice(
+            title=f"For throughput take {stories[first].label}",
+            text=text,
+            rule="Highest output throughput under the same workload.",
+            runs=(first, second),
+            weight=2,
+        )
+    ]
+
+
+def placement(stories: Sequence[Story]) -> list[Advice]:
+    """Runs that trade decode for prefill: which prompt length makes the one or the other faster."""
+    known = []
+    for index, story in enumerate(stories):
+        tg, pp = story.peak("tg_tok_s"), story.peak("pp_tok_s")
+        if tg and pp and tg.tg_tok_s and pp.pp_tok_s:
+            known.append((index, tg.tg_tok_s, pp.pp_tok_s))
+    if len(known) < 2:
+        return []
+    talker = max(known, key=lambda row: (row[1], row[2]))
+    reader = max(known, key=lambda row: (row[2], row[1]))
+    names = (stories[talker[0]].label, stories[reader[0]].label)
+    rule = (
+        "Time of a request = prompt / PP + answer / TG; compared between the run with the best TG and the one with "
+        "the best PP."
+    )
+    if talker[0] == reader[0]:
+        text = (
+            f"{names[0]} is best at both: {number(talker[1])} tok/s generating, {number(talker[2])} tok/s reading "
+            "prompts."
+        )
+        return [Advice(title=f"Take {names[0]}", text=text, rule=rule, runs=(talker[0],), weight=2)]
+    ratio = (1 / reader[1] - 1 / talker[1]) / (1 / talker[2] - 1 / reader[2])
+    text = (
+        f"{names[0]} generates fastest ({number(talker[1])} against {number(reader[1])} tok/s), {names[1]} reads "
+        "prompts fastest "
+        f"({number(reader[2])} against {number(talker[2])} tok/s). With uncached prompts more than {ratio:.1f} "
+        "times as long as the "
+        f"answers {names[1]} finishes first, otherwise {names[0]}."
+    )
+    return [Advice(title="Choose by prompt length", text=text, rule=rule, runs=(talker[0], reader[0]), weight=2)]
+
+
+def forecast(stories: Sequence[Story]) -> list[Advice]:
+    """Measurements that lie outside what the plan promised."""
+    off = [pair for pair in pairs(stories) if pair.inside is False and pair.unit == "tok/s"]
+    slow = [pair for pair in off if pair.error < 0]
+    if not slow:
+        return []
+    worst = min(slow, key=lambda pair: pair.error)
+    text = (
+        f"{stories[worst.run].label}: {worst.what} is {number(worst.measured)} against {number(worst.planned)} planned "
+        f"({change(worst.error)}), below the band's {number(worst.low)}. Something holds it back that the model "
+        "does not know: check clocks, "
+        "lanes, the attention backend and whether CUDA graphs are on."
+    )
+    return [
+        Advice(
+            title="Find what holds it back",
+            text=text,
+            rule="Measured below the forecast's band.",
+            runs=(worst.run,),
+            weight=3,
+        )
+    ]

@@ -1,0 +1,17 @@
+"""Recommendations, each with its rule."""
+
+from collections.abc import Sequence
+
+from moebox.report.block import Part, Section
+from moebox.report.palette import colour
+from moebox.report.rules import advise
+from moebox.report.story import Story
+
+
+def section(stories: Sequence[Story]) -> Section | None:
+    """Every rule that applies."""
+    found = [{"advice": advice, "colours": [colour(run) for run in advice.runs]} for advice in advise(stories)]
+    if not found:
+        return None
+    lead = "Derived from the figures above by the rules given; nothing here is general advice."
+    return Section(id="advice", title="Recommendations", lead=lead, blocks=(Part(kind="advice", data=found),))

@@ -1,0 +1,50 @@
+"""What each setting gained: the climb's table."""
+
+from collections.abc import Sequence
+
+from moebox.report.block import Block, Cell, Section, Table, cell, columns, words
+from moebox.report.sections.ladder import SIGNS, TONES
+from moebox.report.story import Step, Story
+from moebox.report.words import change, milliseconds
+
+
+def section(stories: Sequence[Story]) -> Section | None:
+    """One table per run that climbed."""
+    blocks: list[Block] = [
+        table(story, name="" if len(stories) == 1 else story.label) for story in stories if story.steps
+    ]
+    if not blocks:
+        return None
+    steps = [step for story in stories for step in story.steps]
+    kept = sum(step.kept for step in steps)
+    lead = f"{len(steps)} step{'s' * (len(steps) != 1)}, {kept} kept."
+    return Section(id="climb", title="What each setting gained", lead=lead, blocks=tuple(blocks))
+
+
+def table(story: Story, *, name: str) -> Table:
+    """Every step: what was changed, what came of it, kept or dropped and why."""
+    rows = [row(step) for step in story.steps]
+    heads = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "", "Why")
+    sources = list(dict.fromkeys(step.source for step in story.steps if step.source))
+    note = f"Source: {'; '.join(sources)}" if sources else ""
+    return Table(caption=name, columns=columns(*heads, text=(0, 1, 6, 7)), rows=tuple(rows), sortable=False, note=note)
+
+
+def row(step: Step) -> tuple[Cell, ...]:
+    """One step."""
+    return (
+        words(step.change),
+        words(SIGNS[step.mark], tone=TONES[step.mark]),
+        cell(step.output_tok_s),
+        gain(step),
+        Cell(text=milliseconds(step.ttft_ms), value=step.ttft_ms),
+        cell(step.kv_tokens, digits=0),
+        words("kept" if step.kept else "dropped", tone="good" if step.kept else "quiet"),
+        words(step.why or " "),
+    )
+
+
+def gain(step: Step) -> Cell:
+    """The gain with its interval."""
+    band = f" ({change(step.low)} … {change(step.high)})" if step.low is not None and step.high is not None else ""
+    return Cell(text=change(step.gain) + band, value=step.gain, tone="good" if step.gain and step.gain > 0 else "")

@@ -1,0 +1,179 @@
+"""What was expected against what was measured, row by row, with the band."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from moebox.report.block import Block, Bullets, Cell, Section, Table, Tone, cell, columns, words
+from moebox.report.palette import colour
+from moebox.report.sections.memory import weights
+from moebox.report.story import Device, Expected, Level, Story
+from moebox.report.words import change, gib, milliseconds, number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One figure, planned and measured."""
+
+    run: int
+    what: str
+    planned: float
+    measured: float
+    low: float | None = None
+    high: float | None = None
+    unit: str = "tok/s"
+
+    @property
+    def error(self) -> float:
+        """Measured against planned."""
+        return self.measured / self.planned - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measurement lies in the band; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+
+def section(stories: Sequence[Story]) -> Section | None:
+    """The table of pairs; the reasons and warnings the plan gave."""
+    found = pairs(stories)
+    blocks: list[Block] = [table(stories, found)] if found else []
+    for story in stories:
+        if story.planned:
+            blocks += said(story, alone=len(stories) == 1)
+    if not blocks:
+        return None
+    return Section(id="plan", title="Plan against measurement", lead=lead(found), blocks=tuple(blocks))
+
+
+def pairs(stories: Sequence[Story]) -> list[Pair]:
+    """Every figure that was both planned and measured."""
+    found: list[Pair] = []
+    for index, story in enumerate(stories):
+        plan = story.planned
+        if not plan:
+            continue
+        found += capacity(index, story)
+        for level in story.levels:
+            row = match(level, plan.rows)
+            if row:
+                found += figures(index, level, row)
+    return found
+
+
+def capacity(index: int, story: Story) -> list[Pair]:
+    """Weights on the fullest device, and KV tokens."""
+    found: list[Pair] = []
+    plan = story.planned
+    if not plan:
+        return found
+    expected, seen = fullest(plan.devices), fullest(story.real)
+    if expected and seen:
+        found.append(Pair(run=index, what="Weights per GPU", planned=expected, measured=seen, unit="B"))
+    if plan.kv_tokens and story.kv_tokens:
+        found.append(Pair(run=index, what="KV cache", planned=plan.kv_tokens, measured=story.kv_tokens, unit="tokens"))
+    return found
+
+
+def fullest(devices: Sequence[Device]) -> float:
+    """Weights of the device that holds most, RAM aside."""
+    return max((weights(device) for device in devices if device.name != "ram"), default=0.0)
+
+
+def match(level: Level, rows: Sequence[Expected]) -> Expected | None:
+    """The forecast for this load; decode-only rows answer only for single streams."""
+    for row in rows:
+        same = row.concurrency == (level.concurrency or (1.0 if level.tg_tok_s or level.pp_tok_s else None))
+        if same and row.workload in ("", level.workload) and (not row.decode_only or level.tg_tok_s):
+            return row
+    return None
+
+
+def figures(index: int, level: Level, row: Expected) -> list[Pair]:
+    """What both the level and the row have."""
+    at = f" at {level.concurrency:,.0f}" if level.concurrency and level.concurrency > 1 else ""
+    tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
+    candidates = [
+        (f"Output tok/s{at}", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s", True),
+        ("Token generation", tg, level.tg_tok_s, "tok/s", True),
+        ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s", False),
+        (f"Mean TTFT{at}", row.ttft_ms if not row.decode_only else None, level.ttft.middle, "ms", False),
+        (f"Mean TPOT{at}", row.tpot_ms, level.tpot.middle, "ms", False),
+    ]
+    return [
+        Pair(
+            run=index,
+            what=what,
+            planned=planned,
+            measured=measured,
+            unit=unit,
+            low=row.low_tok_s if banded else None,
+            high=row.high_tok_s if banded else None,
+        )
+        for what, planned, measured, unit, banded in candidates
+        if planned and measured
+    ]
+
+
+def table(stories: Sequence[Story], found: Sequence[Pair]) -> Table:
+    """Each pair with its error and whether it lies in the band."""
+    rows = []
+    for pair in found:
+        verdict, tone = judged(pair)
+        band = f"{number(pair.low)} – {number(pair.high)}" if pair.low is not None and pair.high is not None else ""
+        rows.append(
+            (
+                words(stories[pair.run].label, colour=colour(pair.run)),
+                words(pair.what),
+                written(pair.planned, pair.unit),
+                words(band, tone="quiet"),
+                written(pair.measured, pair.unit),
+                Cell(text=change(pair.error), value=pair.error),
+                words(verdict, tone=tone),
+            )
+        )
+    heads = ("Run", "Figure", "Planned", "Band", "Measured", "Error", "")
+    return Table(columns=columns(*heads, text=(0, 1, 3, 6)), rows=tuple(rows))
+
+
+def judged(pair: Pair) -> tuple[str, Tone]:
+    """In the band or not; without a band, near or far."""
+    if pair.inside is not None:
+        return ("in the band", "good") if pair.inside else ("outside the band", "warn")
+    return ("near", "good") if abs(pair.error) <= 0.2 else ("", "quiet")  # a fifth: the planner's own goal for rates
+
+
+def written(value: float, unit: str) -> Cell:
+    """A figure in its unit."""
+    text = {"B": gib, "ms": milliseconds}.get(unit, number)(value)
+    return Cell(text=text, value=value) if unit in ("B", "ms") else cell(value)
+
+
+def lead(found: Sequence[Pair]) -> str:
+    """The median error, and how many lie in their bands."""
+    speeds = [abs(pair.error) for pair in found if pair.unit == "tok/s"]
+    banded = [pair.inside for pair in found if pair.inside is not None]
+    words_ = (
+        f"Median error of the forecast rates: {median(speeds) * 100:.0f}% over {len(speeds)} figures" if speeds else ""
+    )
+    words_ += f"; {sum(banded)} of {len(banded)} lie in their band" if speeds and banded else ""
+    return words_ + "." if words_ else ""
+
+
+def said(story: Story, *, alone: bool) -> list[Block]:
+    """The plan's reasons, warnings and runners-up."""
+    plan = story.planned
+    assert plan is not None
+    of = "" if alone else f": {story.label}"
+    blocks: list[Block] = []
+    if plan.reasons:
+        blocks.append(Bullets(title=f"Why this plan{of}", items=plan.reasons))
+    if plan.warnings:
+        items = tuple(f"{text}{' – ' + remedy if remedy else ''}" for _, text, remedy in plan.warnings)
+        blocks.append(Bullets(title=f"What it warned of{of}", items=items))
+    if plan.alternatives:
+        items = tuple(f"{title}: {loses}" if loses else title for title, loses in plan.alternatives)
+        blocks.append(Bullets(title=f"Runners-up{of}", items=items))
+    return blocks

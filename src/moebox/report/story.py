@@ -1,0 +1,231 @@
+"""What the report knows about one run, read from its folder: everything optional, nothing trusted.
+
+Figures are floats or None, never NaN. `gaps` says what is missing or unreadable; `sources` where imported figures
+come from.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from moebox.core.box import Box
+from moebox.core.recipe import Recipe
+
+Outcome = Literal["SUCCESS", "PARTIAL", "FAILED", "RUNNING", "STOPPED"]
+Mark = Literal["pass", "fail", "skip", "warn"]
+STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A latency over many requests, in milliseconds."""
+
+    mean: float | None = None
+    median: float | None = None
+    std: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+    @property
+    def middle(self) -> float | None:
+        """The mean, or the median where only that is known."""
+        return self.mean if self.mean is not None else self.median if self.median is not None else self.p50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One measurement: a workload at one load."""
+
+    name: str
+    workload: str = ""
+    concurrency: float | None = None
+    rate: float | None = None  # requests/s offered, open loop
+    input_tokens: float | None = None  # of one request
+    output_tokens: float | None = None
+    requests: float | None = None
+    completed: float | None = None
+    failed: float | None = None
+    duration_s: float | None = None
+    request_s: float | None = None
+    output_tok_s: float | None = None
+    total_tok_s: float | None = None
+    peak_tok_s: float | None = None
+    tg_tok_s: float | None = None  # one stream's decode rate, as llama.cpp people report it
+    pp_tok_s: float | None = None  # prompt processing rate
+    ttft: Spread = Spread()
+    tpot: Spread = Spread()
+    itl: Spread = Spread()
+    e2e: Spread = Spread()
+    tokens_per_joule: float | None = None
+    acceptance: float | None = None  # tokens accepted per speculative step, where told
+    client_limited: bool = False
+    partial: bool = False
+    simulation: bool = False
+    source: str = ""
+    note: str = ""
+    samples: Path | None = None
+    raw: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def per_stream(self) -> float | None:
+        """Tokens per second that one client sees while its answer streams."""
+        if self.tg_tok_s:
+            return self.tg_tok_s
+        return 1e3 / self.tpot.middle if self.tpot.middle else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device's memory: parts in drawing order; they need not fill `total`."""
+
+    name: str
+    total: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One row of a forecast: output tok/s (or one stream's TG) with its band, latencies where given."""
+
+    concurrency: float | None = None
+    context: float | None = None
+    output_tok_s: float | None = None
+    low_tok_s: float | None = None
+    high_tok_s: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tg_tok_s: float | None = None
+    pp_tok_s: float | None = None
+    workload: str = ""
+    decode_only: bool = False  # decode at full batch, no prefill: not comparable with a serving benchmark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What the plan said."""
+
+    devices: tuple[Device, ...] = ()
+    kv_tokens: float | None = None
+    rows: tuple[Expected, ...] = ()
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str, str], ...] = ()  # severity, text, remedy
+    alternatives: tuple[tuple[str, str], ...] = ()  # title, what it loses
+    goal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at a launch."""
+
+    number: int
+    outcome: Outcome
+    model: str = ""
+    configuration: str = ""
+    why: str = ""
+    remedy: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    facts: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One question a rung asked."""
+
+    name: str
+    mark: Mark
+    detail: str = ""
+    evidence: tuple[tuple[str, str], ...] = ()  # title, text
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungSeen:
+    """One rung's verdict with its evidence."""
+
+    name: str
+    mark: Mark
+    detail: str = ""
+    score: str = ""
+    probes: tuple[Probe, ...] = ()
+    evidence: tuple[tuple[str, str], ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a climb."""
+
+    change: str
+    mark: Mark
+    kept: bool
+    why: str = ""
+    output_tok_s: float | None = None
+    ttft_ms: float | None = None
+    kv_tokens: float | None = None
+    gain: float | None = None  # relative to the last good step
+    low: float | None = None
+    high: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that went wrong, with what is known about it."""
+
+    title: str
+    cause: str = ""
+    remedy: str = ""
+    excerpt: str = ""
+    severity: str = "warning"
+    source: str = ""
+    count: int = 1
+    mended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One run, as far as its folder tells."""
+
+    id: str
+    path: Path
+    label: str = ""
+    title: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    version: str = ""
+    live: bool = False
+    simulation: bool = False
+    imported: bool = False
+    sources: tuple[tuple[str, str], ...] = ()  # what, URL
+    box: Box | None = None
+    box_notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    planned: Planned | None = None
+    real: tuple[Device, ...] = ()
+    real_note: str = ""
+    kv_tokens: float | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    levels: tuple[Level, ...] = ()
+    rungs: tuple[RungSeen, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    steps: tuple[Step, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
+    commands: tuple[tuple[str, str], ...] = ()  # title, text
+    versions: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()  # remarks that came with imported figures
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The model's name as people write it."""
+        return self.recipe.served_name if self.recipe else ""
+
+    def peak(self, figure: str = "output_tok_s") -> Level | None:
+        """The level where `figure` is highest."""
+        known = [level for level in self.levels if getattr(level, figure) is not None]
+        return max(known, key=lambda level: float(getattr(level, figure))) if known else None

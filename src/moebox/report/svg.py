@@ -1,0 +1,111 @@
+"""The few things every drawing is made of: elements, scales, ticks, palettes.
+
+Colours are CSS variables (`var(--s1)`), so one drawing serves light, dark and print; where variables are not understood
+(PDF by WeasyPrint, a picture on its own) `settle` puts in those of the light palette.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from moebox.report.palette import LIGHT
+
+FONT = "Inter, 'Segoe UI', system-ui, -apple-system, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
+
+
+def tag(name: str, body: str = "", /, **attributes: object) -> str:
+    """One element; `class_` is class, underscores are hyphens, None is left out, floats are kept short."""
+    words = []
+    for key, value in attributes.items():
+        if value is None:
+            continue
+        text = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+        words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(text)}"')
+    opened = " ".join([name, *words])
+    return f"<{opened}>{body}</{name}>" if body else f"<{opened}/>"
+
+
+def text(x: float, y: float, words: str, /, **attributes: object) -> str:
+    """A line of text."""
+    return tag("text", str(escape(words)), x=x, y=y, **attributes)
+
+
+def picture(body: str, *, width: float, height: float, label: str, data: str = "") -> Markup:
+    """The whole drawing; `label` is what a screen reader says, `data` what the page's script reads."""
+    return Markup(  # noqa: S704  (every part went through tag or text, which escape)
+        tag(
+            "svg",
+            tag("title", str(escape(label))) + body,
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"0 0 {width:g} {height:g}",
+            role="img",
+            class_="chart",
+            aria_label=label,
+            font_family=FONT,
+            font_size=12,
+            tabindex=0 if data else None,
+            data_chart=data or None,
+        )
+    )
+
+
+def settle(html: str) -> str:
+    """`html` with the light palette's colours in place of variables."""
+    return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT.get(found[1], found[0]), html)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Values to places along one axis."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where `value` stands."""
+        low, high = self.low, self.high
+        if self.log:
+            value, low, high = (math.log(max(number, 1e-12)) for number in (value, low, high))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+
+def nice_step(span: float, count: int) -> float:
+    """A step of 1, 2, 2.5 or 5 times a power of ten that gives about `count` ticks over `span`."""
+    if span <= 0 or not math.isfinite(span):
+        return 1.0
+    rough = span / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough * 0.999)
+
+
+def ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
+    """Round values between `low` and `high`: steps, or powers of ten (halves too where few) on a log axis."""
+    if log:
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        mantissas = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
+        values = [mantissa * 10.0**power for power in range(first, last + 1) for mantissa in mantissas]
+        return [value for value in values if low * 0.999 <= value <= high * 1.001]
+    step = nice_step(high - low, count)
+    start = math.ceil(low / step - 1e-9)
+    return [round((start + index) * step, 12) for index in range(int((high - low) / step + 1e-9) + 1)]
+
+
+def spread(values: Sequence[float], room: float, places: Sequence[float]) -> list[float]:
+    """Those of `values` whose `places` leave at least `room` between them, the first and last kept."""
+    if not values:
+        return []
+    kept, last = [0], places[0]
+    for index in range(1, len(values) - 1):
+        if abs(places[index] - last) >= room and abs(places[-1] - places[index]) >= room:
+            kept.append(index)
+            last = places[index]
+    if len(values) > 1:
+        kept.append(len(values) - 1)
+    return [values[index] for index in kept]
