@@ -40,7 +40,7 @@ docker run -d --gpus all \
       --kv-cache-dtype fp8 \
       --no-enable-prefix-caching \
       --speculative-config '{\"method\":\"eagle3\",\"model\":\"lightseekorg/kimi-k2.6-eagle3\",\"num_speculative_tokens\":3}'"
-"""
+"""  # noqa: E501
 # "Running Kimi-K2.6 Locally": ik_llama.cpp on two RTX PRO 6000 Max-Q, April 2026.
 TWO_CARDS = r"""
 podman run --rm \

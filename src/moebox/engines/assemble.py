@@ -69,6 +69,8 @@ def image_entry(recipe: Recipe) -> tuple[str, ...]:
 
 def network(recipe: Recipe) -> str:
     """ "host" where the container shares the machine's network, "" where its port is published."""
+    if recipe.parallel.nodes > 1:
+        return "host"  # the ranks of other machines must find this one
     for place, option in enumerate(recipe.runtime.options):
         if option in ("--network=host", "--net=host"):
             return "host"
@@ -80,10 +82,9 @@ def network(recipe: Recipe) -> str:
 
 def mounts(recipe: Recipe) -> dict[str, str]:
     """Host path to path inside: the recipe's own, and where the weights are."""
-    weights = weights_of(recipe)
     found = dict(recipe.runtime.mounts)
-    if weights.startswith(("/", "~", ".")):
-        folder = str(PurePosixPath(weights).parent) if weights.endswith(".gguf") else weights
+    folder = weights_folder(recipe)
+    if folder:
         inside = [target.split(":")[0] for target in found.values()]
         if folder not in found and not any(folder.startswith(one) for one in inside):
             found[folder] = f"{folder}:ro"
@@ -96,11 +97,18 @@ def mounts(recipe: Recipe) -> dict[str, str]:
     return found
 
 
+def weights_folder(recipe: Recipe) -> str:
+    """The folder of weights that lie on this machine; "" for those from the Hub."""
+    weights = weights_of(recipe)
+    if not weights.startswith(("/", "~", ".")):
+        return ""
+    return str(PurePosixPath(weights).parent) if weights.endswith(".gguf") else weights
+
+
 def secrets(recipe: Recipe, key_env: str) -> dict[str, str]:
     """Variables handed through by name: the key, and the Hub's token."""
     key = {key_env: recipe.listen.key_env} if recipe.listen.key_env else {}
-    weights = weights_of(recipe)
-    return key | ({} if weights.startswith(("/", "~", ".")) else {"HF_TOKEN": "HF_TOKEN"})
+    return key | ({} if weights_folder(recipe) else {"HF_TOKEN": "HF_TOKEN"})
 
 
 def command(recipe: Recipe, launch: Launch, *, run: str = "", detach: bool = False, home: str = "") -> tuple[str, ...]:

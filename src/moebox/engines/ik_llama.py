@@ -70,7 +70,7 @@ def entry(recipe: Recipe) -> tuple[str, ...]:
 
 def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     """`argv` so that the key reaches the engine without being in it."""
-    return ("bash", "-c", ENTER_WITH_KEY, "moebox", *argv)
+    return ("bash", "-c", ENTER_WITH_KEY, "engine", *argv)
 
 
 def launch(

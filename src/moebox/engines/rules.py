@@ -1,7 +1,9 @@
 """Whether a recipe can be meant: fields against each other, and every flag against the engine's catalogue."""
 
 import re
+from typing import Any
 
+from moebox import wire
 from moebox.core.catalogue import models
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
@@ -21,12 +23,23 @@ KV = {
 
 def check(recipe: Recipe, model: Model | None = None) -> None:
     """Raise BadInput naming the first setting that cannot be."""
+    _texts(wire.plain(recipe), "")
     _ranges(recipe)
     _runtime(recipe)
     _belongs(recipe)
     _trust(recipe, model)
     _keys(recipe)
     _flags(recipe)
+
+
+def _texts(value: Any, at: str) -> None:
+    """No text holds a line break or another control character: it would end a line of a rendered file."""
+    if isinstance(value, str) and any(ord(mark) < 32 or ord(mark) == 127 for mark in value):
+        raise BadInput(f"{at}: holds a control character", hint="write it on one line")
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        _texts(key, f"{at}.{key!r}") if isinstance(key, str) else None
+        _texts(one, f"{at}.{key}" if at else str(key))
 
 
 def _ranges(recipe: Recipe) -> None:

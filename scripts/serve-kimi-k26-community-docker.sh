@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# kimi-k26-community: kimi-k2.6 on vllm in voipmonitor/vllm:glm51-kimi-b12x013-20260510
+#
+# Stands alone. Taken from the environment, with what they are otherwise:
+#   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository or folder of the weights)
+#   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
+#   MAX_MODEL_LEN            65536  (context of one request, tokens)
+#   GPU_MEMORY_UTILIZATION   0.9  (share of each card's memory the engine may take)
+#   PORT                     5000  (where it answers)
+#   ENABLE_EAGLE3            0  (1 turns speculative decoding on; first trust the model without)
+#   EAGLE3_MODEL             lightseekorg/kimi-k2.6-eagle3  (draft model)
+# Arguments given to the script are added to the engine's.
+set -euo pipefail
+
+MODEL_PATH="${MODEL_PATH:-moonshotai/Kimi-K2.6}"
+SERVED_MODEL_NAME="${SERVED_MODEL_NAME:-Kimi-K2.6}"
+MAX_MODEL_LEN="${MAX_MODEL_LEN:-65536}"
+GPU_MEMORY_UTILIZATION="${GPU_MEMORY_UTILIZATION:-0.9}"
+PORT="${PORT:-5000}"
+ENABLE_EAGLE3="${ENABLE_EAGLE3:-0}"
+EAGLE3_MODEL="${EAGLE3_MODEL:-lightseekorg/kimi-k2.6-eagle3}"
+
+args=(
+  "$MODEL_PATH"
+  --served-model-name "$SERVED_MODEL_NAME"
+  --host 127.0.0.1
+  --port "$PORT"
+  --trust-remote-code
+  --tensor-parallel-size 8
+  --decode-context-parallel-size 4
+  --max-model-len "$MAX_MODEL_LEN"
+  --gpu-memory-utilization "$GPU_MEMORY_UTILIZATION"
+  --max-num-seqs 128
+  --max-num-batched-tokens 8192
+  --enable-prefix-caching
+  --tool-call-parser kimi_k2
+  --reasoning-parser kimi_k2
+  --enable-auto-tool-choice
+  --kv-cache-dtype fp8
+  --language-model-only
+  --attention-backend TRITON_MLA
+  --enable-chunked-prefill
+  --load-format fastsafetensors
+  --async-scheduling
+  --max-cudagraph-capture-size 512
+  --mm-processor-cache-gb 0
+)
+if [[ "$ENABLE_EAGLE3" == 1 ]]; then
+  args+=(
+    --speculative-config '{"method":"eagle3","model":"'"$EAGLE3_MODEL"'","num_speculative_tokens":3,"draft_attention_backend":"TRITON_MLA","draft_kv_cache_dtype":"fp8","rejection_sample_method":"probabilistic"}'
+  )
+fi
+
+run=(
+  docker run --rm
+  --gpus all
+  --ipc=host
+  --network host
+  --privileged
+  -v "$HOME/.cache/huggingface:/root/.cache/huggingface"
+  -v "moebox-jit-glm51-kimi-b12x013-20260510:/cache/jit"
+  -e VLLM_ENGINE_READY_TIMEOUT_S="${VLLM_ENGINE_READY_TIMEOUT_S:-3600}"
+  # lets NCCL use PCIe peer-to-peer across sockets; on a platform that cannot, it deadlocks (GPUs at 100 %, 140 W)
+  -e NCCL_P2P_LEVEL="${NCCL_P2P_LEVEL:-SYS}"
+  # 32 streams with a draft: 998 tok/s with LL alone, 1,003 by default, 1,128 with all three
+  -e NCCL_PROTO="${NCCL_PROTO:-LL,LL128,Simple}"
+  # one node: no InfiniBand to look for
+  -e NCCL_IB_DISABLE="${NCCL_IB_DISABLE:-1}"
+  # bus bandwidth of large messages 22.2 -> 37.6 GB/s
+  -e NCCL_MIN_NCHANNELS="${NCCL_MIN_NCHANNELS:-8}"
+  # NCCL with PR #2127, which does not take AMD links for 16 GB/s: 8k prefill 876 -> 7,478 tok/s on dual Turin
+  -e LD_PRELOAD=/opt/libnccl-pr2127.so.2.30.3
+  # the same library for vLLM's own communicator
+  -e VLLM_NCCL_SO_PATH=/opt/libnccl-pr2127.so.2.30.3
+  # its own all-reduce over PCIe; without ForceP2P in the driver decode falls from 125 to 28.9 tok/s, and later images ship it off
+  -e VLLM_ENABLE_PCIE_ALLREDUCE="${VLLM_ENABLE_PCIE_ALLREDUCE:-0}"
+  # the fused all-reduce and add corrupts hidden states under speculation
+  -e VLLM_RTX6K_FUSED_ALLREDUCE_ADD="${VLLM_RTX6K_FUSED_ALLREDUCE_ADD:-0}"
+  # keeps dense fp8 layers off Marlin
+  -e VLLM_DISABLED_KERNELS="${VLLM_DISABLED_KERNELS:-MarlinFP8ScaledMMLinearKernel}"
+  # counts the graphs before the cache is sized; with 0 the first long request runs out of memory at 0.90
+  -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS="${VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:-1}"
+  # architecture that CuTe kernels are compiled for
+  -e CUTE_DSL_ARCH="${CUTE_DSL_ARCH:-sm_120a}"
+  # launch queues, so that copies and kernels overlap
+  -e CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
+  # eight workers do not fight over the host's cores
+  -e OMP_NUM_THREADS="${OMP_NUM_THREADS:-16}"
+  # weights go to the card without a detour through host memory
+  -e SAFETENSORS_FAST_GPU="${SAFETENSORS_FAST_GPU:-1}"
+  # first start compiles for 5 to 20 minutes, the next takes about 2.5; keep it on a host volume and wipe it when the image changes
+  -e TRITON_CACHE_DIR=/cache/jit/triton
+  # the same, for torch.compile
+  -e TORCHINDUCTOR_CACHE_DIR=/cache/jit/inductor
+  # the same, for FlashInfer
+  -e FLASHINFER_WORKSPACE_BASE=/cache/jit/flashinfer
+  # the same, for vLLM
+  -e VLLM_CACHE_ROOT=/cache/jit/vllm
+  # the same, for CuTe
+  -e CUTE_DSL_CACHE_DIR=/cache/jit/cute
+  -e HF_TOKEN
+)
+if [[ -e "$MODEL_PATH" ]]; then
+  # weights on this machine: the container sees them under the same path
+  MODEL_PATH="$(realpath "$MODEL_PATH")"
+  args[0]="$MODEL_PATH"
+  weights="$MODEL_PATH"
+  if [[ -f "$weights" ]]; then
+    weights="$(dirname "$weights")"  # the other parts of a split file lie beside it
+  fi
+  run+=(-v "$weights:$weights:ro")
+fi
+
+exec "${run[@]}" voipmonitor/vllm:glm51-kimi-b12x013-20260510 /opt/venv/bin/vllm serve "${args[@]}" "$@"

@@ -1,0 +1,57 @@
+"""`moebox render`: a recipe as a file that stands alone."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit
+from moebox.engines import refusals
+from moebox.errors import BadInput
+from moebox.serve import render as rendering
+from moebox.serve.recipes import model_of, read_recipe
+
+
+def render(
+    recipe: str,
+    *,
+    form: Annotated[rendering.Form, Parameter(name="--as")] = "script",
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Write RECIPE as a file that needs no moebox to run.
+
+    Args:
+        recipe: A recipe file, or the name of one that ships with moebox (kimi-k26-vllm, kimi-k26-community, …).
+        form: What to write.
+        output: Where to write it; otherwise it is printed.
+        json: Print the text with its warnings as one JSON document.
+    """
+    asked = read_recipe(recipe)
+    model = model_of(asked)
+    text = rendering.render(asked, model, form)
+    warnings = refusals(asked, None, model)
+    if output:
+        write(output, text, executable=form in rendering.EXECUTABLE)
+    if json:
+        emit({"form": form, "text": text, "output": str(output) if output else None, "warnings": warnings})
+        return 0
+    if not output:
+        sys.stdout.write(text)
+    for one in warnings:
+        print(f"{one.severity}: {one.text}" + (f" ({one.remedy})" if one.remedy else ""), file=sys.stderr)
+    return 0
+
+
+def write(path: Path, text: str, *, executable: bool) -> None:
+    """The file whole or not at all; BadInput where it cannot be."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.chmod(0o755 if executable else 0o644)
+        half.replace(path)
+    except OSError as problem:
+        half.unlink(missing_ok=True)
+        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None

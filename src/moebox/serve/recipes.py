@@ -1,0 +1,35 @@
+"""Recipes by file or by the name of one that ships with moebox."""
+
+from importlib import resources
+from pathlib import Path
+
+from moebox import wire
+from moebox.core import catalogue
+from moebox.core.model import Model
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, suggest
+
+
+def shipped() -> dict[str, Path]:
+    """Recipes that come with moebox, by name."""
+    folder = resources.files("moebox.data").joinpath("recipes")
+    return {
+        item.name.removesuffix(".toml"): Path(str(item)) for item in folder.iterdir() if item.name.endswith(".toml")
+    }
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe in the file `name`, or the shipped one of that name."""
+    known = shipped()
+    if name in known and not Path(name).is_file():
+        return wire.read_toml(Recipe, known[name])
+    if not Path(name).exists() and not name.endswith(".toml"):
+        raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted(known))}")
+    return wire.read_toml(Recipe, Path(name))
+
+
+def model_of(recipe: Recipe) -> Model | None:
+    """The catalogue's model, or None for one that only the checkpoint knows."""
+    wanted = recipe.model.lower()
+    known = (one for one in catalogue.models().values() if wanted in (one.name, *one.aliases, one.repo.lower()))
+    return next(known, None)

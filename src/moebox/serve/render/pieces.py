@@ -1,0 +1,208 @@
+"""A recipe's launch as pieces that each form of file quotes in its own way.
+
+A value is made of texts and variables; a shell script writes `"$PORT"` where a Kubernetes file writes 8000.
+"""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moebox.core.model import Model
+from moebox.core.recipe import Recipe, Speculate
+from moebox.engines import ENGINES, Engine, Node
+from moebox.engines.assemble import contained, network
+from moebox.engines.flags import Word, is_flag, newest
+from moebox.errors import BadInput
+
+PLAIN = r"[\w./:@,+=-]*"  # needs no quoting anywhere in bash
+MARK = "the-draft-goes-here"
+DRAFT = "lightseekorg/kimi-k2.6-eagle3"  # the draft that Kimi K2.6's guides use, where the model names none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Var:
+    """A variable the file takes from its surroundings, and what it is without."""
+
+    name: str
+    default: str
+    about: str = ""
+    times: int = 1  # for a limit that the engine divides over its slots
+
+
+Value = tuple[str | Var, ...]
+Piece = tuple[Value, ...]  # a flag with its values
+ABOUT = {
+    "MODEL_PATH": "Hub repository or folder of the weights",
+    "SERVED_MODEL_NAME": "name that clients ask for",
+    "MAX_MODEL_LEN": "context of one request, tokens",
+    "GPU_MEMORY_UTILIZATION": "share of each card's memory the engine may take",
+    "PORT": "where it answers",
+    "ENABLE_EAGLE3": "1 turns speculative decoding on; first trust the model without",
+    "EAGLE3_MODEL": "draft model",
+    "MASTER_ADDR": "address of the first machine",
+    "NODE_RANK": "number of this machine, from 0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Everything a template needs to know."""
+
+    recipe: Recipe
+    engine: Engine
+    version: str
+    args: tuple[Piece, ...]
+    draft: tuple[Piece, ...]  # only with ENABLE_EAGLE3=1
+    variables: tuple[Var, ...]
+    inside: bool
+
+
+def pieces(recipe: Recipe, model: Model | None, *, node: Node | None = None, variable: bool = True) -> Pieces:
+    """The launch of `recipe` in pieces; without `variable` every value stands as it is."""
+    engine = ENGINES[recipe.engine]
+    inside = contained(recipe)
+    bind = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
+    plain = dataclasses.replace(recipe, speculate=None)
+    words = engine.words(plain, model, node=node, host=bind)
+    names = engine.VARIABLES if variable else {}
+    args = tuple(_piece(word, names, place, recipe) for place, word in enumerate(words))
+    draft = _draft(engine, recipe, model, variable=variable)
+    variables = {part.name: part for piece in args for value in piece for part in value if isinstance(part, Var)}
+    if draft and variable:
+        given = recipe.speculate.draft if recipe.speculate else ""
+        variables["ENABLE_EAGLE3"] = _var("ENABLE_EAGLE3", "1" if recipe.speculate else "0")
+        variables["EAGLE3_MODEL"] = _var("EAGLE3_MODEL", given or _draft_of(model))
+    return Pieces(
+        recipe=recipe,
+        engine=engine,
+        version=recipe.engine_version or newest(recipe.engine),
+        args=args,
+        draft=draft,
+        variables=tuple(sorted(variables.values(), key=lambda one: list(ABOUT).index(one.name))),
+        inside=inside,
+    )
+
+
+def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
+    if place == 0 and names:
+        flag, weights = word[:-1], word[-1]
+        return (*((part,) for part in flag), (_var("MODEL_PATH", weights),))
+    if word[0] in names and len(word) == 2:
+        slots = (recipe.max_seqs or 1) if word[0] == "-c" else 1
+        default = str(int(word[1]) // slots) if word[0] == "-c" else word[1]
+        return ((word[0],), (_var(names[word[0]], default, times=slots),))
+    return tuple((part,) for part in word)
+
+
+def _draft(engine: Engine, recipe: Recipe, model: Model | None, *, variable: bool) -> tuple[Piece, ...]:
+    """The draft's words; with variables they are there even if the recipe has none, to be turned on later."""
+    chosen = recipe.speculate
+    if chosen is None and (not variable or not _has_draft(recipe, model)):
+        return ()
+    marker = MARK if variable else (chosen.draft if chosen else "")
+    asked = dataclasses.replace(chosen or Speculate(), draft=marker)
+    words = engine.speculation(dataclasses.replace(recipe, speculate=asked))
+    return tuple(tuple(_split(part, recipe, model) for part in word) for word in words)
+
+
+def _split(text: str, recipe: Recipe, model: Model | None) -> Value:
+    """A text with the draft's name in it, as text, variable, text."""
+    before, marker, after = text.partition(MARK)
+    if not marker:
+        return (text,)
+    given = recipe.speculate.draft if recipe.speculate else ""
+    return tuple(part for part in (before, _var("EAGLE3_MODEL", given or _draft_of(model)), after) if part)
+
+
+def _has_draft(recipe: Recipe, model: Model | None) -> bool:
+    return recipe.engine != "ik_llama.cpp" and (model is None or bool(model.drafts) or "k2.6" in model.name)
+
+
+def _draft_of(model: Model | None) -> str:
+    return model.drafts[0] if model and model.drafts else DRAFT
+
+
+def _var(name: str, default: str, *, times: int = 1) -> Var:
+    return Var(name=name, default=default, about=ABOUT[name], times=times)
+
+
+def plain(value: Value) -> str:
+    """A value with every variable at its default."""
+    return "".join(part if isinstance(part, str) else str(_times(part)) for part in value)
+
+
+def _times(part: Var) -> str:
+    return str(int(part.default) * part.times) if part.times != 1 else part.default
+
+
+def shell(value: Value) -> str:
+    """A value as bash writes it."""
+    parts = []
+    for part in value:
+        if isinstance(part, str):
+            parts.append(shlex.quote(part))
+        elif part.times != 1:
+            parts.append(f'"$(({part.name} * {part.times}))"')
+        else:
+            parts.append(f'"${part.name}"')
+    return "".join(parts)
+
+
+def quoted(text: str) -> str:
+    """`text` so that bash takes it as it is between double quotes."""
+    return re.sub(r'([\\"$`])', r"\\\1", str(text))
+
+
+def assigned(name: str, default: str) -> str:
+    """A line of bash that gives `name` its default unless it has a value."""
+    # bash trips over a lone quote inside "${…}", so a text that needs quoting brings its own
+    if re.fullmatch(PLAIN, default):
+        return f'{name}="${{{name}:-{default}}}"'
+    return f"{name}=${{{name}:-{shlex.quote(default)}}}"
+
+
+def shell_piece(piece: Piece) -> str:
+    """A flag with its values on one line of bash."""
+    return " ".join(shell(value) for value in piece)
+
+
+def compose(value: Value) -> str:
+    """A value as Compose interpolates it; its own dollars are doubled."""
+    doubled = str.maketrans({"$": "$$"})
+    return "".join(
+        part.translate(doubled)
+        if isinstance(part, str)
+        else _interpolated(part, f"${{{part.name}:-{part.default.translate(doubled)}}}")
+        for part in value
+    )
+
+
+def systemd(value: Value) -> str:
+    """A value as systemd expands it; its own dollars and percents are doubled."""
+    return "".join(
+        part.replace("%", "%%").replace("$", "$$")
+        if isinstance(part, str)
+        else _interpolated(part, f"${{{part.name}}}")
+        for part in value
+    )
+
+
+def _interpolated(part: Var, text: str) -> str:
+    return text if part.times == 1 else _times(part)
+
+
+def refuse_embedded(recipe: Recipe) -> None:
+    """What is embedded in moebox cannot stand without it."""
+    if recipe.runtime.kind == "embedded":
+        raise BadInput(
+            "an embedded engine runs inside moebox and cannot be rendered to stand alone",
+            hint='runtime.kind = "native" uses the llama-server on PATH',
+        )
+
+
+def flags_of(piece: Piece) -> str:
+    """The flag's name, or "" for a positional."""
+    head = piece[0][0]
+    return head if isinstance(head, str) and is_flag(head) else ""

@@ -1,0 +1,220 @@
+"""What Compose and Kubernetes accept, as far as moebox writes it: closed schemas, so that a misspelt key fails.
+
+Written by hand after the Compose specification (compose-spec.json) and the API references of apps/v1, v1 and
+leaderworkerset.x-k8s.io/v1.
+"""
+
+from typing import Any
+
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT}
+FLAG = {"type": "boolean"}
+MOUNT = {"type": "string", "pattern": "^[^:]+:/[^:]*(:[a-zA-Z,]+)?$"}
+NAME = {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}
+
+
+def closed(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """An object with these keys and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+COMPOSE = closed(
+    {
+        "services": {
+            "type": "object",
+            "minProperties": 1,
+            "additionalProperties": closed(
+                {
+                    "image": TEXT,
+                    "entrypoint": TEXTS,
+                    "command": TEXTS,
+                    "ipc": {"enum": ["host"]},
+                    "privileged": {"type": "boolean"},
+                    "network_mode": {"enum": ["host"]},
+                    "ports": {
+                        "type": "array",
+                        "items": {"type": "string", "pattern": r"^([\d.]+:)?\$\{PORT:-\d+\}:\$\{PORT:-\d+\}$"},
+                    },
+                    "environment": {"type": "object", "additionalProperties": TEXT},
+                    "volumes": {
+                        "type": "array",
+                        "items": {"type": "string", "pattern": "^[^:]+:/[^:]*(:[a-zA-Z,]+)?$"},
+                    },
+                    "deploy": closed(
+                        {
+                            "resources": closed(
+                                {
+                                    "reservations": closed(
+                                        {
+                                            "devices": {
+                                                "type": "array",
+                                                "items": closed(
+                                                    {"driver": TEXT, "count": {"enum": ["all"]}, "capabilities": TEXTS},
+                                                    ("capabilities",),
+                                                ),
+                                            }
+                                        }
+                                    )
+                                }
+                            )
+                        }
+                    ),
+                    "healthcheck": closed(
+                        {
+                            "test": TEXTS,
+                            "interval": {"type": "string", "pattern": r"^\d+[smh]$"},
+                            "timeout": {"type": "string", "pattern": r"^\d+[smh]$"},
+                            "start_period": {"type": "string", "pattern": r"^\d+[smh]$"},
+                            "retries": {"type": "integer"},
+                        }
+                    ),
+                    "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+                    "stop_grace_period": TEXT,
+                },
+                ("image", "command"),
+            ),
+        },
+        "volumes": {"type": "object", "additionalProperties": {"type": "object"}},
+    },
+    ("services",),
+)
+
+PROBE = closed(
+    {
+        "httpGet": closed({"path": TEXT, "port": TEXT}, ("path", "port")),
+        "periodSeconds": {"type": "integer"},
+        "failureThreshold": {"type": "integer"},
+    }
+)
+VARIABLE = {
+    "oneOf": [
+        closed({"name": TEXT, "value": TEXT}, ("name", "value")),
+        closed(
+            {
+                "name": TEXT,
+                "valueFrom": closed(
+                    {
+                        "secretKeyRef": closed(
+                            {"name": NAME, "key": TEXT, "optional": {"type": "boolean"}}, ("name", "key")
+                        )
+                    }
+                ),
+            },
+            ("name", "valueFrom"),
+        ),
+    ]
+}
+CONTAINER = closed(
+    {
+        "name": NAME,
+        "image": TEXT,
+        "command": TEXTS,
+        "args": TEXTS,
+        "env": {"type": "array", "items": VARIABLE},
+        "ports": {
+            "type": "array",
+            "items": closed({"name": NAME, "containerPort": {"type": "integer"}}, ("containerPort",)),
+        },
+        "startupProbe": PROBE,
+        "readinessProbe": PROBE,
+        "resources": closed(
+            {
+                "limits": closed({"nvidia.com/gpu": {"type": "string", "pattern": r"^\d+$"}}),
+                "requests": closed({"cpu": TEXT, "memory": {"type": "string", "pattern": r"^\d+Gi$"}}),
+            }
+        ),
+        "securityContext": closed({"capabilities": closed({"add": TEXTS})}),
+        "volumeMounts": {"type": "array", "items": closed({"name": NAME, "mountPath": TEXT}, ("name", "mountPath"))},
+    },
+    ("name", "image", "args"),
+)
+VOLUME = closed(
+    {
+        "name": NAME,
+        "emptyDir": closed({"medium": {"enum": ["Memory"]}, "sizeLimit": TEXT}),
+        "persistentVolumeClaim": closed({"claimName": NAME}, ("claimName",)),
+    },
+    ("name",),
+)
+LABELS = {"type": "object", "additionalProperties": TEXT}
+POD = closed(
+    {
+        "metadata": closed({"labels": LABELS}),
+        "spec": closed(
+            {
+                "containers": {"type": "array", "minItems": 1, "items": CONTAINER},
+                "volumes": {"type": "array", "items": VOLUME},
+            },
+            ("containers",),
+        ),
+    },
+    ("spec",),
+)
+
+
+def document(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A Kubernetes object of one kind."""
+    return closed(
+        {
+            "apiVersion": {"enum": [version]},
+            "kind": {"enum": [kind]},
+            "metadata": closed({"name": NAME, "labels": LABELS}, ("name",)),
+            "spec": spec,
+        },
+        ("apiVersion", "kind", "metadata", "spec"),
+    )
+
+
+KUBERNETES = {
+    "Deployment": document(
+        "apps/v1",
+        "Deployment",
+        closed(
+            {
+                "replicas": {"type": "integer"},
+                "strategy": closed({"type": {"enum": ["Recreate", "RollingUpdate"]}}),
+                "selector": closed({"matchLabels": LABELS}, ("matchLabels",)),
+                "template": POD,
+            },
+            ("selector", "template"),
+        ),
+    ),
+    "LeaderWorkerSet": document(
+        "leaderworkerset.x-k8s.io/v1",
+        "LeaderWorkerSet",
+        closed(
+            {
+                "replicas": {"type": "integer"},
+                "leaderWorkerTemplate": closed(
+                    {
+                        "size": {"type": "integer", "minimum": 2},
+                        "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "None"]},
+                        "leaderTemplate": POD,
+                        "workerTemplate": POD,
+                    },
+                    ("size", "workerTemplate"),
+                ),
+            },
+            ("leaderWorkerTemplate",),
+        ),
+    ),
+    "Service": document(
+        "v1",
+        "Service",
+        closed(
+            {
+                "selector": LABELS,
+                "ports": {
+                    "type": "array",
+                    "items": closed({"name": NAME, "port": {"type": "integer"}, "targetPort": TEXT}, ("port",)),
+                },
+            },
+            ("ports",),
+        ),
+    ),
+}
