@@ -26,6 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("moebox.cli.models:models", ""),
     "models show": ("moebox.cli.models:show", "Show one model, by name or path."),
     "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
+    "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
+    "ps": ("moebox.cli.ps:ps", "List the engines that moebox started, and what is left of them."),
+    "logs": ("moebox.cli.logs:logs", "Print or follow an engine's log."),
+    "down": ("moebox.cli.down:down", "Stop an engine, and everything that came from it."),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
     "render": ("moebox.cli.render:render", "Write a recipe as a script, container, Compose, Kubernetes, Slurm or systemd file."),
 }

@@ -1,0 +1,1 @@
+"""Is the machine fit, and why did the engine fail: host checks, log symptoms, kernels."""

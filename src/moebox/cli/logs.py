@@ -1,0 +1,81 @@
+"""`moebox logs`: an engine's words."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox.errors import BadInput
+
+
+def logs(
+    name: str | None = None,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative=())] = False,
+    lines: Annotated[int | None, Parameter(name=("--lines", "-n"))] = None,
+) -> int:
+    """Print the log of an engine, running or not.
+
+    Args:
+        name: The engine's id (or its beginning), its recipe's name, or a run; the only running one when left out.
+        follow: Go on printing until the engine ends or Ctrl-C.
+        lines: Only the last so many lines.
+    """
+    if lines is not None and lines < 0:
+        raise BadInput(f"--lines {lines}: must not be negative")
+    path, alive = source(name)
+    offset = 0
+    if lines is not None:
+        offset = last_lines(path, lines)
+    from moebox.serve.tail import Tail
+
+    tail = Tail(path, start=offset)
+    while True:
+        data = tail.read()
+        if data:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        elif not follow or not alive():
+            return 0
+        else:
+            time.sleep(0.2)
+
+
+def source(name: str | None) -> tuple[Path, Callable[[], bool]]:
+    """The log's path, and a way to ask whether there may be more."""
+    from moebox.serve import state
+    from moebox.store import Run
+
+    try:
+        found = state.find(name)
+    except BadInput:
+        if name is None:
+            raise
+        run = Run.open(name)
+        return run.path / "engine.log", lambda: False
+    return Path(found.run) / "engine.log", lambda: found.alive
+
+
+def last_lines(path: Path, wanted: int) -> int:
+    """Where the last `wanted` lines begin, read backwards a block at a time."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    with open(path, "rb") as file:
+        at, seen = size, 0
+        while at > 0:
+            start = max(0, at - 65536)
+            file.seek(start)
+            block = file.read(at - start)
+            for place in range(len(block) - 1, -1, -1):
+                if block[place] == 10 and start + place != size - 1:
+                    seen += 1
+                    if seen == wanted:
+                        return start + place + 1
+            at = start
+    return 0 if wanted else size

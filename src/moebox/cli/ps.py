@@ -1,0 +1,69 @@
+"""`moebox ps`: what runs, what ended, and what was left behind."""
+
+import time
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people
+from moebox.units import seconds
+
+
+def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """List the engines that moebox started: ready, starting, exited, and processes or containers without an owner.
+
+    Args:
+        json: Print JSON.
+    """
+    rows = listing()
+    if json:
+        emit({"engines": rows})
+        return 0
+    if not rows:
+        people().print("nothing is running")
+        return 0
+    show(rows)
+    return 0
+
+
+def listing() -> list[dict[str, Any]]:
+    """Every engine with a record, then what only a mark or a label still tells of."""
+    from moebox.serve import state
+    from moebox.serve.stop import containers
+
+    strays, boxes = state.strays(), containers()
+    rows = []
+    for one in state.instances():
+        life = one.life
+        row: dict[str, Any] = {"id": one.id, "status": one.status, "engine": one.engine, "recipe": one.recipe}
+        row |= {"base_url": one.base_url, "model": one.model, "gpus": one.gpus, "run": one.run}
+        row |= {"pid": life.get("engine"), "started": one.started, "code": life.get("code")}
+        row |= {"lost_log_bytes": life.get("lost_bytes", 0), "left": strays.pop(one.id, []), "container": one.container}
+        boxes.pop(one.id, None) if one.alive else None
+        rows.append(row)
+    for name in sorted({*strays, *boxes}):
+        row = {"id": name, "status": "left behind", "left": strays.get(name, [])}
+        rows.append({**row, "container": boxes.get(name, ("", ""))[1]})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A table, and one line for each thing that needs a hand."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "status", "engine", "endpoint", "model", "cards", "up"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("id", "endpoint"))
+    for row in rows:
+        age = seconds(time.time() - row["started"]) if row.get("started") else ""
+        cards = ",".join(map(str, row.get("gpus", ())))
+        status = f"exited ({row['code']})" if row["status"] == "exited" else row["status"]
+        words = (row["id"], status, row.get("engine", ""), row.get("base_url", ""), row.get("model", ""), cards, age)
+        table.add_row(*words)
+    people().print(table)
+    for row in rows:
+        left = [f"{len(row['left'])} processes"] if row["left"] else []
+        left += [f"container {row['container']}"] if row["status"] == "left behind" and row["container"] else []
+        if left or row["status"] in ("exited", "lost"):
+            rest = f" ({', '.join(left)} left)" if left else ""
+            people().print(f"`moebox down {row['id']}` clears it away{rest}", markup=False)

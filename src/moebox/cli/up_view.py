@@ -1,0 +1,100 @@
+"""How `moebox up` shows a start: live bars on a terminal, plain lines elsewhere; then the engine beside its plan."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from moebox.cli.output import people, talk
+from moebox.doctor.logs import Finding
+from moebox.engines.events import Event
+from moebox.serve.reality import Row
+from moebox.units import count, gib, percent, seconds
+
+
+class Phases:
+    """Listens to a starting engine and shows its phases as they happen, on stderr."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.began = self.started = time.monotonic()
+        self.shown = 0
+        self._bars: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> "Phases":
+        if talk().is_terminal:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                SpinnerColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn())
+            self._bars = Progress(*columns, TimeElapsedColumn(), console=talk(), transient=True)
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def __call__(self, news: Event | Finding) -> None:
+        if isinstance(news, Finding):
+            if news.severity != "note" or news.area != "echo":
+                self._say(f"{news.severity}: {news.cause} ({news.remedy})")
+        elif news.phase and news.kind in ("phase", "progress", "ready") and news.phase != self.phase:
+            self._next(str(news.phase))
+            self._advance(news)
+        elif news.kind == "progress":
+            self._advance(news)
+
+    def _next(self, phase: str) -> None:
+        now = time.monotonic()
+        if self.phase and self.phase != "ready":
+            self._say(f"{self.phase}: {seconds(now - self.began)}")
+        self.phase, self.began, self.shown = phase, now, 0
+        if self._bars and phase != "ready":
+            if self._task is not None:
+                self._bars.remove_task(self._task)
+            self._task = self._bars.add_task(phase, total=None)
+
+    def _advance(self, news: Event) -> None:
+        if not news.total:
+            return
+        if self._bars and self._task is not None:
+            self._bars.update(self._task, completed=news.done, total=news.total)
+        elif (tenth := 10 * (news.done or 0) // news.total) > self.shown:  # a line for every tenth is enough of a log
+            self.shown = tenth
+            self._say(f"{self.phase}: {news.done} of {news.total}")
+
+    def _say(self, text: str) -> None:
+        talk().print(text, markup=False)
+
+
+def ready(document: dict[str, Any], rows: list[Row], *, detached: bool) -> None:
+    """The endpoint, what the engine reports beside the plan, and what to do next."""
+    from rich.table import Table
+
+    out = people()
+    out.print(
+        f"ready after {seconds(document['startup_s'])}: {document['base_url']}  model {document['model']}", markup=False
+    )
+    if rows:
+        table = Table("", "planned", "real", "off", box=None, pad_edge=False)
+        for row in rows:
+            off = f"{'+' if row.off >= 0 else ''}{percent(row.off)}" if row.off is not None else ""
+            name = f"{row.what} {row.device}".strip()
+            table.add_row(name, figure(row.planned, row.unit) if row.planned else "–", figure(row.real, row.unit), off)
+        out.print(table)
+    out.print(f"run {document['run']}", markup=False)
+    out.print(f"`moebox down {document['id']}` stops it" if detached else "Ctrl-C stops it", markup=False)
+
+
+def figure(value: float, unit: str) -> str:
+    """A figure with its unit."""
+    return f"{count(value)} tokens" if unit == "tokens" else gib(value)

@@ -1,0 +1,204 @@
+"""Why an engine failed, from its log, while it streams or afterwards.
+
+An engine that dies prints hundreds of lines; the first failure is the cause and the last traceback merely its
+echo. Memory stays bounded however long the log is: one finding per symptom, one line at a time.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from moebox.core.recipe import Flag
+from moebox.core.symptom import Symptom, as_text, symptoms
+from moebox.doctor.literals import required
+from moebox.errors import BadInput
+
+LONGEST = 16_384  # characters of a line that are looked at; a line of base64 image is longer and says nothing
+BLOCK = 1 << 20
+SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
+DIGITS = b"0123456789"
+# An exception as Python prints it, behind the prefixes of vLLM ("(Worker_TP0 pid=1) ERROR 11-15 02:04:02 [x.py:9] ")
+# and SGLang ("[2026-11-15 02:04:02 TP0] ").
+EXCEPTION = re.compile(
+    r"^(?:\([^)]*\) )?(?:\[[^\]]*\] )?(?:ERROR [^\]]*\] )?"
+    r"(?P<what>[A-Za-z_][\w.]*(?:Error|Exception|OutOfResources|Interrupt|Exit)\b(?::.*)?)$"
+)
+COMPLAINT = re.compile(r"(?:^|\s)(?:error|fatal|GGML_ASSERT|terminate called|Segmentation fault|E )\b.*", re.IGNORECASE)
+ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|CancelledError|SystemExit|KeyboardInterrupt")
+_MAYBE = (
+    "Error",
+    "Exception",
+    "OutOfResources",
+    "error",
+    "ERROR",
+    "fatal",
+    "FATAL",
+    "GGML_ASSERT",
+    "terminate",
+    "Segm",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A known symptom seen in a log."""
+
+    symptom: str
+    area: str
+    severity: str
+    line: int  # counted from 1
+    text: str
+    cause: str
+    remedy: str
+    change: dict[str, Flag] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def change_text(self) -> str:
+        """The recipe change in words, or nothing."""
+        return as_text(self.change)
+
+
+Watched = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains
+
+
+class Search:
+    """Reads a log piece by piece and remembers what it means."""
+
+    def __init__(self, *, engine: str = "") -> None:
+        self.findings: dict[str, Finding] = {}  # by symptom, in order of first sight
+        self.counts: dict[str, int] = {}
+        self.lines = 0
+        self.exception = ""  # the first one that is not an echo
+        self.exception_line = 0
+        self.complaint = ""  # the last line that looks like one
+        self._tail = b""
+        self._dull: set[bytes] = set()  # shapes of lines that mean nothing
+        self._watched = [one for one in _gated() if _concerns(one[0], engine)]
+
+    def feed(self, data: bytes) -> list[Finding]:
+        """Take the next piece; what is newly found in its complete lines."""
+        data = self._tail + data.replace(b"\r", b"\n")  # progress bars return the carriage
+        cut = data.rfind(b"\n") + 1
+        if not cut and len(data) > 4 * LONGEST:
+            data, cut = data[:LONGEST] + b"\n", LONGEST + 1  # a line without end: its beginning will do
+        self._tail = data[cut:]
+        return self._block(data[: cut - 1]) if cut else []
+
+    def finish(self) -> list[Finding]:
+        """The last line may lack its end."""
+        rest, self._tail = self._tail, b""
+        return self._block(rest) if rest else []
+
+    @property
+    def cause(self) -> Finding | None:
+        """The first known failure, which brought the others about."""
+        return next((one for one in self.findings.values() if one.severity == "fatal"), None)
+
+    @property
+    def unexplained(self) -> str:
+        """What the log itself gives as reason, where no symptom is known for it."""
+        return self.exception or self.complaint
+
+    def _block(self, data: bytes) -> list[Finding]:
+        """Lines alike but for their digits are judged once; a flood of them costs next to nothing."""
+        fresh: list[Finding] = []
+        for line, shape in zip(data.split(b"\n"), data.translate(None, DIGITS).split(b"\n"), strict=True):
+            self.lines += 1
+            if shape in self._dull:
+                continue
+            words = shape[:LONGEST].decode("utf-8", "replace")
+            candidates = [one for one in self._watched if any(word in words for word in one[2])]
+            if candidates or any(word in words for word in _MAYBE):
+                fresh += self._line(line[:LONGEST].decode("utf-8", "replace"), candidates)
+            elif len(shape) < LONGEST:
+                self._remember(shape)
+        return fresh
+
+    def _remember(self, shape: bytes) -> None:
+        if len(self._dull) >= SHAPES:
+            self._dull.clear()
+        self._dull.add(shape)
+
+    def _line(self, line: str, candidates: list[Watched]) -> list[Finding]:
+        fresh = []
+        for symptom, pattern, _ in candidates:
+            match = pattern.search(line)
+            if match:
+                self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
+                if symptom.id not in self.findings:
+                    self.findings[symptom.id] = found(symptom, match, line, self.lines)
+                    fresh.append(self.findings[symptom.id])
+                break
+        self._trouble(line)
+        return fresh
+
+    def _trouble(self, line: str) -> None:
+        match = EXCEPTION.match(line)
+        if match and not self.exception and not ECHO.search(line):
+            self.exception, self.exception_line = match.group("what")[:500], self.lines
+        elif not match and COMPLAINT.search(line):
+            self.complaint = line.strip()[:500]
+
+
+@functools.cache
+def _gated() -> tuple[Watched, ...]:
+    """Every symptom that a log shows, with its pattern and the words without which it cannot match."""
+    no_digits = str.maketrans("", "", "0123456789")
+    return tuple(
+        (one, re.compile(one.pattern), tuple(word.translate(no_digits) for word in required(one.pattern)))
+        for one in symptoms()
+        if one.pattern
+    )
+
+
+def _concerns(symptom: Symptom, engine: str) -> bool:
+    """A line that matches is evidence enough: only another engine's symptoms are left out."""
+    return not engine or not symptom.applies.engine or engine in symptom.applies.engine
+
+
+def found(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
+    """The symptom as seen on this line."""
+    return Finding(
+        symptom=symptom.id,
+        area=symptom.area,
+        severity=symptom.severity,
+        line=number,
+        text=line.strip()[:500],
+        cause=symptom.cause,
+        remedy=symptom.remedy,
+        change=symptom.changes(match),
+        source=symptom.source,
+    )
+
+
+def search_file(path: Path, *, engine: str = "") -> Search:
+    """Search a whole log file; "-" is standard input."""
+    import sys
+
+    if str(path) == "-":
+        return search_stream(sys.stdin.buffer, engine=engine)
+    try:
+        with open(path, "rb") as file:
+            return search_stream(file, engine=engine)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
+
+
+def search_stream(stream: BinaryIO, *, engine: str = "") -> Search:
+    """Search until the stream ends."""
+    return search(iter(lambda: stream.read(BLOCK), b""), engine=engine)
+
+
+def search(pieces: Iterable[bytes], *, engine: str = "") -> Search:
+    """Search pieces of a log, in order."""
+    looking = Search(engine=engine)
+    for piece in pieces:
+        looking.feed(piece)
+    looking.finish()
+    return looking

@@ -1,0 +1,215 @@
+"""A GGUF with a model's real layer shapes and no knowledge: for rehearsals and tests.
+
+Weights are zeros in a sparse file, so ten gigabytes of experts take a few megabytes of disk. Every kernel,
+buffer and copy of the engine is the real one; the answers mean nothing. Vocabulary: 256 bytes, Kimi's control
+tokens, and fillers up to the model's size, so one ASCII character is one token.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox.core.model import Gqa, Mla, Model
+
+ALIGN = 32
+F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # ggml.h, enum ggml_type
+BLOCK = {F32: (1, 4), F16: (1, 2), Q4_0: (32, 18), Q8_0: (32, 34)}  # elements and bytes of a block
+TYPES = {"f32": F32, "f16": F16, "q4_0": Q4_0, "q8_0": Q8_0}
+CONTROL = (
+    "[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "[PAD]",
+)  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|im_{{ m['role'] }}|>{{ m['role'] }}<|im_middle|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A weight's place in the file; dimensions innermost first, as ggml counts them."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size, which quantised types count in blocks."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        elements, size = BLOCK[self.type]
+        return count // elements * size
+
+
+def write_gguf(path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0") -> int:
+    """Write `model` cut down to its first `layers`, and return the file's apparent size."""
+    weights = list(tensors(model, layers, TYPES[quant]))
+    head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(weights), 0))
+    pairs = metadata(model, layers)
+    head[16:24] = struct.pack("<Q", len(pairs))
+    for key, value in pairs.items():
+        head += text(key) + typed(value)
+    offset = 0
+    for one in weights:
+        head += text(one.name) + struct.pack(f"<I{len(one.shape)}Q", len(one.shape), *one.shape)
+        head += struct.pack("<IQ", one.type, offset)
+        offset += aligned(one.bytes)
+    start = aligned(len(head))
+    with open(path, "wb") as file:
+        file.write(head)
+        file.truncate(start + offset)
+        for one in weights:
+            if one.name.endswith("norm.weight"):  # a norm of zero would switch its layer off
+                file.seek(start)
+                file.write(struct.pack("<f", 1.0) * one.shape[0])
+            start += aligned(one.bytes)
+    return start
+
+
+def tensors(model: Model, layers: int, experts: int) -> Iterator[Tensor]:
+    """Every weight of the cut model; the experts' type is `experts`, everything else is F16 or F32."""
+    hidden = model.hidden
+    yield Tensor(name="token_embd.weight", shape=(hidden, model.vocab), type=F16)
+    yield Tensor(name="output_norm.weight", shape=(hidden,), type=F32)
+    yield Tensor(name="output.weight", shape=(hidden, model.vocab), type=F16)
+    for layer in range(layers):
+        at = f"blk.{layer}."
+        yield Tensor(name=f"{at}attn_norm.weight", shape=(hidden,), type=F32)
+        yield from mla(at, hidden, model.mla) if model.mla else gqa(at, hidden, model.attention)
+        yield Tensor(name=f"{at}ffn_norm.weight", shape=(hidden,), type=F32)
+        if model.moe and layer >= model.dense_layers:
+            yield from moe(at, model, experts)
+        else:
+            yield from ffn(at, "", hidden, model.dense_intermediate)
+
+
+def mla(at: str, hidden: int, kind: Mla) -> Iterator[Tensor]:
+    """Latent attention as llama.cpp's deepseek2 names it."""
+    width = kind.nope + kind.rope
+    yield Tensor(name=f"{at}attn_kv_a_norm.weight", shape=(kind.kv_lora,), type=F32)
+    if kind.q_lora:
+        yield Tensor(name=f"{at}attn_q_a_norm.weight", shape=(kind.q_lora,), type=F32)
+        yield Tensor(name=f"{at}attn_q_a.weight", shape=(hidden, kind.q_lora), type=F16)
+        yield Tensor(name=f"{at}attn_q_b.weight", shape=(kind.q_lora, kind.heads * width), type=F16)
+    else:
+        yield Tensor(name=f"{at}attn_q.weight", shape=(hidden, kind.heads * width), type=F16)
+    yield Tensor(name=f"{at}attn_kv_a_mqa.weight", shape=(hidden, kind.kv_width), type=F16)
+    yield Tensor(name=f"{at}attn_k_b.weight", shape=(kind.nope, kind.kv_lora, kind.heads), type=F16)
+    yield Tensor(name=f"{at}attn_v_b.weight", shape=(kind.kv_lora, kind.v, kind.heads), type=F16)
+    yield Tensor(name=f"{at}attn_output.weight", shape=(kind.heads * kind.v, hidden), type=F16)
+
+
+def gqa(at: str, hidden: int, kind: Any) -> Iterator[Tensor]:
+    """Grouped-query attention as llama.cpp's llama names it; biases and head norms are left out."""
+    assert isinstance(kind, Gqa)
+    for name, heads in (("q", kind.heads), ("k", kind.kv_heads), ("v", kind.kv_heads)):
+        yield Tensor(name=f"{at}attn_{name}.weight", shape=(hidden, heads * kind.head_dim), type=F16)
+    yield Tensor(name=f"{at}attn_output.weight", shape=(kind.heads * kind.head_dim, hidden), type=F16)
+
+
+def ffn(at: str, kind: str, hidden: int, width: int) -> Iterator[Tensor]:
+    """Gate, up and down of one dense or shared block."""
+    for name in ("gate", "up"):
+        yield Tensor(name=f"{at}ffn_{name}{kind}.weight", shape=(hidden, width), type=F16)
+    yield Tensor(name=f"{at}ffn_down{kind}.weight", shape=(width, hidden), type=F16)
+
+
+def moe(at: str, model: Model, experts: int) -> Iterator[Tensor]:
+    """Router, routed and shared experts of one layer."""
+    assert model.moe
+    hidden, width, number = model.hidden, model.moe.intermediate, model.moe.experts
+    yield Tensor(name=f"{at}ffn_gate_inp.weight", shape=(hidden, number), type=F32)
+    if model.mla:
+        yield Tensor(name=f"{at}exp_probs_b.bias", shape=(number,), type=F32)
+    for name in ("gate", "up"):
+        yield Tensor(name=f"{at}ffn_{name}_exps.weight", shape=(hidden, width, number), type=experts)
+    yield Tensor(name=f"{at}ffn_down_exps.weight", shape=(width, hidden, number), type=experts)
+    if model.mla and model.moe.shared:
+        yield from ffn(at, "_shexp", hidden, model.moe.shared_width)
+
+
+def metadata(model: Model, layers: int) -> dict[str, Any]:
+    """The keys llama.cpp asks for, in its own names."""
+    arch, moe = ("deepseek2" if model.mla else "llama"), model.moe
+    words = {
+        "context_length": model.context, "embedding_length": model.hidden, "block_count": layers,
+        "feed_forward_length": max(model.dense_intermediate, 1), "head_count": model.attention.heads,
+        "vocab_size": model.vocab, "rope.freq_base": 50000.0, "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    words["attention.head_count"] = words.pop("head_count")
+    words |= mla_keys(model.mla) if model.mla else gqa_keys(model.attention)
+    if moe:
+        words |= {"expert_count": moe.experts, "expert_used_count": moe.used}
+        words |= {"expert_feed_forward_length": moe.intermediate, "leading_dense_block_count": model.dense_layers}
+        words |= {"expert_shared_count": moe.shared, "expert_weights_scale": 2.827, "expert_weights_norm": True}
+        words |= {"expert_gating_func": 2}  # sigmoid
+    names, kinds = vocabulary(model.vocab)
+    return {
+        "general.architecture": arch, "general.name": f"{model.title} rehearsal", "general.alignment": ALIGN,
+        **{f"{arch}.{key}": value for key, value in words.items()},
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "kimi-k2" if model.mla else "default",
+        "tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 256, "tokenizer.ggml.eos_token_id": 258, "tokenizer.ggml.padding_token_id": 268,
+        "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
+    }  # fmt: skip
+
+
+def mla_keys(kind: Mla) -> dict[str, Any]:
+    """Widths of latent attention; the cache is one head of latent and rope together."""
+    keys = {"attention.head_count_kv": 1, "attention.kv_lora_rank": kind.kv_lora, "rope.dimension_count": kind.rope}
+    keys |= {"attention.key_length": kind.kv_width, "attention.value_length": kind.kv_lora}
+    keys |= {"attention.key_length_mla": kind.nope + kind.rope, "attention.value_length_mla": kind.v}
+    return keys | ({"attention.q_lora_rank": kind.q_lora} if kind.q_lora else {})
+
+
+def gqa_keys(kind: Any) -> dict[str, Any]:
+    """Widths of grouped-query attention."""
+    keys = {"attention.head_count_kv": kind.kv_heads, "rope.dimension_count": kind.head_dim}
+    return keys | {"attention.key_length": kind.head_dim, "attention.value_length": kind.head_dim}
+
+
+def vocabulary(size: int) -> tuple[list[str], list[int]]:
+    """Tokens and their kinds (1 normal, 3 control, 5 unused): bytes in GPT-2's printable spelling, then the rest."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spare = iter(range(256, 512))
+    names = [chr(byte) if byte in shown else chr(next(spare)) for byte in range(256)]
+    names += CONTROL
+    names += [f"[FILL{number}]" for number in range(len(names), size)]
+    kinds = [1] * 256 + [3] * len(CONTROL)
+    return names[:size], (kinds + [5] * (len(names) - len(kinds)))[:size]
+
+
+def typed(value: Any) -> bytes:
+    """A metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    return array(value)
+
+
+def array(values: Sequence[Any]) -> bytes:
+    """A list of strings or of i32."""
+    if isinstance(values[0], str):
+        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(text(value) for value in values)
+    return struct.pack(f"<IIQ{len(values)}i", 9, 5, len(values), *values)
+
+
+def text(value: str) -> bytes:
+    """A string with its length before it."""
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to the file's alignment."""
+    return -(-size // ALIGN) * ALIGN

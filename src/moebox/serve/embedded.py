@@ -1,0 +1,119 @@
+"""llama.cpp's own server inside a Python process of its own, through the xllamacpp wheel.
+
+`python -m moebox.serve.embedded` takes llama-server's flags for what the wheel offers, so a recipe's launch reads
+the same; the key comes from LLAMA_API_KEY. It is started and supervised like any engine: nothing here is imported
+by the rest of moebox.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+CACHE_TYPES = {"f16": "GGML_TYPE_F16", "bf16": "GGML_TYPE_BF16", "f32": "GGML_TYPE_F32", "q8_0": "GGML_TYPE_Q8_0"}
+CACHE_TYPES |= {"q4_0": "GGML_TYPE_Q4_0"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """llama-server's spelling of what can be set here."""
+    words = argparse.ArgumentParser(prog="moebox-embedded", allow_abbrev=False, description=__doc__)
+    add = words.add_argument
+    add("-m", "--model", required=True)
+    add("-a", "--alias", default="")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8080)
+    add("-c", "--ctx-size", type=int, default=4096)
+    add("-np", "--parallel", type=int, default=1)
+    add("-t", "--threads", type=int, default=0)
+    add("-tb", "--threads-batch", type=int, default=0)
+    add("-b", "--batch-size", type=int, default=2048)
+    add("-ub", "--ubatch-size", type=int, default=512)
+    add("-ctk", "--cache-type-k", choices=CACHE_TYPES, default="f16")
+    add("-ctv", "--cache-type-v", choices=CACHE_TYPES, default="f16")
+    add("-ngl", "--gpu-layers", "--n-gpu-layers", default="auto")
+    add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
+    add("-lv", "--verbosity", "--log-verbosity", type=int, default=4)
+    add("--jinja", action=argparse.BooleanOptionalAction, default=True)
+    add("--metrics", action="store_true")
+    add("--slots", action=argparse.BooleanOptionalAction, default=True)
+    add("--special", action="store_true")
+    add("--chat-template-kwargs", type=json.loads, default={})
+    add("--chat-template", default="")
+    add("--reasoning-format", choices=("none", "auto", "deepseek", "deepseek-legacy"), default="auto")
+    add("--reasoning-budget", type=int, default=-1)
+    add("--no-warmup", action="store_true")
+    add("--cache-ram", type=int, default=0)
+    add("-ot", "--override-tensor", type=in_memory, action="append")
+    return words
+
+
+def in_memory(rule: str) -> str:
+    """A placement rule; the wheel is built for the CPU, so memory is the only place there is."""
+    if not rule.endswith("=CPU"):
+        raise argparse.ArgumentTypeError(f"{rule}: the embedded engine has no GPU; only =CPU can be meant")
+    return rule
+
+
+def parameters(given: argparse.Namespace) -> Any:
+    """The wheel's parameter object, filled in."""
+    import xllamacpp as x
+
+    p = x.CommonParams()
+    p.model.path, p.hostname, p.port = given.model, given.host, given.port
+    if given.alias:
+        p.model_alias = {given.alias}
+    p.n_ctx, p.n_parallel = given.ctx_size, given.parallel
+    p.n_batch, p.n_ubatch = given.batch_size, given.ubatch_size
+    p.cpuparams.n_threads = given.threads or default_threads()
+    p.cpuparams_batch.n_threads = given.threads_batch or p.cpuparams.n_threads
+    p.cache_type_k = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_k])
+    p.cache_type_v = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_v])
+    if given.gpu_layers.isdigit():
+        p.n_gpu_layers = int(given.gpu_layers)
+    p.use_jinja, p.endpoint_metrics, p.endpoint_slots = given.jinja, True, given.slots
+    p.endpoint_props, p.special = False, given.special
+    # The wheel's 3 prints what llama-server prints at 4; its own 4 adds every request and answer.
+    p.verbosity = max(given.verbosity - 1, 0)
+    p.warmup, p.cache_ram_mib = not given.no_warmup, given.cache_ram
+    p.default_template_kwargs = {key: json.dumps(value) for key, value in given.chat_template_kwargs.items()}
+    if given.chat_template:
+        p.chat_template = given.chat_template
+    p.reasoning_budget, p.webui = given.reasoning_budget, False
+    if os.environ.get("LLAMA_API_KEY"):
+        p.api_keys = [os.environ["LLAMA_API_KEY"]]
+    return p
+
+
+def default_threads() -> int:
+    """The cores this process may use: spinning on more makes llama.cpp many times slower."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGINT or SIGTERM."""
+    given = parser().parse_args(argv)
+    try:
+        import xllamacpp
+    except ImportError as problem:
+        print(f"error: the embedded engine is not installed: {problem}", file=sys.stderr)
+        return 3
+    try:
+        server = xllamacpp.Server(parameters(given))
+    except RuntimeError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    done = threading.Event()
+    for sign in (signal.SIGINT, signal.SIGTERM):  # after the server, which sets handlers that stop only its own loop
+        signal.signal(sign, lambda *_: done.set())
+    print(f"embedded llama.cpp: model loaded, listening on {server.listening_address}", flush=True)
+    done.wait()
+    print("embedded llama.cpp: stopping", flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # the wheel's own teardown joins threads that may be in mid-request
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""What a live engine says of itself: from its log, and better from its own endpoints where it has them."""
+
+import json
+import re
+from typing import Any
+
+from moebox.core.endpoint import Endpoint
+from moebox.serve import ask
+from moebox.serve.watch import Seen
+
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+# vLLM's info metric carries these as labels (0.32).
+CACHE_LABELS = {"kv_cache_size_tokens": "kv_tokens", "kv_cache_max_concurrency": "max_concurrency"}
+
+
+def gather(endpoint: Endpoint, seen: Seen) -> dict[str, Any]:
+    """Facts of the whole engine, and rows of each device under `devices`."""
+    found: dict[str, Any] = dict(seen.facts)
+    if endpoint.engine == "vllm":
+        found |= of_metrics(ask.get(f"{endpoint.root}/metrics", headers=endpoint.headers).text)
+    elif endpoint.engine in ("llama.cpp", "ik_llama.cpp"):
+        found |= of_props(ask.get(f"{endpoint.root}/props", headers=endpoint.headers).text)
+    return {**found, "devices": [{"device": name, **told} for name, told in seen.devices.items()]}
+
+
+def of_metrics(text: str) -> dict[str, float]:
+    """The cache's size from vLLM's `cache_config_info`, exact where the log rounds."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("vllm:cache_config_info"):
+            for label, value in _LABEL.findall(line):
+                if label in CACHE_LABELS and re.fullmatch(r"\d+(\.\d+)?", value):
+                    found[CACHE_LABELS[label]] = float(value)
+    return found
+
+
+def of_props(text: str) -> dict[str, float]:
+    """Context of a slot and number of slots from llama.cpp's /props."""
+    try:
+        document = json.loads(text)
+        slots = int(document["total_slots"])
+        context = int(document["default_generation_settings"]["n_ctx"])
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return {"context": float(context), "slots": float(slots), "kv_tokens": float(context * slots)}

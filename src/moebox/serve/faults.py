@@ -1,0 +1,56 @@
+"""Ways a launch goes wrong, each with a line of its own.
+
+exited   ended with an error before it served
+quit     ended with code 0 before it served
+stuck    neither progress nor an answer for longer than patience allows
+mute     says it is healthy but answers no chat
+died     ended after it had been ready
+"""
+
+from typing import Literal
+
+from moebox.doctor.logs import Finding, Search
+from moebox.errors import Outside
+
+Fault = Literal["exited", "quit", "stuck", "mute", "died", "unstartable"]
+
+
+class LaunchFailed(Outside):
+    """An engine that does not serve; `finding` is the known cause, where the log shows one."""
+
+    def __init__(self, message: str, *, fault: Fault, finding: Finding | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.fault = fault
+        self.finding = finding
+
+
+def failed(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed:
+    """The failure in one line, with the first cause the log gives and how to mend it."""
+    search.finish()
+    cause = search.cause
+    if cause is None:
+        reason = f": {search.unexplained}" if search.unexplained else ""
+        return LaunchFailed(f"{what}{reason}", fault=fault, hint=f"no known symptom; the log is {log}")
+    hint = cause.remedy
+    if cause.change:
+        hint += f" (in the recipe: {cause.change_text}; `moebox up --apply-remedy` tries it)"
+    return LaunchFailed(
+        f"{what}: {cause.cause}",
+        fault=fault,
+        finding=cause,
+        hint=f"{hint}. Line {cause.line} of {log}: {cause.text[:160]}",
+    )
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, in words."""
+    import signal
+
+    if code is None:
+        return "vanished"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with code {code}"

@@ -1,0 +1,173 @@
+"""What is refused before anything starts: a missing engine, a wrong version, half a checkpoint, a taken port."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from moebox import wire
+from moebox.core.plan import Launch
+from moebox.core.recipe import Recipe
+from moebox.engines.words import weights_of
+from moebox.errors import BadInput, Outside
+
+INSTALL = {
+    "vllm": "pip install vllm, or --runtime docker",
+    "sglang": "pip install sglang, or --runtime docker",
+    "llama.cpp": "build llama-server, or --runtime embedded",
+    "ik_llama.cpp": "build its llama-server and put it on PATH, or name it in runtime.entry",
+}
+VERSION_WAIT_S = 60.0  # importing an engine's metadata is quick; a cold disk is not
+
+
+def check(recipe: Recipe, launch: Launch, argv: tuple[str, ...]) -> None:
+    """Raise for the first thing that cannot work."""
+    checkpoint(recipe)
+    engine(recipe, argv)
+    version(recipe, argv)
+    port(launch.host, launch.port)
+
+
+def checkpoint(recipe: Recipe) -> None:
+    """A checkpoint on this machine must be there, whole."""
+    weights = weights_of(recipe)
+    path = Path(weights).expanduser()
+    local = weights.startswith(("/", ".", "~")) or weights.endswith(".gguf") or path.exists()
+    if not local or recipe.runtime.mounts:
+        return
+    if not path.exists():
+        raise Outside(
+            f"checkpoint {weights} is not there", hint="check the path, or download it first with `hf download`"
+        )
+    missing = missing_shards(path)
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise Outside(
+            f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
+            hint="download it again; `hf download` fetches only what is missing",
+        )
+
+
+def missing_shards(path: Path) -> list[str]:
+    """Files that the checkpoint names and that are not there, or are empty."""
+    if path.is_file():
+        split = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", path.name)
+        total = int(split.group(3)) if split else 0
+        names = [f"{split.group(1)}-{n:05d}-of-{total:05d}.gguf" for n in range(1, total + 1)] if split else [path.name]
+        return [name for name in names if not filled(path.parent / name)]
+    found: set[str] = set()
+    for index in path.glob("*.safetensors.index.json"):
+        table = wire.load_json(index)
+        shards = table.get("weight_map") if isinstance(table, dict) else None
+        if not isinstance(shards, dict):
+            raise BadInput(f"{index}: has no weight_map")
+        found |= {str(name) for name in shards.values()}
+    return sorted(name for name in found if not filled(path / name))
+
+
+def filled(path: Path) -> bool:
+    """A file with something in it."""
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def engine(recipe: Recipe, argv: tuple[str, ...]) -> None:
+    """What is to be executed must exist."""
+    if recipe.runtime.kind == "embedded":
+        from importlib.util import find_spec
+
+        if recipe.engine != "llama.cpp":
+            raise BadInput(f"the embedded engine is llama.cpp, not {recipe.engine}")
+        if find_spec("xllamacpp") is None:
+            raise Outside("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
+    elif shutil.which(argv[0]) is None:
+        what = recipe.runtime.kind if recipe.runtime.kind in ("docker", "podman") else recipe.engine
+        hint = INSTALL.get(what, f"install {what}, or run natively with --runtime native")
+        raise Outside(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
+
+
+def version(recipe: Recipe, argv: tuple[str, ...]) -> None:
+    """A recipe that names a version gets that one."""
+    wanted = recipe.engine_version
+    if not wanted or recipe.runtime.kind != "native":
+        return
+    here = installed(recipe, argv)
+    if here and not (here == wanted or here.startswith((f"{wanted}.", f"{wanted}+"))):
+        raise Outside(
+            f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
+            hint=f"install {wanted}, or change engine_version in the recipe (its flags are checked against it)",
+        )
+
+
+def installed(recipe: Recipe, argv: tuple[str, ...]) -> str:
+    """The version that would run, or "" where it cannot be told."""
+    if recipe.engine in ("vllm", "sglang"):
+        ask = f"import importlib.metadata as m; print(m.version({recipe.engine!r}))"
+        return said([interpreter(argv[0]), "-c", ask])
+    text = said([argv[0], "--version"])
+    match = re.search(r"version:\s*(\d+)", text)
+    return f"b{match.group(1)}" if match else ""
+
+
+def interpreter(program: str) -> str:
+    """The Python that a console script runs in: the one its first line names."""
+    path = shutil.which(program) or program
+    if Path(path).name.startswith("python"):
+        return path
+    try:
+        with open(path, "rb") as script:
+            first = script.readline(4096).decode(errors="replace").strip()
+    except OSError:
+        return sys.executable
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and words[0].endswith("/env"):
+        words = [shutil.which(words[-1]) or sys.executable]
+    return words[0] if words and "python" in words[0] else sys.executable
+
+
+def said(argv: list[str]) -> str:
+    """The last line a short command prints, or ""."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=VERSION_WAIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = (done.stdout if done.returncode == 0 and done.stdout.strip() else done.stderr).strip().splitlines()
+    return next((line for line in lines if "version:" in line), lines[-1] if lines and done.returncode == 0 else "")
+
+
+def port(host: str, number: int) -> None:
+    """Nobody else may listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as problem:
+            reason = "is taken by another program" if problem.errno == 98 else f"cannot be used: {problem.strerror}"
+            raise Outside(
+                f"port {number} on {host} {reason}", hint="choose another with --port, or stop that program"
+            ) from None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody uses now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def cards(recipe: Recipe) -> tuple[int, ...]:
+    """The GPUs that the recipe takes on this machine; none where there are none."""
+    named = recipe.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if named:
+        return tuple(int(word) for word in named.split(",") if word.strip().isdigit())
+    there = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
+    if recipe.runtime.kind == "embedded" or not there:
+        return ()
+    wanted = recipe.parallel.gpus // max(recipe.parallel.nodes, 1)
+    return tuple(there if recipe.engine in ("llama.cpp", "ik_llama.cpp") else there[:wanted])

@@ -1,0 +1,336 @@
+"""Start a recipe and have an endpoint; stop it and have nothing left.
+
+with start(recipe, run) as session:
+    measure(session.endpoint)
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from moebox import engines, wire
+from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.model import Model
+from moebox.core.plan import Launch
+from moebox.core.recipe import Recipe
+from moebox.doctor.logs import Finding
+from moebox.engines.events import Event
+from moebox.errors import BadInput
+from moebox.serve import ask, facts, preflight, state
+from moebox.serve.faults import LaunchFailed, ending, failed
+from moebox.serve.guard import LADDER
+from moebox.serve.watch import Listener, Watch
+from moebox.store import Run
+
+PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
+LOOK_S = 0.1
+ASK_S = 0.5
+Ladder = Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Everything decided before anything starts: what to run, where it will answer."""
+
+    recipe: Recipe
+    launch: Launch
+    argv: tuple[str, ...]
+    endpoint: Endpoint
+    secrets: dict[str, str]  # variable -> value; goes to the engine's environment and nowhere else
+    gpus: tuple[int, ...]
+
+
+def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Order:
+    """Decide what to run; raises for a recipe that cannot be launched."""
+    if recipe.listen.key_env and not os.environ.get(recipe.listen.key_env):
+        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
+    if not recipe.listen.port:
+        port = preflight.free_port(recipe.listen.host)
+        recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
+    launch = engines.launch(recipe, model)
+    argv = engines.command(recipe, launch, run=name, home=str(Path.home()))
+    if recipe.runtime.kind == "embedded":
+        words = launch.argv[len(engines.ENGINES[recipe.engine].entry(recipe)) :]
+        argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
+    secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
+    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
+    at = f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
+    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
+    endpoint = endpoint_of(at, recipe.served_name, key=key, engine=recipe.engine)
+    return Order(
+        recipe=recipe, launch=launch, argv=argv, endpoint=endpoint, secrets=secrets, gpus=preflight.cards(recipe)
+    )
+
+
+class Session:
+    """One engine that was started, until it is stopped."""
+
+    def __init__(
+        self,
+        order: Order,
+        run: Run,
+        instance: state.Instance,
+        guard: "subprocess.Popen[bytes]",
+        *,
+        start: int = 0,
+        listener: Listener | None = None,
+    ) -> None:
+        self.order, self.run, self.instance, self.guard = order, run, instance, guard
+        self.endpoint = order.endpoint
+        self.recipe = order.recipe
+        self.listener = listener
+        self.watch = Watch(
+            run.path / "engine.log", engines.ENGINES[order.recipe.engine], start=start, listener=self._hear
+        )
+        self.facts: dict[str, Any] = {}
+        self.startup_s = 0.0
+        self._detached = self._failed = False
+        self._phase = ""
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """The engine's process is there."""
+        return self.guard.poll() is None and self.instance.life.get("status") in ("starting", "running")
+
+    @property
+    def log(self) -> Path:
+        """Where its words go."""
+        return self.run.path / "engine.log"
+
+    def wait_ready(self, *, patience_s: float = PATIENCE_S, probe: bool = True) -> None:
+        """Until it answers a chat; LaunchFailed with the first cause when it will not."""
+        asked, chat = 0.0, None
+        while True:
+            while self.watch.look():
+                pass
+            self._raise_if_ended()
+            if chat is None and time.monotonic() - asked >= ASK_S:
+                asked = time.monotonic()
+                if self._healthy():
+                    if not probe:
+                        break
+                    chat = ask.Chat(self.endpoint)
+                    chat.start()
+                    self.watch.progress()
+            elif chat is not None and chat.answer is not None:
+                if chat.answer.status == 503:  # loading still: some servers answer health first
+                    chat = None
+                elif chat.complaint:
+                    raise self._fail(
+                        "mute", f"{self.recipe.engine} answers {self._health} but no chat ({chat.complaint})"
+                    )
+                else:
+                    break
+            if self.watch.idle_s > patience_s:
+                self._give_up(patience_s, chat is not None)
+            time.sleep(LOOK_S)
+        self._became_ready()
+
+    def wait(self) -> None:
+        """Until it ends, which a ready engine should not do by itself."""
+        while True:
+            while self.watch.look():
+                pass
+            if self.guard.poll() is not None:
+                life = self.instance.life
+                if life.get("asked"):
+                    return
+                raise self._fail("died", f"{self.recipe.engine} {ending(life.get('code'))} after it was ready")
+            time.sleep(LOOK_S)
+
+    def stop(self) -> None:
+        """Down the ladder until nothing is left; harmless when it is over already."""
+        if self._detached:
+            return
+        self._say(b"stop\n")
+        with contextlib.suppress(OSError):
+            if self.guard.stdin:
+                self.guard.stdin.close()
+        self.guard.wait()
+        life = self.instance.life
+        if life and not self._failed:
+            told: dict[str, Any] = {
+                name: life.get(name) for name in ("code", "signals", "killed", "log_bytes", "lost_bytes")
+            }
+            self.run.event("engine.stopped" if self.instance.ready else "attempt.stopped", id=self.instance.id, **told)
+        state.forget(self.instance.id)
+        self.watch.tail.close()
+
+    def detach(self) -> None:
+        """Let it go on without us."""
+        self._say(b"detach\n")
+        self.instance = state.changed(self.instance, detached=True)
+        self._detached = True
+        self.run.event("engine.detached", id=self.instance.id)
+
+    def _say(self, words: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self.guard.stdin:
+                self.guard.stdin.write(words)
+                self.guard.stdin.flush()
+
+    @property
+    def _health(self) -> str:
+        return engines.ENGINES[self.recipe.engine].HEALTH
+
+    def _healthy(self) -> bool:
+        return ask.get(f"{self.endpoint.root}{self._health}", headers=self.endpoint.headers).good
+
+    def _raise_if_ended(self) -> None:
+        if self.guard.poll() is None:
+            return
+        while self.watch.look():
+            pass
+        life = self.instance.life
+        if life.get("error"):
+            raise self._fail("unstartable", f"{self.recipe.engine} cannot be started: {life['error']}")
+        code = life.get("code")
+        if code == 0:
+            raise self._fail("quit", f"{self.recipe.engine} ended with code 0 without ever serving")
+        raise self._fail("exited", f"{self.recipe.engine} {ending(code)} while {self.watch.seen.where}")
+
+    def _give_up(self, patience_s: float, asked: bool) -> None:
+        if asked:
+            raise self._fail(
+                "mute", f"{self.recipe.engine} answers {self._health} but left a chat unanswered for {patience_s:.0f} s"
+            )
+        raise self._fail(
+            "stuck", f"{self.recipe.engine} made no progress for {patience_s:.0f} s while {self.watch.seen.where}"
+        )
+
+    def _fail(self, fault: Any, what: str) -> LaunchFailed:
+        problem = failed(fault, what, self.watch.search, log=str(self.log))
+        told: dict[str, Any] = {"message": problem.message, "remedy": problem.hint, "finding": problem.finding}
+        kind = "engine.died" if self.instance.ready else "attempt.failed"
+        self.run.event(kind, id=self.instance.id, fault=fault, seconds=time.monotonic() - self.watch.started, **told)
+        self._failed = True
+        return problem
+
+    def _became_ready(self) -> None:
+        self.startup_s = time.monotonic() - self.watch.started
+        self.instance = state.changed(self.instance, ready=time.time())
+        self.facts = facts.gather(self.endpoint, self.watch.seen)
+        about: dict[str, Any] = {"base_url": self.endpoint.base_url, "model": self.endpoint.model, "facts": self.facts}
+        self.run.event("attempt.ready", id=self.instance.id, startup_s=self.startup_s, **about)
+        self._note_phase()
+
+    def _hear(self, news: Event | Finding) -> None:
+        """Journal what the log tells, and pass it on."""
+        if isinstance(news, Finding):
+            self.run.event("engine.finding", **wire.plain(news))
+        elif self.watch.seen.phase != self._phase:
+            self._note_phase()
+        if self.listener:
+            self.listener(news)
+
+    def _note_phase(self) -> None:
+        before, self._phase = self._phase, self.watch.seen.phase if not self.instance.ready else "ready"
+        if before:
+            self.run.event("engine.done", phase=before)
+        if self._phase not in ("ready", before):
+            self.run.event("engine.started", phase=self._phase)
+
+
+def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None) -> Session:
+    """Start the engine under its guard, once nothing speaks against it; it is not ready yet."""
+    recipe = order.recipe
+    name = (
+        run.id
+        if not state.instances_dir().joinpath(f"{run.id}.json").exists()
+        else f"{run.id}-{time.time_ns() % 10**6}"
+    )
+    held = [f"port-{order.launch.port}", *(f"gpu-{card}" for card in order.gpus)]
+    with state.leases(held, name) as leases:
+        preflight.check(recipe, order.launch, order.argv)
+        run.write("recipe.toml", wire.to_toml(recipe))
+        run.event(
+            "serve.start", id=name, argv=order.argv, env=order.launch.env, port=order.launch.port, gpus=order.gpus
+        )
+        log = run.path / "engine.log"
+        begins = log.stat().st_size if log.exists() else 0
+        guard = _spawn(order, run, name, [lease.descriptor for lease in leases], ladder or ())
+    instance = state.save(
+        state.Instance(
+            id=name,
+            run=str(run.path),
+            recipe=recipe.name,
+            engine=recipe.engine,
+            model=order.endpoint.model,
+            base_url=order.endpoint.base_url,
+            port=order.launch.port,
+            gpus=order.gpus,
+            key_env=recipe.listen.key_env,
+            runtime=recipe.runtime.kind,
+            container=f"moebox-{name}" if engines.contained(recipe) else "",
+            guard=guard.pid,
+            guard_started=state.start_tick(guard.pid),
+            started=time.time(),
+        )
+    )
+    return Session(order, run, instance, guard, start=begins, listener=listener)
+
+
+def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder) -> "subprocess.Popen[bytes]":
+    """The guard, told on its stdin what to do; no secret stands in any argv or file."""
+    contained = engines.contained(order.recipe)
+    document = {
+        "id": name,
+        "argv": order.argv,
+        "env": {**({} if contained else order.launch.env), **order.secrets},
+        "hide": list(order.secrets.values()),
+        "log": str(run.path / "engine.log"),
+        "life": str(state.life_path(name)),
+        "cwd": os.getcwd(),
+        "leases": leases,
+        "ladder": list(ladder) or [(sign.name, wait) for sign, wait in LADDER],
+        "after": [order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}"] if contained else [],
+    }
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "moebox.serve.guard", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=open(run.path / "guard.log", "ab"),  # noqa: SIM115  (the child's from here on)
+        start_new_session=True,
+        pass_fds=leases,
+    )
+    assert guard.stdin
+    guard.stdin.write(json.dumps(document).encode() + b"\n")
+    guard.stdin.flush()
+    return guard
+
+
+@contextlib.contextmanager
+def start(
+    recipe: Recipe,
+    run: Run,
+    *,
+    model: Model | None = None,
+    patience_s: float = PATIENCE_S,
+    ladder: Ladder | None = None,
+    listener: Listener | None = None,
+    probe: bool = True,
+) -> Iterator[Session]:
+    """A live engine for the length of a `with` block. A listen.port of 0 takes a free one."""
+    session = launch(prepare(recipe, model=model, name=run.id), run, ladder=ladder, listener=listener)
+    try:
+        session.wait_ready(patience_s=patience_s, probe=probe)
+        yield session
+    finally:
+        session.stop()

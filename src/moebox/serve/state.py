@@ -1,0 +1,212 @@
+"""What runs now: one small record per engine, and the ports and cards they hold.
+
+    STATE/instances/ID.json       who it is: run, recipe, engine, address (written by `up`)
+    STATE/instances/ID.life.json  how it is: processes, exit code (written by its guard)
+    STATE/leases/port-8000        locked by the guard as long as it lives; says who holds it
+
+A lease is a lock on an open file, so the kernel gives it back whatever happens to its holder.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox import wire
+from moebox.errors import BadInput, Outside, suggest
+from moebox.serve.guard import MARK
+
+
+def state_dir() -> Path:
+    """Where records live: $MOEBOX_STATE, or moebox in the user's state directory."""
+    if os.environ.get("MOEBOX_STATE"):
+        return Path(os.environ["MOEBOX_STATE"])
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "moebox"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One engine that moebox started."""
+
+    id: str
+    run: str
+    recipe: str
+    engine: str
+    model: str  # the name it is served under
+    base_url: str
+    port: int
+    gpus: tuple[int, ...] = ()
+    key_env: str = ""
+    runtime: str = "native"
+    container: str = ""
+    guard: int = 0
+    guard_started: int = 0  # the kernel's start tick of that pid, so that a reused pid is not mistaken for it
+    started: float = 0.0
+    ready: float = 0.0  # when it first answered a chat
+    detached: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Its guard lives; with it the engine, or what is being done about it."""
+        return self.guard > 0 and start_tick(self.guard) == self.guard_started
+
+    @property
+    def life(self) -> dict[str, Any]:
+        """What its guard last wrote."""
+        try:
+            value = json.loads(life_path(self.id).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def status(self) -> str:
+        """starting, ready, stopping, exited, or lost: the guard vanished without a word."""
+        life = self.life
+        if self.alive:
+            return "stopping" if life.get("status") == "stopping" else ("ready" if self.ready else "starting")
+        return "exited" if life.get("status") == "exited" else "lost"
+
+
+def instances_dir() -> Path:
+    """The folder of records, made if need be."""
+    path = state_dir() / "instances"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BadInput(
+            f"{path}: cannot be made: {problem.strerror}", hint="set MOEBOX_STATE to a folder you own"
+        ) from None
+    return path
+
+
+def life_path(name: str) -> Path:
+    """Where a guard writes how its engine is."""
+    return instances_dir() / f"{name}.life.json"
+
+
+def save(instance: Instance) -> Instance:
+    """Write the record, whole or not at all."""
+    path = instances_dir() / f"{instance.id}.json"
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    half.write_text(wire.to_json(instance), encoding="utf-8")
+    half.replace(path)
+    return instance
+
+
+def forget(name: str) -> None:
+    """Remove the record of an engine that is gone."""
+    for path in (instances_dir() / f"{name}.json", life_path(name)):
+        path.unlink(missing_ok=True)
+
+
+def instances() -> list[Instance]:
+    """Every record, oldest first; one that cannot be read is passed over."""
+    found = []
+    for path in instances_dir().glob("*.json"):
+        if path.name.endswith(".life.json") or path.name.startswith("."):
+            continue
+        with contextlib.suppress(BadInput, FileNotFoundError):
+            found.append(wire.decode(Instance, wire.load_json(path), where=str(path)))
+    return sorted(found, key=lambda one: (one.started, one.id))
+
+
+def find(name: str | None) -> Instance:
+    """The instance called `name` (id, its beginning, or the recipe's name); the only live one when None."""
+    known = instances()
+    if name is None:
+        live = [one for one in known if one.alive] or known
+        if len(live) == 1:
+            return live[0]
+        if not live:
+            raise Outside("nothing is running", hint="`moebox up RECIPE` starts an engine")
+        raise BadInput(f"{len(live)} engines are running: say which", hint=", ".join(one.id for one in live))
+    alike = [one for one in known if one.id == name] or [
+        one for one in known if one.id.startswith(name) or one.recipe == name
+    ]
+    found = [one for one in alike if one.alive] or alike
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise BadInput(f"{len(found)} engines are called {name!r}", hint=", ".join(one.id for one in found))
+    hint = suggest(name, [one.id for one in known]) if known else "nothing is running"
+    raise BadInput(f"no engine called {name!r}", hint=hint)
+
+
+def start_tick(pid: int) -> int:
+    """When `pid` started, in the kernel's ticks; -1 when there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return -1
+    return -1 if fields[0] == "Z" else int(fields[19])  # field 22 of proc(5), counted after the name
+
+
+def strays() -> dict[str, list[int]]:
+    """Processes of engines whose guard is gone, by instance: found by the mark in their environment."""
+    guarded = {one.id for one in instances() if one.alive}
+    found: dict[str, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                for pair in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    name = pair.removeprefix(f"{MARK}=".encode()).decode(errors="replace")
+                    if pair.startswith(f"{MARK}=".encode()) and name not in guarded:
+                        found.setdefault(name, []).append(int(entry))
+    return found
+
+
+class Lease:
+    """A port or a card that one engine holds."""
+
+    def __init__(self, name: str, holder: str) -> None:
+        folder = state_dir() / "leases"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.file = open(folder / name, "a+", encoding="utf-8")  # noqa: SIM115  (held on purpose)
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.file.seek(0)
+            other = self.file.read(200).strip() or "another moebox"
+            self.file.close()
+            raise Outside(
+                f"{name.replace('-', ' ')} is in use by {other}",
+                hint=f"`moebox down {other}` stops it, or choose another",
+            ) from None
+        self.file.truncate(0)
+        self.file.write(holder)
+        self.file.flush()
+
+    @property
+    def descriptor(self) -> int:
+        """To be passed on to the guard, which holds it from then on."""
+        return self.file.fileno()
+
+    def close(self) -> None:
+        """Let go of this copy; the lease ends with the last one."""
+        self.file.close()
+
+
+@contextlib.contextmanager
+def leases(names: Iterable[str], holder: str) -> Any:
+    """All of these leases or none; this process's copies are closed at the end."""
+    held: list[Lease] = []
+    try:
+        for name in sorted(names):
+            held.append(Lease(name, holder))  # noqa: PERF401  (each must be closed if a later one fails)
+        yield held
+    finally:
+        for lease in held:
+            lease.close()
+
+
+def changed(instance: Instance, **fields: Any) -> Instance:
+    """The record with some fields new, saved."""
+    return save(dataclasses.replace(instance, **fields))

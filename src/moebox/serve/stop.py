@@ -1,0 +1,76 @@
+"""Stopping engines that another moebox started, and sweeping up what lost its guard."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from moebox.engines import LABEL
+from moebox.serve import state
+from moebox.serve.guard import LADDER
+from moebox.store import Run
+
+MARGIN_S = 15.0  # beyond the whole ladder, for the guard to notice and clean up
+
+
+def stop(instance: state.Instance) -> list[str]:
+    """Stop it and forget it; the signals that were needed."""
+    if instance.alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(instance.guard, signal.SIGTERM)
+        until = time.monotonic() + sum(wait for _, wait in LADDER) + MARGIN_S
+        while instance.alive and time.monotonic() < until:
+            time.sleep(0.05)
+        if instance.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(instance.guard, signal.SIGKILL)
+    signals = list(instance.life.get("signals", []))
+    swept = sweep(instance.id)
+    if instance.container:
+        remove_container(instance.runtime, instance.container)
+    if os.path.isdir(instance.run):
+        Run(Path(instance.run)).event("engine.stopped", id=instance.id, signals=signals, swept=swept)
+    state.forget(instance.id)
+    return signals + ["SIGKILL"] * bool(swept)
+
+
+def sweep(name: str) -> int:
+    """Kill every process that carries the mark of an engine without a guard; how many there were."""
+    found = state.strays().get(name, [])
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def remove_container(tool: str, name: str) -> None:
+    """By name; gone already is as good."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run([tool, "rm", "--force", name], capture_output=True, timeout=60, check=False)
+
+
+def containers() -> dict[str, tuple[str, str]]:
+    """Containers that moebox started, by its instance: the tool and the container's name."""
+    found: dict[str, tuple[str, str]] = {}
+    for tool in ("docker", "podman"):
+        if shutil.which(tool) is None:
+            continue
+        ask = [
+            tool,
+            "ps",
+            "--all",
+            "--filter",
+            f"label={LABEL}",
+            "--format",
+            f'{{{{.Names}}}}\t{{{{.Label "{LABEL}"}}}}',
+        ]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=False)
+            for line in done.stdout.splitlines():
+                name, _, instance = line.partition("\t")
+                if instance:
+                    found[instance] = (tool, name)
+    return found

@@ -1,0 +1,125 @@
+"""A starting engine, watched: its log read for phases, facts and symptoms, its port asked until it answers.
+
+The deadline moves with progress: a new phase, one more shard, a kind of line not seen before. What repeats
+itself is no progress, so an engine that stands still at 99% is found out however much it prints.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moebox.doctor.logs import Finding, Search
+from moebox.engines import Engine
+from moebox.engines.events import Event
+from moebox.serve.tail import Tail
+
+KINDS = 5_000  # kinds of lines remembered when looking for progress
+_NUMBER = re.compile(rb"[0-9a-f]*\d[0-9a-f.:,]*")
+
+
+@dataclass
+class Seen:
+    """What the log has told so far."""
+
+    phase: str = "starting"
+    done: int | None = None
+    total: int | None = None
+    ready: bool = False  # the log says so; whether it answers is asked
+    facts: dict[str, float] = field(default_factory=dict)
+    devices: dict[str, dict[str, float]] = field(default_factory=dict)
+    phases: list[tuple[str, float]] = field(default_factory=list)  # name and seconds since the start
+
+    @property
+    def where(self) -> str:
+        """The phase with its progress: "loading weights (61 of 62)"."""
+        return f"{self.phase} ({self.done} of {self.total})" if self.total else self.phase
+
+
+Listener = Callable[[Event | Finding], None]
+
+
+class Watch:
+    """Reads the log of one engine."""
+
+    def __init__(self, log: Path, engine: Engine, *, start: int = 0, listener: Listener | None = None) -> None:
+        self.tail = Tail(log, start=start)
+        self.engine = engine
+        self.search = Search(engine=engine.NAME)
+        self.search.lines = lines_before(log, start)
+        self.seen = Seen()
+        self.started = self.progressed = time.monotonic()
+        self._listener = listener
+        self._rest = b""
+        self._kinds: set[bytes] = set()
+
+    def look(self) -> bool:
+        """Read what is new; True when there was anything."""
+        data = self.tail.read()
+        if not data:
+            return False
+        for finding in self.search.feed(data):
+            self._tell(finding)
+        lines = (self._rest + data.replace(b"\r", b"\n")).split(b"\n")
+        self._rest = lines.pop()[-65536:]
+        for line in lines:
+            self._line(line)
+        return True
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last progress."""
+        return time.monotonic() - self.progressed
+
+    def progress(self) -> None:
+        """Something went forward."""
+        self.progressed = time.monotonic()
+
+    def _line(self, line: bytes) -> None:
+        """A line alike but for its numbers was read before: it can only be progress if the engine's adapter says so."""
+        kind = _NUMBER.sub(b"#", line[:400])
+        if kind not in self._kinds:
+            if len(self._kinds) >= KINDS:
+                return  # a flood of new kinds is no progress either
+            self._kinds.add(kind)
+            self.progress()
+        elif not self.seen.total and b"/" not in line:
+            return
+        event = self.engine.event(line[:4096].decode("utf-8", "replace"))
+        if event:
+            self._event(event)
+
+    def _event(self, event: Event) -> None:
+        before = (self.seen.phase, self.seen.done)
+        if event.facts:
+            place = self.seen.devices.setdefault(event.device, {}) if event.device else self.seen.facts
+            place.update(event.facts)
+        if event.kind == "ready":
+            self.seen.ready = True
+        if event.phase and event.kind in ("phase", "progress", "ready"):
+            self._phase(event)
+        if event.kind != "progress" or (self.seen.phase, self.seen.done) != before:
+            self._tell(event)
+        if (self.seen.phase, self.seen.done) != before:
+            self.progress()
+
+    def _phase(self, event: Event) -> None:
+        if event.phase != self.seen.phase:
+            self.seen.phase = str(event.phase)
+            self.seen.done = self.seen.total = None
+            self.seen.phases.append((self.seen.phase, time.monotonic() - self.started))
+        if event.total:
+            self.seen.done, self.seen.total = event.done, event.total
+
+    def _tell(self, news: Event | Finding) -> None:
+        if self._listener:
+            self._listener(news)
+
+
+def lines_before(log: Path, start: int) -> int:
+    """Lines that earlier attempts of the same run wrote to the log."""
+    if not start:
+        return 0
+    with open(log, "rb") as file:
+        return file.read(start).count(b"\n")
