@@ -12,6 +12,7 @@ from moebox.errors import INTERRUPTED, BadInput, MoeboxError
 GROUPS: dict[str, str] = {
     "runs": "What was run: `show` one of them, `rm` to delete.",
     "models": "The models moebox knows; `show` for one, by name or path.",
+    "doctor": "Find out what is wrong: with the machine, a log, or an engine's kernels.",
 }
 
 # name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
@@ -30,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started, and what is left of them."),
     "logs": ("moebox.cli.logs:logs", "Print or follow an engine's log."),
     "down": ("moebox.cli.down:down", "Stop an engine, and everything that came from it."),
+    "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started on it."),
+    "doctor logs": ("moebox.cli.doctor:logs", "Find the first cause in an engine's log, and its remedy."),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
     "render": ("moebox.cli.render:render", "Write a recipe as a script, container, Compose, Kubernetes, Slurm or systemd file."),
 }

@@ -1,0 +1,128 @@
+"""`moebox doctor`: is the machine fit, and why did the engine fail."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people
+from moebox.core.recipe import EngineName
+from moebox.errors import BadInput
+from moebox.units import count, parse_size
+
+if TYPE_CHECKING:
+    from moebox.doctor.logs import Finding, Search
+
+_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "unknown": "[dim]?[/]"}
+
+
+def logs(
+    file: Path,
+    /,
+    *,
+    engine: EngineName | None = None,
+    every: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Search an engine's log for known failures; the first cause comes first, with its remedy.
+
+    Exits 1 when a cause of failure is found, 0 when the log holds none.
+
+    Args:
+        file: A log file, "-" for standard input, or a run folder.
+        engine: Look only for this engine's symptoms.
+        every: Show notes and consequences too.
+        json: Print JSON.
+    """
+    from moebox.doctor.logs import search_file
+
+    if file.is_dir():
+        file = file / "engine.log"
+    found = search_file(file, engine=engine or "")
+    if json:
+        emit(document(found))
+    else:
+        show(found, every=every)
+    return 1 if found.cause or found.exception else 0
+
+
+def document(found: "Search") -> dict[str, Any]:
+    """The search as JSON."""
+    rows = [{**_plain(one), "count": found.counts[one.symptom]} for one in found.findings.values()]
+    reason = {"text": found.exception, "line": found.exception_line} if found.exception else None
+    return {
+        "lines": found.lines,
+        "cause": _plain(found.cause) if found.cause else None,
+        "first_exception": reason,
+        "findings": rows,
+    }
+
+
+def _plain(finding: "Finding") -> dict[str, Any]:
+    from moebox.wire import plain
+
+    return dict(plain(finding))
+
+
+def show(found: "Search", *, every: bool) -> None:
+    """The cause with its remedy, then the rest in the order of the log."""
+    out, cause = people(), found.cause
+    out.print(f"{count(found.lines)} lines read", markup=False)
+    if cause:
+        _finding("cause", cause)
+    elif found.exception:
+        out.print(f"no known symptom; the first exception is on line {found.exception_line}:", markup=False)
+        out.print(f"  {found.exception}", markup=False)
+    else:
+        out.print("no known failure in it", markup=False)
+    for one in found.findings.values():
+        if one is not cause and (every or one.severity == "warning"):
+            _finding(one.severity, one)
+
+
+def _finding(title: str, one: "Finding") -> None:
+    out = people()
+    out.print(f"\n{title}: {one.cause}", markup=False)
+    out.print(f"  line {one.line}: {one.text}", markup=False)
+    out.print(f"  remedy: {one.remedy}", markup=False)
+    if one.change:
+        out.print(f"  in the recipe: {one.change_text}", markup=False)
+    out.print(f"  source: {one.source}  [{one.symptom}]", markup=False)
+
+
+def box(
+    *,
+    box: str | None = None,
+    need: str = "",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Check this machine before an engine is started on it, and say how to mend what is wrong.
+
+    Exits 1 when something is bound to fail.
+
+    Args:
+        box: Check a described or captured box instead (its host part is judged where it has one).
+        need: Bytes a checkpoint will take, like 595GB.
+        json: Print JSON.
+    """
+    from moebox import detect
+    from moebox.doctor import box as checks
+
+    try:
+        size = parse_size(need) if need else 0
+    except ValueError as problem:
+        raise BadInput(f"--need: {problem}") from None
+    here = detect.box(box)
+    own = {} if box else {"limits": checks.limits(), "pages": checks.pages()}
+    found = checks.examine(here, need=size, **own)  # type: ignore[arg-type]
+    failed = sum(one.verdict == "fail" for one in found)
+    if json:
+        emit({"box": here.name, "checks": found, "verdict": "fail" if failed else "pass"})
+        return 1 if failed else 0
+    for one in found:
+        people().print(f"{_MARKS[one.verdict]} {one.name:<16} {one.found}", soft_wrap=True)
+        if one.mend:
+            people().print(f"  {'':<16} {one.mend}", markup=False, soft_wrap=True)
+    warned = sum(one.verdict == "warn" for one in found)
+    people().print(f"\n{len(found)} checks: {failed} failed, {warned} to look at")
+    return 1 if failed else 0

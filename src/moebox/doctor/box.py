@@ -1,0 +1,259 @@
+"""Is the machine fit to serve: what a launch trips over, checked before one starts.
+
+A check takes facts and returns a verdict, so a captured box can be judged anywhere; only `limits` and `memory`
+ask this machine. What could not be read is said to be unknown, never passed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moebox.core.box import Box, Host
+from moebox.units import gb, gib
+
+Verdict = Literal["pass", "warn", "fail", "unknown"]
+GIB = 2**30
+
+# CUDA 13 needs the R580 driver; SM120 came with R570 (CUDA toolkit release notes, table of minimum drivers).
+DRIVER_CUDA_13, DRIVER_SM120 = 580, 570
+# vLLM's and SGLang's ranks share buffers in /dev/shm; a container's default of 64 MiB is the usual failure.
+SHM_LEAST, SHM_GOOD = 1 * GIB, 16 * GIB
+FILES_LEAST, FILES_GOOD = 4096, 65536  # vLLM warns below 65,535 (system_utils.py)
+PROCESSES_GOOD = 16384
+DISK_GOOD = 700 * 10**9  # a native Kimi K2 checkpoint is 595 GB and needs room beside it
+DISK_LEAST = 20 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this user may use; None is no limit."""
+
+    files: int | None = None
+    processes: int | None = None
+    locked: int | None = None  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """How host memory is handed out."""
+
+    huge_total: int = 0  # pages reserved
+    transparent: str = ""  # always, madvise or never
+    numa_balancing: bool | None = None
+    swappiness: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+
+
+def examine(box: Box, *, limits: Limits | None = None, pages: Pages | None = None, need: int = 0) -> list[Check]:
+    """Every check that applies; `need` is the bytes a download will take, where known."""
+    checks = [*_gpus(box), *_links(box)]
+    host = box.host
+    if host:
+        checks += [*_host(box, host), _disk(host, need)]
+    else:
+        checks.append(Check(name="host", verdict="unknown", found="the box is described, not detected"))
+    if limits:
+        checks += _limits(limits)
+    if pages:
+        checks += _pages(box, pages)
+    return checks
+
+
+def _gpus(box: Box) -> Iterator[Check]:
+    if not box.gpus:
+        yield Check(
+            name="gpus",
+            verdict="warn",
+            found="no GPU is seen",
+            mend="`nvidia-smi` must list the cards; without one only the embedded and CPU engines run",
+        )
+        return
+    mixed = " of different kinds; the smallest decides" if box.mixed else ""
+    yield Check(name="gpus", verdict="warn" if mixed else "pass", found=f"{len(box.gpus)} cards{mixed}")
+    for number, gpu in enumerate(box.gpus):
+        if gpu.mig:
+            mend = f"nvidia-smi -i {number} -mig 0"
+            yield Check(name=f"gpu{number} mig", verdict="fail", found="the card is divided (MIG)", mend=mend)
+        if gpu.memory_free is not None and gpu.memory_free < 0.9 * gpu.memory:
+            found = f"{gib(gpu.memory - gpu.memory_free)} of {gib(gpu.memory)} in use"
+            yield Check(name=f"gpu{number} memory", verdict="warn", found=found, mend="`nvidia-smi` names who holds it")
+        if gpu.pcie:
+            yield _slot(number, gpu.pcie.width, gpu.pcie.max_width)
+
+
+def _slot(number: int, width: int, most: int) -> Check:
+    name, found = f"gpu{number} pcie", f"x{width} of x{most}"
+    if width * 2 <= most:
+        mend = (
+            "reseat the card or riser, check the slot's bifurcation in the BIOS; all-reduce runs at the narrowest link"
+        )
+        return Check(name=name, verdict="fail" if width <= 4 else "warn", found=found, mend=mend)
+    return Check(name=name, verdict="pass", found=found)
+
+
+def _links(box: Box) -> Iterator[Check]:
+    if len(box.gpus) < 2:
+        return
+    asked = [link for link in box.links if link.p2p is not None]
+    if not asked:
+        yield Check(name="p2p", verdict="unknown", found="nobody asked the driver")
+        return
+    without = [f"{link.a}-{link.b}" for link in asked if not link.p2p]
+    if without:
+        yield Check(
+            name="p2p",
+            verdict="warn",
+            found=f"no peer access between {', '.join(without[:6])}{' …' if len(without) > 6 else ''}",
+            mend="IOMMU off or passthrough, ACS off, and the driver's ForceP2P on PCIe boxes; else NCCL_P2P_DISABLE=1",
+        )
+    else:
+        yield Check(name="p2p", verdict="pass", found="every pair of cards")
+    far = sum(link.kind in ("node", "sys") for link in box.links)
+    if far:
+        found = f"{far} of {len(box.links)} pairs cross a CPU socket or root complex"
+        yield Check(
+            name="topology", verdict="warn", found=found, mend="keep a tensor-parallel group on one side where it fits"
+        )
+
+
+def _host(box: Box, host: Host) -> Iterator[Check]:
+    if box.gpus:
+        yield _driver(box, host.driver)
+        yield from _iommu(host, several=len(box.gpus) > 1)
+    yield _shm(host.shm, several=len(box.gpus) > 1)
+    if "docker" in host.runtimes and box.gpus and "nvidia-ctk" not in host.runtimes:
+        mend = "install the NVIDIA container toolkit"
+        yield Check(
+            name="containers", verdict="warn", found="docker is there, the toolkit that gives it GPUs is not", mend=mend
+        )
+
+
+def _driver(box: Box, version: str) -> Check:
+    major = int(version.split(".")[0]) if version.split(".")[0].isdigit() else 0
+    rtx = any(gpu.sm.startswith("12.") for gpu in box.gpus)
+    if not major:
+        return Check(name="driver", verdict="unknown", found="its version cannot be read")
+    if rtx and major < DRIVER_SM120:
+        return Check(name="driver", verdict="fail", found=version, mend=f"SM120 cards need {DRIVER_SM120} or newer")
+    if major < DRIVER_CUDA_13:
+        mend = f"{DRIVER_CUDA_13} or newer runs engines built with CUDA 13, as today's wheels are"
+        return Check(name="driver", verdict="warn", found=version, mend=mend)
+    return Check(name="driver", verdict="pass", found=version)
+
+
+def _iommu(host: Host, *, several: bool) -> Iterator[Check]:
+    if host.iommu == "on":
+        mend = "boot with iommu=pt or iommu=off (amd_iommu=off): translated P2P hangs NCCL or faults"
+        yield Check(name="iommu", verdict="fail" if several else "warn", found="translating", mend=mend)
+    elif host.iommu:
+        yield Check(name="iommu", verdict="pass", found=host.iommu)
+    else:
+        yield Check(name="iommu", verdict="unknown", found="cannot be read")
+    if several:
+        if host.acs.startswith("on"):
+            mend = "switch ACS off in the BIOS, or per port: setpci -s PORT ECAP_ACS+6.w=0"
+            yield Check(
+                name="acs", verdict="warn", found=f"{host.acs}: peer traffic detours through the root", mend=mend
+            )
+        elif host.acs:
+            yield Check(name="acs", verdict="pass", found=host.acs)
+        else:
+            yield Check(name="acs", verdict="unknown", found="cannot be read (lspci as root tells)")
+
+
+def _shm(size: int, *, several: bool) -> Check:
+    mend = "mount -o remount,size=32G /dev/shm; in containers --ipc=host or --shm-size 32g"
+    if size < SHM_LEAST:
+        return Check(name="shared memory", verdict="fail" if several else "warn", found=gib(size), mend=mend)
+    verdict: Verdict = "warn" if several and size < SHM_GOOD else "pass"
+    return Check(name="shared memory", verdict=verdict, found=gib(size), mend=mend if verdict == "warn" else "")
+
+
+def _disk(host: Host, need: int) -> Check:
+    found, mend = f"{gb(host.disk_free)} free at {host.disk_path or '?'}", "free space, or set HF_HOME to a larger disk"
+    if host.disk_free < max(need, DISK_LEAST):
+        return Check(name="disk", verdict="fail", found=found, mend=mend)
+    if not need and host.disk_free < DISK_GOOD:
+        return Check(name="disk", verdict="warn", found=found, mend=f"a native Kimi K2 checkpoint takes 595 GB: {mend}")
+    return Check(name="disk", verdict="pass", found=found)
+
+
+def _limits(limits: Limits) -> Iterator[Check]:
+    yield _limit(
+        "open files", limits.files, FILES_LEAST, FILES_GOOD, "ulimit -n 65536 (containers: --ulimit nofile=65536)"
+    )
+    yield _limit("processes", limits.processes, 1024, PROCESSES_GOOD, "ulimit -u 65536 (containers: --pids-limit -1)")
+    if limits.locked is not None:
+        mend = "ulimit -l unlimited (containers: --ulimit memlock=-1) for mlock, RDMA and pinned buffers"
+        yield Check(name="locked memory", verdict="warn", found=gib(limits.locked), mend=mend)
+    else:
+        yield Check(name="locked memory", verdict="pass", found="no limit")
+
+
+def _limit(name: str, here: int | None, least: int, good: int, mend: str) -> Check:
+    if here is None or here >= good:
+        return Check(name=name, verdict="pass", found="no limit" if here is None else f"{here:,}")
+    return Check(name=name, verdict="fail" if here < least else "warn", found=f"{here:,}", mend=mend)
+
+
+def _pages(box: Box, pages: Pages) -> Iterator[Check]:
+    """For engines that keep experts in RAM."""
+    if pages.transparent:
+        never = pages.transparent == "never"
+        mend = (
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: experts in RAM stream faster from huge pages"
+        )
+        found = f"transparent: {pages.transparent}; {pages.huge_total} reserved"
+        yield Check(name="huge pages", verdict="warn" if never else "pass", found=found, mend=mend if never else "")
+    nodes = box.cpu.numa_nodes
+    if nodes > 1:
+        moving = bool(pages.numa_balancing)
+        mend = "sysctl kernel.numa_balancing=0, and --numa distribute (or one node per process) for CPU+GPU engines"
+        found = f"{nodes} nodes, balancing {'on' if moving else 'off'}"
+        yield Check(name="numa", verdict="warn" if moving else "pass", found=found, mend=mend if moving else "")
+    if pages.swappiness is not None and pages.swappiness > 60:
+        mend = "sysctl vm.swappiness=10: a mapped checkpoint makes the kernel swap out everything else"
+        yield Check(name="swap", verdict="warn", found=f"swappiness {pages.swappiness}", mend=mend)
+
+
+def limits() -> Limits:
+    """This process's limits."""
+    import resource
+
+    def soft(kind: int) -> int | None:
+        value = resource.getrlimit(kind)[0]
+        return None if value == resource.RLIM_INFINITY else value
+
+    return Limits(
+        files=soft(resource.RLIMIT_NOFILE), processes=soft(resource.RLIMIT_NPROC), locked=soft(resource.RLIMIT_MEMLOCK)
+    )
+
+
+def pages(*, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> Pages:
+    """This machine's page settings; what cannot be read stays unknown."""
+    chosen = _read(sysfs / "kernel/mm/transparent_hugepage/enabled")
+    huge = next((line for line in _read(proc / "meminfo").splitlines() if line.startswith("HugePages_Total")), "0")
+    balancing, swappiness = _read(proc / "sys/kernel/numa_balancing"), _read(proc / "sys/vm/swappiness")
+    return Pages(
+        huge_total=int(huge.split()[-1]),
+        transparent=chosen[chosen.find("[") + 1 : chosen.find("]")] if "[" in chosen else "",
+        numa_balancing=balancing != "0" if balancing else None,
+        swappiness=int(swappiness) if swappiness.isdigit() else None,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
