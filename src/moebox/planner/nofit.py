@@ -61,7 +61,7 @@ def remedies(
 ) -> Iterator[str]:
     """The nearest things that would make it fit, the cheapest first."""
     if pins.context:
-        shorter = _longest_that_fits(box, model, checkpoints, pins)
+        shorter = min(_longest_that_fits(box, model, checkpoints, pins), model.context)
         if shorter:
             yield f"--context {shorter} fits"
     if pins.memory_utilization:
@@ -69,7 +69,7 @@ def remedies(
         if any(one.memory.fits for one in weigh(box, model, every(box, model, checkpoints, freed), freed)):
             yield f"--memory-utilization {START_UTILIZATION} fits"
     smaller = _smaller_form(box, model, checkpoints, pins)
-    if smaller:
+    if smaller and not any(one.checkpoint == smaller for one in tried):
         yield f"--checkpoint {smaller.name} ({gb(smaller.bytes)}) fits"
     if box.gpus:
         more = _more_cards(box, model, checkpoints, pins)

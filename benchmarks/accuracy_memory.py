@@ -1,0 +1,53 @@
+"""The memory lines of the accuracy table: weights on a card and key-value pools against published starts.
+
+python benchmarks/accuracy_memory.py
+"""
+
+import sys
+
+from moebox.planner.published import rows, tokens, weights
+
+WEIGHTS_WITHIN, POOL_WITHIN = 0.03, 0.04
+
+
+def cases() -> list[tuple[str, str, str, float, float]]:
+    """Every row: group, run, settings, published, forecast."""
+    found = [("weights per GPU", one.run, one.at, one.weights_gib, weights(one)) for one in rows("weights")]
+    found += [("KV capacity", one.run, one.at, float(one.kv_tokens), float(tokens(one))) for one in rows("pool")]
+    return found
+
+
+def memory_rows() -> list[dict[str, float | str]]:
+    """The same as plain rows with their error."""
+    return [
+        {"what": what, "run": run, "at": at, "published": seen, "forecast": told, "error": told / seen - 1}
+        for what, run, at, seen, told in cases()
+    ]
+
+
+def figures() -> list[tuple[str, str, str, str, bool]]:
+    """A line of the accuracy table for weights and one for pools; `--rows` prints every row as well."""
+    if "--rows" in sys.argv:
+        main()
+    lines = []
+    for what, within in (("weights per GPU", WEIGHTS_WITHIN), ("KV capacity", POOL_WITHIN)):
+        errors = [abs(told / seen - 1) for group, _, _, seen, told in cases() if group == what]
+        reached = f"worst {max(errors):.1%} of {len(errors)} rows"
+        lines.append((what, "published starts", f"within {within:.0%}", reached, max(errors) <= within))
+    return lines
+
+
+def main() -> int:
+    """Print every row; 1 when one misses its bound."""
+    missed = 0
+    for what, run, at, seen, told in cases():
+        within = WEIGHTS_WITHIN if what.startswith("weights") else POOL_WITHIN
+        good = abs(told / seen - 1) <= within
+        missed += not good
+        mark = "" if good else "  MISSED"
+        print(f"{what:16} {run:22} {at:32} {seen:>12,.2f} {told:>12,.2f} {told / seen - 1:+7.2%}{mark}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

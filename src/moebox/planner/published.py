@@ -1,0 +1,96 @@
+"""Published key-value pools and weights beside what the memory model says: the rows of the accuracy table."""
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+
+from moebox import wire
+from moebox.core import catalogue
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import EngineName, Parallel, Recipe, Runtime, Speculate
+from moebox.planner.memory import budget
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One start that somebody published; `kv_tokens` or `weights_gib` is what was seen."""
+
+    run: str
+    model: str
+    checkpoint: str
+    box: str
+    engine: EngineName
+    image: str = ""
+    tp: int = 1
+    dcp: int = 1
+    ep: bool = False
+    kv: str = "auto"
+    memory_utilization: float | None = None
+    method: str = "eagle3"
+    draft: str = ""
+    context: int = 65536
+    max_seqs: int | None = None
+    batched_tokens: int | None = None
+    kv_tokens: int = 0
+    weights_gib: float = 0.0
+    source: str
+
+    @property
+    def at(self) -> str:
+        """The settings in short."""
+        words = [self.engine, f"TP{self.tp}", f"DCP{self.dcp}" if self.dcp > 1 else "", self.kv]
+        words += [f"{self.memory_utilization:g}" if self.memory_utilization else "", "draft" if self.drafts else ""]
+        return " ".join(word for word in words if word)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft was loaded."""
+        return bool(self.draft) or self.method != "eagle3"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings as a recipe."""
+        return Recipe(
+            name=self.run,
+            engine=self.engine,
+            model=self.model,
+            checkpoint=self.checkpoint,
+            served_name=self.model,
+            context=self.context,
+            max_seqs=self.max_seqs,
+            batched_tokens=self.batched_tokens,
+            kv=self.kv,
+            memory_utilization=self.memory_utilization,
+            vision=True,
+            parallel=Parallel(tp=self.tp, dcp=self.dcp, ep=self.ep),
+            speculate=Speculate(method=self.method, draft=self.draft) if self.drafts else None,
+            runtime=Runtime(image=self.image, preset="community" if self.image else ""),
+        )
+
+    @property
+    def facts(self) -> tuple[Box, Model, Checkpoint]:
+        """The box, the model and the checkpoint."""
+        count, _, name = self.box.partition("x-")
+        model = catalogue.model(self.model)
+        box = Box(name=self.box, gpus=(catalogue.gpu(name),) * int(count))
+        return box, model, catalogue.checkpoint(model.name, self.checkpoint)
+
+
+def rows(kind: str) -> tuple[Row, ...]:
+    """Every published `pool`, or every published `weights`."""
+    text = resources.files("moebox.data").joinpath("published", "memory.toml").read_text(encoding="utf-8")
+    found = tomllib.loads(text)[kind]
+    return tuple(wire.decode(Row, row, where=f"published/memory.toml [{row['run']}]") for row in found)
+
+
+def tokens(row: Row) -> int:
+    """The pool the model gives for a row."""
+    return budget(*row.facts, row.recipe).kv_tokens
+
+
+def weights(row: Row) -> float:
+    """The weights on a card, in GiB, that the model gives for a row."""
+    return budget(*row.facts, row.recipe).devices[0].weights_total / GIB

@@ -1,0 +1,261 @@
+"""The choice: what an expert who knows the box would write, within what is pinned, and the same every time."""
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox import wire
+from moebox.core import catalogue
+from moebox.core.plan import Plan
+from moebox.core.recipe import Recipe
+from moebox.engines import check, launch
+from moebox.errors import BadInput, DoesNotFit, UnknownName
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
+from tests.planner.boxes import ATTIC, EIGHT, box_with, facts
+
+
+def plan(name: str = "kimi-k2.6", box: object = EIGHT, **pins: object) -> Plan:
+    """The plan for a catalogue model."""
+    return choose(box, *facts(name), Pins(**pins))  # type: ignore[arg-type]
+
+
+def test_the_first_recipe_on_eight_rtx_pro_6000_is_the_careful_one() -> None:
+    """Stock vLLM, TP8, published weights, bf16 cache, no draft, 65,536, text only, 0.90, and max_num_seqs set."""
+    recipe = plan().recipe
+
+    assert (recipe.engine, recipe.checkpoint, recipe.kv, recipe.runtime.preset) == ("vllm", "int4", "bf16", "")
+    assert (recipe.parallel.tp, recipe.parallel.pp, recipe.parallel.dcp) == (8, 1, 1)
+    assert (recipe.context, recipe.memory_utilization, recipe.speculate, recipe.vision) == (65536, 0.90, None, False)
+    assert recipe.max_seqs == 64
+    assert (recipe.tool_parser, recipe.reasoning_parser) == ("kimi_k2", "kimi_k2")
+
+
+def test_it_says_why_not_fp8_and_what_the_patched_image_gains() -> None:
+    """fp8 with Triton MLA does not start on SM120 up to 0.32; the community image holds twice the tokens with it."""
+    chosen = plan()
+    gain = next(one for one in chosen.warnings if "community" in one.text)
+
+    assert any("fp8 does not start" in line for line in chosen.reasons)
+    assert "--image community" in gain.remedy
+    assert any("fp8" in name for name in chosen.refused)
+    assert any(one.recipe.runtime.preset == "community" for one in chosen.alternatives)
+
+
+def test_a_crash_that_is_pinned_is_honoured_with_its_warning() -> None:
+    """--kv fp8 --image stock is planned as asked, and the plan says that it will not start."""
+    chosen = plan(engine="vllm", kv="fp8", image="stock")
+
+    assert (chosen.recipe.kv, chosen.recipe.runtime.preset) == ("fp8", "")
+    assert any(one.severity == "fatal" and "SM120" in one.text for one in chosen.warnings)
+
+
+def test_fp8_alone_goes_to_the_image_that_can() -> None:
+    """With only the cache pinned, the patched image is what makes it start, and the plan says so."""
+    chosen = plan(engine="vllm", kv="fp8")
+
+    assert chosen.recipe.runtime.preset == "community"
+    assert any("stock vLLM does not start" in one.text for one in chosen.warnings)
+
+
+@pytest.mark.parametrize(("dcp", "seen"), [(1, 491_200), (4, 1_964_992), (8, 3_929_600)])
+def test_pins_reproduce_the_published_pools(dcp: int, seen: int) -> None:
+    """kimi-k26-v2: the community image at 0.94 and 262,144 tokens holds so many."""
+    chosen = plan(image="community", dcp=dcp, memory_utilization=0.94, speculate="none", context=262144, kv="fp8")
+
+    assert chosen.memory.kv_tokens == pytest.approx(seen, rel=0.02)
+
+
+def test_sglang_is_told_its_fraction_and_why() -> None:
+    """Left alone SGLang would hold a few thousand tokens of a vision model's cache; the recipe sets the fraction."""
+    chosen = plan(name="kimi-k2.5", engine="sglang")
+
+    assert chosen.recipe.memory_utilization == 0.90
+    assert chosen.memory.kv_tokens > 150_000
+    assert any("left alone SGLang would take 0.771" in line for line in chosen.reasons)
+
+
+def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
+    """Two Max-Q cards, EPYC 9175F, 768 GiB: ik_llama.cpp, and no slower by the forecast than any layout he tried."""
+    model, _ = facts("kimi-k2.6")
+    chosen = plan(box=ATTIC)
+    ours = Speed.of(ATTIC, model, catalogue.checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe)
+
+    assert chosen.recipe.engine == "ik_llama.cpp"
+    assert chosen.recipe.hybrid is not None
+    assert chosen.recipe.hybrid.threads == 15
+    for form, counts, ubatch in (
+        ("IQ3_K", (0, 0), 512),
+        ("IQ3_K", (3, 3), 512),
+        ("IQ3_K", (8, 2), 4096),
+        ("IQ3_K", (2, 2), 4096),
+        ("Q4_X", (5, 5), 4096),
+    ):
+        tried = plan(box=ATTIC, engine="ik_llama.cpp", checkpoint=form, experts=counts, ubatch=ubatch).recipe
+        his = Speed.of(ATTIC, model, catalogue.checkpoint(model.name, form), tried)
+        assert ours.decode_tok_s(1, 4096) >= his.decode_tok_s(1, 4096)
+
+
+def test_expert_layers_go_to_the_head_and_the_tail() -> None:
+    """3+3 is layers 1 to 3 on the first card and 58 to 60 on the second, as the write-up laid them."""
+    recipe = plan(box=ATTIC, experts=(3, 3), checkpoint="IQ3_K").recipe
+
+    assert recipe.hybrid is not None
+    assert recipe.hybrid.experts == ((1, 2, 3), (58, 59, 60))
+
+
+def test_what_fits_nowhere_says_by_how_much_and_what_would_help() -> None:
+    """One RTX 5090 without a word about RAM: exit code 1, bytes missing, cards or RAM that would do."""
+    with pytest.raises(DoesNotFit) as problem:
+        plan(box=box_with(1, "rtx-5090"))
+
+    assert problem.value.exit_code == 1
+    assert problem.value.shortfall > 100e9
+    assert "GB" in problem.value.message
+    assert "RAM" in str(problem.value.hint)
+
+
+def test_a_context_too_long_names_the_one_that_fits() -> None:
+    """Ten million tokens do not fit; the model's own context does."""
+    with pytest.raises(DoesNotFit) as problem:
+        plan(context=10_000_000)
+
+    assert "--context 262144 fits" in str(problem.value.hint)
+
+
+@pytest.mark.parametrize("cards", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_every_number_of_cards_is_answered(cards: int) -> None:
+    """Odd counts use what the heads and layers allow, over all cards or fewer."""
+    recipe = plan(name="gpt-oss-120b", box=box_with(cards, "h200")).recipe
+
+    assert recipe.parallel.gpus <= cards
+    assert 64 % recipe.parallel.tp == 0
+
+
+def test_three_cards_become_stages() -> None:
+    """64 heads do not divide by three: Kimi on three B300 runs in pipeline stages or on fewer cards."""
+    parallel = plan(box=box_with(3, "b300")).recipe.parallel
+
+    assert parallel.tp in (1, 2)
+    assert parallel.gpus in (2, 3)
+
+
+def test_mixed_cards_make_a_group_of_equals() -> None:
+    """Four large cards and a small one: the recipe names the four."""
+    small = catalogue.gpu("rtx-4090")
+    box = replace(EIGHT, gpus=(small, *EIGHT.gpus[:4]), name="mixed")
+    recipe = plan(name="gpt-oss-120b", box=box, tp=4).recipe
+
+    assert recipe.env["CUDA_VISIBLE_DEVICES"] == "1,2,3,4"
+
+
+def test_memory_in_use_lowers_the_claim() -> None:
+    """A card with 86 GiB free of 95 cannot be claimed to 0.90; the plan claims less and says why."""
+    busy = replace(EIGHT.gpus[0], memory_free=84 * 2**30)
+    chosen = plan(box=replace(EIGHT, gpus=(busy, *EIGHT.gpus[1:])))
+
+    assert chosen.recipe.memory_utilization is not None
+    assert chosen.recipe.memory_utilization < 0.90
+    assert any("other programs hold" in one.text for one in chosen.warnings)
+
+
+def test_no_gpu_runs_from_ram() -> None:
+    """A machine without cards and with enough RAM gets llama.cpp's kind, nothing on a card."""
+    box = box_with(0, "h200", ram=768 * 2**30, ram_bandwidth=400_000_000_000)
+    chosen = plan(box=box)
+
+    assert chosen.recipe.hybrid is not None
+    assert chosen.recipe.hybrid.gpu_layers == 0
+    assert [one.device for one in chosen.memory.devices] == ["ram"]
+
+
+def test_mig_slices_are_warned_of() -> None:
+    """Tensor parallelism over slices of a card does not start."""
+    gpu = replace(catalogue.gpu("h200"), mig=True)
+    chosen = plan(name="gpt-oss-120b", box=replace(EIGHT, gpus=(gpu,) * 2, name="slices"))
+
+    assert any("MIG" in one.text for one in chosen.warnings)
+
+
+def test_goals_differ() -> None:
+    """For context the pool is several times larger; bold takes a draft or the patched image."""
+    plain, context, bold = plan(), plan(goal="context"), plan(bold=True)
+
+    assert context.memory.kv_tokens > 3 * plain.memory.kv_tokens
+    assert context.recipe.context == 262144
+    assert bold.recipe.speculate is not None or bold.recipe.runtime.preset
+
+
+def test_many_long_requests_ask_for_context_parallelism() -> None:
+    """Sixteen requests of 65,536 tokens are more than one copy of the cache holds on every card."""
+    recipe = plan(context=65536, concurrency=16).recipe
+
+    assert recipe.parallel.dcp > 1 or recipe.parallel.pp > 1
+
+
+@pytest.mark.parametrize(
+    ("pins", "kind"),
+    [
+        ({"checkpoint": "nothing"}, UnknownName),
+        ({"engine": "vllm", "checkpoint": "IQ3_K"}, BadInput),
+        ({"tp": 3}, BadInput),
+        ({"dcp": 3}, BadInput),
+        ({"tp": 16}, DoesNotFit),
+        ({"experts": (90,)}, BadInput),
+    ],
+)
+def test_pins_that_cannot_be_are_one_clear_error(pins: dict[str, object], kind: type[Exception]) -> None:
+    """Nothing raises anything but our own errors."""
+    with pytest.raises(kind):
+        plan(**pins)
+
+
+@pytest.mark.parametrize("field", ["goal", "engine", "kv", "speculate", "image"])
+def test_unknown_words_are_refused(field: str) -> None:
+    """A misspelt setting is never taken for a free one."""
+    with pytest.raises(UnknownName):
+        Pins(**{field: "wrong"})  # type: ignore[arg-type]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    name=st.sampled_from(("kimi-k2.6", "glm-4.7", "qwen3-235b", "deepseek-v3")),
+    card=st.sampled_from(("rtx-pro-6000-server", "h200", "b200", "h100")),
+    count=st.sampled_from((1, 2, 4, 8)),
+    goal=st.sampled_from(("throughput", "latency", "context")),
+    bold=st.booleans(),
+)
+def test_recipes_are_whole_and_the_same_every_time(name: str, card: str, count: int, goal: str, bold: bool) -> None:
+    """A plan's recipe parses again to itself, passes the engine's checks, launches, and does not change on a rerun."""
+    box = box_with(count, card, ram=1024 * 2**30, ram_bandwidth=400_000_000_000)
+    model, forms = facts(name)
+    pins = Pins(goal=goal, bold=bold)  # type: ignore[arg-type]
+    try:
+        chosen = choose(box, model, forms, pins)
+    except DoesNotFit:
+        return
+    again = wire.decode(Recipe, tomllib.loads(wire.to_toml(chosen.recipe)), where="recipe")
+
+    assert again == chosen.recipe
+    check(chosen.recipe, model)
+    assert launch(chosen.recipe, model).argv
+    assert wire.to_json(choose(box, model, forms, pins)) == wire.to_json(chosen)
+    assert all(one.free >= 0 for one in chosen.memory.devices)
+
+
+@settings(max_examples=10, deadline=None)
+@given(count=st.integers(1, 8), ram=st.integers(0, 800), more=st.integers(0, 400))
+def test_a_larger_box_never_fits_less(count: int, ram: int, more: int) -> None:
+    """What fits some cards and some RAM also fits those cards with more RAM."""
+    small = box_with(count, "rtx-pro-6000-server", ram=ram * 2**30, ram_bandwidth=400_000_000_000)
+    large = replace(small, ram=(ram + more) * 2**30)
+    try:
+        plan(box=small)
+    except DoesNotFit:
+        return
+    if ram:  # no RAM given means that it is unknown, not that there is none
+        assert plan(box=large).memory.fits

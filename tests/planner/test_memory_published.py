@@ -1,0 +1,108 @@
+"""The memory model against starts that people published, each quoted with its source in data/published/memory.toml."""
+
+import pytest
+
+from moebox.core import catalogue
+from moebox.core.recipe import Hybrid, Recipe
+from moebox.planner.memory import budget, sglang
+from moebox.planner.published import Row, rows, tokens, weights
+from tests.planner.boxes import ATTIC, EIGHT
+
+GIB, MIB = 2**30, 2**20
+
+
+def name(row: Row) -> str:
+    """How a row is called in test output."""
+    return f"{row.run} {row.at}".replace(" ", "-")
+
+
+@pytest.mark.parametrize("row", rows("weights"), ids=name)
+def test_weights_on_a_card_are_within_three_percent_of_the_log(row: Row) -> None:
+    """What tensor parallelism slices, copies and repacks comes out as engines log it after loading."""
+    assert weights(row) == pytest.approx(row.weights_gib, rel=0.03)
+
+
+@pytest.mark.parametrize("row", rows("pool"), ids=name)
+def test_kv_pools_are_within_four_percent_of_the_log(row: Row) -> None:
+    """Tokens of cache by engine, image, utilization, DCP and draft, as the engines printed them."""
+    assert tokens(row) == pytest.approx(row.kv_tokens, rel=0.04)
+
+
+def test_every_kv_row_of_the_tables_is_held() -> None:
+    """31 pools with known settings and 6 weights: none was left out to look better."""
+    assert len(rows("pool")) == 31
+    assert len(rows("weights")) == 6
+    assert all(row.source for kind in ("pool", "weights") for row in rows(kind))
+
+
+def test_sglang_picks_the_fractions_of_the_january_report() -> None:
+    """0.848 for the text model; 0.7714564 for the one with a vision tower, which cost 175,000 tokens of cache."""
+    card = EIGHT.gpus[0]
+    thinking, k25 = catalogue.model("kimi-k2-thinking"), catalogue.model("kimi-k2.5")
+    plain = next(row for row in rows("pool") if row.run == "K2-Thinking NVFP4").recipe
+
+    assert sglang.automatic_fraction(card, thinking, plain) == pytest.approx(0.848, abs=1e-9)
+    assert sglang.automatic_fraction(card, k25, plain) == pytest.approx(0.7714564, abs=1e-5)
+
+
+def llama(engine: str, form: str, experts: tuple[tuple[int, ...], ...], ubatch: int, context: int = 131072) -> Recipe:
+    """A recipe as in the published runs of llama.cpp's kind."""
+    ik = engine == "ik_llama.cpp"
+    hybrid = Hybrid(experts=experts, ubatch=ubatch, mla=3 if ik else None, attention_buffer=512 if ik else None)
+    return Recipe(
+        name="x",
+        engine=engine,  # type: ignore[arg-type]
+        model="kimi-k2.6",
+        checkpoint=form,
+        served_name="x",
+        context=context,
+        max_seqs=1,
+        kv="f16",
+        hybrid=hybrid,
+    )
+
+
+def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
+    """b11669, Kimi K2.6 in Q4_X over two cards at 131,072: 5,233 + 4,464 and 5,919 + 4,320 MiB; host 545,510."""
+    model = catalogue.model("kimi-k2.6")
+    form = catalogue.checkpoint("kimi-k2.6", "Q4_X")
+    first, last, ram = budget(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512)).devices
+
+    assert [round(one.weights_total / MIB) for one in (first, last)] == pytest.approx([5233, 5919], abs=1)
+    assert [round(one.kv / MIB) for one in (first, last)] == [4464, 4320]
+    assert ram.weights_total / MIB == pytest.approx(545_510, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("counts", "ubatch", "seen"),
+    [((0, 0), 512, (11, 11)), ((2, 2), 4096, (35, 36.5)), ((3, 3), 4096, (43, 44)), ((5, 5), 4096, (56, 56))],
+)
+def test_ik_llama_cpp_fills_the_cards_as_the_max_q_write_up_saw(
+    counts: tuple[int, int], ubatch: int, seen: tuple[float, float]
+) -> None:
+    """VRAM of the K2.6 write-up: ~11 GiB bare, mid to high 30s with 2+2, 43/44 with 3+3, 52/60 with ten layers."""
+    model = catalogue.model("kimi-k2.6")
+    form = catalogue.checkpoint("kimi-k2.6", "IQ3_K")
+    head, tail = counts
+    layers = (tuple(range(1, 1 + head)), tuple(range(61 - tail, 61)))
+    memory = budget(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch))
+    used = [(one.total - one.free) / GIB - 0.62 for one in memory.devices[:2]]
+
+    assert sum(used) == pytest.approx(sum(seen), rel=0.06)
+
+
+def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
+    """TP8 + DCP8 at 64k with 1,024 sequences: 16 GiB a card, 1.0 with 64 sequences (vLLM 0.32 sources)."""
+    from dataclasses import replace
+
+    from moebox.core.recipe import Parallel
+    from moebox.planner.memory import vllm
+
+    model, card = catalogue.model("kimi-k2.6"), EIGHT.gpus[0]
+    recipe = Recipe(
+        name="x", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="x", parallel=Parallel(tp=8, dcp=8)
+    )
+
+    assert vllm.workspace_bytes(card, model, recipe) / GIB == pytest.approx(16, rel=0.01)
+    assert vllm.workspace_bytes(card, model, replace(recipe, max_seqs=64)) / GIB == pytest.approx(1.0, rel=0.01)
+    assert vllm.workspace_bytes(card, model, replace(recipe, context=262144)) / GIB == pytest.approx(47, rel=0.01)
