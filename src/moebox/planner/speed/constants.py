@@ -126,6 +126,11 @@ def _rows(key: str, kind: type[T]) -> tuple[T, ...]:
     return rows
 
 
+def forget() -> None:
+    """Read the tables again: for the fitting script, which changes them between looks."""
+    _decoded.cache_clear()
+
+
 def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
     """The constants for an engine on a generation, and how many steps away the row is."""
     best: tuple[int, Efficiency] | None = None

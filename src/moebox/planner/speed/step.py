@@ -8,6 +8,9 @@ from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
 from moebox.planner.speed.links import Fabric
 from moebox.planner.speed.rank import Rank, pair_flops, seen
 
+# Without graphs on one box: K2-Thinking and K2.5 about 57 ms of launches over 61 layers, GLM-4.7 55 ms over 92
+# (SM120 deployment report and its FINDINGS.md, Jan 2026).
+MLA_LAUNCHES = 1.5
 HALF = 2  # bytes of an activation between ranks (bf16)
 
 
@@ -44,8 +47,9 @@ class Cards:
             "draft": self.drafting(batch, fresh),
         }
         if not self.graphs:
-            host = self.rank.model.layers * self.constants.eager_us * 1e-6 + self.constants.step_us * 1e-6
-            parts["waiting for launches"] = max(host - sum(parts.values()), 0.0)
+            # Some layers wait for the host and some for the card: neither bound alone describes the whole.
+            device = sum(parts.values())
+            parts["waiting for launches"] = math.hypot(self.launching(), device) - device
         return {name: seconds for name, seconds in parts.items() if seconds}
 
     def seconds(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
@@ -56,6 +60,11 @@ class Cards:
         """What a step costs whatever it does."""
         each = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
         return (self.rank.model.layers * each + self.constants.step_us) * 1e-6
+
+    def launching(self) -> float:
+        """Host time to launch a step without graphs; latent attention is about twice as many kernels."""
+        kernels = MLA_LAUNCHES if self.rank.model.mla else 1.0
+        return self.rank.model.layers * self.constants.eager_us * kernels * 1e-6
 
     def dense(self, tokens: float) -> float:
         """Reading attention, shared and dense weights, or multiplying by them, whichever weighs more."""

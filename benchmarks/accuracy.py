@@ -1,0 +1,117 @@
+"""Print how far the planner is from published figures: the table of what it must reach.
+
+    python benchmarks/accuracy.py [--rows]
+
+`--rows` prints every row instead of a line for each figure. Speed rows are in data/published; the memory rows come from
+accuracy_memory.py beside this file. Exit code 1 when a bound is missed.
+"""
+
+import math
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import accuracy_memory
+import published
+from published import Case
+
+ALL_ROWS = "--rows" in sys.argv
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the table."""
+
+    what: str
+    against: str
+    bound: str
+    reached: str
+    good: bool
+
+
+def main() -> int:
+    """Print the table; 1 when something is missed."""
+    figures = [*memory(), *speed()]
+    width = [max(len(getattr(figure, name)) for figure in figures) for name in ("what", "against", "bound", "reached")]
+    for figure in figures:
+        cells = (figure.what, figure.against, figure.bound, figure.reached)
+        text = "  ".join(cell.ljust(size) for cell, size in zip(cells, width, strict=True))
+        print(f"{text}  {'ok' if figure.good else 'MISSED'}")
+    return 0 if all(figure.good for figure in figures) else 1
+
+
+def memory() -> list[Figure]:
+    """Weights on a card and key-value pools."""
+    bounds = {"weights per GPU": accuracy_memory.WEIGHTS_WITHIN, "KV capacity": accuracy_memory.POOL_WITHIN}
+    figures = []
+    for what, bound in bounds.items():
+        errors = [told / seen - 1 for name, _, _, seen, told in accuracy_memory.cases() if name == what]
+        worst = max(errors, key=abs)
+        reached = f"worst {worst:+.1%} of {len(errors)}"
+        figures.append(Figure(what, "published starts", f"every row within {bound:.0%}", reached, abs(worst) <= bound))
+    return figures
+
+
+def speed() -> list[Figure]:
+    """Decode, prefill, CPU+GPU and serving figures."""
+    hybrid = list(published.hybrid_rows())
+    sm120 = list(published.serving_rows(only="sm120"))
+    return [
+        _quantiles("decode tok/s", "tuned rig, 8x RTX PRO 6000, trust A and B", published.decode_cells(), 0.12, 0.30),
+        _quantiles("prefill tok/s", "the same pages", published.prefill_cells(), 0.20),
+        _quantiles("CPU+GPU decoding", "hybrid rows", _group(hybrid, "tg"), 0.12),
+        _quantiles("CPU+GPU prompts", "hybrid rows", _group(hybrid, "pp"), 0.30),
+        _worst("output tok/s", "SM120 report, both tables, simulated", _group(sm120, "output"), 1.25, of_one=True),
+        _worst("TTFT above 128", "SM120 report, both tables, simulated", _queued(_group(sm120, "ttft")), 1.5),
+        _quantiles("TPOT", "SM120 report, both tables, simulated", _group(sm120, "tpot"), 0.25),
+        _worst("output tok/s", "Lambda B200 8192/2048, 32 streams", _group(_lambda(), "output"), 1.20, of_one=True),
+        _quantiles("TPOT", "InferenceX MI300X, MI325X, MI355X", published.serving_rows(only="inferencex"), 0.25),
+        _quantiles("TPOT", "sgl-cookbook 8x B200", published.serving_rows(only="cookbook"), 0.25),
+    ]
+
+
+def _lambda() -> list[Case]:
+    return list(published.serving_rows(only="lambda"))
+
+
+def _quantiles(what: str, against: str, cases: Iterable[Case], median: float, p90: float | None = None) -> Figure:
+    errors = sorted(abs(error) for error in _errors(what, cases))
+    middle, high = statistics.median(errors), errors[math.ceil(0.9 * len(errors)) - 1]
+    bound = f"median <= {median:.0%}" + (f", p90 <= {p90:.0%}" if p90 else "")
+    reached = f"median {middle:.1%}, p90 {high:.1%} of {len(errors)}"
+    return Figure(what, against, bound, reached, middle <= median and (p90 is None or high <= p90))
+
+
+def _worst(what: str, against: str, cases: Iterable[Case], factor: float, *, of_one: bool = False) -> Figure:
+    """Every row within the factor; `of_one`: within factor - 1 of the published figure, both ways."""
+    errors = _errors(what, cases)
+    if of_one:
+        worst = max(errors, key=abs)
+        good = abs(worst) <= factor - 1
+        return Figure(what, against, f"every row within {factor - 1:.0%}", f"worst {worst:+.1%} of {len(errors)}", good)
+    worst = max((1 + error for error in errors), key=lambda ratio: abs(math.log(ratio)))
+    good = abs(math.log(worst)) <= math.log(factor)
+    return Figure(what, against, f"every row within ×{factor}", f"worst ×{worst:.2f} of {len(errors)}", good)
+
+
+def _errors(what: str, cases: Iterable[Case]) -> list[float]:
+    errors = []
+    for case in cases:
+        predicted = case.predict()
+        errors.append(predicted / case.published - 1)
+        if ALL_ROWS:
+            print(f"{what:18} {case.run:28} {case.at:28} {case.published:10.1f} {predicted:10.1f} {errors[-1]:+7.1%}")
+    return errors
+
+
+def _group(cases: Iterable[Case], group: str) -> list[Case]:
+    return [case for case in cases if case.group == group]
+
+
+def _queued(cases: Iterable[Case]) -> list[Case]:
+    return [case for case in cases if int(case.at.removeprefix("C")) > 128]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

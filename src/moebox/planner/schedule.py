@@ -1,0 +1,270 @@
+"""Continuous batching as the engines do it: who is admitted, who reads a prompt, who decodes, who is put back.
+
+The scheduler works in slices. A slice is one step when prompts are being read, and as many equal decode steps as
+nothing happens in otherwise, so its cost grows with requests and batch changes and not with tokens. It has no clock:
+`simulate` runs it in virtual time, the twin in real time.
+"""
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from moebox.planner.speed import Speed
+
+# SGLang reserves a share of each request's remaining output on admission; the share falls while decoding goes well
+# (sglang scheduler: init_new_token_ratio 0.7, min 0.14 of it, 600 steps from one to the other).
+RESERVE = 0.7
+RESERVE_LEAST = 0.098
+RESERVE_STEPS = 600
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """One request on its way through the engine; the scheduler changes it."""
+
+    id: int
+    input: int
+    output: int
+    arrival: float = 0.0
+    first: float = -1.0  # when its first token came
+    made: float = 0.0  # tokens made so far (expected ones, under speculation)
+    cached: int = 0  # prompt tokens that lie in the prefix cache when it is admitted
+    read: int = 0  # prompt tokens in the cache
+    since: float = 0.0  # decode steps the engine had done when this one began decoding
+    preempted: int = 0
+
+    @property
+    def prompt(self) -> int:
+        """Tokens to read before it can decode: the prompt, and after preemption what it had made."""
+        return self.input + int(self.made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What decides how an engine schedules."""
+
+    kv_tokens: int
+    max_seqs: int
+    budget: int  # tokens a step
+    prompts_first: bool  # SGLang: steps that only read prompts, before any decoding
+    reserves: bool  # SGLang: admission counts part of the outputs to come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What happened in one slice."""
+
+    seconds: float
+    steps: int  # decode steps; 0 when only prompts were read
+    batch: int  # sequences that decoded
+    read: int = 0  # prompt tokens read
+    started: tuple[Request, ...] = ()
+    finished: tuple[Request, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduler:
+    """The state of one engine."""
+
+    speed: Speed
+    rules: Rules
+    waiting: deque[Request] = field(default_factory=deque)
+    reading: deque[Request] = field(default_factory=deque)
+    held: int = 0  # cache tokens of prompts being read or read
+    done_steps: float = 0.0
+    reserve: float = RESERVE
+    preemptions: int = 0
+    _heap: list[tuple[float, int, Request]] = field(default_factory=list)
+    _gone: set[int] = field(default_factory=set)
+    _order: "itertools.count[int]" = field(default_factory=itertools.count)
+    _running: dict[int, Request] = field(default_factory=dict)
+    _outputs: float = 0.0  # sum over running of what they had still to make when they began
+    _made: float = 0.0  # sum over running of (made - gain × since): tokens made = this + batch × gain × done_steps
+
+    @property
+    def running(self) -> int:
+        """Sequences that decode."""
+        return len(self._running)
+
+    @property
+    def used(self) -> float:
+        """Cache tokens in use."""
+        return self.held + self.grown
+
+    @property
+    def grown(self) -> float:
+        """Cache tokens of what the running sequences have made."""
+        return self._made + len(self._running) * self.gain * self.done_steps
+
+    @property
+    def gain(self) -> float:
+        """Expected tokens a sequence gains in a step."""
+        return self.speed.tokens_per_step
+
+    def submit(self, request: Request) -> bool:
+        """Put a request in the queue; False when it can never fit."""
+        if request.input + request.output > self.rules.kv_tokens:
+            return False
+        self.waiting.append(request)
+        return True
+
+    def cancel(self, request: Request) -> None:
+        """Take a request out, wherever it is: its client went away."""
+        if request.id in self._running:
+            self._leave(request)
+        elif request in self.reading:
+            self.reading.remove(request)
+            self.held -= request.read
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    def advance(self, *, most: float = math.inf, within: float = math.inf) -> Slice | None:
+        """One slice of at most `most` decode steps and about `within` seconds; None when there is nothing to do."""
+        self._admit()
+        if self.reading and (self.rules.prompts_first or self.rules.budget > self._decode_tokens()):
+            return self._read()
+        return self._decode(most, within) if self._running else None
+
+    # -- admission
+
+    def _admit(self) -> None:
+        if not self.waiting:
+            return
+        promised = self._promised()
+        while self.waiting and self.running + len(self.reading) < self.rules.max_seqs:
+            request = self.waiting[0]
+            need = request.prompt + (request.output - request.made if self.rules.reserves else 1)
+            free = self.rules.kv_tokens - self.used - promised
+            alone = not self._running and not self.reading
+            if need > free and not alone:
+                return
+            self.waiting.popleft()
+            self.reading.append(request)
+            request.read = min(request.cached, request.prompt - 1)
+            self.held += request.read
+            promised += need - request.read
+
+    def _promised(self) -> float:
+        """Tokens that admitted requests will still need and that admission counts."""
+        unread = sum(request.prompt - request.read for request in self.reading)
+        if not self.rules.reserves:
+            return unread + self.running * self.gain
+        coming = sum(request.output - request.made for request in self.reading)
+        return unread + coming + self.reserve * max(self._outputs - self.grown, 0.0)
+
+    # -- prompts
+
+    def _read(self) -> Slice:
+        """One step that reads as many prompt tokens as the budget leaves; others decode beside it where engines do."""
+        batch = 0 if self.rules.prompts_first else self.running
+        budget = self.rules.budget - (self._decode_tokens() if batch else 0)
+        fits = self.rules.kv_tokens - self.used - batch * self.gain
+        fresh, past, ready = 0, 0.0, []
+        while self.reading and budget > 0 and fits > 0:
+            request = self.reading[0]
+            piece = int(min(request.prompt - request.read, budget, fits))
+            past += piece * request.read
+            request.read += piece
+            self.held += piece
+            fresh, budget, fits = fresh + piece, budget - piece, fits - piece
+            if request.read < request.prompt:
+                break
+            ready.append(self.reading.popleft())
+        if not fresh and not ready:
+            return self._make_room()
+        context = self.used / max(self.running, 1)
+        seconds = self.speed.step_s(batch, context, fresh, past / fresh if fresh else 0.0)
+        finished = self._gained(1) if batch else []
+        for request in ready:
+            self._start(request)
+        done = [request for request in ready if request.made >= request.output]
+        for request in done:
+            self._leave(request)
+        return Slice(
+            seconds=seconds,
+            steps=1 if batch else 0,
+            batch=batch,
+            read=fresh,
+            started=tuple(ready),
+            finished=(*finished, *done),
+        )
+
+    def _start(self, request: Request) -> None:
+        """A prompt has been read: its first token is there and it decodes from now on."""
+        if request.made == 0:
+            request.made = 1.0
+        # A prompt read again after preemption holds what was made before; its cache is counted under `held`.
+        request.since = self.done_steps
+        self._made += -self.gain * self.done_steps
+        self._running[request.id] = request
+        self._outputs += request.output - request.made
+        steps = math.ceil((request.output - request.made) / self.gain - 1e-9)
+        heapq.heappush(self._heap, (self.done_steps + steps, next(self._order), request))
+
+    def _leave(self, request: Request) -> None:
+        """A running sequence ends and gives its cache back."""
+        steps = self.done_steps - request.since
+        self._outputs -= request.output - request.made
+        request.made = min(request.made + self.gain * steps, float(request.output))
+        self._made += self.gain * request.since
+        self.held -= request.read
+        del self._running[request.id]
+        if not self._running:
+            self._made = self._outputs = 0.0
+
+    # -- decoding
+
+    def _decode_tokens(self) -> int:
+        guesses = self.speed.cards.guesses if self.speed.cards else 0
+        return self.running * (1 + guesses)
+
+    def _decode(self, most: float, within: float) -> Slice:
+        batch = self.running
+        grows = batch * self.gain
+        room = math.floor((self.rules.kv_tokens - self.used) / grows + 1e-9)
+        if room < 1:
+            return self._make_room()
+        steps = min(self._until_finish(), room, most)
+        context = self.used / batch
+        now = self.speed.step_s(batch, context)
+        if within < math.inf:
+            steps = min(steps, max(math.ceil(within / now), 1))
+        if self.rules.reserves and self.waiting:
+            steps = min(steps, 16)  # the reserve falls while it decodes: look again soon
+        steps = max(int(steps), 1)
+        # Attention is linear in context, or nearly: the middle step times their number is the sum.
+        middle = self.speed.step_s(batch, context + self.gain * (steps - 1) / 2) if steps > 1 else now
+        self.reserve = max(self.reserve - steps * (RESERVE - RESERVE_LEAST) / RESERVE_STEPS, RESERVE_LEAST)
+        return Slice(seconds=middle * steps, steps=steps, batch=batch, finished=tuple(self._gained(steps)))
+
+    def _until_finish(self) -> float:
+        while self._heap:
+            at, _, request = self._heap[0]
+            if request.id in self._running and at >= self.done_steps and self._running[request.id] is request:
+                return max(at - self.done_steps, 1)
+            heapq.heappop(self._heap)
+        return 1
+
+    def _gained(self, steps: int) -> list[Request]:
+        """Every running sequence has done `steps` steps; those that are through leave."""
+        self.done_steps += steps
+        finished = []
+        while self._heap and self._heap[0][0] <= self.done_steps + 1e-9:
+            _, _, request = heapq.heappop(self._heap)
+            if self._running.get(request.id) is request:
+                self._leave(request)
+                finished.append(request)
+        return finished
+
+    def _make_room(self) -> Slice:
+        """The cache is full: the youngest sequence goes back to the queue and will be read again."""
+        victim = max(self._running.values(), key=lambda request: (request.arrival, request.id))
+        self._leave(victim)
+        victim.read = 0
+        victim.preempted += 1
+        self.preemptions += 1
+        self.reserve = min(self.reserve + 0.1, RESERVE)
+        self.waiting.appendleft(victim)
+        return Slice(seconds=0.0, steps=0, batch=0)
