@@ -1,0 +1,89 @@
+"""`moebox connect`: point a client at a live endpoint."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox import wire
+from moebox.cli import target
+from moebox.cli.output import emit, talk
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.serve import connect as connecting
+from moebox.serve import state
+from moebox.units import parse_tokens
+
+
+def connect(
+    client: connecting.Client,
+    *,
+    url: str = "",
+    model: str = "",
+    key_env: str = "",
+    context: str = "",
+    vision: Annotated[bool, Parameter(negative=())] = False,
+    write: Annotated[bool, Parameter(negative=())] = False,
+    check: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Print CLIENT's configuration for a live endpoint, write it, or try it.
+
+    Args:
+        client: Who is to use the endpoint.
+        url: The endpoint: a URL, a recipe file, or an engine that `moebox ps` lists; the only one running otherwise.
+        model: The name it is served under; asked of the server otherwise.
+        key_env: The environment variable that holds the key. The key itself is written nowhere.
+        context: Context length to tell the client, such as 64k; asked of the server otherwise.
+        vision: Tell the client that it may send images.
+        write: Merge into the client's own settings file, keeping everything else in it and a backup.
+        check: Make one real call the way this client does.
+        json: Print JSON.
+    """
+    endpoint = target.endpoint(url, model=model, key_env=key_env)
+    reached = connecting.Reached(
+        endpoint=endpoint,
+        key_env=key_env or _key_variable(url),
+        context=_context(context, endpoint.base_url, endpoint.headers),
+        vision=vision,
+    )
+    wanted = connecting.settings(client, reached)
+    told: dict[str, object] = {"client": client, "base_url": endpoint.base_url, "model": endpoint.model}
+    told |= {"shown": wanted.shown, "path": str(wanted.path) if wanted.path else None, "settings": wanted.changes}
+    if write:
+        path, backup = connecting.write(wanted)
+        told |= {"written": str(path), "backup": str(backup) if backup else None}
+        talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
+    elif not json:
+        sys.stdout.write(wanted.shown + "\n")
+    for note in wanted.notes:
+        talk().print(f"note: {note}", markup=False, soft_wrap=True)
+    if check:
+        from moebox.serve.callcheck import check as call
+
+        seen = call(client, endpoint)
+        told["check"] = seen
+        talk().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
+    if json:
+        emit(told)
+    return 0
+
+
+def _key_variable(url: str) -> str:
+    """The variable that a recipe or a running engine names for its key."""
+    if url.endswith(".toml"):
+        return wire.read_toml(Recipe, Path(url)).listen.key_env
+    if ":" in url or url.startswith("localhost"):
+        return ""
+    return state.find(url or None).key_env
+
+
+def _context(given: str, base_url: str, headers: dict[str, str]) -> int:
+    """What was given, or what the server says of its model, or a modest guess."""
+    if given:
+        try:
+            return parse_tokens(given)
+        except ValueError as problem:
+            raise BadInput(f"--context: {problem}") from None
+    return connecting.served_context(base_url, headers) or connecting.MODEST_CONTEXT

@@ -1,0 +1,145 @@
+"""One real call to an endpoint the way a client makes it: streamed, with tools, in the client's own protocol."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import AnswerIsNo, Outside
+from moebox.serve.connect import Client
+
+QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
+PATH = "/srv/notes/shopping.txt"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"file_path": {"type": "string", "description": "absolute path"}},
+    "required": ["file_path"],
+}
+ABOUT = "Reads a file of the local filesystem."
+ROOM = 4096  # tokens: a model that thinks must come to the call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What the call brought."""
+
+    protocol: str
+    url: str
+    evidence: str
+    events: int
+
+
+def check(client: Client, endpoint: Endpoint, *, timeout_s: float = 300.0) -> Check:
+    """Call as `client` does; AnswerIsNo when the answer is not what that client can use."""
+    if client == "claude-code":
+        return _messages(endpoint, timeout_s)
+    return _chat(endpoint, tools=client in ("zed", "opencode"), timeout_s=timeout_s)
+
+
+def _messages(endpoint: Endpoint, timeout_s: float) -> Check:
+    """Anthropic's /v1/messages, streamed, with a tool that must be called."""
+    url = f"{endpoint.root}/v1/messages"
+    body = {
+        "model": endpoint.model,
+        "max_tokens": ROOM,
+        "stream": True,
+        "system": [{"type": "text", "text": "You are a coding agent. Use the tools that are given."}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
+        "tools": [{"name": "Read", "description": ABOUT, "input_schema": PARAMETERS}],
+    }
+    headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
+    events, name, arguments, text, reason = 0, "", "", "", ""
+    for event in _stream(url, headers | endpoint.headers, body, timeout_s):
+        events += 1
+        block, delta = event.get("content_block") or {}, event.get("delta") or {}
+        if block.get("type") == "tool_use":
+            name = str(block.get("name"))
+        arguments += delta.get("partial_json") or ""
+        text += delta.get("text") or ""
+        reason = delta.get("stop_reason") or reason
+    if not name:
+        said = f"{text[:120]!r} (stop_reason {reason or 'missing'})"
+        raise AnswerIsNo(f"{url}: answered without calling the tool: {said}", hint="is a tool parser set?")
+    _judge(url, name, "Read", arguments)
+    return Check(protocol="anthropic messages", url=url, evidence=f"{name}({arguments}), {reason}", events=events)
+
+
+def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
+    """OpenAI's chat completions, streamed; with a tool for the clients that work by tools."""
+    url = f"{endpoint.base_url}/chat/completions"
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "max_tokens": ROOM,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": QUESTION if tools else "Say hello in one word."}],
+    }
+    if tools:
+        function = {"name": "read_file", "description": ABOUT, "parameters": PARAMETERS}
+        body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
+    events, name, arguments, text = 0, "", "", ""
+    for event in _stream(url, endpoint.headers, body, timeout_s):
+        events += 1
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            text += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                name = name or (call.get("function") or {}).get("name") or ""
+                arguments += (call.get("function") or {}).get("arguments") or ""
+    if not tools:
+        if not text.strip():
+            raise AnswerIsNo(f"{url}: answered with no text", hint="does the reasoning parser swallow the answer?")
+        return Check(protocol="openai chat", url=url, evidence=text.strip()[:120], events=events)
+    if not name:
+        raise AnswerIsNo(f"{url}: answered without calling the tool: {text[:120]!r}", hint="is a tool parser set?")
+    _judge(url, name, "read_file", arguments)
+    return Check(protocol="openai chat with tools", url=url, evidence=f"{name}({arguments})", events=events)
+
+
+def _judge(url: str, name: str, wanted: str, arguments: str) -> None:
+    try:
+        given = json.loads(arguments or "{}")
+    except ValueError:
+        raise AnswerIsNo(f"{url}: the tool's arguments are no JSON: {arguments[:120]!r}") from None
+    if name != wanted or not isinstance(given, dict) or given.get("file_path") != PATH:
+        raise AnswerIsNo(f"{url}: called {name}({arguments[:120]}) instead of {wanted} with {PATH}")
+
+
+def _stream(url: str, headers: dict[str, str], body: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+    """The JSON of every event; Outside when the server cannot be reached or refuses."""
+    import httpx2
+
+    try:
+        with httpx2.stream("POST", url, headers=headers, json=body, timeout=timeout_s, trust_env=False) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise _refused(url, answer.status_code, answer.text)
+            for line in answer.iter_lines():
+                if line.startswith("data:") and line[5:].strip() not in ("", "[DONE]"):
+                    yield _event(url, line[5:])
+    except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
+        raise Outside(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
+
+
+def _event(url: str, text: str) -> dict[str, Any]:
+    try:
+        event = json.loads(text)
+    except ValueError:
+        raise AnswerIsNo(f"{url}: streamed something that is no JSON: {text[:120]!r}") from None
+    if not isinstance(event, dict):
+        raise AnswerIsNo(f"{url}: streamed {text[:60]!r} where an object belongs")
+    if event.get("error") or event.get("type") == "error":
+        raise AnswerIsNo(f"{url}: failed while answering: {text.strip()[:200]}")
+    return event
+
+
+def _refused(url: str, status: int, text: str) -> AnswerIsNo | Outside:
+    said = " ".join(text.split())[:200]
+    if status in (404, 405, 501):
+        hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"
+        return AnswerIsNo(f"{url}: this server does not speak that protocol ({status})", hint=hint)
+    if status in (401, 403):
+        hint = "`--key-env NAME` names the variable that holds it"
+        return AnswerIsNo(f"{url}: refused the key ({status})", hint=hint)
+    return AnswerIsNo(f"{url}: answered {status}: {said}")

@@ -1,0 +1,216 @@
+"""Client configuration for a live endpoint: what to set, where it goes, and one real call as the client makes it.
+
+A key is never written anywhere: files and printed commands refer to the environment variable that holds it.
+"""
+
+import os
+import shlex
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import BadInput
+from moebox.serve import jsonc
+
+Client = Literal["claude-code", "zed", "opencode", "openai", "curl"]
+CLIENTS: tuple[Client, ...] = get_args(Client)
+NO_KEY = "dummy"  # clients insist on a key; a server without one takes any
+MODEST_CONTEXT = 65536  # told to clients when the server does not say: what first runs are planned for
+ROOM_TO_ANSWER = 32768  # most tokens that editors ask for in one answer; never more than half the context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one client needs."""
+
+    client: Client
+    shown: str  # to paste: exports, JSON or a command
+    path: Path | None = None  # the file `--write` merges into
+    changes: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A live model as clients see it."""
+
+    endpoint: Endpoint
+    key_env: str = ""
+    context: int = MODEST_CONTEXT
+    vision: bool = False
+
+
+def settings(client: Client, reached: Reached) -> Settings:
+    """The configuration of `client`."""
+    return {
+        "claude-code": _claude_code,
+        "zed": _zed,
+        "opencode": _opencode,
+        "openai": _openai,
+        "curl": _curl,
+    }[client](reached)
+
+
+def _claude_code(reached: Reached) -> Settings:
+    """The variables of Lambda's guide to Kimi K2.6; in the file, a key is fetched by a helper command."""
+    model = reached.endpoint.model
+    names = ["ANTHROPIC_MODEL"]
+    names += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("SONNET", "OPUS", "HAIKU")]
+    names += ["ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"]
+    env = {"ANTHROPIC_BASE_URL": reached.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
+    env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    changes: dict[str, Any] = {"env": dict(env)}
+    if reached.key_env:
+        lines = [line if "ANTHROPIC_API_KEY" not in line else _key_line("ANTHROPIC_API_KEY", reached) for line in lines]
+        del changes["env"]["ANTHROPIC_API_KEY"]
+        changes["apiKeyHelper"] = f"printenv {reached.key_env}"
+    folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
+    return Settings(
+        client="claude-code", shown="\n".join([*lines, "", "claude"]), path=folder / "settings.json", changes=changes
+    )
+
+
+def _key_line(name: str, reached: Reached) -> str:
+    return f'export {name}="${reached.key_env}"'
+
+
+def _output(reached: Reached) -> int:
+    return min(ROOM_TO_ANSWER, reached.context // 2)
+
+
+def _zed(reached: Reached) -> Settings:
+    model = {
+        "name": reached.endpoint.model,
+        "display_name": f"{reached.endpoint.model} (moebox)",
+        "max_tokens": reached.context,
+        "max_output_tokens": _output(reached),
+        "capabilities": {
+            "tools": True,
+            "images": reached.vision,
+            "parallel_tool_calls": False,
+            "prompt_cache_key": False,
+        },
+    }
+    provider = {"api_url": reached.endpoint.base_url, "available_models": [model]}
+    changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    # Zed takes a provider's key from NAME_API_KEY, or asks for it once and keeps it in the system's keychain.
+    key = f'export MOEBOX_API_KEY="${reached.key_env}"' if reached.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
+    return Settings(
+        client="zed",
+        shown=_json(changes),
+        path=home / "zed" / "settings.json",
+        changes=changes,
+        notes=(f"start Zed where `{key}` holds: it reads the key from there",),
+    )
+
+
+def _opencode(reached: Reached) -> Settings:
+    model = reached.endpoint.model
+    options = {"baseURL": reached.endpoint.base_url}
+    if reached.key_env:
+        options["apiKey"] = f"{{env:{reached.key_env}}}"
+    limit = {"context": reached.context, "output": _output(reached)}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "moebox",
+        "options": options,
+        "models": {model: {"name": model, "limit": limit, "tool_call": True}},
+    }
+    changes = {"$schema": "https://opencode.ai/config.json", "provider": {"moebox": provider}}
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "opencode"
+    path = folder / "opencode.jsonc" if (folder / "opencode.jsonc").exists() else folder / "opencode.json"
+    return Settings(
+        client="opencode",
+        shown=_json(changes),
+        path=path,
+        changes=changes,
+        notes=(f"`opencode -m moebox/{model}` uses it",),
+    )
+
+
+def _openai(reached: Reached) -> Settings:
+    key = _key_line("OPENAI_API_KEY", reached) if reached.key_env else f"export OPENAI_API_KEY={NO_KEY}"
+    lines = [f"export OPENAI_BASE_URL={shlex.quote(reached.endpoint.base_url)}", key, ""]
+    lines += [
+        "python3 - <<'CODE'",
+        "from openai import OpenAI",
+        "answer = OpenAI().chat.completions.create(",
+        f"    model={reached.endpoint.model!r}, messages=[{{'role': 'user', 'content': 'Say hello.'}}]",
+        ")",
+        "print(answer.choices[0].message.content)",
+        "CODE",
+    ]
+    return Settings(client="openai", shown="\n".join(lines))
+
+
+def _curl(reached: Reached) -> Settings:
+    body = {"model": reached.endpoint.model, "messages": [{"role": "user", "content": "Say hello."}]}
+    lines = [f"curl -sS {shlex.quote(reached.endpoint.base_url + '/chat/completions')}"]
+    lines.append("-H 'Content-Type: application/json'")
+    if reached.key_env:
+        # a file that is a pipe: the key stands in no process list
+        lines.append(f"-H @<(printf 'Authorization: Bearer %s' \"${reached.key_env}\")")
+    lines.append(f"-d {shlex.quote(_json(body, indent=None))}")
+    return Settings(client="curl", shown=" \\\n  ".join(lines))
+
+
+def _json(value: Any, indent: int | None = 2) -> str:
+    from moebox import wire
+
+    return wire.to_json(value, indent=indent)
+
+
+def served_context(base_url: str, headers: dict[str, str]) -> int | None:
+    """The context length that the server gives its model in /v1/models; None when it does not say."""
+    import httpx2
+
+    try:
+        answer = httpx2.get(f"{base_url}/models", headers=headers, timeout=5, trust_env=False)
+        model = answer.json()["data"][0]
+        said = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")  # vLLM and SGLang; llama.cpp
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+    return said if isinstance(said, int) and said > 0 else None
+
+
+def write(wanted: Settings) -> tuple[Path, Path | None]:
+    """Merge into the client's own file: that file, and the backup of what it was (None where nothing was changed)."""
+    if wanted.path is None:
+        hint = "leave --write out and paste what is printed"
+        raise BadInput(f"{wanted.client} has no settings file to write", hint=hint)
+    path = wanted.path.resolve()
+    try:
+        before = path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path}: cannot be read: {problem}") from None
+    after = jsonc.merged(before or "", wanted.changes, str(path))
+    if after == before:
+        return path, None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        backup = _backup(path, before)
+        half = path.with_name(f".{path.name}.{os.getpid()}.part")
+        half.touch(mode=0o600)
+        half.write_text(after, encoding="utf-8")
+        half.chmod(path.stat().st_mode & 0o777 if before is not None else 0o600)
+        half.replace(path)
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
+    return path, backup
+
+
+def _backup(path: Path, before: str | None) -> Path | None:
+    if before is None:
+        return None
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1000):
+        backup = path.with_name(f"{path.name}.{stamp}{f'-{number}' if number else ''}.bak")
+        if not backup.exists():
+            backup.write_text(before, encoding="utf-8")
+            backup.chmod(path.stat().st_mode & 0o777)
+            return backup
+    raise BadInput(f"{path}: too many backups beside it")

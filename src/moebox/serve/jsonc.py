@@ -1,0 +1,163 @@
+"""Settings files that people edit: JSON with comments and trailing commas, changed in place.
+
+Only the values asked for are touched; comments, order and spacing of everything else stay as they are.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from moebox.errors import BadInput
+
+BLANK = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+SCALAR = re.compile(r"-?\d[\d.eE+-]*|true|false|null")
+DEEPEST = 100
+
+
+@dataclass(slots=True)
+class Span:
+    """A value in the text: where it stands, and the members of an object by name."""
+
+    start: int
+    end: int = 0
+    members: dict[str, "Span"] | None = None
+    items: list["Span"] = field(default_factory=list)
+
+
+def parse(text: str, where: str) -> Span:
+    """The spans of a whole document; BadInput says where it is not one."""
+    reader = _Reader(text, where)
+    if not text[reader.blank(0) :]:
+        return Span(start=0, end=0, members=None)
+    span = reader.value(reader.blank(0), 0)
+    if reader.blank(span.end) != len(text):
+        reader.wrong(reader.blank(span.end))
+    return span
+
+
+class _Reader:
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self.where = text, where
+
+    def wrong(self, at: int) -> NoReturn:
+        line = self.text.count("\n", 0, at) + 1
+        hint = "mend the file, or paste the settings by hand"
+        raise BadInput(f"{self.where}: line {line} is not valid JSON", hint=hint)
+
+    def blank(self, at: int) -> int:
+        match = BLANK.match(self.text, at)
+        return match.end() if match else at
+
+    def value(self, at: int, depth: int) -> Span:
+        head = self.text[at : at + 1]
+        if depth > DEEPEST:
+            self.wrong(at)
+        if head == "{":
+            return self.object(at, depth)
+        if head == "[":
+            return self.array(at, depth)
+        match = (STRING if head == '"' else SCALAR).match(self.text, at)
+        if not match:
+            self.wrong(at)
+        return Span(start=at, end=match.end())
+
+    def object(self, at: int, depth: int) -> Span:
+        span = Span(start=at, members={})
+        assert span.members is not None
+        at = self.blank(at + 1)
+        while self.text[at : at + 1] != "}":
+            match = STRING.match(self.text, at)
+            colon = self.blank(match.end()) if match else at
+            if not match or self.text[colon : colon + 1] != ":":
+                self.wrong(at)
+            inner = self.value(self.blank(colon + 1), depth + 1)
+            span.members[self.name(match)] = inner
+            at = self.comma(inner.end, "}")
+        span.end = at + 1
+        return span
+
+    def name(self, match: re.Match[str]) -> str:
+        try:
+            return str(json.loads(match.group(0)))
+        except ValueError:
+            self.wrong(match.start())
+
+    def array(self, at: int, depth: int) -> Span:
+        span = Span(start=at)
+        at = self.blank(at + 1)
+        while self.text[at : at + 1] != "]":
+            inner = self.value(at, depth + 1)
+            span.items.append(inner)
+            at = self.comma(inner.end, "]")
+        span.end = at + 1
+        return span
+
+    def comma(self, at: int, close: str) -> int:
+        at = self.blank(at)
+        if self.text[at : at + 1] == ",":
+            return self.blank(at + 1)
+        if self.text[at : at + 1] != close:
+            self.wrong(at)
+        return at
+
+
+def merged(text: str, changes: dict[str, Any], where: str) -> str:
+    """`text` with every leaf of `changes` set; lists are leaves."""
+    for path, value in leaves(changes):
+        text = put(text, path, value, where)
+    return text
+
+
+def leaves(changes: dict[str, Any], under: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Paths and values of nested dicts."""
+    found: list[tuple[tuple[str, ...], Any]] = []
+    for key, value in changes.items():
+        found += leaves(value, (*under, key)) if isinstance(value, dict) and value else [((*under, key), value)]
+    return found
+
+
+def put(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
+    """`text` with the value at `path` set, and objects on the way made."""
+    span = parse(text, where)
+    if span.members is None:
+        if text[span.start : span.end].strip() or BLANK.sub("", text):
+            raise BadInput(f"{where}: holds no JSON object", hint="paste the settings by hand")
+        text = f"{text.rstrip()}\n{{}}\n".lstrip("\n")
+        span = parse(text, where)
+    for depth, key in enumerate(path):
+        members = span.members
+        if members is None:
+            raise BadInput(f"{where}: {'.'.join(path[:depth])} is no object", hint="paste the settings by hand")
+        if key not in members:
+            return _insert(text, span, path[depth:], value, depth)
+        span = members[key]
+    if text[span.start : span.end] == json.dumps(value) or _same(text[span.start : span.end], value):
+        return text
+    return text[: span.start] + _shown(value, len(path)) + text[span.end :]
+
+
+def _same(text: str, value: Any) -> bool:
+    try:
+        return bool(json.loads(text) == value)
+    except ValueError:
+        return False
+
+
+def _insert(text: str, span: Span, path: tuple[str, ...], value: Any, depth: int) -> str:
+    """The new member goes first: nothing that stands there needs a comma it has not got."""
+    for key in reversed(path[1:]):
+        value = {key: value}
+    member = f"\n{'  ' * (depth + 1)}{json.dumps(path[0])}: {_shown(value, depth + 1)}"
+    before, rest = text[: span.start + 1], text[span.start + 1 :]
+    if span.members:
+        return f"{before}{member},{rest if rest[:1] in (chr(10), chr(13)) else ' ' + rest.lstrip(' ')}"
+    # an empty object, or one with comments only: its brace goes on a line of its own
+    inside, closing = rest[: span.end - span.start - 2].rstrip(), rest[span.end - span.start - 2 :]
+    return f"{before}{member}{' ' + inside.lstrip() if inside.strip() else ''}\n{'  ' * depth}{closing}"
+
+
+def _shown(value: Any, depth: int) -> str:
+    """JSON text, indented for its place."""
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + "  " * depth)

@@ -1,0 +1,298 @@
+"""Client configuration: complete, merged without loss, free of keys, and proved by a call to a real server."""
+
+import json
+import os
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.cli import main
+from moebox.core.endpoint import endpoint_of
+from moebox.errors import BadInput
+from moebox.serve import jsonc
+from moebox.serve.connect import CLIENTS, Reached, settings, write
+
+KEY = "s3cret-value"
+# All that Lambda's guide to Kimi K2.6 sets for Claude Code.
+GUIDE = (
+    "ANTHROPIC_BASE_URL ANTHROPIC_API_KEY ANTHROPIC_MODEL ANTHROPIC_DEFAULT_SONNET_MODEL ANTHROPIC_DEFAULT_OPUS_MODEL "
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL ANTHROPIC_SMALL_FAST_MODEL ANTHROPIC_FAST_MODEL DISABLE_TELEMETRY "
+    "ENABLE_PROMPT_CACHING_1H"
+)
+
+
+def reached(key_env: str = "") -> Reached:
+    """A model somewhere."""
+    found = endpoint_of("http://127.0.0.1:8001", "kimi-k2.6", key=KEY if key_env else None)
+    return Reached(endpoint=found, key_env=key_env, context=131072)
+
+
+class Server(ThreadingHTTPServer):
+    """A server that streams a tool call in either protocol, or misbehaves as told."""
+
+    way = "good"
+    seen: list[tuple[str, dict[str, str], dict[str, Any]]]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers what the two protocols ask for."""
+
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        """Stays quiet."""
+
+    def do_GET(self) -> None:
+        """The list of models, with the context length as vLLM gives it."""
+        self.reply(200, {"data": [{"id": "kimi-k2.6", "max_model_len": 98304}]})
+
+    def do_POST(self) -> None:
+        """One streamed answer."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.path, dict(self.headers), body))
+        way = self.server.way
+        if way == "missing" and self.path == "/v1/messages":
+            return self.reply(404, {"detail": "Not Found"})
+        if way == "locked":
+            return self.reply(401, {"error": "bad key"})
+        messages = self.path == "/v1/messages"
+        arguments = json.dumps({"file_path": "/etc/passwd" if way == "wrong" else "/srv/notes/shopping.txt"})
+        events = anthropic(arguments, way) if messages else openai(arguments, way, "tools" in body)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for event in events:
+            self.wfile.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
+        return None
+
+    def reply(self, status: int, document: dict[str, Any]) -> None:
+        """A plain JSON answer."""
+        text = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+def anthropic(arguments: str, way: str) -> list[Any]:
+    """The events of a message with a tool call, its arguments in two parts."""
+    if way == "talk":
+        return [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "I would read it."}}]
+    half = len(arguments) // 2
+    block = {"type": "tool_use", "id": "1", "name": "Read", "input": {}}
+    deltas = [{"type": "input_json_delta", "partial_json": part} for part in (arguments[:half], arguments[half:])]
+    return [
+        {"type": "message_start", "message": {}},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
+        *(["no json"] if way == "torn" else []),
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+    ]
+
+
+def openai(arguments: str, way: str, tools: bool) -> list[Any]:
+    """The chunks of a chat answer."""
+    if not tools or way == "talk":
+        return [{"choices": [{"delta": {"content": "Hello"}}]}, "[DONE]"]
+    call = {"index": 0, "id": "1", "function": {"name": "read_file", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": arguments}}
+    return [{"choices": [{"delta": {"tool_calls": [part]}}]} for part in (call, more)] + [{"choices": []}, "[DONE]"]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A live server on a free port."""
+    live = Server(("127.0.0.1", 0), Handler)
+    live.seen = []
+    thread = threading.Thread(target=live.serve_forever, args=(0.01,))
+    thread.start()
+    yield live
+    live.shutdown()
+    thread.join()
+    live.server_close()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of the test's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_claude_code_gets_every_variable_of_the_guide():
+    """The exports can be sourced, and say what the guide says."""
+    shown = settings("claude-code", reached()).shown.removesuffix("claude")
+    env = subprocess.run(["bash", "-c", f"{shown}\nenv"], capture_output=True, text=True, check=True, env={}).stdout
+    found = dict(line.split("=", 1) for line in env.splitlines() if "=" in line)
+
+    assert set(GUIDE.split()) <= set(found)
+    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8001"
+    assert {found[name] for name in GUIDE.split() if name.endswith("_MODEL")} == {"kimi-k2.6"}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_no_client_is_given_the_key_itself(client: Any):
+    """Only the name of the variable that holds it is printed or written."""
+    wanted = settings(client, reached("MY_KEY"))
+    everything = wanted.shown + json.dumps(wanted.changes) + " ".join(wanted.notes)
+
+    assert KEY not in everything
+    assert "MY_KEY" in everything
+
+
+def test_curl_is_a_command_that_works(server: Server):
+    """Pasted into bash it reaches the server with the key, which no process list shows."""
+    found = endpoint_of(f"http://127.0.0.1:{server.server_port}", "kimi-k2.6", key=KEY)
+    shown = settings("curl", Reached(endpoint=found, key_env="MY_KEY")).shown
+    subprocess.run(["bash", "-c", shown], check=True, capture_output=True, env=os.environ | {"MY_KEY": KEY})
+
+    _, headers, body = server.seen[0]
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert body["model"] == "kimi-k2.6"
+    assert not any(KEY in word for word in shlex.split(shown))
+
+
+def test_writing_keeps_what_is_there(home: Path):
+    """Comments, order, other providers and the file's mode survive; what it was lies beside it."""
+    path = home / ".config" / "zed" / "settings.json"
+    path.parent.mkdir(parents=True)
+    before = (
+        '// my settings\n{\n  "theme": "One Dark", // dark\n  "language_models": {\n    "ollama": {"a": 1},\n  },\n}\n'
+    )
+    path.write_text(before)
+    path.chmod(0o640)
+    written, backup = write(settings("zed", reached()))
+
+    after = path.read_text()
+    assert written == path
+    assert backup is not None
+    assert backup.read_text() == before
+    assert "// my settings" in after
+    assert "// dark" in after
+    assert '"ollama": {"a": 1}' in after
+    assert '"moebox"' in after
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert write(settings("zed", reached())) == (path, None)  # a second time changes nothing
+
+
+def test_writing_updates_only_what_is_moeboxs(home: Path):
+    """Claude Code's other variables and settings stay."""
+    path = home / ".claude" / "settings.json"
+    path.parent.mkdir()
+    path.write_text('{"permissions": {"allow": ["Bash(ls)"]}, "env": {"MINE": "1", "ANTHROPIC_MODEL": "old"}}')
+    write(settings("claude-code", reached("MY_KEY")))
+    now = json.loads(path.read_text())
+
+    assert now["permissions"] == {"allow": ["Bash(ls)"]}
+    assert now["env"]["MINE"] == "1"
+    assert now["env"]["ANTHROPIC_MODEL"] == "kimi-k2.6"
+    assert now["apiKeyHelper"] == "printenv MY_KEY"
+    assert "ANTHROPIC_API_KEY" not in now["env"]
+
+
+def test_a_new_file_is_private(home: Path):
+    """Nobody else reads a settings file that moebox made."""
+    path, backup = write(settings("opencode", reached()))
+
+    assert backup is None
+    assert path == home / ".config" / "opencode" / "opencode.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text())["provider"]["moebox"]["options"] == {"baseURL": "http://127.0.0.1:8001/v1"}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"env": [1]}', "[1, 2]", '{"env": {', '{"a" 1}', "nonsense", '{"a": 1} x', r'{"\x": 1}']
+)
+def test_a_file_that_cannot_be_merged_is_left_alone(home: Path, text: str):
+    """One line says so; the file is as it was."""
+    path = home / ".claude" / "settings.json"
+    path.parent.mkdir()
+    path.write_text(text)
+
+    with pytest.raises(BadInput, match=str(path)):
+        write(settings("claude-code", reached()))
+    assert path.read_text() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), VALUES, max_size=4), st.sampled_from([None, 1, 2]))
+def test_merging_changes_nothing_else(document: dict[str, Any], indent: int | None):
+    """Whatever the file holds, the merged one holds the same and the new values."""
+    changes = {"env": {"A": "1", "B": ["x"]}, "deep": {"er": {"est": True}}}
+    document.pop("env", None)
+    document.pop("deep", None)
+    after = json.loads(jsonc.merged(json.dumps(document, indent=indent), changes, "file"))
+
+    assert after == changes | document
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_merged_or_refused(text: str):
+    """The reader never fails otherwise than by saying that the file is no JSON."""
+    try:
+        merged = jsonc.merged(text, {"a": 1}, "file")
+    except BadInput:
+        return
+    assert '"a": 1' in merged
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_check_makes_the_clients_own_call(client: str, server: Server, capsys: pytest.CaptureFixture[str]):
+    """Claude Code speaks Anthropic's protocol with tools; editors OpenAI's with tools; the rest plain chat."""
+    url = f"http://127.0.0.1:{server.server_port}"
+
+    assert main(["connect", client, "--url", url, "--check", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    path, _, body = server.seen[-1]
+    assert path == ("/v1/messages" if client == "claude-code" else "/v1/chat/completions")
+    assert ("tools" in body) == (client in ("claude-code", "zed", "opencode"))
+    assert body["stream"] is True
+    assert told["check"]["events"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("way", "code"), [("missing", 1), ("locked", 1), ("talk", 1), ("wrong", 1), ("torn", 1), ("good", 0)]
+)
+def test_check_says_what_is_wrong(way: str, code: int, server: Server, capsys: pytest.CaptureFixture[str]):
+    """A server that lacks the protocol, wants a key, does not call the tool, or breaks off."""
+    server.way = way
+    url = f"http://127.0.0.1:{server.server_port}"
+
+    assert main(["connect", "claude-code", "--url", url, "--model", "kimi-k2.6", "--check"]) == code
+    error = capsys.readouterr().err
+    assert error.count("error:") == code
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+    """Printing needs no server; a check does."""
+    given_url = ["connect", "openai", "--url", "http://127.0.0.1:9", "--model", "m"]
+
+    assert main(given_url) == 0
+    assert main([*given_url, "--check"]) == 3
+    assert main([*given_url, "--write"]) == 2
+    assert "is the server up?" in capsys.readouterr().err
+
+
+def test_the_served_context_is_told_to_the_client(server: Server, capsys: pytest.CaptureFixture[str]):
+    """What /v1/models says of the model ends up in the editor's limit."""
+    assert main(["connect", "opencode", "--url", f"127.0.0.1:{server.server_port}", "--json"]) == 0
+    limit = json.loads(capsys.readouterr().out)["settings"]["provider"]["moebox"]["models"]["kimi-k2.6"]["limit"]
+    assert limit == {"context": 98304, "output": 32768}
