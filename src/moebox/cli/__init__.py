@@ -33,8 +33,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("moebox.cli.down:down", "Stop an engine, and everything that came from it."),
     "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started on it."),
     "doctor logs": ("moebox.cli.doctor:logs", "Find the first cause in an engine's log, and its remedy."),
+    "climb": ("moebox.cli.climb:climb", "Walk up one setting at a time; keep what is verified and better."),
+    "compare": ("moebox.cli.compare:compare", "Two recipes side by side: same answers, as right, faster?"),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
-    "render": ("moebox.cli.render:render", "Write a recipe as a script, container, Compose, Kubernetes, Slurm or systemd file."),
+    "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
+    "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
 }
 
 
