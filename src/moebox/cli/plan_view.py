@@ -23,8 +23,8 @@ PARTS = (
     ("draft", "D", "magenta"),
     ("KV cache", "K", "green3"),
     ("activations", "a", "yellow"),
-    ("reserve", "o", "grey42"),
-    ("free", "·", "grey23"),
+    ("reserve", "o", "grey70"),
+    ("free", "·", "grey50"),
 )
 EXPERTS: tuple[Component, ...] = ("routed_experts", "shared_experts")
 MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
@@ -112,13 +112,13 @@ class Bar:
         self.one = one
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, plain = options.max_width, console.no_color or console.color_system is None
+        width = options.max_width
         bar, done, shown = Text(no_wrap=True), 0, 0
         for (_, letter, colour), size in zip(PARTS, amounts(self.one), strict=True):
             done += size
             edge = round(width * done / max(self.one.total, 1))
             cells = max(0, min(edge, width) - shown)
-            bar.append((letter if plain else "█") * cells, style="" if plain else colour)
+            bar.append(letter * cells, style=f"black on {colour}")  # letters tell the parts apart without colour
             shown += cells
         yield bar
 
@@ -128,7 +128,7 @@ def legend(devices: tuple[DeviceMemory, ...]) -> Text:
     line = Text("  ")
     for index, (name, letter, colour) in enumerate(PARTS):
         if any(amounts(one)[index] for one in devices):
-            line.append(f"{letter} ", style=f"bold {colour}").append(f"{name}   ")
+            line.append(letter, style=f"black on {colour}").append(f" {name}   ")
     return line
 
 
@@ -186,7 +186,9 @@ def runners(plan: Plan) -> RenderableType:
     table.add_column("cache", justify="right", no_wrap=True)
     table.add_column("against the choice", ratio=4)
     for one in plan.alternatives:
-        table.add_row(one.title, tok_s(one.decode_tok_s).removesuffix(" tok/s"), count(one.kv_tokens), one.loses)
+        table.add_row(
+            Text(one.title), tok_s(one.decode_tok_s).removesuffix(" tok/s"), count(one.kv_tokens), Text(one.loses)
+        )
     return table
 
 
@@ -225,16 +227,17 @@ def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
     return table
 
 
-def arithmetic(plan: Plan) -> RenderableType:
-    """`--why`: every line, its formula, its value and its source."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("what")
-    table.add_column("how", ratio=2)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", ratio=2, style="dim")
+def arithmetic(plan: Plan, model: Model) -> RenderableType:
+    """`--why`: every line with its formula, its value and its source."""
+    table = Table.grid(padding=(0, 2))
+    last = ""
     for line in plan.why:
-        table.add_row(line.what, line.formula, value(line), line.source)
-    return table
+        text = Text(f"{line.formula} = " if line.formula else "").append(value(line), style="bold")
+        if line.source and line.source != last:
+            text.append(f"\n{line.source}", style="dim")
+        last = line.source
+        table.add_row(Text(line.what), text)
+    return Group(title(plan, model), Text(), table)
 
 
 def value(line: Line) -> str:

@@ -6,8 +6,8 @@ from moebox.core.box import Box, Gpu
 from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
 from moebox.core.plan import Line, Memory
 from moebox.core.recipe import Recipe
-from moebox.planner.memory import cards, llama, sglang, vllm
-from moebox.planner.memory.constants import constant, generation_of, visible
+from moebox.planner.memory import cards, llama, sglang, shards, vllm
+from moebox.planner.memory.constants import Generation, constant, generation_of, visible
 from moebox.planner.memory.kv import kv_type, layer_bytes, token_bytes
 
 
@@ -37,21 +37,62 @@ def _token(model: Model, recipe: Recipe, value: int) -> Line:
     return _bytes("cache a token", value, formula, f"{KV_BYTES[kind]:g} B an element; {model.source}")
 
 
-def _weights(weights: dict[Component, int], checkpoint: Checkpoint, recipe: Recipe) -> list[Line]:
-    tp = recipe.parallel.tp
-    stage = f", one of {recipe.parallel.pp} stages" if recipe.parallel.pp > 1 else ""
-    cuts: dict[Component, str] = {
-        "attention": f"q_a and kv_a whole, the rest / {tp}, kv_b twice",
-        "router": "whole on every rank",
-        "norms": "whole, with rope tables and rounding",
-        "vision": "whole on every rank" if recipe.engine == "sglang" else f"/ {tp}",
+def _weights(weights: dict[Component, int], model: Model, checkpoint: Checkpoint, recipe: Recipe) -> list[Line]:
+    """Each component's bytes on the first rank of the first stage."""
+    parallel, sizes = recipe.parallel, checkpoint.bytes_by_component
+    here = shards.stages(model.layers, parallel.pp)[0]
+    part = f" × {here}/{model.layers} layers" if parallel.pp > 1 else ""
+    whole = shards.copied_share(model, parallel.tp)
+    twice = shards.absorbed(model, parallel.tp, here)
+    sliced = f"({whole:.6f} whole + {1 - whole:.6f} / {parallel.tp})" if whole else f"1 / {parallel.tp}"
+    hows: dict[Component, str] = {
+        "attention": f"{sizes.get('attention', 0):,}{part} × {sliced}"
+        + (f" + {twice:,} of kv_b again" if twice else ""),
+        "router": f"{sizes.get('router', 0):,}{part}, whole on every rank",
+        "norms": f"{sizes.get('norms', 0):,}{part} + {constant('load', 'slack')} GiB of rope tables and rounding",
     }
-    if recipe.parallel.ep:
-        cuts["routed_experts"] = f"whole experts over {tp * recipe.parallel.dp} ranks"
+    if model.moe:
+        share = shards.expert_share(model, parallel)
+        rows = f" × {here - min(here, model.dense_layers)}/{model.moe_layers} layers" if parallel.pp > 1 else ""
+        hows["routed_experts"] = f"{sizes.get('routed_experts', 0):,}{rows} × {share:.6g}"
+        if recipe.engine == "sglang" and checkpoint.quant == "nvfp4":
+            hows["routed_experts"] += f" × (1 + 1/9 × {constant('load', 'sglang_nvfp4_scale_copies')} scales twice)"
+    if recipe.engine == "sglang":
+        hows["vision"] = f"{sizes.get('vision', 0):,}, whole on every rank"
     return [
-        _bytes(f"- {name}", size, cuts.get(name, f"/ {tp}") + stage, checkpoint.source)
+        _bytes(f"- {name}", size, hows.get(name, f"{sizes.get(name, 0):,} / {parallel.tp}"), checkpoint.source)
         for name, size in weights.items()
     ]
+
+
+def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
+    used = model.moe.used if model.moe else 0
+    tokens = vllm.step_tokens(gpu, recipe)
+    seqs, live = vllm.max_seqs(gpu, recipe), constant("vllm", "live_copies")
+    text = f"max({tokens:,} × {model.hidden:,} × 2 × ({used} + {live}), {seqs} × {model.vocab:,} × 16)"
+    if model.mla and model.mla.indexer:
+        text += " + the indexer's logits"
+    if recipe.speculate:
+        text += f" + {seqs} × {1 + recipe.speculate.tokens} × {model.vocab:,} × 4 × 3 for guesses"
+    return text
+
+
+def _graphs(generation: Generation, recipe: Recipe) -> str:
+    if not generation.graphs:
+        return "not taken off the budget by this build"
+    guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
+    draft = f" + {generation.graph_speculative} with a draft" if recipe.speculate else ""
+    each = f"{generation.graph_per_dcp_token} × DCP {recipe.parallel.dcp} × {guesses}"
+    return f"{generation.graph_base} + {each}{draft} GiB"
+
+
+def _workspace(gpu: Gpu, model: Model, recipe: Recipe) -> str:
+    if not model.mla or not vllm.triton_mla(gpu, recipe):
+        return "not this kernel"
+    heads = model.mla.heads // recipe.parallel.tp
+    splits = vllm.splits(gpu, recipe)
+    seqs, dcp = vllm.max_seqs(gpu, recipe), recipe.parallel.dcp
+    return f"{seqs} sequences × {heads} heads × DCP {dcp} × {splits} splits × 513 × 4"
 
 
 def _vllm(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> list[Line]:
@@ -59,23 +100,22 @@ def _vllm(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> lis
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     claim, block = math.floor(utilization * visible(gpu)), constant("vllm", "block")
     left = claim - needs.inside
-    step = "max(step tokens × hidden × 2 × (experts used + 4), sequences × vocabulary × 16)"
     rows = [
-        _bytes("memory CUDA sees", visible(gpu), f"{gpu.memory:,} - the driver's part", gpu.source),
-        _bytes("claimed", claim, f"{utilization} × visible", "--gpu-memory-utilization"),
-        *_weights(needs.weights, checkpoint, recipe),
+        _bytes("memory CUDA sees", visible(gpu), f"{gpu.memory:,} - {gpu.memory - visible(gpu):,}", gpu.source),
+        _bytes("claimed", claim, f"{utilization} × {visible(gpu):,}", "--gpu-memory-utilization"),
+        *_weights(needs.weights, model, checkpoint, recipe),
     ]
     if needs.draft:
         rows.append(_bytes("- draft", needs.draft, "(draft - shared embedding) / TP", "data/memory.toml [draft]"))
     rows += [
-        _bytes("- activations", needs.activations, step, "data/memory.toml [vllm]"),
+        _bytes("- activations", needs.activations, _activations(gpu, model, recipe), "data/memory.toml [vllm]"),
         _bytes("- context and NCCL", needs.non_torch, "constant", generation.source),
-        _bytes("- CUDA graphs", needs.graphs, "estimated" if needs.graphs else "not taken off", generation.source),
-        _bytes("= KV budget", left),
+        _bytes("- CUDA graphs", needs.graphs, _graphs(generation, recipe), generation.source),
+        _bytes("= KV budget", left, f"{claim:,} - {needs.inside:,}"),
         _token(model, recipe, needs.token),
         Line(
             what="KV tokens",
-            formula=f"floor(budget / (token × {block})) × {block} × DCP {recipe.parallel.dcp}",
+            formula=f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {recipe.parallel.dcp}",
             value=vllm.tokens_in(left, needs, recipe),
             unit="tokens",
             source="vLLM kv_cache_utils.py",
@@ -83,8 +123,8 @@ def _vllm(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> lis
         _bytes(
             "Triton MLA workspace",
             vllm.workspace_bytes(gpu, model, recipe),
-            "sequences × heads / TP × DCP × splits × 513 × 4, outside the claim",
-            "vLLM 0.32 triton_mla.py",
+            _workspace(gpu, model, recipe),
+            "vLLM 0.32 triton_mla.py; outside the claim",
         ),
     ]
     return rows
@@ -92,22 +132,23 @@ def _vllm(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> lis
 
 def _sglang(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> list[Line]:
     needs = sglang.needs_of(model, checkpoint, recipe, 0)
-    before = sglang.before_loading(gpu)
+    before, share = sglang.before_loading(gpu), sglang.fraction(gpu, model, recipe)
+    left = sglang.kv_budget(gpu, model, recipe, needs)
     return [
-        _bytes("free before loading", before, f"{gpu.memory:,} - driver - context", "data/memory.toml [sglang]"),
+        _bytes("free before loading", before, f"{gpu.memory:,} - {gpu.memory - before:,}", "data/memory.toml [sglang]"),
         Line(
             what="mem_fraction_static",
             formula="as given" if recipe.memory_utilization else "SGLang's own choice",
-            value=sglang.fraction(gpu, model, recipe),
+            value=share,
             unit="",
             source="SGLang server_args.py",
         ),
-        *_weights(needs.weights, checkpoint, recipe),
-        _bytes("= KV budget", sglang.kv_budget(gpu, model, recipe, needs), "free × fraction - weights"),
+        *_weights(needs.weights, model, checkpoint, recipe),
+        _bytes("= KV budget", left, f"{before:,} × {share:.6g} - {needs.loaded:,}"),
         _token(model, recipe, needs.token),
         Line(
             what="KV tokens",
-            formula="floor(budget / token)",
+            formula=f"floor({left:,} / {needs.token:,})",
             value=sglang.tokens_on(gpu, model, recipe, needs),
             unit="tokens",
             source="SGLang model_runner.py",

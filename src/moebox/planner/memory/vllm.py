@@ -103,10 +103,15 @@ def max_seqs(gpu: Gpu, recipe: Recipe) -> int:
     return int(recipe.max_seqs or default)
 
 
+def step_tokens(gpu: Gpu, recipe: Recipe) -> int:
+    """Tokens a step may prefill."""
+    default = constant("vllm", "batched_tokens" if gpu.memory >= LARGE else "batched_tokens_small")
+    return int(recipe.batched_tokens or default)
+
+
 def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generation) -> int:
     """The peak the profiling run sees: a full prefill step or the sampler, and what guessing adds."""
-    default = constant("vllm", "batched_tokens" if gpu.memory >= LARGE else "batched_tokens_small")
-    tokens = recipe.batched_tokens or default
+    tokens = step_tokens(gpu, recipe)
     used = model.moe.used if model.moe else 0
     seqs = max_seqs(gpu, recipe)
     peak = tokens * model.hidden * 2 * (used + constant("vllm", "live_copies"))
@@ -134,13 +139,15 @@ def workspace_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
     """Triton MLA's partial results: sequences × local heads × splits × 513 floats, taken after profiling."""
     if not model.mla or not triton_mla(gpu, recipe):
         return 0
-    splits = generation_of(recipe).splits
-    if not splits:
-        per_split = constant("vllm", "mla_split_tokens")
-        wanted = max(1, math.ceil(recipe.context / per_split))
-        splits = min(1 << (wanted - 1).bit_length(), 2 * gpu.sms)
     heads = model.mla.heads // recipe.parallel.tp * recipe.parallel.dcp
-    return int(max_seqs(gpu, recipe) * heads * splits * constant("vllm", "mla_split_columns") * 4)
+    return int(max_seqs(gpu, recipe) * heads * splits(gpu, recipe) * constant("vllm", "mla_split_columns") * 4)
+
+
+def splits(gpu: Gpu, recipe: Recipe) -> int:
+    """Parts that a sequence's cache is cut in while decoding: by the context, up to two for each multiprocessor."""
+    fixed = generation_of(recipe).splits
+    wanted = max(1, math.ceil(recipe.context / constant("vllm", "mla_split_tokens")))
+    return fixed or min(1 << (wanted - 1).bit_length(), 2 * gpu.sms)
 
 
 def triton_mla(gpu: Gpu, recipe: Recipe) -> bool:

@@ -1,0 +1,138 @@
+"""`moebox plan` as people and scripts call it: exit codes, keys, files, and a page that fits the terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebox import wire
+from moebox.cli import main
+from moebox.core.recipe import Recipe
+
+BOX = ["--box", "8x-rtx-pro-6000-server"]
+ATTIC = ["--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s"]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The JSON document of a plan that succeeds."""
+    assert main(["plan", *words, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_json_has_the_keys_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """recipe, memory.per_device and kv_tokens, forecast, reasons, warnings, alternatives; parts sum to each card."""
+    document = planned(capsys, "kimi-k2.6", *BOX)
+    names = {"device", "total_bytes", "weights_bytes", "kv_bytes", "overhead_bytes", "free_bytes"}
+
+    assert {"recipe", "memory", "forecast", "reasons", "warnings", "alternatives"} <= document.keys()
+    assert document["memory"]["kv_tokens"] > 65536
+    assert len(document["memory"]["per_device"]) == 8
+    for one in document["memory"]["per_device"]:
+        assert names <= one.keys()
+        parts = ("weights_bytes", "kv_bytes", "overhead_bytes", "free_bytes")
+        assert sum(one[part] for part in parts) == one["total_bytes"]
+    row = document["forecast"][0]
+    assert {"context", "concurrency", "decode_tok_s", "low_tok_s", "high_tok_s"} <= row.keys()
+    assert row["low_tok_s"] < row["decode_tok_s"] < row["high_tok_s"]
+
+
+def test_the_same_input_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs print the same document."""
+    assert main(["plan", "kimi-k2.6", *BOX, "--json"]) == 0
+    first = capsys.readouterr().out
+    assert main(["plan", "kimi-k2.6", *BOX, "--json"]) == 0
+
+    assert capsys.readouterr().out == first
+
+
+def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """-o writes TOML that parses to the same recipe, with the reasons above it; stdout stays one document."""
+    file = tmp_path / "new" / "recipe.toml"
+    document = planned(capsys, "kimi-k2.6", *BOX, "-o", str(file))
+
+    assert wire.read_toml(Recipe, file) == wire.decode(Recipe, document["recipe"], where="json")
+    assert file.read_text().startswith("# kimi-k2.6-vllm-tp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["kimi-k2.6", "--box", "1x-rtx-4090"], 1, "lacks"),
+        (["kimi-k2.6", *BOX, "--context", "100M"], 1, "--context 262144 fits"),
+        (["kimi-k2.6", *BOX, "--tp", "16"], 1, "16 cards"),
+        (["kimi-k2.6", *BOX, "--tp", "3"], 2, "64 attention heads"),
+        (["kimi-k2.6", *BOX, "--context", "many"], 2, "token count"),
+        (["kimi-k2.6", *BOX, "--kv", "fp7"], 2, "fp7"),
+        (["kimi-k2.6", *BOX, "--checkpoint", "int5"], 2, "did you mean int4"),
+        (["kimi-k2.6", *BOX, "--memory-utilization", "90"], 2, "0.90"),
+        (["kimi-k2.6", *ATTIC, "--experts-on-gpu", "3+3+3"], 2, "cards"),
+        (["kimi-k2.6", *ATTIC, "--experts-on-gpu", "a"], 2, "3+3"),
+        (["kimi-k2.7", "--box", "8x-h200"], 2, "kimi-k2"),
+        (["kimi-k2.6", "--box", "8x-h300"], 2, "h200"),
+        (["kimi-k2.6", *BOX, "--engine", "tgi"], 2, "engine"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(
+    capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
+) -> None:
+    """Exit 1 when nothing fits and 2 for what cannot be meant; nothing on stdout, no traceback."""
+    assert main(["plan", *words]) == code
+
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.startswith("error: ")
+    assert says in seen.err
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_the_page_shows_what_matters_and_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    """Bars with letters for terminals without colour, cache in tokens and requests, forecast, runners-up, warnings."""
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["plan", "kimi-k2.6", *BOX]) == 0
+    page = capsys.readouterr().out
+
+    assert max(map(len, page.splitlines())) <= int(width)
+    assert "gpu0-7 EEEEEE" in page
+    for words in ("161,152 tokens", "requests of 65,536", "runners-up", "--image community", "--max-num-seqs 64"):
+        assert words in " ".join(page.split())
+
+
+def test_why_can_be_checked_with_a_calculator(capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines of the document multiply out: claim less everything is the budget, budget by token is the pool."""
+    lines = {line["what"]: line for line in planned(capsys, "kimi-k2.6", *BOX)["why"]}
+    taken = sum(line["value"] for what, line in lines.items() if what.startswith("- "))
+
+    assert lines["claimed"]["value"] - taken == lines["= KV budget"]["value"]
+    block = lines["cache a token"]["value"] * 16
+    assert lines["= KV budget"]["value"] // block * 16 == lines["KV tokens"]["value"]
+    assert main(["plan", "kimi-k2.6", *BOX, "--why"]) == 0
+    assert "61 layers × 1152 B" in capsys.readouterr().out
+
+
+def test_cpu_and_gpu_pins_are_honoured(capsys: pytest.CaptureFixture[str]) -> None:
+    """--experts-on-gpu, --ub, --mla and --threads stand in the recipe as given."""
+    words = ["--engine", "ik_llama.cpp", "--checkpoint", "IQ3_K", "--experts-on-gpu", "3+3", "--ub", "2048"]
+    hybrid = planned(capsys, "kimi-k2.6", *ATTIC, *words, "--mla", "1", "--threads", "15")["recipe"]["hybrid"]
+
+    assert [len(layers) for layers in hybrid["experts"]] == [3, 3]
+    assert (hybrid["ubatch"], hybrid["mla"], hybrid["threads"]) == (2048, 1, 15)
+
+
+def test_serving_pins_are_honoured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every pin of a serving engine stands in the recipe as given, crash or not."""
+    words = ["--engine", "vllm", "--checkpoint", "nvfp4", "--tp", "4", "--pp", "2", "--ep", "4", "--dcp", "2"]
+    words += ["--kv", "fp8", "--memory-utilization", "0.93", "--speculate", "eagle3", "--image", "stock"]
+    recipe = planned(capsys, "kimi-k2.6", *BOX, *words, "--context", "32k", "--concurrency", "4")["recipe"]
+
+    assert (recipe["engine"], recipe["checkpoint"], recipe["kv"]) == ("vllm", "nvfp4", "fp8")
+    parallel = recipe["parallel"]
+    assert (parallel["tp"], parallel["pp"], parallel["dcp"], parallel["ep"]) == (4, 2, 2, True)
+    assert (recipe["memory_utilization"], recipe["context"], recipe["runtime"]["preset"]) == (0.93, 32768, "")
+    assert recipe["speculate"]["method"] == "eagle3"
