@@ -35,8 +35,8 @@ def verify(
 ) -> Ladder:
     """Climb the ladder at `endpoint`: all rungs, `only` some, or those from `start` on.
 
-    `run` keeps every exchange under verdicts/; `tell` hears of each rung as it is done; `keep_going` climbs on past a
-    rung that makes later ones meaningless.
+    `run` keeps every exchange under verdicts/ and the sum in verify.json; `tell` hears of each rung as it is done;
+    `keep_going` climbs on past a rung that makes later ones meaningless.
     """
     rungs = choose(only, start)
     return asyncio.run(climb(endpoint, options, rungs, keep_going=keep_going, run=run, tell=tell))
@@ -82,7 +82,7 @@ async def climb(
             sandbox=ask.sandbox,
         )
     if run:
-        run.write_json("verdicts/ladder.json", document(ladder))
+        run.write_json("verify.json", document(ladder))
     return ladder
 
 
@@ -166,7 +166,7 @@ def _skipped(rung: Rung, why: str) -> Verdict:
 
 def _kept(run: Run | None, verdict: Verdict) -> Verdict:
     """Write the rung's evidence into the run folder, and say where."""
-    if run is None or not verdict.probes:
+    if run is None:
         return verdict
     name = f"verdicts/{NAMES.index(verdict.name):02d}-{verdict.name}.json"
     run.write_json(name, _trimmed(wire.plain(verdict)))

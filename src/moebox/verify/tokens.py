@@ -49,6 +49,15 @@ _WAYS: dict[str, Callable[[Asker, Messages], Awaitable[int]]] = {
 }
 
 
+async def pieces(ask: Asker, text: str) -> list[int]:
+    """The text's tokens by the server's tokenizer; empty where it has none."""
+    for body in ({"model": ask.endpoint.model, "prompt": text, "add_special_tokens": False}, {"content": text}):
+        found = _json(await _post(ask, "/tokenize", body)).get("tokens")
+        if isinstance(found, list) and found and all(isinstance(token, int) for token in found):
+            return found
+    return []
+
+
 async def _by_usage(ask: Asker, messages: Messages) -> int:
     exchange = await ask.client.post(f"{ask.endpoint.base_url}/chat/completions", ask.body(messages, max_tokens=1))
     refuse(exchange)

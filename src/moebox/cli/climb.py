@@ -1,0 +1,127 @@
+"""`moebox climb`: one setting at a time, keeping what is verified and better."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people, talk
+from moebox.errors import BadInput
+from moebox.units import count, seconds, tok_s
+
+if TYPE_CHECKING:
+    from moebox.flows.climb import Summit
+    from moebox.flows.walk import Trial
+
+_MARKS = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
+
+
+def climb(
+    recipe: Path | None = None,
+    /,
+    *,
+    resume: str = "",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    concurrency: int = 4,
+    rounds: int = 5,
+    questions: int = 20,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Walk up: context, then speculative decoding, then what the recipe's [climb] table lists.
+
+    Every step restarts the engine, climbs the rungs that the change can break, asks the same questions again and
+    measures; what fails, says other things or gains nothing is rolled back.
+
+    Args:
+        recipe: The recipe to begin with.
+        resume: Take up the climb in this run folder where it stopped.
+        output: Write the best verified recipe here too.
+        concurrency: Streams side by side in the measurement of each step.
+        rounds: Measurements of each step; more make the interval narrower.
+        questions: Questions asked at temperature 0 to see whether a step changes what is said.
+        json: Print JSON.
+    """
+    from moebox import wire
+    from moebox.core.recipe import Recipe
+    from moebox.flows import climb as flow
+    from moebox.store import Run
+
+    if (recipe is None) == (not resume):
+        raise BadInput("say either a recipe or --resume RUN", hint="`moebox climb recipe.toml`")
+    if not (1 <= concurrency <= 256 and 2 <= rounds <= 100 and 0 <= questions <= 1000):
+        raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
+    if recipe is not None:
+        chosen = wire.read_toml(Recipe, recipe)
+        run = Run.create(f"climb-{chosen.name}")
+    else:
+        run = Run.open(resume)
+        chosen = flow.recipe_of(run)
+        if not run.hold():
+            raise BadInput(f"{run.path} is being climbed by another moebox")
+    effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions)
+    talk().print(f"run: {run.path}", soft_wrap=True)
+    summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell)
+    best = summit.best
+    assert best is not None  # AnswerIsNo was raised otherwise
+    if output:
+        _write(output, wire.to_toml(best.recipe))
+    if json:
+        emit({**run.read_json(flow.TABLE), "recipe": wire.plain(best.recipe), "run": str(run.path)})
+    else:
+        _show(summit, output or run.path / flow.BEST)
+    return 0
+
+
+def _silent(kind: str, news: Any) -> None:
+    """JSON stands alone."""
+
+
+def _tell(kind: str, news: Any) -> None:
+    """Progress, line by line."""
+    from rich.markup import escape
+
+    if kind == "try":
+        talk().print(f"[bold]{escape(news.change)}[/] …")
+    elif kind == "rung":
+        reason = f" {escape(news.reason)}" if news.reason else ""
+        talk().print(f"  {_MARKS[news.verdict]} {news.name} [dim]{seconds(news.seconds)}[/]{reason}")
+    else:
+        talk().print(f"  {'kept' if news.kept else 'dropped'}: {escape(news.why)}")
+
+
+def _show(summit: "Summit", best: Path) -> None:
+    """The table of every step."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("change", "verdict", "tok/s", "TTFT", "KV tokens", "", "why"):
+        table.add_column(title, justify="right" if title in ("tok/s", "TTFT", "KV tokens") else "left")
+    for trial in summit.trials:
+        table.add_row(*_cells(trial))
+    for change, why in summit.passed_over.items():
+        table.add_row(escape(change), "[dim]not tried[/]", "", "", "", "", escape(why))
+    people().print(table)
+    people().print(f"best verified recipe: {escape(str(best))}", soft_wrap=True)
+
+
+def _cells(trial: "Trial") -> list[str]:
+    from rich.markup import escape
+
+    measured = trial.output_tok_s > 0
+    return [
+        escape(trial.change),
+        f"{_MARKS[trial.verdict]} {trial.verdict}",
+        tok_s(trial.output_tok_s).removesuffix(" tok/s") if measured else "",
+        seconds(trial.ttft_ms / 1e3) if measured else "",
+        count(trial.kv_tokens) if trial.kv_tokens else "",
+        "[green]kept[/]" if trial.kept else "dropped",
+        escape(trial.why),
+    ]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None

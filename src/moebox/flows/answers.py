@@ -1,0 +1,139 @@
+"""The same questions to two servers at temperature 0: what they say, and how far it is the same."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from moebox.core.endpoint import Endpoint
+from moebox.core.verdict import Score
+from moebox.phantom.tasks import FAMILIES, Task
+from moebox.verify import tokens
+from moebox.verify.ask import Asker, Failed, Options
+from moebox.verify.client import Client
+from moebox.verify.rungs.alive import models
+from moebox.verify.rungs.json_modes import misfit
+from moebox.verify.rungs.tools import schema_fault
+from moebox.verify.score import wilson
+
+# What is asked: open questions diverge first, closed ones show whether it matters.
+MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")
+QUESTIONS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One answer."""
+
+    family: str
+    question: str
+    text: str  # content, and calls in words
+    right: bool
+    valid: bool = True  # JSON or tool arguments fit their schema
+    pieces: tuple[int, ...] = ()  # the text's tokens, where the server tells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Where two answers to one question part."""
+
+    family: str
+    question: str
+    at: int  # which token, or word where the servers do not tokenize
+    unit: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Two servers' answers, side by side."""
+
+    asked: int
+    same: int
+    right_a: Score
+    right_b: Score
+    json_a: Score
+    json_b: Score
+    tools_a: Score
+    tools_b: Score
+    divergences: tuple[Divergence, ...] = ()
+
+
+def collect(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[Said]:
+    """Ask a fixed set of questions; the same seed asks the same. Outside-of-order answers count as wrong."""
+    return asyncio.run(_collect(endpoint, questions, seed))
+
+
+async def _collect(endpoint: Endpoint, questions: int, seed: int) -> list[Said]:
+    rng = random.Random(seed)
+    drawn = [FAMILIES[MIX[index % len(MIX)]].draw(rng, thinking=False) for index in range(questions)]
+    async with Client(endpoint) as client:
+        ask = Asker(client, Options())
+        await models(ask)
+        return [await _one(ask, task) for task in drawn]
+
+
+async def _one(ask: Asker, task: Task) -> Said:
+    question = str(task.messages[-1]["content"])[-200:]
+    try:
+        answer = await ask.ask(task)
+    except Failed as problem:
+        return Said(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
+    calls = [f"{call.name}({call.arguments})" for call in answer.calls]
+    text = "\n".join([answer.content, *calls]).strip()
+    valid = True
+    if task.tools:
+        valid = not schema_fault(task, answer)
+    elif task.response_format:
+        valid = not misfit(answer.content, task.response_format["json_schema"]["schema"])
+    pieces = tuple(await tokens.pieces(ask, text)) if text else ()
+    right = task.grade(answer.reply).ok
+    return Said(family=task.family, question=question, text=text, right=right, valid=valid, pieces=pieces)
+
+
+def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
+    """Compare answers to the same questions."""
+    pairs = list(zip(a, b, strict=True))
+    apart = tuple(_where(left, right) for left, right in pairs if left.text != right.text)
+    return Judgement(
+        asked=len(pairs),
+        same=len(pairs) - len(apart),
+        right_a=_share(a, lambda said: said.right),
+        right_b=_share(b, lambda said: said.right),
+        json_a=_share(_of(a, "json"), lambda said: said.valid),
+        json_b=_share(_of(b, "json"), lambda said: said.valid),
+        tools_a=_share(_of(a, "tool"), lambda said: said.valid),
+        tools_b=_share(_of(b, "tool"), lambda said: said.valid),
+        divergences=apart,
+    )
+
+
+def _of(said: Sequence[Said], kind: str) -> list[Said]:
+    return [one for one in said if one.family.startswith(kind)]
+
+
+def _share(said: Sequence[Said], good: Callable[[Said], bool]) -> Score:
+    return wilson(sum(map(good, said)), len(said))
+
+
+def _parting(left: Sequence[object], right: Sequence[object]) -> int:
+    """Where two sequences first differ."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))
+
+
+def _where(a: Said, b: Said) -> Divergence:
+    """The first token that differs, or word where a server has no tokenizer to ask."""
+    left: Sequence[int | str] = a.pieces if a.pieces and b.pieces else a.text.split()
+    right: Sequence[int | str] = b.pieces if a.pieces and b.pieces else b.text.split()
+    spot = _parting(a.text, b.text)
+    begin = max(0, spot - 20)
+    return Divergence(
+        family=a.family,
+        question=a.question,
+        at=_parting(left, right),
+        unit="token" if a.pieces and b.pieces else "word",
+        a=a.text[begin : spot + 40],
+        b=b.text[begin : spot + 40],
+    )

@@ -1,0 +1,209 @@
+"""Climb: one setting at a time, restarting the engine; keep what is verified and better, roll back the rest.
+
+RUN/  climb.json      every step so far, and the best; written after each step, so that a climb can be resumed
+      start.toml      the recipe it began with
+      climb/STEP/     each step's engine: recipe, log, verdicts
+      best.toml       the best verified recipe
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox import wire
+from moebox.core.recipe import Recipe
+from moebox.core.verdict import Ladder
+from moebox.errors import AnswerIsNo, BadInput, MoeboxError
+from moebox.flows import answers, settings
+from moebox.flows.gain import gain
+from moebox.flows.pace import pace
+from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
+from moebox.serve import session
+from moebox.store import Run
+from moebox.verify.ask import Options
+from moebox.verify.ladder import verify
+
+TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured at each step."""
+
+    concurrency: int = 4
+    rounds: int = 5
+    tokens: int = 128
+    questions: int = 20
+    trials: int = 10
+    parallel: int = 8
+    patience_s: float = session.PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summit:
+    """Where the climb ended."""
+
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    passed_over: dict[str, str]  # steps that were not tried, and why
+
+
+Listener = Callable[[str, Any], None]  # ("try", Step), ("rung", Verdict), ("done", Trial)
+
+
+def _silent(kind: str, news: Any) -> None:
+    """Nobody listens."""
+
+
+def climb(recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Listener = _silent) -> Summit:
+    """Walk through what the recipe's `climb` table lists; takes up an interrupted climb of the same recipe.
+
+    AnswerIsNo when not even the first step is good.
+    """
+    settings.check(recipe)
+    effort = effort or Effort()
+    trials = _taken_up(recipe, run)
+    best = next((trial for trial in reversed(trials) if trial.kept), None)
+    passed_over: dict[str, str] = {}
+    for step in steps(recipe):
+        if any(trial.change == step.change for trial in trials):
+            continue
+        if why := pointless(step, best, trials, recipe):
+            passed_over[step.change] = why
+            run.event("climb.passed_over", change=step.change, why=why)
+            continue
+        trial = _try(recipe, step, best, len(trials), run, effort, tell)
+        trials.append(trial)
+        best = trial if trial.kept else best
+        _write_down(run, trials, best, passed_over)
+        run.event("climb.kept" if trial.kept else "climb.dropped", sync=True, **_row(trial))
+        tell("done", trial)
+        if step.group == "start" and not trial.kept:
+            break
+    _write_down(run, trials, best, passed_over, ended=True)
+    if best is None:
+        raise AnswerIsNo(f"the recipe is not good at its first step: {trials[0].why}", hint=f"evidence in {run.path}")
+    run.write(BEST, wire.to_toml(best.recipe))
+    return Summit(trials=tuple(trials), best=best, passed_over=passed_over)
+
+
+def _try(
+    recipe: Recipe, step: Step, best: Trial | None, number: int, run: Run, effort: Effort, tell: Listener
+) -> Trial:
+    """One step: start, verify, ask, measure, judge. Whatever goes wrong is its result."""
+    began = time.monotonic()
+    tell("try", step)
+    run.event("climb.try", change=step.change)
+    trial = Trial(
+        number=number,
+        change=step.change,
+        path=step.path,
+        value=step.value,
+        recipe=beginning(recipe) if best is None else settings.changed(best.recipe, step.path, step.value),
+        verdict="fail",
+        folder=f"climb/{run.id}-{number:02d}",
+    )
+    try:
+        trial = _measured(trial, step, best, run, effort, tell)
+    except MoeboxError as problem:  # an engine that will not start, or dies, is an answer here
+        trial = dataclasses.replace(trial, verdict="fail", why=problem.message)
+    kept, why = decide(step, trial, best)
+    return dataclasses.replace(trial, kept=kept, why=why, seconds=time.monotonic() - began)
+
+
+def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effort, tell: Listener) -> Trial:
+    folder = run.path / trial.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = Run(folder)
+    with session.start(trial.recipe, mine, patience_s=effort.patience_s) as live:
+        kv_tokens = int(live.facts.get("kv_tokens") or 0)
+        options = _options(trial.recipe, effort)
+        ladder = verify(live.endpoint, options, only=step.rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
+        trial = dataclasses.replace(
+            trial,
+            kv_tokens=kv_tokens,
+            verdict=ladder.verdict,
+            rungs={rung.name: rung.verdict for rung in ladder.rungs},
+            why=_first_failure(ladder),
+        )
+        if ladder.verdict != "pass":
+            return dataclasses.replace(trial, verdict="fail", why=trial.why or "no rung could be judged")
+        said = answers.collect(live.endpoint, questions=effort.questions)
+        mine.write_json("answers.json", said)
+        speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
+        mine.write_json("measurements/pace.json", speed)
+    before = _answers_of(run, best)
+    return dataclasses.replace(
+        trial,
+        output_tok_s=speed.output_tok_s,
+        ttft_ms=speed.mean_ttft_ms,
+        samples=speed.tok_s,
+        gain=gain(best.samples, speed.tok_s) if best else None,
+        asked=len(said),
+        right=sum(one.right for one in said),
+        same=sum(one.text == other for one, other in zip(said, before, strict=False)),
+    )
+
+
+def _options(recipe: Recipe, effort: Effort) -> Options:
+    must_think = bool(recipe.reasoning_parser) and recipe.thinking
+    return Options(
+        context=recipe.context,
+        trials=effort.trials,
+        parallel=effort.parallel,
+        thinking="yes" if must_think else "auto",
+    )
+
+
+def _first_failure(ladder: Ladder) -> str:
+    return next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
+
+
+def _answers_of(run: Run, best: Trial | None) -> list[str]:
+    said = Run(run.path / best.folder).read_json("answers.json") if best else None
+    return [str(one["text"]) for one in said or ()]
+
+
+def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
+    """The steps that an earlier, interrupted climb in this folder has done; BadInput when it climbed another recipe."""
+    text = wire.to_toml(recipe)
+    begun = run.path / START
+    if not begun.exists():
+        run.write(START, text)
+        run.event("climb.begin", recipe=recipe.name)
+        return []
+    if wire.read_toml(Recipe, begun) != recipe:
+        raise BadInput(f"{run.path} is the climb of another recipe", hint=f"its recipe is {begun}")
+    table = run.read_json(TABLE) or {"steps": []}
+    trials = [wire.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
+    run.event("climb.resumed", steps=len(trials))
+    return trials
+
+
+def _write_down(
+    run: Run, trials: list[Trial], best: Trial | None, passed_over: dict[str, str], *, ended: bool = False
+) -> None:
+    document = {
+        "ended": ended,
+        "best": best.number if best else None,
+        "steps": [wire.plain(trial) for trial in trials],
+        "passed_over": passed_over,
+    }
+    run.write_json(TABLE, document)
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    """A step for the journal: the table's columns."""
+    row: dict[str, Any] = wire.plain(trial)
+    return {key: value for key, value in row.items() if key not in ("recipe", "samples")}
+
+
+def recipe_of(run: Run) -> Recipe:
+    """The recipe that a climb began with."""
+    path: Path = run.path / START
+    if not path.exists():
+        raise BadInput(f"{run.path} is not a climb", hint="`moebox climb RECIPE` begins one")
+    return wire.read_toml(Recipe, path)

@@ -1,0 +1,69 @@
+"""A short measurement, long enough to compare two settings: rounds of streams side by side."""
+
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from moebox import stream
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.phantom.tasks import FAMILIES
+
+ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
+WARM = 1  # rounds thrown away: graphs are captured and caches filled by the first
+TOKENS = 128  # asked of each stream
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Output tokens a second of each round, over all its streams, and the median time to the first token."""
+
+    concurrency: int
+    tok_s: tuple[float, ...]
+    ttft_ms: tuple[float, ...]
+
+    @property
+    def output_tok_s(self) -> float:
+        """The middle round's."""
+        return statistics.median(self.tok_s)
+
+    @property
+    def mean_ttft_ms(self) -> float:
+        """Over all rounds."""
+        return statistics.fmean(self.ttft_ms)
+
+
+def pace(endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS) -> Pace:
+    """Measure; Outside when the server does not answer."""
+    rng = random.Random()
+    speeds, firsts = [], []
+    with ThreadPoolExecutor(concurrency) as pool:
+        for number in range(WARM + rounds):
+            bodies = [_body(endpoint, rng, tokens) for _ in range(concurrency)]
+            began = time.monotonic()
+            replies = list(pool.map(lambda body: stream.ask(endpoint, body, timeout_s=PATIENCE_S), bodies))
+            seconds = time.monotonic() - began
+            wrong = next((reply for reply in replies if reply.error or reply.status != 200 or not reply.times_s), None)
+            if wrong:
+                raise Outside(f"{endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
+            if number >= WARM:
+                made = sum(reply.completion_tokens or len(reply.times_s) for reply in replies)
+                speeds.append(made / seconds)
+                firsts.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
+    return Pace(concurrency=concurrency, tok_s=tuple(speeds), ttft_ms=tuple(firsts))
+
+
+def _body(endpoint: Endpoint, rng: random.Random, tokens: int) -> dict[str, object]:
+    """A story to tell, fresh each time so that no prefix cache answers for the model."""
+    task = FAMILIES["story"].draw(rng, thinking=False)
+    return {
+        "model": endpoint.model,
+        "messages": list(task.messages),
+        "temperature": 0,
+        "max_tokens": tokens,
+        "stream_options": {"include_usage": True},
+        "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
+    }

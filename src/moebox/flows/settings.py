@@ -1,0 +1,72 @@
+"""One setting of a recipe at a time: by its path, and what it can break."""
+
+from typing import Any
+
+from moebox import wire
+from moebox.core.recipe import Recipe, Speculate
+from moebox.errors import BadInput
+
+# Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
+BREAKS: dict[str, tuple[str, ...]] = {
+    "context": ("alive", "plain", "long-context", "limits"),
+    "speculate": ("alive", "plain", "arithmetic", "code", "json", "streaming", "tools", "concurrency"),
+    "kv": ("alive", "plain", "arithmetic", "json", "tools", "long-context"),
+    "prefix_caching": ("alive", "plain", "streaming", "concurrency", "long-context"),
+    "hybrid": ("alive", "plain", "arithmetic", "concurrency", "long-context"),
+    "parallel": ("alive", "plain", "arithmetic", "concurrency", "long-context"),
+    "tool_parser": ("alive", "json", "thinking", "tools", "anthropic"),
+    "reasoning_parser": ("alive", "json", "thinking", "tools", "anthropic"),
+    "max_seqs": ("alive", "plain", "concurrency"),
+    "batched_tokens": ("alive", "plain", "concurrency", "long-context"),
+    "memory_utilization": ("alive", "plain", "concurrency", "long-context"),
+}
+ANYTHING = ("alive", "plain", "arithmetic", "json", "streaming", "tools", "long-context", "concurrency", "limits")
+_OPEN = ("flags", "env")  # tables whose keys are the engine's own words
+
+
+def rungs_for(path: str) -> tuple[str, ...]:
+    """The rungs to climb again after a change of this setting."""
+    return BREAKS.get(path, BREAKS.get(path.split(".")[0], ANYTHING))
+
+
+def changed(recipe: Recipe, path: str, value: Any) -> Recipe:
+    """The recipe with one setting changed; BadInput where there is no such setting or value."""
+    if path == "speculate" and isinstance(value, str):
+        return changed(recipe, path, _speculation(recipe, value))
+    document = wire.plain(recipe)
+    head, _, rest = path.partition(".")
+    if rest:
+        table = document.get(head)
+        if not isinstance(table, dict):
+            table = document[head] = {}
+        table[rest] = value
+    else:
+        document[head] = value
+    return wire.decode(Recipe, document, where=f"climb setting {path!r}")
+
+
+def current(recipe: Recipe, path: str) -> Any:
+    """What the setting is now; None where it is not set."""
+    if path == "speculate":
+        return recipe.speculate.method if recipe.speculate else "none"
+    value: Any = wire.plain(recipe)
+    head, _, rest = path.partition(".")
+    for key in (head, rest) if rest else (head,):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _speculation(recipe: Recipe, method: str) -> Any:
+    if method == "none":
+        return None
+    known = recipe.speculate if recipe.speculate and recipe.speculate.method == method else Speculate(method=method)
+    return wire.plain(known)
+
+
+def check(recipe: Recipe) -> None:
+    """Every setting that the climb names exists, told before anything is started."""
+    for path, values in recipe.climb.settings.items():
+        if not values:
+            raise BadInput(f"climb setting {path!r} has no values to try")
+        for value in values:
+            changed(recipe, path, value)

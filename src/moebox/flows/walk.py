@@ -1,0 +1,114 @@
+"""The steps of a climb: which setting next, and whether what came of it is kept."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moebox.core.recipe import Recipe
+from moebox.core.verdict import Mark
+from moebox.flows.gain import Gain
+from moebox.flows.settings import changed, current, rungs_for
+from moebox.units import count
+from moebox.verify.rungs import NAMES
+
+Group = Literal["start", "context", "speculate", "settings"]
+SLOWER = -0.10  # a longer context that costs more than this is not kept
+MORE_CACHE = 1.02  # cache that grows by less is no gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One setting to try."""
+
+    group: Group
+    path: str = ""
+    value: Any = None
+    rungs: tuple[str, ...] = NAMES
+
+    @property
+    def change(self) -> str:
+        """In words."""
+        return f"{self.path} {self.value}" if self.path else "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of a step."""
+
+    number: int
+    change: str
+    path: str
+    value: Any
+    recipe: Recipe
+    verdict: Mark
+    kept: bool = False
+    why: str = ""
+    output_tok_s: float = 0.0
+    ttft_ms: float = 0.0
+    kv_tokens: int = 0
+    gain: Gain | None = None
+    samples: tuple[float, ...] = ()
+    right: int = 0  # of `asked` questions with known answers
+    asked: int = 0
+    same: int = 0  # answers word for word as those of the last good step
+    rungs: dict[str, Mark] = field(default_factory=dict)
+    seconds: float = 0.0
+    folder: str = ""  # of this step's engine, in the run
+
+
+def beginning(recipe: Recipe) -> Recipe:
+    """Where the climb starts: the first context of the walk, no guessing ahead."""
+    start = changed(recipe, "context", recipe.climb.contexts[0]) if recipe.climb.contexts else recipe
+    return changed(start, "speculate", "none") if "none" in recipe.climb.speculate else start
+
+
+def steps(recipe: Recipe) -> list[Step]:
+    """All that may be tried, in order."""
+    walk = [Step(group="start")]
+    walk += [_step("context", "context", length) for length in recipe.climb.contexts[1:]]
+    walk += [_step("speculate", "speculate", method) for method in recipe.climb.speculate if method != "none"]
+    for path, values in recipe.climb.settings.items():
+        walk += [_step("settings", path, value) for value in values]
+    return walk
+
+
+def _step(group: Group, path: str, value: Any) -> Step:
+    return Step(group=group, path=path, value=value, rungs=rungs_for(path))
+
+
+def pointless(step: Step, best: Trial | None, trials: list[Trial], recipe: Recipe) -> str:
+    """Why a step need not be tried, or nothing."""
+    if step.group == "start":
+        return ""
+    if best is None:
+        return "there is no good step to change"
+    if current(best.recipe, step.path) == step.value:
+        return "it is set already"
+    failed = [trial for trial in trials if trial.path == "context" and trial.verdict == "fail"]
+    if step.group == "context" and failed:
+        return f"{failed[-1].change} failed already"
+    if step.path == "speculate" and recipe.speculate is None and step.value == "eagle3":
+        return "the recipe names no draft model"
+    return ""
+
+
+def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
+    """Keep it or not, and why."""
+    if trial.verdict == "fail":
+        return False, trial.why
+    if best is None:
+        return True, "the first good step"
+    if trial.asked and trial.right < best.right - max(1, best.asked // 20):
+        return False, f"says other things: {trial.right} of {trial.asked} answers right, {best.right} before"
+    gain = trial.gain
+    told = str(gain) if gain else "not measured"
+    if step.group == "context":
+        if gain and gain.high < SLOWER:
+            return False, f"longer, but slower: {told}"
+        return True, f"verified at {count(trial.recipe.context)} tokens; speed: {told}"
+    if gain and gain.low > 0:
+        return True, f"faster: {told}"
+    if gain and gain.high < 0:
+        return False, f"slower: {told}"
+    if best.kv_tokens and trial.kv_tokens > MORE_CACHE * best.kv_tokens:
+        return True, f"{count(trial.kv_tokens - best.kv_tokens)} more tokens of cache; speed: {told}"
+    return False, told

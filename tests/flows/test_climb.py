@@ -1,0 +1,162 @@
+"""A climb with a real engine process: keeps what is better, rolls back the rest, and survives being killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moebox import wire
+from moebox.cli import main
+from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
+from moebox.errors import AnswerIsNo, BadInput
+from moebox.flows.climb import Effort, climb
+from moebox.flows.walk import Trial
+from moebox.serve import state
+from moebox.store import Run
+
+from ..verify.oracle.engine import PACED
+
+ROOT = Path(__file__).parents[2]
+LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, parallel=4, patience_s=120)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe whose engine is the oracle, started as a process by llama-server's words."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    weights = tmp_path / "oracle.gguf"
+    weights.write_bytes(b"GGUF")
+    return Recipe(
+        name="oracle",
+        engine="llama.cpp",
+        model="kimi-k2.6",
+        checkpoint=str(weights),
+        served_name="oracle-k2",
+        context=2048,
+        hybrid=Hybrid(),
+        listen=Listen(port=0),
+        runtime=Runtime(entry=f"{sys.executable} -m tests.verify.oracle.engine"),
+        climb=Climb(
+            contexts=(2048, 4096, 9216, 16384),
+            speculate=("none", "ngram-mod"),
+            settings={"hybrid.ubatch": [4096, 128], "kv": ["q4_0"]},
+        ),
+    )
+
+
+def by_change(trials: tuple[Trial, ...]) -> dict[str, Trial]:
+    return {trial.change: trial for trial in trials}
+
+
+def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
+    """One setting at a time; each is kept or dropped for a reason, and the best recipe is written out."""
+    run = Run.create("climb")
+    summit = climb(recipe, run, effort=LIGHT)
+    steps = by_change(summit.trials)
+
+    assert [trial.kept for trial in summit.trials] == [True, True, False, False, True, False, False]
+    assert steps["context 4096"].kv_tokens == 4096
+    assert "ended with code 1" in steps["context 9216"].why
+    assert summit.passed_over == {"context 16384": "context 9216 failed already"}
+    assert "plain" in steps["speculate ngram-mod"].why
+    assert steps["hybrid.ubatch 4096"].why.startswith("faster")
+    assert steps["hybrid.ubatch 128"].why.startswith("slower")
+    assert "arithmetic" in steps["kv q4_0"].why
+    assert steps["hybrid.ubatch 4096"].same == LIGHT.questions
+    best = wire.read_toml(Recipe, run.path / "best.toml")
+    assert (best.context, best.hybrid and best.hybrid.ubatch, best.kv) == (4096, 4096, "auto")
+    kinds = [event["kind"] for event in run.events()]
+    assert kinds.count("climb.kept") == 3
+    assert kinds.count("climb.dropped") == 4
+    assert state.instances() == []
+
+
+def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
+    """Nothing to climb from is an answer, with the reason."""
+    broken = wire.decode(Recipe, {**wire.plain(recipe), "kv": "q4_0"}, where="test")
+    with pytest.raises(AnswerIsNo, match="arithmetic"):
+        climb(broken, Run.create("climb"), effort=LIGHT)
+
+
+def test_a_setting_that_does_not_exist_is_told_before_anything_starts(recipe: Recipe):
+    """A misspelt setting costs no engine start."""
+    document = {**wire.plain(recipe), "climb": {"settings": {"hybrid.ubatches": [512]}}}
+    with pytest.raises(BadInput, match="ubatches"):
+        climb(wire.decode(Recipe, document, where="test"), Run.create("climb"), effort=LIGHT)
+
+
+def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """kill -9 in the middle of a step: steps before it are not repeated, it is, and nothing is left over."""
+    document = {**wire.plain(recipe), "climb": {"contexts": [2048, 4096], "speculate": [], "settings": {}}}
+    path = tmp_path / "recipe.toml"
+    path.write_text(wire.to_toml(wire.decode(Recipe, document, where="test")))
+    marker = tmp_path / "reached"
+    words = [sys.executable, "-m", "moebox", "climb", str(path), "--rounds", "2", "--questions", "4"]
+    env = {**os.environ, "ORACLE_KILLS": f"{marker}:4096"}
+    killed = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not marker.exists() and killed.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (folder,) = (tmp_path / "runs").iterdir()
+    done = json.loads((folder / "climb.json").read_text())
+
+    assert main(["climb", "--resume", folder.name, "--rounds", "2", "--questions", "4", "--json"]) == 0
+    table = json.loads(capfd.readouterr().out)
+    assert [step["change"] for step in done["steps"]] == ["start"]
+    assert [step["change"] for step in table["steps"]] == ["start", "context 4096"]
+    assert table["steps"][0] == done["steps"][0]
+    assert table["recipe"]["context"] == 4096
+    assert state.strays() == {}
+    other = tmp_path / "other.toml"
+    other.write_text(path.read_text().replace("oracle-k2", "oracle-k3"))
+    with pytest.raises(BadInput, match="another recipe"):
+        climb(wire.read_toml(Recipe, other), Run(folder), effort=LIGHT)
+
+
+def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """What is said, how right, how valid, how many guesses were accepted, and how fast, with an interval."""
+    plain, guessing = tmp_path / "a.toml", tmp_path / "b.toml"
+    plain.write_text(wire.to_toml(recipe))
+    document = {**wire.plain(recipe), "speculate": {"method": "ngram-mod"}}
+    guessing.write_text(wire.to_toml(wire.decode(Recipe, document, where="test")))
+    words = ["--json", "--questions", "10", "--rounds", "2", "--concurrency", "1,2"]
+
+    assert main(["compare", str(plain), str(guessing), *words]) == 1
+    found = json.loads(capfd.readouterr().out)
+    assert found["answers"]["right_a"]["passed"] == 10
+    assert found["answers"]["right_b"]["passed"] < 8
+    assert found["answers"]["divergences"][0]["unit"] == "token"
+    assert found["acceptance_a"] is None
+    assert found["acceptance_b"] == pytest.approx(0.6)
+    assert [row["concurrency"] for row in found["gains"]] == [1, 2]
+    assert "worse" in found["verdict"]
+
+    assert main(["compare", str(plain), str(plain), *words]) == 0
+    same = json.loads(capfd.readouterr().out)
+    assert same["answers"]["same"] == 10
+    assert same["verdict"].startswith("the same words; speed")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["climb"], "either a recipe or --resume"),
+        (["climb", "no.toml"], "no such file"),
+        (["climb", "--resume", "nowhere"], "no run called"),
+        (["compare", "a.toml", "b.toml"], "no such file"),
+        (["compare", "x", "y", "--concurrency", "many"], "1,4,16"),
+        (["verify", "http://127.0.0.1:1", "--model", "m", "--context", "long"], "token count"),
+        (["verify", "http://127.0.0.1:1", "--model", "m", "--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    """And exit code 2."""
+    assert main(words) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""The oracle as an engine: a program that takes llama-server's words, loads, logs, serves, or dies of what it is given.
+
+-c above 8192     dies like an engine without memory
+-ub               words a second: a larger -ub is faster
+-ctk q4_0         makes it add wrongly
+--spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import itertools
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from moebox.flows.pace import TOKENS
+from moebox.phantom.task import Reply
+
+from . import bend, chat
+
+MOST_CONTEXT = 8192
+WORD_S = 0.002  # at -ub 512
+
+
+def main() -> None:
+    """Serve until killed."""
+    words = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in (("-c", 4096), ("-ub", 512), ("--port", 0)):
+        words.add_argument(name, type=int, default=default, dest=name.strip("-"))
+    for name in ("-ctk", "-ctv"):
+        words.add_argument(name, default="", dest=name.strip("-"))
+    words.add_argument("--alias", default="oracle-k2")
+    words.add_argument("--spec-type", default="")
+    given, _ = words.parse_known_args()
+    print("load_tensors: loading model tensors", flush=True)
+    if given.c > MOST_CONTEXT:
+        print("alloc_buffer: allocating 9000.00 MiB on device 0: cudaMalloc failed: out of memory", flush=True)
+        sys.exit(1)
+    if marker := os.environ.get("ORACLE_KILLS"):
+        kill_parent_once(marker, given.c)
+    chat.CONTEXT = given.c
+    print("srv  llama_server: model loaded", flush=True)
+    uvicorn.run(app(given), host="127.0.0.1", port=given.port, log_level="warning")
+
+
+def kill_parent_once(marker: str, context: int) -> None:
+    """For the test of a climb that is killed: leave a mark when this context is reached for the first time."""
+    path, _, wanted = marker.partition(":")
+    if context == int(wanted) and not os.path.exists(path):
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+
+
+def app(given: argparse.Namespace) -> Starlette:
+    """The routes of a llama-server."""
+    made = itertools.count()
+    delay = WORD_S * 512 / given.ub / (2 if given.spec_type else 1)
+
+    def bent(reply: Reply, body: bend.Body) -> Reply:
+        if given.ctk == "q4_0" and reply.content.isdigit():
+            return dataclasses.replace(reply, content=str(int(reply.content) + 1))
+        if given.spec_type == "ngram-mod" and reply.content:
+            return dataclasses.replace(reply, content=reply.content[::-1])
+        return reply
+
+    async def completions(request: Request) -> Response:
+        body = await request.json()
+        try:
+            answer = chat.answer(body, bent)
+        except chat.Refused as problem:
+            return JSONResponse({"error": {"message": str(problem)}}, problem.status)
+        next(made)
+        if not body.get("stream"):
+            return JSONResponse(chat.whole(answer))
+        slow = body["max_tokens"] in (PACED, TOKENS)  # only measurements are paced, so that ladders stay quick
+
+        async def events() -> AsyncIterator[bytes]:
+            for chunk in chat.chunks(answer):
+                yield f"data: {json.dumps(chunk)}\n\n".encode()
+                await asyncio.sleep(delay if slow else 0)
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def models(request: Request) -> Response:
+        listed = {"id": given.alias, "owned_by": "llamacpp", "meta": {"n_ctx": given.c}}
+        return JSONResponse({"object": "list", "data": [listed]})
+
+    async def tokenize(request: Request) -> Response:
+        body = await request.json()
+        if "messages" in body:
+            return JSONResponse({"count": chat.prompt_tokens(body)})
+        text = str(body.get("prompt") or body.get("content"))
+        return JSONResponse({"tokens": [hash(piece) % 65536 for piece in chat.tokens(text)]})
+
+    async def metrics(request: Request) -> Response:
+        count = next(made) if given.spec_type else 0
+        counts = {"draft": 100 * count, "accepted": 60 * count}
+        lines = [f"llamacpp:spec_decode_num_{name}_tokens_total {number}\n" for name, number in counts.items()]
+        return PlainTextResponse("".join(lines))
+
+    async def props(request: Request) -> Response:
+        return JSONResponse({"total_slots": 1, "default_generation_settings": {"n_ctx": given.c}})
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/props", props),
+            Route("/metrics", metrics),
+            Route("/v1/models", models),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/v1/chat/completions", completions, methods=["POST"]),
+        ]
+    )
+
+
+PACED = 24  # max_tokens of a measurement's streams in the tests
+
+if __name__ == "__main__":
+    main()
