@@ -13,7 +13,10 @@ from typing import Any
 from moebox.core.kernel import Arch
 from moebox.errors import BadInput
 
-_NAME = re.compile(r"E=(\d+),N=(\d+),device_name=([^,]+?)(?:,dtype=([a-z0-9_]+))?(?:,.*)?\.json")
+_NAME = re.compile(
+    r"E=\d+,N=\d+,device_name=[^,]+?(?:,dtype=(?P<dtype>[a-z0-9_]+))?"
+    r"(?:,block_shape=\[(?P<n>\d+), ?(?P<k>\d+)\])?(?:,.*)?(?:_down)?\.json"
+)
 _BYTES = {None: 2, "bf16": 2, "fp8_w8a8": 1, "int8_w8a8": 1}
 
 
@@ -40,9 +43,13 @@ class TunedFile:
         return "needs compiling" if self.bad is None else "does not fit" if self.bad else "launches"
 
 
-def shared_bytes(config: dict[str, Any], element: int) -> int:
-    """Shared memory of the fused MoE kernel: (stages - 1) tiles of A and B."""
-    rows, columns, depth = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"], config["BLOCK_SIZE_K"]
+def shared_bytes(config: dict[str, Any], element: int, deepest: int = 1 << 30) -> int:
+    """Shared memory of the fused MoE kernel: (stages - 1) tiles of A and B.
+
+    `deepest` is the quantisation block, to which the engines cut BLOCK_SIZE_K.
+    """
+    rows, columns = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
+    depth = min(int(config["BLOCK_SIZE_K"]), deepest)
     return max(int(config.get("num_stages", 3)) - 1, 1) * (rows + columns) * depth * element
 
 
@@ -56,13 +63,14 @@ def check(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
 
 def _check(path: Path, arch: Arch) -> TunedFile:
     found = _NAME.fullmatch(path.name)
-    kind = found.group(4) if found else None
+    kind = found["dtype"] if found else None
+    deepest = min(int(found["n"]), int(found["k"])) if found and found["n"] else 1 << 30
     try:
         document: Any = json.loads(path.read_text())
         rows = {int(tokens): row for tokens, row in document.items() if tokens.isdigit()}
         if kind not in _BYTES:
             return TunedFile(file=path.name, entries=len(rows), bad=None)
-        sizes = {tokens: shared_bytes(row, _BYTES[kind]) for tokens, row in rows.items()}
+        sizes = {tokens: shared_bytes(row, _BYTES[kind], deepest) for tokens, row in rows.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: not a fused-MoE configuration") from None
     bad = tuple(

@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import moebox
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
 from moebox.core.model import Model
+from moebox.doctor.kernels.judged import judged
 from moebox.errors import BadInput, Outside, Unsupported
 
 TRITON_LEAST, TRITON_MOST = (3, 5), (3, 9)  # the probe was tried on these, 2026-11
@@ -55,9 +55,10 @@ def scan(request: Request) -> KernelScan:
         for a in answers
         if "empty" in a and a["empty"]["case"] not in named
     ]
+    version = engine_version(root, request.engine)
     return KernelScan(
         engine=request.engine,
-        version=engine_version(root, request.engine),
+        version=version,
         arch=request.arch.name,
         model=request.model.name,
         tp=request.tp,
@@ -65,6 +66,7 @@ def scan(request: Request) -> KernelScan:
         triton=done["triton"],
         launches=launches,
         not_covered=tuple(missed),
+        judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
     )
 
 
@@ -189,11 +191,3 @@ def judge(launch: dict[str, Any], arch: Arch) -> KernelLaunch:
         blocks_per_sm=arch.blocks_per_sm(shared, registers, warps),
         verdict=verdict,
     )
-
-
-def installed(package: str) -> str:
-    """The version of a package in this Python, "" without it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -54,6 +54,13 @@ def main() -> int:
             tell(launch=launch)
         if len(recorder.launches) == before:
             tell(empty={"case": name})
+    for wanted_search in request.get("searches", []):
+        from .search import variants
+
+        index = next(i for i, one in enumerate(recorder.launches) if one["hash"] == wanted_search["hash"])
+        for axes in wanted_search["candidates"]:
+            for record in variants(recorder, index, {name: [value] for name, value in axes.items()}):
+                tell(variant={"hash": wanted_search["hash"], **record})
     recorder.save()
     tell(done={"triton": triton.__version__, "torch": torch.__version__, "python": sys.version.split()[0]})
     return 0

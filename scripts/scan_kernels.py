@@ -1,0 +1,67 @@
+"""Writes src/moebox/data/kernels.toml: which kernels of known engine releases do not launch, by architecture.
+
+    python scripts/scan_kernels.py FOLDER PYTHON
+
+FOLDER holds unpacked wheels as sglang-VERSION/ and vllm-VERSION/; PYTHON has Triton and PyTorch. Kimi's shapes at TP8.
+"""
+
+import sys
+from pathlib import Path
+
+from moebox.core import catalogue
+from moebox.core.kernel import KernelScan, arch
+from moebox.doctor.kernels.scan import Request, scan
+
+ARCHS = ("sm_120", "sm_90", "sm_100")
+HEAD = """# What a scan of each release found for Kimi's shapes at TP8: launches made, and the kernels that do not fit.
+# Made by scripts/scan_kernels.py; `moebox plan` reads it, so that nobody needs Triton to be warned.
+
+"""
+
+
+def row(found: KernelScan) -> str:
+    """One release on one architecture with one cache type."""
+    lines = ["[[scan]]", f'engine = "{found.engine}"', f'version = "{found.version}"', f'arch = "{found.arch}"']
+    lines += [f'kv = "{found.kv}"', f'triton = "{found.triton}"', f"launches = {len(found.launches)}"]
+    lines += [f"not_covered = {len(found.not_covered)}"]
+    groups: dict[tuple[str, int], list[str]] = {}
+    for one in found.bad:
+        groups.setdefault((one.kernel, one.shared_bytes), []).append(one.case)
+    bad = [
+        f'{{ kernel = "{kernel}", shared_bytes = {size}, case = "{cases[0]}" }}'
+        for (kernel, size), cases in groups.items()
+    ]
+    return "\n".join([*lines, f"bad = [{', '.join(bad)}]"]) + "\n"
+
+
+def main(folder: Path, python: Path) -> None:
+    """Scan everything and write the table."""
+    rows = []
+    releases = sorted(folder.glob("*-*"), key=lambda path: [int(n) for n in path.name.split("-")[1].split(".")])
+    for release in sorted(releases, key=lambda path: path.name.split("-")[0]):
+        for name in ARCHS:
+            for kv in ("bf16", "fp8"):
+                request = Request(
+                    engine=release.name.split("-")[0],
+                    arch=arch(name),
+                    model=catalogue.model("kimi-k2.6"),
+                    kv=kv,
+                    site_packages=release,
+                    python=python,
+                )
+                found = scan(request)
+                rows.append(row(found))
+                print(
+                    release.name,
+                    name,
+                    kv,
+                    len(found.launches),
+                    [(b.kernel, b.shared_bytes) for b in found.bad][:3],
+                    flush=True,
+                )
+    out = Path(__file__).parent.parent / "src/moebox/data/kernels.toml"
+    out.write_text(HEAD + "\n".join(rows))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

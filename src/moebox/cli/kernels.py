@@ -1,0 +1,141 @@
+"""`moebox doctor kernels`: which kernels of an engine will not launch, found without a GPU."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people, talk
+from moebox.core import catalogue
+from moebox.core.kernel import KernelScan, arch
+from moebox.doctor.kernels import cache as caches
+from moebox.doctor.kernels import configs as tuned
+from moebox.errors import BadInput
+
+Switch = Annotated[bool, Parameter(negative=())]
+
+
+def kernels(
+    *,
+    engine: Literal["sglang", "vllm"] | None = None,
+    site_packages: Path | None = None,
+    python: Path | None = None,
+    arch_name: Annotated[str, Parameter(name="--arch")] = "sm_120",
+    model: str = "kimi-k2.6",
+    tp: int = 8,
+    kv: Literal["bf16", "fp8"] = "bf16",
+    only: str = "",
+    cache: Path | None = None,
+    configs: Path | None = None,
+    fix: Switch = False,
+    apply: Switch = False,
+    revert: Switch = False,
+    yes: Switch = False,
+    json: Switch = False,
+) -> int:
+    """Compile the kernels that this model needs for an architecture, and say which of them will not launch.
+
+    Args:
+        engine: The engine whose launch code is run.
+        site_packages: A folder with the engine's package, such as its unpacked wheel.
+        python: The Python whose Triton and PyTorch compile (the engine's own is best).
+        arch_name: The architecture, such as sm_120.
+        model: A model from the catalogue.
+        tp: Tensor parallel size.
+        kv: The KV cache's type.
+        only: Only cases whose name contains this.
+        cache: Read this Triton cache after a crash instead.
+        configs: Check the tuned fused-MoE files in this folder instead.
+        fix: Search block sizes that fit for each launch that does not, and print the patch.
+        apply: With --fix: apply the patch; the original is kept beside the file.
+        revert: Take an applied patch back.
+        yes: Also touch a file that differs from the engine's release.
+        json: Print JSON.
+    """
+    target = arch(arch_name)
+    if cache:
+        return show_cache(cache, arch_name if arch_name != "sm_120" else "", as_json=json)
+    if configs:
+        return show_configs(configs, target.name, as_json=json)
+    if engine is None:
+        raise BadInput("--engine is missing", hint="--engine vllm or --engine sglang; or --cache, or --configs")
+    from moebox.doctor.kernels import scan as scans
+
+    request = scans.Request(
+        engine=engine,
+        arch=target,
+        model=catalogue.model(model),
+        tp=tp,
+        kv=kv,
+        site_packages=site_packages,
+        python=python,
+        only=only,
+    )
+    if revert:
+        from moebox.doctor.kernels.patch import revert as undo
+
+        for path in undo(scans.engine_root(request), engine):
+            people().print(f"restored {path}")
+        return 0
+    found = scans.scan(request)
+    if json and not fix:
+        emit(document(found))
+    elif not fix:
+        from moebox.cli.kernels_view import report
+
+        people().print(report(found))
+    if fix:
+        from moebox.cli.kernels_fix import mend
+
+        return mend(request, found, apply=apply, yes=yes, as_json=json)
+    return 1 if found.bad else 0
+
+
+def document(scan: KernelScan) -> dict[str, Any]:
+    """A scan under the keys that scripts rely on."""
+    from moebox.wire import plain
+
+    found: dict[str, Any] = plain(scan)
+    return {**found, "verdict": "does not launch" if scan.bad else "launches", "bad": len(scan.bad)}
+
+
+def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
+    """The kernels in a Triton cache; 1 when one of them cannot launch."""
+    found = caches.read(folder, arch_name=arch_name)
+    bad = [one for one in found if not one.fits]
+    if as_json:
+        emit({"kernels": found, "bad": len(bad)})
+        return 1 if bad else 0
+    for one in bad:
+        asked = f"asks {one.shared_bytes:,} bytes of shared memory; {one.arch} gives {one.limit_bytes:,}"
+        people().print(f"[bold]{one.kernel}[/bold] {asked} (warps {one.num_warps}, stages {one.num_stages})")
+    talk().print(f"{len(found)} kernels, {len(bad)} of them cannot launch")
+    return 1 if bad else 0
+
+
+def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
+    """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
+    target = arch(arch_name)
+    found = tuned.check(folder, target)
+    bad = [one for one in found if one.bad]
+    if as_json:
+        emit(
+            {"arch": target.name, "files": [{"verdict": one.verdict, **_plain(one)} for one in found], "bad": len(bad)}
+        )
+        return 1 if bad else 0
+    for one in bad:
+        worst = max(one.bad or (), key=lambda entry: entry.shared_bytes)
+        share = f"{len(one.bad or ())} of {one.entries} entries"
+        people().print(
+            f"{one.file}\n  {share}; at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
+        )
+    rest = sum(one.bad is None for one in found)
+    talk().print(f"{len(found)} files, {len(bad)} have entries that cannot launch, {rest} need compiling to know")
+    return 1 if bad else 0
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    from moebox.wire import plain
+
+    found: dict[str, Any] = plain(value)
+    return found
