@@ -81,9 +81,17 @@ def prefill_cells() -> Iterator[Case]:
         yield Case("prefill", row["run"], at, float(row["prefill_tok_s"]), functools.partial(_prefill, row))
 
 
-def hybrid_rows() -> Iterator[Case]:
-    """CPU+GPU rows."""
+def single_streams() -> Iterator[Case]:
+    """One stream on eight RTX PRO 6000 without the patched image."""
+    for row in _toml("single.toml"):
+        yield Case("decode", row["name"], row["checkpoint"], row["decode_tok_s"], functools.partial(_single, row))
+
+
+def hybrid_rows(*, engine: str = "") -> Iterator[Case]:
+    """CPU+GPU rows, of one engine where asked."""
     for row in _toml("hybrid.toml"):
+        if engine not in ("", row["engine"]):
+            continue
         if "tg_tok_s" in row:
             yield Case("tg", row["name"], row["checkpoint"], row["tg_tok_s"], functools.partial(_hybrid, row, "tg"))
         if "pp_tok_s" in row:
@@ -135,6 +143,12 @@ def _serving(run: dict[str, Any], row: dict[str, Any], figure: str) -> float:
 
 def _decode(row: dict[str, str]) -> float:
     return rig(int(row["dcp"]), int(row["guesses"])).decode_tok_s(int(row["concurrency"]), int(row["context"]))
+
+
+def _single(row: dict[str, Any]) -> float:
+    spread = Parallel(tp=8, dcp=row["dcp"])
+    recipe = recipe_of(row["engine"], row["model"], row["checkpoint"], kv=row["kv"], parallel=spread)
+    return speed_of(box_of("8x-rtx-pro-6000-server"), recipe).decode_tok_s(1, 0)
 
 
 def _prefill(row: dict[str, str]) -> float:

@@ -35,7 +35,7 @@ class Efficiency:
     engine: str
     generation: str
     preset: str = ""  # "community": the patched, tuned image
-    layer_us: float  # fixed cost of a layer inside a CUDA graph: small kernels, gaps between kernels
+    layer_us: float  # fixed cost of a layer (plain attention) inside a CUDA graph: small kernels, gaps between them
     piecewise_us: float  # the same while a prompt is read, outside full graphs
     eager_us: float  # host time to launch one layer without graphs
     step_us: float  # scheduler, sampling, output once a step
@@ -133,17 +133,18 @@ def forget() -> None:
 
 def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
     """The constants for an engine on a generation, and how many steps away the row is."""
-    best: tuple[int, Efficiency] | None = None
+    best: tuple[int, tuple[int, bool, bool], Efficiency] | None = None
     near = NEAREST.get(generation, ("blackwell-rtx",))
     for row in _rows("engine", Efficiency):
         if row.generation not in near or (row.preset and row.preset != preset):
             continue
-        away = near.index(row.generation) + (row.engine != engine) + (row.preset != preset)
-        away += generation not in NEAREST
-        if best is None or away < best[0]:
-            best = away, row
+        # Another engine on the same card tells more than the same engine on another card.
+        steps = (near.index(row.generation), row.engine != engine, row.preset != preset)
+        away = sum(steps) + (generation not in NEAREST)
+        if best is None or (away, steps) < best[:2]:
+            best = away, steps, row
     assert best is not None, f"efficiency.toml has no row near {generation}"
-    return best[1], best[0]
+    return best[2], best[0]
 
 
 def widened(row: Efficiency, away: int) -> Efficiency:

@@ -29,7 +29,10 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
     bandwidth = gpu.bandwidth / 1e9
     model = rank.model
     texts = {
-        "fixed": (f"{model.layers} layers × {c.layer_us:.0f} us + {c.step_us:.0f} us", c.source),
+        "fixed": (
+            f"{cards.kernels:.1f} layers of plain attention × {c.layer_us:.0f} us + {c.step_us:.0f} us",
+            c.source,
+        ),
         "dense weights": (
             f"{rank.dense_bytes / 1e9:.2f} GB on a rank / ({bandwidth:.0f} GB/s × {c.dense_bw:.2f})",
             c.source,
@@ -48,7 +51,7 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
             f"queries and outputs of {rank.dcp} ranks gathered in each layer",
             cards.fabric.wire.source,
         ),
-        "waiting for launches": (f"{model.layers} layers × {c.eager_us:.0f} us on the host, no graphs", c.source),
+        "waiting for launches": (f"{cards.kernels:.1f} × {c.eager_us:.0f} us on the host, no graphs", c.source),
     }
     if model.moe:
         texts["experts"] = (

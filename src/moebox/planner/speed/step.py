@@ -8,9 +8,9 @@ from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
 from moebox.planner.speed.links import Fabric
 from moebox.planner.speed.rank import Rank, pair_flops, seen
 
-# Without graphs on one box: K2-Thinking and K2.5 about 57 ms of launches over 61 layers, GLM-4.7 55 ms over 92
-# (SM120 deployment report and its FINDINGS.md, Jan 2026).
-MLA_LAUNCHES = 1.5
+# Latent attention is about half as many kernels again as plain attention. Without graphs on one box K2-Thinking and K2.5
+# spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report and its FINDINGS.md, Jan 2026).
+MLA_KERNELS = 1.5
 HALF = 2  # bytes of an activation between ranks (bf16)
 
 
@@ -59,12 +59,16 @@ class Cards:
     def fixed(self, fresh: float) -> float:
         """What a step costs whatever it does."""
         each = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
-        return (self.rank.model.layers * each + self.constants.step_us) * 1e-6
+        return (self.kernels * each + self.constants.step_us) * 1e-6
+
+    @property
+    def kernels(self) -> float:
+        """Layers, weighed by how many kernels their attention is."""
+        return self.rank.model.layers * (MLA_KERNELS if self.rank.model.mla else 1.0)
 
     def launching(self) -> float:
-        """Host time to launch a step without graphs; latent attention is about twice as many kernels."""
-        kernels = MLA_LAUNCHES if self.rank.model.mla else 1.0
-        return self.rank.model.layers * self.constants.eager_us * kernels * 1e-6
+        """Host time to launch a step without graphs."""
+        return self.kernels * self.constants.eager_us * 1e-6
 
     def dense(self, tokens: float) -> float:
         """Reading attention, shared and dense weights, or multiplying by them, whichever weighs more."""
@@ -88,14 +92,16 @@ class Cards:
             return 0.0
         c, model = self.constants, self.rank.model
         local = seen(model, context) / self.rank.dcp
+        queries = batch * (1 + self.guesses)
+        reads = queries if model.mla and not c.joint_queries else batch
+        read = reads * local * self.rank.kv_bytes / (self.gpu.bandwidth * c.attention_bw)
+        if not model.mla:
+            return read  # a group of heads shares each key: never enough work to matter beside the reading
         heads = model.attention.heads / self.rank.tp * self.rank.dcp
         tile = c.head_tile if heads <= c.head_tile else c.wide_tile
         padded = math.ceil(heads / tile) * tile
-        queries = batch * (1 + self.guesses)
         filled = 1 - math.exp(-queries * padded / c.head_tile / c.attention_fill)
         work = queries * local * pair_flops(model, padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
-        reads = batch if c.joint_queries else queries
-        read = reads * local * self.rank.kv_bytes / (self.gpu.bandwidth * c.attention_bw)
         return max(work, read) / filled
 
     def prompt_attention(self, fresh: float, past: float) -> float:
