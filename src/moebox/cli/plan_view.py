@@ -220,10 +220,11 @@ def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
     lines = [] if saved else [f"the same with -o {file} writes the recipe"]
     lines += [f"moebox render {shlex.quote(file)} --as script", f"moebox up {shlex.quote(file)}"]
     launch = engines.launch(plan.recipe, model)
+    argv = engines.command(plan.recipe, launch)
     table = Table.grid(padding=(0, 1))
     for line in lines:
         table.add_row("$" if line.startswith("moebox") else "-", Text(line))
-    table.add_row("", Text(f"which runs: {shlex.join(launch.argv)}", style="dim"))
+    table.add_row("", Text(f"which runs: {engines.shown(launch, argv)}", style="dim"))
     return table
 
 

@@ -80,7 +80,8 @@ def vllm(recipe: Recipe, box: Box | None, model: Model | None) -> list[Caution]:
     found = everywhere(recipe, box, model)
     sm, stock = major(box), recipe.runtime.preset != "community"
     version = recipe.engine_version or newest("vllm")
-    mla = isinstance(model.attention, Mla) if model else False
+    # Dense latent attention: models with an indexer (DSA) decode with other kernels, whose cache is fp8 by nature.
+    mla = isinstance(model.attention, Mla) and model.attention.indexer is None if model else False
     backend = str(recipe.flags.get("attention-backend", "")).upper()
     if mla and sm == "12" and recipe.kv == "fp8" and stock and in_range(version, ">=0.24,<=0.32.99"):
         found.append(

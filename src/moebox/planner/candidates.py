@@ -17,6 +17,7 @@ from moebox.planner.memory.constants import gibibytes, taken, visible
 from moebox.planner.pins import Pins
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
+SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
 START_UTILIZATION = 0.90
 BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536

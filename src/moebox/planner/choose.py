@@ -8,12 +8,11 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import ENGINES
 from moebox.errors import UnknownName
 from moebox.planner import nofit, reasons, warnings
-from moebox.planner.candidates import Candidate, candidates, engines_for
+from moebox.planner.candidates import SHORTER, Candidate, candidates, engines_for
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed, forecast, weigh, with_utilization
 from moebox.planner.why import why
 
-SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
 HIGHER = (0.92, 0.94, 0.95)  # claims to try when 0.90 does not hold the model
 # A plainer engine is kept unless another is forecast this much better: the forecast's own error is about as large.
 TOLERANCE = 0.85

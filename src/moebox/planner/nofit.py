@@ -7,7 +7,7 @@ from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import ENGINES
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import START_UTILIZATION, Candidate, candidates, engines_for, forms
+from moebox.planner.candidates import SHORTER, START_UTILIZATION, Candidate, candidates, engines_for, forms
 from moebox.planner.memory.constants import gibibytes
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed, weigh
@@ -61,7 +61,7 @@ def remedies(
 ) -> Iterator[str]:
     """The nearest things that would make it fit, the cheapest first."""
     if pins.context:
-        shorter = min(_longest_that_fits(box, model, checkpoints, pins), model.context)
+        shorter = _longest_that_fits(box, model, checkpoints, pins)
         if shorter:
             yield f"--context {shorter} fits"
     if pins.memory_utilization:
@@ -84,14 +84,13 @@ def remedies(
 
 
 def _longest_that_fits(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> int:
-    """The longest context that some candidate holds, in whole thousands; 0 when none."""
-    low, high = 0, pins.context or 0
-    while high - low > 1024:
-        middle = (low + high) // 2
-        found = every(box, model, checkpoints, replace(pins, context=middle))
-        fits = any(one.memory.fits for one in weigh(box, model, found, pins))
-        low, high = (middle, high) if fits else (low, middle)
-    return low // 1024 * 1024
+    """The longest of the usual contexts that some candidate holds; 0 when none."""
+    for size in (model.context, *SHORTER):
+        if size < min(pins.context or 0, model.context + 1):
+            found = every(box, model, checkpoints, replace(pins, context=size))
+            if any(one.memory.fits for one in weigh(box, model, found, pins)):
+                return size
+    return 0
 
 
 def _smaller_form(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Checkpoint | None:

@@ -231,7 +231,12 @@ def _loses(one: Weighed, best: Weighed) -> str:
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
     """What was dropped, by kind: what does not start and what does not fit."""
     out: dict[str, str] = {}
-    alike = [one for one in tried if one.recipe.hybrid or one.recipe.parallel.gpus == best.recipe.parallel.gpus]
+    alike = [
+        one
+        for one in tried
+        if one.recipe.hybrid
+        or (one.recipe.parallel.gpus == best.recipe.parallel.gpus and one.recipe.parallel.ep == best.recipe.parallel.ep)
+    ]
     for one in alike:
         if one.refused and one.refused not in out.values():
             out[title(one, best)] = one.refused

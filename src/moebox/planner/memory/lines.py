@@ -87,7 +87,7 @@ def _graphs(generation: Generation, recipe: Recipe) -> str:
 
 
 def _workspace(gpu: Gpu, model: Model, recipe: Recipe) -> str:
-    if not model.mla or not vllm.triton_mla(gpu, recipe):
+    if not model.mla or model.mla.indexer or not vllm.triton_mla(gpu, recipe):
         return "not this kernel"
     heads = model.mla.heads // recipe.parallel.tp
     splits = vllm.splits(gpu, recipe)

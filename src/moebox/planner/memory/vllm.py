@@ -137,7 +137,7 @@ def graph_bytes(generation: Generation, recipe: Recipe) -> int:
 
 def workspace_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
     """Triton MLA's partial results: sequences × local heads × splits × 513 floats, taken after profiling."""
-    if not model.mla or not triton_mla(gpu, recipe):
+    if not model.mla or model.mla.indexer or not triton_mla(gpu, recipe):
         return 0
     heads = model.mla.heads // recipe.parallel.tp * recipe.parallel.dcp
     return int(max_seqs(gpu, recipe) * heads * splits(gpu, recipe) * constant("vllm", "mla_split_columns") * 4)
