@@ -39,7 +39,7 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     """The recipe that `argv` launches; flags without a field of their own land in `flags`."""
     if engine not in NAMES:
         raise BadInput(f"unknown engine {engine!r}", hint=f"known: {', '.join(NAMES)}")
-    words = shlex.split(argv.replace("\\\n", " ")) if isinstance(argv, str) else list(argv)
+    words = _words(argv) if isinstance(argv, str) else list(argv)
     document: dict[str, Any] = {"engine": engine, "engine_version": version, "context": 0, "served_name": ""}
     document |= {"env": {}, "flags": {}, "listen": {"host": "127.0.0.1"}}
     while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):
@@ -51,6 +51,19 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     document["name"] = name or re.sub(r"[^\w.-]+", "-", document["checkpoint"].rpartition("/")[2]).lower()
     document.setdefault("model", document["checkpoint"])
     return wire.decode(Recipe, document, where="command line")
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text.replace("\\\n", " "))
+    except ValueError as problem:
+        raise BadInput(f"not a command line: {problem}") from None
+
+
+def _count(text: str, what: str) -> int:
+    if not text.isdecimal():
+        raise BadInput(f"{what}: {text!r} is no number")
+    return int(text)
 
 
 def _container(words: list[str], document: dict[str, Any]) -> list[str]:
@@ -74,7 +87,7 @@ def _container(words: list[str], document: dict[str, Any]) -> list[str]:
     if entrypoint in ("bash", "sh") and rest[:1] == ["-c"]:
         runtime["setup"], _, inner = rest[1].partition("&& exec ")
         runtime["setup"] = runtime["setup"].strip()
-        rest = shlex.split(inner.replace("\\\n", " "))
+        rest = _words(inner)
     elif entrypoint:
         rest.insert(0, entrypoint)
     return rest
@@ -97,7 +110,8 @@ def _option(option: str, value: str, joined: bool, runtime: dict[str, Any], docu
         document["env"][key] = text
     elif option in ("-p", "--publish"):
         parts = value.split(":")
-        document["listen"] |= {"host": parts[0] if len(parts) == 3 else "0.0.0.0", "port": int(parts[-2])}  # noqa: S104
+        host = parts[0] if len(parts) == 3 else "0.0.0.0"  # noqa: S104
+        document["listen"] |= {"host": host, "port": _count(parts[-2] if len(parts) > 1 else parts[0], option)}
         document["published"] = True
     elif value:
         runtime["options"] += [f"{option}={value}"] if joined else [option, value]
@@ -128,7 +142,7 @@ def _engine(engine: EngineName, words: list[str], document: dict[str, Any], know
         if not any(canonical(word[0], known) == "--jinja" for word in split(words, known) if is_flag(word[0])):
             document["flags"]["jinja"] = False
         slots = document.get("max_seqs") or 1
-        document["context"] //= slots
+        document["context"] //= slots if isinstance(slots, int) else 1
     else:
         document["vision"] = document.get("vision", True)
 
@@ -191,7 +205,7 @@ def _special(engine: EngineName, name: str, value: str, document: dict[str, Any]
     elif name in ("--default-chat-template-kwargs", "--chat-template-kwargs") and _says(value) == {"thinking": False}:
         document["thinking"] = False
     elif llama and name == "-c":
-        document["context"] = int(value)
+        document["context"] = _count(value, "-c")
     elif llama and name == "-ot":
         document.setdefault("hybrid", {}).setdefault("ranges", []).append(value)
     elif name == "--speculative-config" and set(_says(value)) <= {"method", "model", "num_speculative_tokens"}:

@@ -21,7 +21,7 @@ VERSIONS = versions(NAME)
 IMAGE = "vllm/vllm-openai:v{version}"
 IMAGE_ENTRY: tuple[str, ...] = ("vllm", "serve")  # ENTRYPOINT of the image; what follows the image are its arguments
 IMAGE_ENTERS = True
-READY: re.Pattern[str] = re.compile(r"Application startup complete|Starting vLLM server on http")
+READY: re.Pattern[str] = re.compile(r"Application startup complete")
 HEALTH = "/health"
 KEY_ENV = "VLLM_API_KEY"
 # Loading and first compilation of a 600 GB checkpoint outlast the 600 s that vLLM waits by default (envs.py).

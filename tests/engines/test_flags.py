@@ -1,0 +1,120 @@
+"""The catalogues say what the real parsers say."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.core.recipe import ENGINES
+from moebox.engines.flags import catalogue, check, newest, order, versions
+from moebox.engines.words import canonical, flatten, split
+from moebox.errors import BadInput
+
+ACCEPTED = Path(__file__).parent / "accepted"
+# Where the catalogue cannot know, or knows better: keys deep inside a JSON value, a rule between two flags, a value
+# that the parser takes and the loader refuses, and a choice that the help does not list.
+DIFFERENT = {
+    "vllm-0.32.0": {
+        """--compilation-config '{"pass_config":{"no_such_pass":true}}'""",
+        "--enable-auto-tool-choice",
+        "--quantization nvfp4",
+    },
+    "ik_llama.cpp-2026-04": {"-sm tensor"},
+}
+
+
+def lines() -> list[tuple[str, str, str, bool]]:
+    """Engine, version, a piece of a command line, and whether the real server of that version took it."""
+    found = []
+    for file in sorted(ACCEPTED.glob("*.txt")):
+        engine, _, version = file.stem.partition("-")
+        tried = [line for line in file.read_text().splitlines() if line[2:] not in DIFFERENT.get(file.stem, ())]
+        found += [(engine, version, line[2:], line[0] == "+") for line in tried]
+    return found
+
+
+def judge(engine: str, version: str, text: str) -> str:
+    """What is wrong with a piece of a command line; "" when nothing is."""
+    known = catalogue(engine, version)  # type: ignore[arg-type]
+    try:
+        check(engine, version, split(shlex.split(text), known))  # type: ignore[arg-type]
+    except BadInput as refused:
+        return f"{refused.message} ({refused.hint})"
+    return ""
+
+
+def test_every_line_is_judged_as_the_real_server_did():
+    """240 lines tried on vLLM 0.32.0, llama.cpp b11669 and two ik_llama.cpp: accepted there, accepted here."""
+    wrong = [one for one in lines() if bool(judge(*one[:3])) == one[3]]
+
+    assert wrong == []
+    assert len(lines()) > 235
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "text", "now"),
+    [
+        ("vllm", "", "--chat-template-kwargs '{}'", "--default-chat-template-kwargs"),
+        ("vllm", "", "--quantization nvfp4", "modelopt_fp4"),
+        ("vllm", "", "--speculative-model x", "--speculative-config"),
+        ("vllm", "", """--compilation-config '{"level":3}'""", "mode"),
+        ("vllm", "", "--compilation_config.pass_config.enable_fi_allreduce_fusion true", "fuse_allreduce_rms"),
+        ("sglang", "", "--cuda-graph-max-bs 8", "--cuda-graph-max-bs-decode"),
+        ("sglang", "", "--quantization nvfp4", "modelopt_fp4"),
+        ("llama.cpp", "", "--no-mmap", "--load-mode none"),
+        ("llama.cpp", "", "-mla 3", "ik_llama.cpp"),
+        ("llama.cpp", "", "--draft 4", "--spec-draft-n-max"),
+        ("ik_llama.cpp", "", "-fmoe", "--no-fused-moe"),
+        ("ik_llama.cpp", "", "-lv 4", "--verbosity"),
+        ("vllm", "", "--max-model-length 8", "--max-model-len"),
+    ],
+)
+def test_what_is_gone_is_refused_with_its_new_name(engine: str, version: str, text: str, now: str):
+    """The line says which version refuses, and what to write."""
+    told = judge(engine, version, text)
+
+    assert now in told
+    assert newest(engine) in told  # type: ignore[arg-type]
+
+
+def test_an_older_version_keeps_its_words():
+    """A recipe for an engine older than the catalogue may use what has been renamed since, but nothing made up."""
+    assert judge("vllm", "0.20.0", "--chat-template-kwargs '{}'") == ""
+    assert judge("sglang", "0.5.8", "--quantization nvfp4") == ""
+    assert "no flag --no-such" in judge("vllm", "0.20.0", "--no-such")
+
+
+def test_a_value_must_be_one_of_the_choices():
+    """The engine's own list is shown."""
+    assert "marlin" in judge("vllm", "", "--moe-backend nope")
+    assert "takes one value" in judge("vllm", "", "--max-model-len")
+    assert "takes no value" in judge("vllm", "", "--headless=1")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_catalogues_are_small_and_whole(engine: str):
+    """Every spelling leads to one flag, and the file stays small."""
+    for version in versions(engine):  # type: ignore[arg-type]
+        known = catalogue(engine, version)  # type: ignore[arg-type]
+        assert len({id(spec) for spec in known.specs.values()}) > 200
+        for name in ("--host", "--port"):
+            assert known.find(name) is not None
+    assert [order(one) for one in versions(engine)] == sorted(order(one) for one in versions(engine))  # type: ignore[arg-type]
+
+
+WORDS = st.lists(st.sampled_from(sorted(catalogue("vllm").specs)) | st.text(max_size=8), max_size=8)
+
+
+@given(WORDS, st.sampled_from(ENGINES))
+def test_any_words_are_split_without_loss_and_judged(argv: list[str], engine: str):
+    """Splitting loses nothing, and judging fails by saying so or not at all."""
+    known = catalogue(engine)  # type: ignore[arg-type]
+    plain = [word for word in argv if "=" not in word and not word.startswith("-O")]
+    words = split(plain, known)
+
+    assert list(flatten(words)) == plain
+    for word in words:
+        canonical(word[0], known)
+    judge(engine, "", shlex.join(argv))
