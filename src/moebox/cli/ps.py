@@ -48,22 +48,17 @@ def listing() -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A table, and one line for each thing that needs a hand."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "status", "engine", "endpoint", "model", "cards", "up"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("id", "endpoint"))
+    """Two lines for each: what it is and where it answers; and one for what needs a hand."""
+    out = people()
     for row in rows:
-        age = seconds(time.time() - row["started"]) if row.get("started") else ""
-        cards = ",".join(map(str, row.get("gpus", ())))
         status = f"exited ({row['code']})" if row["status"] == "exited" else row["status"]
-        words = (row["id"], status, row.get("engine", ""), row.get("base_url", ""), row.get("model", ""), cards, age)
-        table.add_row(*words)
-    people().print(table)
-    for row in rows:
+        age = seconds(time.time() - row["started"]) if row.get("started") else ""
+        out.print(f"{row['id']}  {status}  {age}".rstrip(), markup=False)
+        if row.get("base_url"):
+            cards = f"  cards {','.join(map(str, row['gpus']))}" if row["gpus"] else ""
+            out.print(f"  {row['engine']}  {row['base_url']}  model {row['model']}{cards}", markup=False)
         left = [f"{len(row['left'])} processes"] if row["left"] else []
         left += [f"container {row['container']}"] if row["status"] == "left behind" and row["container"] else []
         if left or row["status"] in ("exited", "lost"):
             rest = f" ({', '.join(left)} left)" if left else ""
-            people().print(f"`moebox down {row['id']}` clears it away{rest}", markup=False)
+            out.print(f"  `moebox down {row['id']}` clears it away{rest}", markup=False)

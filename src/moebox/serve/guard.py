@@ -11,6 +11,7 @@ engine (parent-death signal). One thread, no imports beyond what it needs: it li
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -155,8 +156,10 @@ class Guard:
             self.log.write(data)
             self.life.log_bytes += len(data)
         except OSError as problem:  # a full disk: the engine goes on, its words are counted and lost
-            self.life.lost_bytes += len(data)
+            first, self.life.lost_bytes = not self.life.lost_bytes, self.life.lost_bytes + len(data)
             self.life.lost_why = problem.strerror or str(problem)
+            if first:
+                self.note()
 
     def stop(self) -> None:
         """Begin the ladder, once."""
@@ -240,7 +243,7 @@ def spawn(order: dict[str, Any]) -> tuple[int, int]:
             for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(sign, signal.SIG_DFL)
             os.chdir(order.get("cwd") or "/")
-            os.execvpe(order["argv"][0], order["argv"], {**os.environ, **order["env"], MARK: order["id"]})  # noqa: S606
+            os.execvpe(order["argv"][0], order["argv"], {**os.environ, **order["env"], MARK: order["mark"]})  # noqa: S606
         except OSError as problem:
             os.write(tell, str(problem.errno).encode())
         os._exit(127)
@@ -252,6 +255,8 @@ def spawn(order: dict[str, Any]) -> tuple[int, int]:
         os.waitpid(pid, 0)
         raise OSError(int(trouble), os.strerror(int(trouble)))
     os.set_blocking(read, False)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)  # a talkative engine should not wait for its log
     return pid, read
 
 

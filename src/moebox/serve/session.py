@@ -93,7 +93,7 @@ class Session:
         )
         self.facts: dict[str, Any] = {}
         self.startup_s = 0.0
-        self._detached = self._failed = False
+        self._detached = self._failed = self._lossy = False
         self._phase = ""
 
     def __enter__(self) -> "Session":
@@ -123,6 +123,7 @@ class Session:
             self._raise_if_ended()
             if chat is None and time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
+                self._tell_losses()
                 if self._healthy():
                     if not probe:
                         break
@@ -148,6 +149,7 @@ class Session:
         while True:
             while self.watch.look():
                 pass
+            self._tell_losses()
             if self.guard.poll() is not None:
                 life = self.instance.life
                 if life.get("asked"):
@@ -225,6 +227,7 @@ class Session:
 
     def _became_ready(self) -> None:
         self.startup_s = time.monotonic() - self.watch.started
+        self._tell_losses()
         self.instance = state.changed(self.instance, ready=time.time())
         self.facts = facts.gather(self.endpoint, self.watch.seen)
         about: dict[str, Any] = {"base_url": self.endpoint.base_url, "model": self.endpoint.model, "facts": self.facts}
@@ -239,6 +242,16 @@ class Session:
             self._note_phase()
         if self.listener:
             self.listener(news)
+
+    def _tell_losses(self) -> None:
+        """A full disk does not stop an engine; it is told once."""
+        life = self.instance.life
+        if life.get("lost_bytes") and not self._lossy:
+            self._lossy = True
+            cause = f"{self.log} cannot be written ({life.get('lost_why')}): the engine goes on, its log is being lost"
+            remedy = "free space where runs live, or give another place with --runs"
+            told = {"symptom": "host-disk-full", "area": "host", "severity": "warning", "line": 0, "text": ""}
+            self._hear(Finding(**told, cause=cause, remedy=remedy))  # type: ignore[arg-type]
 
     def _note_phase(self) -> None:
         before, self._phase = self._phase, self.watch.seen.phase if not self.instance.ready else "ready"
@@ -260,9 +273,13 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
     with state.leases(held, name) as leases:
         preflight.check(recipe, order.launch, order.argv)
         run.write("recipe.toml", wire.to_toml(recipe))
-        run.event(
-            "serve.start", id=name, argv=order.argv, env=order.launch.env, port=order.launch.port, gpus=order.gpus
-        )
+        told: dict[str, Any] = {
+            "argv": order.argv,
+            "env": order.launch.env,
+            "port": order.launch.port,
+            "gpus": order.gpus,
+        }
+        run.event("attempt.started", id=name, model=recipe.checkpoint, engine=recipe.engine, **told)
         log = run.path / "engine.log"
         begins = log.stat().st_size if log.exists() else 0
         guard = _spawn(order, run, name, [lease.descriptor for lease in leases], ladder or ())
@@ -291,7 +308,7 @@ def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder)
     """The guard, told on its stdin what to do; no secret stands in any argv or file."""
     contained = engines.contained(order.recipe)
     document = {
-        "id": name,
+        "mark": state.mark(name),
         "argv": order.argv,
         "env": {**({} if contained else order.launch.env), **order.secrets},
         "hide": list(order.secrets.values()),

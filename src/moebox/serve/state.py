@@ -148,16 +148,27 @@ def start_tick(pid: int) -> int:
     return -1 if fields[0] == "Z" else int(fields[19])  # field 22 of proc(5), counted after the name
 
 
+def mark(name: str) -> str:
+    """What every process of an engine carries in its environment: which one it is, and of whose records."""
+    return f"{name}@{state_dir().absolute()}"
+
+
 def strays() -> dict[str, list[int]]:
-    """Processes of engines whose guard is gone, by instance: found by the mark in their environment."""
+    """Processes of engines whose guard is gone, by instance; those of other state folders are not ours to name."""
     guarded = {one.id for one in instances() if one.alive}
+    return {name: pids for name, pids in marked().items() if name not in guarded}
+
+
+def marked() -> dict[str, list[int]]:
+    """Every process that carries a mark of this state folder, by instance."""
+    begin, end = f"{MARK}=".encode(), f"@{state_dir().absolute()}".encode()
     found: dict[str, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
                 for pair in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    name = pair.removeprefix(f"{MARK}=".encode()).decode(errors="replace")
-                    if pair.startswith(f"{MARK}=".encode()) and name not in guarded:
+                    if pair.startswith(begin) and pair.endswith(end):
+                        name = pair[len(begin) : -len(end)].decode(errors="replace")
                         found.setdefault(name, []).append(int(entry))
     return found
 

@@ -4,19 +4,18 @@ The deadline moves with progress: a new phase, one more shard, a kind of line no
 itself is no progress, so an engine that stands still at 99% is found out however much it prints.
 """
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moebox.doctor.logs import Finding, Search
+from moebox.doctor.logs import DIGITS, Finding, Search
 from moebox.engines import Engine
 from moebox.engines.events import Event
 from moebox.serve.tail import Tail
 
-KINDS = 5_000  # kinds of lines remembered when looking for progress
-_NUMBER = re.compile(rb"[0-9a-f]*\d[0-9a-f.:,]*")
+SHAPES = 5_000  # kinds of lines remembered when looking for progress; a start prints some hundreds
+LONGEST = 4_096  # bytes of a line that are looked at
 
 
 @dataclass
@@ -52,7 +51,7 @@ class Watch:
         self.started = self.progressed = time.monotonic()
         self._listener = listener
         self._rest = b""
-        self._kinds: set[bytes] = set()
+        self._shapes: dict[bytes, bool] = {}  # kinds of lines: whether they tell anything
 
     def look(self) -> bool:
         """Read what is new; True when there was anything."""
@@ -61,10 +60,13 @@ class Watch:
             return False
         for finding in self.search.feed(data):
             self._tell(finding)
-        lines = (self._rest + data.replace(b"\r", b"\n")).split(b"\n")
-        self._rest = lines.pop()[-65536:]
-        for line in lines:
-            self._line(line)
+        data = self._rest + data.replace(b"\r", b"\n")
+        cut = data.rfind(b"\n") + 1
+        self._rest = data[cut:][-LONGEST:]
+        shapes = data[:cut].translate(None, DIGITS).split(b"\n")
+        for line, shape in zip(data[:cut].split(b"\n"), shapes, strict=True):
+            if self._shapes.get(shape, True):
+                self._line(line, shape[:LONGEST])
         return True
 
     @property
@@ -76,17 +78,12 @@ class Watch:
         """Something went forward."""
         self.progressed = time.monotonic()
 
-    def _line(self, line: bytes) -> None:
-        """A line alike but for its numbers was read before: it can only be progress if the engine's adapter says so."""
-        kind = _NUMBER.sub(b"#", line[:400])
-        if kind not in self._kinds:
-            if len(self._kinds) >= KINDS:
-                return  # a flood of new kinds is no progress either
-            self._kinds.add(kind)
+    def _line(self, line: bytes, shape: bytes) -> None:
+        """A line, unless one alike but for its digits was read before and told nothing."""
+        event = self.engine.event(line[:LONGEST].decode("utf-8", "replace"))
+        if shape not in self._shapes and len(self._shapes) < SHAPES:  # a flood of new kinds is no progress either
+            self._shapes[shape] = event is not None
             self.progress()
-        elif not self.seen.total and b"/" not in line:
-            return
-        event = self.engine.event(line[:4096].decode("utf-8", "replace"))
         if event:
             self._event(event)
 

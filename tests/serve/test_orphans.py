@@ -1,0 +1,170 @@
+"""However moebox ends, its engines end with it or are found again: Ctrl-C, kill -9, detach, ps and down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from moebox import wire
+from moebox.core.recipe import Recipe
+from moebox.serve import state
+from tests.serve.conftest import alive, gone_within, marked
+
+Acting = Callable[..., Recipe]
+MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
+
+
+def said(*words: str) -> "subprocess.CompletedProcess[str]":
+    """One moebox command, done."""
+    return subprocess.run([*MOEBOX, *words], capture_output=True, text=True, timeout=90, check=False)
+
+
+@contextmanager
+def up(recipe: Recipe, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """`moebox up` in the foreground, until it has said that it is ready."""
+    path = folder / "recipe.toml"
+    path.write_text(wire.to_toml(recipe))
+    with subprocess.Popen(
+        [*MOEBOX, "up", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as shown:
+        assert shown.stdout
+        first = shown.stdout.readline()
+        assert first.startswith("ready after"), shown.stderr.read() if shown.stderr else ""
+        try:
+            yield shown
+        finally:
+            if shown.poll() is None:
+                shown.kill()
+
+
+def test_kill_9_of_moebox_leaves_no_orphan(acting: Acting, tmp_path: Path) -> None:
+    """Workers in sessions of their own, deaf to signals, are gone soon after moebox is."""
+    with up(acting("forks"), tmp_path) as shown:
+        (instance,) = state.instances()
+        assert len(marked(instance.id)) == 3
+        shown.kill()
+        assert not gone_within(lambda: marked(instance.id), 60)
+    assert not gone_within(lambda: alive(instance.guard), 10)
+
+
+def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: Acting, tmp_path: Path) -> None:
+    """The engine itself dies with its guard; workers that hid are named by ps and cleared by down."""
+    with up(acting("forks"), tmp_path) as shown:
+        (instance,) = state.instances()
+        engine = instance.life["engine"]
+        os.kill(instance.guard, signal.SIGKILL)
+        assert not gone_within(lambda: alive(engine), 10)
+        assert shown.wait(30) == 3
+    left = {"id": instance.id, "status": "left behind"}
+    (row,) = json.loads(said("ps", "--json").stdout)["engines"]
+    assert {**row, **left} == row
+    assert len(row["left"]) == 2
+    done = said("down", instance.id)
+    assert done.returncode == 0, done.stderr
+    assert not marked(instance.id)
+    assert said("ps").stdout.strip() == "nothing is running"
+
+
+def test_ctrl_c_stops_the_engine_and_exits_130(acting: Acting, tmp_path: Path) -> None:
+    """SIGINT to moebox is passed down the ladder before it returns."""
+    with up(acting("good"), tmp_path) as shown:
+        (instance,) = state.instances()
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(60) == 130
+        assert not marked(instance.id)
+        assert not state.instances()
+
+
+def test_sigterm_stops_the_engine_too(acting: Acting, tmp_path: Path) -> None:
+    """A service manager's way of stopping moebox leaves nothing either."""
+    with up(acting("good"), tmp_path) as shown:
+        (instance,) = state.instances()
+        shown.terminate()
+        shown.wait(60)
+        assert not gone_within(lambda: marked(instance.id), 60)
+
+
+def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_path: Path) -> None:
+    """up --detach returns, ps shows the engine, logs prints its words, down ends it."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(wire.to_toml(acting("good")))
+    done = said("up", str(path), "--detach", "--json")
+    assert done.returncode == 0, done.stderr
+    ready = json.loads(done.stdout)
+    assert ready["facts"]["kv_tokens"] == 180_191
+
+    (row,) = json.loads(said("ps", "--json").stdout)["engines"]
+    assert (row["id"], row["status"], row["base_url"]) == (ready["id"], "ready", ready["base_url"])
+    assert "Application startup complete" in said("logs", "-n", "3").stdout
+    with subprocess.Popen([*MOEBOX, "logs", "-f", ready["id"]], stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout
+        assert "Initializing a V1 LLM engine" in following.stdout.readline()
+        assert said("down").returncode == 0
+        following.communicate(timeout=30)
+    assert not marked(ready["id"])
+
+
+def test_a_detached_engine_that_died_is_shown_with_its_code(acting: Acting, tmp_path: Path) -> None:
+    """Nobody watched it die; ps tells all the same, and down clears the record."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(wire.to_toml(acting("dies-after-ready")))
+    ready = json.loads(said("up", str(path), "--detach", "--json").stdout)
+    assert not gone_within(lambda: marked(ready["id"]), 30)
+    (instance,) = state.instances()
+    assert not gone_within(lambda: instance.alive, 10)
+    assert "exited (7)" in said("ps").stdout
+    assert said("down", ready["id"]).returncode == 0
+    assert not state.instances()
+
+
+def test_a_remedy_is_tried_once_and_journaled(acting: Acting, tmp_path: Path) -> None:
+    """The context that vLLM's own message allows is set, tried, and both attempts stand in one run."""
+    log = Path(__file__).parents[1] / "logs" / "vllm-0.32-kv-too-small.log"
+    path = tmp_path / "recipe.toml"
+    path.write_text(wire.to_toml(acting(str(log), context=262144)))
+    done = said("up", str(path), "--apply-remedy")
+    assert done.returncode == 3
+    assert "trying the remedy: context = 155328" in done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    kinds = [event["kind"] for event in events]
+    assert kinds.count("attempt.started") == kinds.count("attempt.failed") == 2
+    applied = next(event["data"] for event in events if event["kind"] == "remedy.applied")
+    assert applied == {"symptom": "oom-context-too-long", "change": {"context": 155328}}
+    assert "context = 155328" in (folder / "recipe.toml").read_text()
+
+
+def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command can be pasted, and a key stands in it as the variable it comes from."""
+    monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
+    recipe = acting("good")
+    path = tmp_path / "recipe.toml"
+    text = wire.to_toml(recipe).replace('key_env = ""', 'key_env = "MY_KEY"')
+    path.write_text(text)
+    done = said("up", str(path), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert 'VLLM_API_KEY="$MY_KEY"' in done.stdout
+    assert "sk-secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("logs", "nobody"), ("down", "nobody"), ("logs", "-n", "-1"), ("up", "no-such-recipe")]
+)
+def test_what_is_not_there_is_one_line(words: tuple[str, ...]) -> None:
+    """Unknown names are bad input, told in one line."""
+    done = said(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_waiting_for_nothing_is_told() -> None:
+    """`moebox down` with nothing running says so."""
+    done = said("down")
+    assert (done.returncode, "nothing is running" in done.stderr) == (3, True)
