@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("moebox.cli.models:models", ""),
     "models show": ("moebox.cli.models:show", "Show one model, by name or path."),
     "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
+    "forecast": ("moebox.cli.forecast:forecast", "Forecast speed by concurrency and context, in virtual time."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started, and what is left of them."),
     "logs": ("moebox.cli.logs:logs", "Print or follow an engine's log."),

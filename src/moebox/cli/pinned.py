@@ -24,8 +24,8 @@ class Pinned:
         kv: Cache type: fp8, bf16, f16, q8_0 or q4_0.
         memory_utilization: Share of each card to claim, such as 0.90.
         speculate: eagle3, mtp, ngram or none.
-        context: Longest sequence, such as 65536 or 64k.
-        concurrency: Sequences at once.
+        context: Longest sequence, such as 65536 or 64k; `forecast` takes several.
+        concurrency: Sequences at once; `forecast` takes several, such as 1,8,32.
         image: stock, or community for the patched vLLM image.
         experts_on_gpu: CPU+GPU engines: expert layers by card, head of the stack on the first and tail on the last,
             such as 3+3; 0 for none.
@@ -44,7 +44,7 @@ class Pinned:
     memory_utilization: float | None = None
     speculate: str | None = None
     context: str | None = None
-    concurrency: int | None = None
+    concurrency: str | None = None
     image: Literal["stock", "community"] | None = None
     experts_on_gpu: str | None = None
     ub: int | None = None
@@ -66,7 +66,7 @@ class Pinned:
             memory_utilization=self.memory_utilization,
             speculate=self.speculate,
             context=tokens(self.context, "--context"),
-            concurrency=self.concurrency,
+            concurrency=whole(self.concurrency, "--concurrency"),
             image=self.image,
             experts=None if self.experts_on_gpu is None else experts_of(self.experts_on_gpu),
             ubatch=self.ub,
@@ -83,3 +83,12 @@ def tokens(text: str | None, flag: str) -> int | None:
         return parse_tokens(text)
     except ValueError as problem:
         raise BadInput(f"{flag}: {problem}") from None
+
+
+def whole(text: str | None, flag: str) -> int | None:
+    """A plain count."""
+    if text is None:
+        return None
+    if not text.strip().isdigit():
+        raise BadInput(f"{flag}: {text!r} is not a count", hint="write it like 32")
+    return int(text)

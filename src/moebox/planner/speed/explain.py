@@ -2,7 +2,7 @@
 
 from moebox.core.plan import Line
 from moebox.planner.speed.host import Shared
-from moebox.planner.speed.step import Cards
+from moebox.planner.speed.step import STAGE_LOSS, Cards
 
 
 def explain(
@@ -51,6 +51,7 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
             f"queries and outputs of {rank.dcp} ranks gathered in each layer",
             cards.fabric.wire.source,
         ),
+        "waiting for stages": (f"{STAGE_LOSS:.0%} for each of {rank.pp - 1} further stages", "assumed"),
         "waiting for launches": (f"{cards.kernels:.1f} × {c.eager_us:.0f} us on the host, no graphs", c.source),
     }
     if model.moe:

@@ -11,6 +11,9 @@ from moebox.planner.speed.rank import Rank, pair_flops, seen
 # Latent attention is about half as many kernels again as plain attention. Without graphs on one box K2-Thinking and K2.5
 # spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report and its FINDINGS.md, Jan 2026).
 MLA_KERNELS = 1.5
+# Pipeline stages wait for each other: what each further stage costs of a step. No published row; stages of 61 layers
+# differ by one layer and the head, and engines schedule them less tightly.
+STAGE_LOSS = 0.1
 HALF = 2  # bytes of an activation between ranks (bf16)
 
 
@@ -46,6 +49,8 @@ class Cards:
             "context parallel": self.context_parallel(queries),
             "draft": self.drafting(batch, fresh),
         }
+        if self.rank.pp > 1 and batch > 1:
+            parts["waiting for stages"] = sum(parts.values()) * STAGE_LOSS * (self.rank.pp - 1)
         if not self.graphs:
             # Some layers wait for the host and some for the card: neither bound alone describes the whole.
             device = sum(parts.values())

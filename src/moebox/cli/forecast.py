@@ -1,0 +1,206 @@
+"""`moebox forecast`: speed by concurrency and context, in virtual time."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from moebox import detect
+from moebox.cli import subject as subjects
+from moebox.cli.output import emit, people
+from moebox.cli.pinned import Pinned, tokens, whole
+from moebox.cli.subject import Subject
+from moebox.errors import BadInput
+from moebox.planner import forecast as rows_of
+from moebox.planner.simulate import Workload, rules_of
+from moebox.planner.speed import CPU_ENGINES
+
+NOTHING = Pinned()
+CONTEXTS = (0, 16384, 32768, 65536, 131072)
+STREAMS = (1, 8, 32, 64, 128)
+PROMPTS = (1024, 8192, 32768, 65536, 131072)
+HYBRID_CONTEXTS = (1024, 16384, 65536)
+# As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within reason.
+PER_STREAM, LEAST, MOST = 10, 32, 20_000
+LARGEST_RUN = 10_000_000
+Mode = Literal["decode", "prefill", "serving", "stream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What to forecast.
+
+    Attributes:
+        decode: Streams that decode at a context, without prompts.
+        prefill: One cold prompt alone on the machine.
+        input: Prompt tokens: of each request with --output, or of each row with --prefill, such as 8192,65536.
+        output: Tokens of each answer; with --input this simulates a serving benchmark.
+        rate: Requests a second instead of a concurrency, such as 0.5,2.
+        requests: Requests of a simulated run; ten for each stream without it.
+        lengths: fixed, or uniform for lengths between 1 and the one given.
+        prefix_hit: Share of each prompt that lies in the prefix cache.
+        kv_tokens: Cache capacity to assume, such as the one in an engine's log.
+        eager: CUDA graphs off.
+        seed: For arrivals and lengths.
+    """
+
+    decode: Annotated[bool, Parameter(negative=())] = False
+    prefill: Annotated[bool, Parameter(negative=())] = False
+    input: str | None = None
+    output: str | None = None
+    rate: str | None = None
+    requests: int | None = None
+    lengths: Literal["fixed", "uniform"] = "fixed"
+    prefix_hit: float = 0.0
+    kv_tokens: int | None = None
+    eager: Annotated[bool, Parameter(negative=())] = False
+    seed: int = 1
+
+
+NO_WISH = Asked()
+
+
+def forecast(
+    target: str,
+    *,
+    box: str | None = None,
+    asked: Annotated[Asked, Parameter(name="*")] = NO_WISH,
+    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    bold: Annotated[bool, Parameter(negative=())] = False,
+    ram: str = "",
+    ram_bandwidth: str = "",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Forecast the speed of a recipe, or of the plan for a model: decoding, prompts, or a serving benchmark.
+
+    Serving runs are simulated in virtual time: admission by cache, chunked prompts, decoding, preemption, drafts.
+
+    Args:
+        target: A recipe file (.toml), or a model as `plan` takes it.
+        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; this machine without it.
+        asked: What to forecast.
+        pinned: Settings of the plan that must hold; a recipe file has its own.
+        bold: The plan with the best forecast instead of the careful one.
+        ram: Memory to assume, such as 768GiB.
+        ram_bandwidth: Its bandwidth, such as 614GB/s.
+        json: Print JSON.
+    """
+    where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    contexts = _counts(pinned.context, "--context", many=True)
+    streams = _counts(pinned.concurrency, "--concurrency")
+    mode = _mode(asked)
+    if subjects.is_recipe(target):
+        if replace(pinned, context=None, concurrency=None) != NOTHING or bold:
+            raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
+        subject = subjects.from_recipe(Path(target), where)
+    else:
+        pins = replace(pinned, context=None, concurrency=None).pins(bold=bold)
+        longest = max(contexts) if contexts else None
+        serving = max(streams) if streams and mode == "serving" else None
+        subject = subjects.chosen(target, where, replace(pins, context=longest or None, concurrency=serving))
+    if asked.eager:
+        subject = subjects.eager(subject)
+    mode = mode or ("stream" if subject.recipe.engine in CPU_ENGINES else "decode")
+    rows = _rows(mode, subject, asked, contexts, streams)
+    if json:
+        emit(document(mode, subject, rows))
+        return 0
+    from moebox.cli.forecast_view import page
+
+    people().print(page(mode, subject, rows))
+    return 0
+
+
+def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The forecast under the keys that scripts rely on."""
+    low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
+    return {
+        "simulated": True,
+        "mode": mode,
+        "model": subject.model.name,
+        "box": subject.box.name,
+        "recipe": subject.recipe,
+        "kv_tokens": subject.memory.kv_tokens,
+        "tokens_per_step": round(subject.speed.tokens_per_step, 3),
+        "band": {"low": round(low, 3), "high": round(high, 3)},
+        "rows": rows,
+        "warnings": subject.warnings,
+    }
+
+
+def _mode(asked: Asked) -> Mode | None:
+    serving = asked.output is not None or asked.rate is not None
+    if asked.decode + asked.prefill + serving > 1:
+        raise BadInput("--decode, --prefill and --input with --output are three different forecasts; give one")
+    if serving and (asked.input is None or asked.output is None):
+        raise BadInput("a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
+    if asked.input is not None and not (serving or asked.prefill):
+        raise BadInput("--input goes with --output or with --prefill")
+    return "serving" if serving else "decode" if asked.decode else "prefill" if asked.prefill else None
+
+
+def _rows(
+    mode: Mode, subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    speed, limit = subject.speed, subject.recipe.context
+    kv_tokens = asked.kv_tokens or subject.memory.kv_tokens
+    if mode == "decode":
+        lengths = contexts or tuple(size for size in CONTEXTS if size <= limit)
+        return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens)
+    if mode == "prefill":
+        prompts = _counts(asked.input, "--input", many=True) or tuple(size for size in PROMPTS if size <= limit)
+        return rows_of.prefill_rows(speed, tuple(max(size, 1) for size in prompts or (limit,)))
+    if mode == "stream":
+        lengths = contexts or tuple(size for size in HYBRID_CONTEXTS if size <= limit)
+        return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
+    if kv_tokens < 1:
+        raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
+    workloads = _workloads(asked, streams)
+    return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens), workloads)
+
+
+def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
+    prompt, answer = tokens(asked.input, "--input") or 0, tokens(asked.output, "--output") or 0
+    if asked.requests is not None and not 1 <= asked.requests <= LARGEST_RUN:
+        raise BadInput(f"--requests {asked.requests} cannot be meant", hint=f"from 1 to {LARGEST_RUN:,}")
+    base = Workload(
+        input=prompt,
+        output=answer,
+        requests=asked.requests or 1,
+        concurrency=1,
+        lengths=asked.lengths,
+        prefix_hit=asked.prefix_hit,
+        seed=asked.seed,
+    )
+    base.check()
+    if asked.rate is not None:
+        if streams:
+            raise BadInput("give either --rate or --concurrency")
+        rates = _rates(asked.rate)
+        return [replace(base, rate=rate, concurrency=0, requests=asked.requests or 1000) for rate in rates]
+    return [
+        replace(base, concurrency=count, requests=asked.requests or min(max(PER_STREAM * count, LEAST), MOST))
+        for count in streams or STREAMS
+    ]
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate <= 1e6 for rate in rates):
+        raise BadInput(f"--rate: {text!r} is not a list of requests a second", hint="write it like 0.5,2")
+    return rates
+
+
+def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
+    """Counts with commas between them; with `many` as people write tokens (64k)."""
+    if text is None:
+        return ()
+    parts = [part for part in text.split(",") if part.strip()]
+    found = tuple((tokens(part, flag) if many else whole(part, flag)) or 0 for part in parts)
+    if not found or (not many and min(found) < 1) or max(found) > 2**31:
+        raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
+    return found

@@ -1,0 +1,103 @@
+"""A forecast as tables for the terminal."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moebox.cli.subject import Subject
+from moebox.planner.reasons import TITLES
+from moebox.units import count, seconds
+
+Row = dict[str, Any]
+
+
+def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
+    """Title, table, band and warnings."""
+    tables = {"decode": decode, "prefill": prefill, "serving": serving, "stream": stream}
+    parts: list[RenderableType] = [title(subject), Text(), tables[mode](rows), note(mode, subject)]
+    known = [caution for caution in subject.warnings if caution.severity != "note"]
+    parts += [Text.assemble((f"{caution.severity}: ", "yellow"), caution.text) for caution in known]
+    return Group(*parts)
+
+
+def title(subject: Subject) -> Text:
+    """Model, box, engine and layout in one line."""
+    recipe, spread = subject.recipe, subject.recipe.parallel
+    words = [TITLES[recipe.engine]] + (["community image"] if recipe.runtime.preset else [])
+    words += [f"TP{spread.tp}" + (f"×PP{spread.pp}" if spread.pp > 1 else "")] if recipe.hybrid is None else []
+    words += [f"DCP{spread.dcp}"] if spread.dcp > 1 else []
+    words += [f"{recipe.kv} cache of {count(subject.memory.kv_tokens)} tokens"]
+    words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
+    line = Text.assemble((f"{subject.model.title} {recipe.checkpoint.rpartition('/')[2]}", "bold"))
+    return line.append(f" on {subject.box.name}: {', '.join(words)}")
+
+
+def note(mode: str, subject: Subject) -> Text:
+    """The band in words, and how far the constants come from."""
+    low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
+    text = f"four of five published rows lie within {low - 1:+.0%} and {high - 1:+.0%}"
+    if subject.speed.away:
+        text += "; nobody has published rows for this engine on these cards, so the nearest ones stand in"
+    return Text(f"forecast, not a measurement: {text}", style="dim")
+
+
+def decode(rows: list[Row]) -> Table:
+    """Contexts down, streams across; tok/s of all streams."""
+    streams = sorted({row["concurrency"] for row in rows})
+    table = _table("context", *(f"{many} stream{'s' * (many > 1)}" for many in streams))
+    for context in sorted({row["context"] for row in rows}):
+        line = {row["concurrency"]: row for row in rows if row["context"] == context}
+        table.add_row(count(context), *(_rate(line[many]) for many in streams))
+    table.caption = "decode tok/s of all streams; * more than the cache holds at once"
+    return table
+
+
+def prefill(rows: list[Row]) -> Table:
+    """Prompts down."""
+    table = _table("prompt", "tok/s", "low", "high", "read in")
+    for row in rows:
+        cells = (row[key] for key in ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s"))
+        table.add_row(*(count(cell) for cell in cells), seconds(row["ttft_s"]))
+    return table
+
+
+def stream(rows: list[Row]) -> Table:
+    """One stream by context, and the prompt beside it."""
+    table = _table("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high")
+    for row in rows:
+        tg = (f"{row[key]:.1f}" for key in ("tg_tok_s", "tg_low_tok_s", "tg_high_tok_s"))
+        pp = (count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
+        table.add_row(count(row["context"]), *tg, *pp)
+    return table
+
+
+def serving(rows: list[Row]) -> Table:
+    """One simulated run a line."""
+    table = _table("streams", "req/s", "out tok/s", "band", "TTFT", "p99", "TPOT", "ITL", "p99")
+    for row in rows:
+        who = count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
+        rates = (count(row["output_throughput"]), f"{count(row['low_tok_s'])}–{count(row['high_tok_s'])}")
+        keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
+        times = (seconds(row[key] / 1e3) for key in keys)
+        table.add_row(who, f"{row['request_throughput']:.2f}", *rates, *times)
+    failed = max(row["failed"] for row in rows)
+    preempted = max(row["preemptions"] for row in rows)
+    notes = [f"up to {count(failed)} requests are longer than the cache and fail"] if failed else []
+    notes += [f"up to {count(preempted)} preemptions: the cache is too small for these streams"] if preempted else []
+    table.caption = "; ".join(notes) or None
+    return table
+
+
+def _rate(row: Row) -> str:
+    rate = row["decode_tok_s"]
+    return (f"{rate:.1f}" if rate < 100 else count(rate)) + ("" if row["fits"] else "*")
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, caption_justify="left")
+    table.add_column(first, justify="right")
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
