@@ -13,18 +13,33 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.planner import place
 from moebox.planner.memory import cards, shards
-from moebox.planner.memory.constants import gibibytes, taken, visible
+from moebox.planner.memory.constants import GRAPHS_COUNTED, gibibytes, taken, visible
 from moebox.planner.pins import Pins
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
 SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
 START_UTILIZATION = 0.90
 BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
+DRAFT_UTILIZATION = 0.88  # the same: with a draft under DCP, 0.90 ran out of memory at the first long request
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
 UBATCHES = (512, 2048, 4096, 8192)
 GROUP = {"int4-g32": 32, "nvfp4": 16, "mxfp4": 32, "fp8-block": 128}
 # Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
 LEAST_BITS = 3.5
+# SGLang 0.5.23's names for parsers that vLLM calls otherwise (its --tool-call-parser and --reasoning-parser choices).
+SGLANG_PARSERS = {
+    "deepseek_v3": "deepseekv3",
+    "deepseek_v31": "deepseekv31",
+    "deepseek_v32": "deepseekv32",
+    "minimax_m2": "minimax-m2",
+    "openai": "gpt-oss",
+}
+SGLANG_REASONING = {
+    "deepseek_r1": "deepseek-r1",
+    "deepseek_v3": "deepseek-v3",
+    "minimax_m2": "minimax",
+    "openai_gptoss": "gpt-oss",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +116,18 @@ def served(
     """One recipe for vLLM or SGLang."""
     used = cards.fastest_alike(box, parallel.gpus)
     env = {} if used == tuple(range(len(used))) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, used))}
+    if preset:  # as the image's own launches have it: graphs come out of what the claim leaves, not off the cache
+        env |= {GRAPHS_COUNTED: "0"}
     runtime = Runtime(kind="docker", preset=preset) if preset else Runtime()
+    share = BOLD_UTILIZATION if pins.bold and draft is None else START_UTILIZATION
+    if preset and draft and parallel.dcp > 1:
+        share = DRAFT_UTILIZATION
     return replace(
         plain(model, checkpoint, engine, pins),
         name=f"{model.name}-{engine}-tp{parallel.tp}" + (f"-pp{parallel.pp}" if parallel.pp > 1 else ""),
         max_seqs=sequences(pins),
         kv=kv,
-        memory_utilization=pins.memory_utilization or utilization(box, used, bold=pins.bold and draft is None),
+        memory_utilization=pins.memory_utilization or utilization(box, used, share),
         parallel=parallel,
         speculate=draft,
         runtime=runtime,
@@ -118,6 +138,9 @@ def served(
 def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Recipe:
     """What every recipe of a model shares."""
     gguf = checkpoint.format == "gguf"
+    tools, thoughts = model.tool_parser, model.reasoning_parser
+    if engine == "sglang":
+        tools, thoughts = SGLANG_PARSERS.get(tools, tools), SGLANG_REASONING.get(thoughts, thoughts)
     return Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,
@@ -125,8 +148,8 @@ def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) 
         checkpoint=checkpoint.path or checkpoint.name,
         served_name=(model.repo or model.name).rpartition("/")[2],
         context=pins.context or min(START_CONTEXT, model.context),
-        tool_parser="" if gguf else model.tool_parser,
-        reasoning_parser="" if gguf else model.reasoning_parser,
+        tool_parser="" if gguf else tools,
+        reasoning_parser="" if gguf else thoughts,
         trust_remote_code=model.trust_remote_code and not gguf,
     )
 
@@ -136,10 +159,9 @@ def sequences(pins: Pins) -> int:
     return max(pins.concurrency or 0, BOLD_SEQUENCES if pins.bold else SEQUENCES)
 
 
-def utilization(box: Box, used: tuple[int, ...], *, bold: bool) -> float:
-    """The share of each card to claim: less where other programs hold a part of it."""
-    gpus = cards.all_cards(box)
-    least = BOLD_UTILIZATION if bold else START_UTILIZATION
+def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
+    """The share of each card to claim: `share`, less where other programs hold a part of it."""
+    gpus, least = cards.all_cards(box), share
     for index in used:
         free = visible(gpus[index]) - taken(gpus[index]) - gibibytes("vllm", "margin")
         least = min(least, math.floor(100 * free / visible(gpus[index])) / 100)

@@ -10,6 +10,7 @@ from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Parallel, Recipe, Runtime, Speculate
 from moebox.planner.memory import budget
+from moebox.planner.memory.constants import GRAPHS_COUNTED
 
 GIB = 2**30
 
@@ -34,6 +35,7 @@ class Row:
     context: int = 65536
     max_seqs: int | None = None
     batched_tokens: int | None = None
+    graphs_counted: bool = True
     kv_tokens: int = 0
     weights_gib: float = 0.0
     source: str
@@ -68,6 +70,7 @@ class Row:
             parallel=Parallel(tp=self.tp, dcp=self.dcp, ep=self.ep),
             speculate=Speculate(method=self.method, draft=self.draft) if self.drafts else None,
             runtime=Runtime(image=self.image, preset="community" if self.image else ""),
+            env={} if self.graphs_counted else {GRAPHS_COUNTED: "0"},
         )
 
     @property

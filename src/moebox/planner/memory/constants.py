@@ -8,9 +8,11 @@ from moebox import wire
 from moebox.core import catalogue
 from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
+from moebox.engines import presets
 
 GIB = 2**30
 MIB = 2**20
+GRAPHS_COUNTED = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"  # "1" takes room for CUDA graphs off the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +21,7 @@ class Generation:
 
     name: str
     marks: tuple[str, ...]
-    graphs: bool
     non_torch: float
-    graph_base: float = 0.0
-    graph_speculative: float = 0.0
-    graph_per_dcp_token: float = 0.0
     speculative: float
     splits: int
     source: str
@@ -54,6 +52,13 @@ def generation_of(recipe: Recipe) -> Generation:
             return one
     wanted = "community 2026-05" if recipe.runtime.preset == "community" else "stock"
     return next(one for one in known if one.name == wanted)
+
+
+def counts_graphs(recipe: Recipe) -> bool:
+    """Whether the build takes CUDA-graph room off the cache: vLLM does unless told not to (envs.py, 0.32)."""
+    preset = presets.of(recipe)
+    known = (preset.environment if preset else {}) | recipe.env
+    return known.get(GRAPHS_COUNTED, "1") == "1"
 
 
 def visible(gpu: Gpu) -> int:

@@ -7,7 +7,7 @@ from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
 from moebox.core.plan import Line, Memory
 from moebox.core.recipe import Recipe
 from moebox.planner.memory import cards, llama, sglang, shards, vllm
-from moebox.planner.memory.constants import Generation, constant, generation_of, visible
+from moebox.planner.memory.constants import GRAPHS_COUNTED, constant, counts_graphs, generation_of, visible
 from moebox.planner.memory.kv import kv_type, layer_bytes, token_bytes
 
 
@@ -77,13 +77,13 @@ def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     return text
 
 
-def _graphs(generation: Generation, recipe: Recipe) -> str:
-    if not generation.graphs:
-        return "not taken off the budget by this build"
+def _graphs(recipe: Recipe) -> str:
+    if not counts_graphs(recipe):
+        return f"{GRAPHS_COUNTED}=0: not taken off"
     guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
-    draft = f" + {generation.graph_speculative} with a draft" if recipe.speculate else ""
-    each = f"{generation.graph_per_dcp_token} × DCP {recipe.parallel.dcp} × {guesses}"
-    return f"{generation.graph_base} + {each}{draft} GiB"
+    draft = f" + {constant('vllm', 'graph_speculative')} with a draft" if recipe.speculate else ""
+    each = f"{constant('vllm', 'graph_per_dcp_token')} × DCP {recipe.parallel.dcp} × {guesses}"
+    return f"{constant('vllm', 'graph_base')} + {each}{draft} GiB"
 
 
 def _workspace(gpu: Gpu, model: Model, recipe: Recipe) -> str:
@@ -110,7 +110,7 @@ def _vllm(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> lis
     rows += [
         _bytes("- activations", needs.activations, _activations(gpu, model, recipe), "data/memory.toml [vllm]"),
         _bytes("- context and NCCL", needs.non_torch, "constant", generation.source),
-        _bytes("- CUDA graphs", needs.graphs, _graphs(generation, recipe), generation.source),
+        _bytes("- CUDA graphs", needs.graphs, _graphs(recipe), "rtx6kpro wiki kimi-k26 and kimi-k26-v2"),
         _bytes("= KV budget", left, f"{claim:,} - {needs.inside:,}"),
         _token(model, recipe, needs.token),
         Line(

@@ -13,7 +13,16 @@ from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.planner.memory import cards, shards
-from moebox.planner.memory.constants import GIB, Generation, constant, generation_of, gibibytes, taken, visible
+from moebox.planner.memory.constants import (
+    GIB,
+    Generation,
+    constant,
+    counts_graphs,
+    generation_of,
+    gibibytes,
+    taken,
+    visible,
+)
 from moebox.planner.memory.drafts import draft_bytes, draft_token_bytes
 from moebox.planner.memory.kv import token_bytes, window_bytes
 
@@ -76,15 +85,15 @@ def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, sta
     weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
     last = stage == recipe.parallel.pp - 1
     layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
-    graphs = graph_bytes(generation, recipe)
+    graphs, counted = graph_bytes(recipe), counts_graphs(recipe)
     token = token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0)
     return Needs(
         weights=weights,
         draft=draft_bytes(model, checkpoint, recipe) if last else 0,
         activations=activation_bytes(gpu, model, recipe, generation),
         non_torch=round(generation.non_torch * GIB),
-        graphs=graphs if generation.graphs else 0,
-        later=workspace_bytes(gpu, model, recipe) + gibibytes("vllm", "margin"),
+        graphs=graphs if counted else 0,
+        later=workspace_bytes(gpu, model, recipe) + (0 if counted else graphs),
         token=token,
         window=window_bytes(model, recipe, max_seqs(gpu, recipe)),
     )
@@ -125,14 +134,14 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
     return int(peak)
 
 
-def graph_bytes(generation: Generation, recipe: Recipe) -> int:
-    """Room for captured CUDA graphs, where the build estimates it."""
+def graph_bytes(recipe: Recipe) -> int:
+    """Room for captured CUDA graphs as vLLM estimates it."""
     if recipe.flags.get("enforce-eager"):
         return 0
     guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
-    size = generation.graph_base + generation.graph_per_dcp_token * recipe.parallel.dcp * guesses
-    size += generation.graph_speculative if recipe.speculate else 0
-    return round(size * GIB)
+    size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
+    size += constant("vllm", "graph_speculative") if recipe.speculate else 0
+    return round(float(size) * GIB)
 
 
 def workspace_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
@@ -162,17 +171,16 @@ def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
     """Bytes short of starting and serving one sequence of the asked length."""
     one = math.ceil(recipe.context / (recipe.parallel.dcp * recipe.parallel.dp)) * needs.token
     inside = needs.inside + one - claim
-    outside = claim + needs.later + taken(gpu) - visible(gpu)
+    outside = claim + needs.later + gibibytes("vllm", "margin") + taken(gpu) - visible(gpu)
     return max(inside, outside)
 
 
 def _device(gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> DeviceMemory:
     kv = tokens // (recipe.parallel.dcp * recipe.parallel.dp) * needs.token + needs.window
-    workspace = needs.later - gibibytes("vllm", "margin")
-    activations = needs.activations + needs.graphs + workspace
+    activations = needs.activations + needs.graphs + needs.later
     weights = sum(needs.weights.values()) + needs.draft
-    # What the claim leaves out of the card is overhead, less the workspace that later comes from it.
-    outside = gpu.memory - claim - workspace
+    # What the claim leaves out of the card is overhead, less what later comes from it.
+    outside = gpu.memory - claim - needs.later
     overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + taken(gpu))
     free = gpu.memory - weights - kv - activations - overhead
     return DeviceMemory(
