@@ -264,11 +264,9 @@ class Session:
 def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None) -> Session:
     """Start the engine under its guard, once nothing speaks against it; it is not ready yet."""
     recipe = order.recipe
-    name = (
-        run.id
-        if not state.instances_dir().joinpath(f"{run.id}.json").exists()
-        else f"{run.id}-{time.time_ns() % 10**6}"
-    )
+    name = run.id
+    if any(one.id == name and one.alive for one in state.instances()):
+        raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
     held = [f"port-{order.launch.port}", *(f"gpu-{card}" for card in order.gpus)]
     with state.leases(held, name) as leases:
         preflight.check(recipe, order.launch, order.argv)

@@ -1,0 +1,133 @@
+"""Logs to causes: recorded failures, whatever else a log may hold, and gigabytes of it."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.core.symptom import symptoms
+from moebox.doctor.literals import required
+from moebox.doctor.logs import Search, search, search_file
+
+LOGS = Path(__file__).parents[1] / "logs"
+MOEBOX = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())"]
+
+
+@pytest.mark.parametrize(
+    ("log", "symptom"),
+    [
+        ("vllm-0.32-bad-flag.log", "start-bad-flag"),
+        ("vllm-0.32-bad-tool-parser.log", "start-bad-tool-parser"),
+        ("vllm-0.32-kv-too-small.log", "oom-context-too-long"),
+        ("vllm-0.32-moe-backend-unsupported-on-device.log", "moe-backend-unsupported"),
+        ("vllm-0.32-no-model.log", "start-no-model"),
+        ("vllm-0.32-port-in-use.log", "start-port-taken"),
+        ("vllm-0.32-worker-oom-killed-engine-dead.log", "oom-host-killer"),
+    ],
+)
+def test_a_recorded_failure_is_explained_by_its_first_cause(log: str, symptom: str) -> None:
+    """Real logs of vLLM 0.32 that failed, each in its own way."""
+    found = search_file(LOGS / log)
+    assert found.cause is not None
+    assert found.cause.symptom == symptom
+    assert re.search(next(one.pattern for one in symptoms() if one.id == symptom), found.cause.text)
+
+
+def test_a_good_start_has_no_cause() -> None:
+    """A log of vLLM that served and was stopped, warnings and all."""
+    found = search_file(LOGS / "vllm-0.32-cpu-boot.log")
+    assert found.cause is None
+
+
+def test_a_warning_is_no_cause() -> None:
+    """llama.cpp answers 500 to tool calls with --special: worth telling, but the server lives."""
+    found = search_file(LOGS / "llama.cpp-b11669-special-tool-calls.log")
+    assert found.cause is None
+    assert found.findings["parser-llama-special"].change == {"flags.special": False}
+
+
+def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
+    """The traceback of the worker comes before that of the server, and only the first is the reason."""
+    log = (
+        b"(Worker_TP0 pid=9) ERROR 11-15 02:04:02 [multiproc_executor.py:953] WorkerProc failed to start.\n"
+        b"(Worker_TP0 pid=9) ERROR 11-15 02:04:02 [multiproc_executor.py:953] Traceback (most recent call last):\n"
+        b"(Worker_TP0 pid=9) ERROR 11-15 02:04:02 [multiproc_executor.py:953] ZeroDivisionError: the real reason\n"
+        b"RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    found = search([log], engine="vllm")
+    assert found.cause is None
+    assert found.exception == "ZeroDivisionError: the real reason"
+    assert found.exception_line == 3
+
+
+def test_another_engines_symptoms_are_left_out() -> None:
+    """SGLang's remedy is of no use to vLLM."""
+    line = b"Not enough memory. Please try to increase --mem-fraction-static.\n"
+    assert search([line], engine="sglang").cause is not None
+    assert search([line], engine="vllm").cause is None
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+def test_any_bytes_are_a_log(pieces: list[bytes]) -> None:
+    """Whatever a log holds and however it is cut, reading it ends."""
+    found = search(pieces)
+    assert found.lines >= 0
+
+
+@given(cut=st.lists(st.integers(0, 18_000), max_size=8))
+def test_a_cause_is_found_however_the_log_is_cut(cut: list[int]) -> None:
+    """Streaming in pieces finds what reading at once finds, on the same line."""
+    data = (LOGS / "vllm-0.32-kv-too-small.log").read_bytes()
+    places = sorted({0, *(min(one, len(data)) for one in cut), len(data)})
+    whole = search([data]).cause
+    assert search(data[a:b] for a, b in pairwise(places)).cause == whole
+
+
+def test_memory_stays_bounded_whatever_the_log() -> None:
+    """Endless lines, endless kinds of lines: tens of megabytes leave next to nothing behind."""
+    looking = Search()
+    tracemalloc.start()
+    for number in range(60):
+        looking.feed(b"x" * 65536)
+        looking.feed(b"\n".join(b"%s%d" % (chr(97 + n % 26).encode() * (n % 300), number) for n in range(500)) + b"\n")
+    grown = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert grown < 32 * 2**20
+
+
+@pytest.mark.parametrize("symptom", [one for one in symptoms() if one.pattern], ids=lambda one: one.id)
+def test_a_symptoms_words_are_in_whatever_it_matches(symptom) -> None:  # type: ignore[no-untyped-def]
+    """The quick look for words never hides a match: each pattern needs one of them."""
+    words = required(symptom.pattern)
+    assert words
+    for line in _lines():
+        if re.search(symptom.pattern, line):
+            assert any(word in line for word in words)
+
+
+def _lines() -> list[str]:
+    return [line for log in sorted(LOGS.glob("*.log")) for line in log.read_text().splitlines()[-120:]]
+
+
+def test_the_command_explains_a_log_and_a_stream() -> None:
+    """A file by name, standard input as "-": exit 1 with the cause and the change to the recipe."""
+    log = LOGS / "vllm-0.32-kv-too-small.log"
+    done = subprocess.run([*MOEBOX, "doctor", "logs", str(log)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "in the recipe: context = 155328" in done.stdout
+    asked = [*MOEBOX, "doctor", "logs", "-", "--json"]
+    done = subprocess.run(asked, input=log.read_text(), capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["cause"]["symptom"] == "oom-context-too-long"
+
+
+def test_a_stream_that_ends_in_mid_line_is_read_to_its_end() -> None:
+    """The last line of a killed engine lacks its newline, and may be the one that matters."""
+    assert search([io.BytesIO(b"OSError: [Errno 98] Address already in use").read()]).cause is not None
