@@ -36,31 +36,36 @@ def row(found: KernelScan) -> str:
 
 def main(folder: Path, python: Path) -> None:
     """Scan everything and write the table."""
-    rows = []
-    releases = sorted(folder.glob("*-*"), key=lambda path: [int(n) for n in path.name.split("-")[1].split(".")])
-    for release in sorted(releases, key=lambda path: path.name.split("-")[0]):
-        for name in ARCHS:
-            for kv in ("bf16", "fp8"):
-                request = Request(
-                    engine=release.name.split("-")[0],
-                    arch=arch(name),
-                    model=catalogue.model("kimi-k2.6"),
-                    kv=kv,
-                    site_packages=release,
-                    python=python,
-                )
-                found = scan(request)
-                rows.append(row(found))
-                print(
-                    release.name,
-                    name,
-                    kv,
-                    len(found.launches),
-                    [(b.kernel, b.shared_bytes) for b in found.bad][:3],
-                    flush=True,
-                )
+    releases = sorted(folder.glob("*-*"), key=lambda path: (path.name.split("-")[0], numbers(path.name)))
     out = Path(__file__).parent.parent / "src/moebox/data/kernels.toml"
-    out.write_text(HEAD + "\n".join(rows))
+    rows: list[str] = []
+    for name in ARCHS:
+        for release in releases:
+            for kv in ("bf16", "fp8"):
+                found = look(release, name, kv, python)
+                rows.append(row(found))
+                out.write_text(HEAD + "\n".join(rows))
+                worst = sorted({(one.kernel, one.shared_bytes) for one in found.bad})
+                print(release.name, name, kv, len(found.launches), worst, flush=True)
+
+
+def numbers(name: str) -> list[int]:
+    """The version in "sglang-0.5.23", to sort by."""
+    return [int(part) for part in name.split("-")[1].split(".")]
+
+
+def look(release: Path, arch_name: str, kv: str, python: Path) -> KernelScan:
+    """One scan."""
+    return scan(
+        Request(
+            engine=release.name.split("-")[0],
+            arch=arch(arch_name),
+            model=catalogue.model("kimi-k2.6"),
+            kv=kv,
+            site_packages=release,
+            python=python,
+        )
+    )
 
 
 if __name__ == "__main__":

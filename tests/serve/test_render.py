@@ -13,7 +13,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.serve.schemas import COMPOSE, KUBERNETES
 
 from moebox import engines
 from moebox.cli import main
@@ -24,6 +23,7 @@ from moebox.engines.words import split
 from moebox.errors import BadInput
 from moebox.serve.recipes import model_of, read_recipe, shipped
 from moebox.serve.render import EXECUTABLE, FORMS, render
+from tests.serve.schemas import COMPOSE, KUBERNETES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
@@ -31,6 +31,7 @@ SCRIPTS = {
     "kimi-k26-vllm": "serve-kimi-k26-vllm.sh",
     "kimi-k26-sglang": "serve-kimi-k26-sglang.sh",
 }
+FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 HYBRID = Recipe(
     name="two-cards",
@@ -205,6 +206,7 @@ def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path)
 )
 def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
     """Whatever the name, path or flag holds, bash hands it to the engine as it is and runs nothing of it."""
+    name = name.lstrip("-") or "x"
     recipe = changed(
         read_recipe("kimi-k26-vllm"),
         {"served_name": name, "checkpoint": f"/w/{name}", "env": {"X": name}, "flags": {"chat-template": name}},
@@ -329,13 +331,61 @@ def test_a_unit_has_one_start_line_with_the_engines_flags():
 
 
 @pytest.mark.parametrize(
-    ("name", "form", "message"),
-    [("kimi-k26-community", "k8s", "preset"), ("kimi-k26-community", "slurm", "Slurm")],
+    ("name", "form", "changes", "message"),
+    [
+        ("kimi-k26-community", "k8s", {}, "preset"),
+        ("kimi-k26-community", "slurm", {}, "Slurm"),
+        ("kimi-k26-vllm", "k8s", {"checkpoint": "/data/kimi"}, "pods do not see"),
+        ("kimi-k26-vllm", "script", {"listen.port": 0}, "listen.port"),
+        ("kimi-k26-vllm", "systemd", {"runtime.kind": "docker", "runtime.setup": "pip install x"}, "runtime.setup"),
+    ],
 )
-def test_a_form_that_cannot_be_is_refused(name: str, form: Any, message: str):
+def test_a_form_that_cannot_be_is_refused(name: str, form: Any, changes: dict[str, Any], message: str):
     """Rather than write a file that cannot work."""
     with pytest.raises(BadInput, match=message):
-        render(read_recipe(name), None, form)
+        render(changed(read_recipe(name), changes), None, form)
+
+
+@pytest.mark.parametrize(
+    ("script", "program", "given", "expected"),
+    [  # the command lines of "Kimi K2.6, Tiny Box, Real Victory", to the letter
+        (
+            "serve-kimi-k26-community-docker.sh",
+            "docker",
+            f"{FIRST} MAX_MODEL_LEN=65536 GPU_MEMORY_UTILIZATION=0.90 PORT=5000",
+            {
+                "--max-model-len": "65536",
+                "--gpu-memory-utilization": "0.90",
+                "--port": "5000",
+                "--kv-cache-dtype": "fp8",
+            },
+        ),
+        (
+            "serve-kimi-k26-vllm.sh",
+            "vllm",
+            f"{FIRST} MAX_MODEL_LEN=65536 GPU_MEMORY_UTILIZATION=0.92 PORT=8000",
+            {"--served-model-name": "Kimi-K2.6", "--gpu-memory-utilization": "0.92", "--port": "8000"},
+        ),
+        ("serve-kimi-k26-sglang.sh", "sglang", "", {"--tool-call-parser": "kimi_k2", "--reasoning-parser": "kimi_k2"}),
+        (
+            "serve-kimi-k26-community-docker.sh",
+            "docker",
+            "ENABLE_EAGLE3=1 EAGLE3_MODEL=lightseekorg/kimi-k2.6-eagle3",
+            {"--attention-backend": "TRITON_MLA", "--decode-context-parallel-size": "4"},
+        ),
+    ],
+)
+def test_the_posts_commands_run(script: str, program: str, given: str, expected: dict[str, str], tmp_path: Path):
+    """Variables before the script, as published, end up in the engine's flags; every flag is the engine's own."""
+    env = stand_in(tmp_path / "bin", program) | dict(one.split("=", 1) for one in given.split())
+    done = subprocess.run([ROOT / "scripts" / script], env=env, capture_output=True, text=True, check=True)
+    argv = json.loads(done.stdout)["argv"]
+
+    assert {flag: argv[argv.index(flag) + 1] for flag in expected} == expected
+    assert ("lightseekorg/kimi-k2.6-eagle3" in " ".join(argv)) == ("ENABLE_EAGLE3" in given)
+    engine = "sglang" if program == "sglang" else "vllm"
+    first = argv.index("--model-path" if engine == "sglang" else "--served-model-name")
+    flags.check(engine, "", split(argv[first:], flags.catalogue(engine)))  # type: ignore[arg-type]
 
 
 def test_no_form_names_moebox_at_run_time():

@@ -18,6 +18,7 @@ from typing import Any
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
 
+JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
 Word = tuple[str, ...]  # one flag with its values, or a positional
 
 
@@ -163,7 +164,7 @@ def _check_values(known: Catalogue, version: str, spec: Spec, name: str, values:
             raise BadInput(
                 f"{where}: {title}'s {name} does not take {value!r}", hint=f"choices: {', '.join(spec.choices)}"
             )
-    if values and values[0].startswith("{"):
+    if values and values[0].startswith("{") and JSON.search(spec.long):  # a chat template may begin so too
         for key in _keys(values[0], f"{where}: {name}"):
             _check_key(known, version, spec, key, where)
 

@@ -59,7 +59,7 @@ def _ranges(recipe: Recipe) -> None:
             raise BadInput(f"{path}: {value} is less than {bound}")
     if recipe.memory_utilization is not None and not 0 < recipe.memory_utilization <= 1:
         raise BadInput(f"memory_utilization: {recipe.memory_utilization} is not a share between 0 and 1")
-    if not 1 <= recipe.listen.port <= 65535:
+    if not 0 <= recipe.listen.port <= 65535:  # 0: any that is free
         raise BadInput(f"listen.port: {recipe.listen.port} is not a port")
     if spread.gpus % spread.nodes:
         raise BadInput(f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
@@ -67,6 +67,9 @@ def _ranges(recipe: Recipe) -> None:
         raise BadInput(
             f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(KV[recipe.engine])}"
         )
+    for path, text in (("served_name", recipe.served_name), ("checkpoint", recipe.checkpoint)):
+        if text.startswith("-"):
+            raise BadInput(f"{path}: {text!r} would be taken for a flag")
     if not re.fullmatch(r"[\w.-]+", recipe.name):
         raise BadInput(f"name: {recipe.name!r} may hold letters, digits, dots and dashes only")
 

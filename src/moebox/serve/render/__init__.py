@@ -13,7 +13,7 @@ from moebox.core.model import Model
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.engines import check
 from moebox.serve.render import cluster, machine
-from moebox.serve.render.pieces import assigned, quoted, refuse_embedded
+from moebox.serve.render.pieces import assigned, quoted, refuse_unfit
 
 Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -42,7 +42,7 @@ CONTEXTS: dict[Form, Callable[[Recipe, Model | None], dict[str, Any]]] = {
 def render(recipe: Recipe, model: Model | None, form: Form) -> str:
     """The text of the file."""
     check(recipe, model)
-    refuse_embedded(recipe)
+    refuse_unfit(recipe)
     recipe = _as_kind(recipe, form)
     check(recipe, model)
     context = CONTEXTS[form](recipe, model)

@@ -7,7 +7,7 @@ from typing import Any
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
-from moebox.engines.assemble import around_image, image
+from moebox.engines.assemble import around_image, image, weights_folder
 from moebox.errors import BadInput
 from moebox.serve.render import machine
 from moebox.serve.render import pieces as parts
@@ -39,6 +39,10 @@ def k8s(recipe: Recipe, model: Model | None) -> dict[str, Any]:
             f"runtime.preset: {recipe.runtime.preset!r} wants the host's network and privileges",
             hint="render it as script, compose or systemd, on the machine itself",
         )
+    folder = weights_folder(recipe)
+    if folder and not folder.startswith("/models"):
+        hint = "put it on the volume for weights and name it /models/…, or use a Hub repository"
+        raise BadInput(f"checkpoint: pods do not see {folder} of this machine", hint=hint)
     many = recipe.parallel.nodes > 1
     opened = _open(recipe)
     whole = pieces(opened, model, node=LEADER if many else None, variable=False)

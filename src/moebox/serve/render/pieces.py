@@ -13,7 +13,7 @@ from moebox.core.model import Model
 from moebox.core.recipe import Recipe, Speculate
 from moebox.engines import ENGINES, Engine, Node
 from moebox.engines.assemble import contained, network
-from moebox.engines.flags import Word, is_flag, newest
+from moebox.engines.flags import Word, newest
 from moebox.errors import BadInput
 
 PLAIN = r"[\w./:@,+=-]*"  # needs no quoting anywhere in bash
@@ -193,16 +193,12 @@ def _interpolated(part: Var, text: str) -> str:
     return text if part.times == 1 else _times(part)
 
 
-def refuse_embedded(recipe: Recipe) -> None:
-    """What is embedded in moebox cannot stand without it."""
+def refuse_unfit(recipe: Recipe) -> None:
+    """What cannot stand without moebox is not rendered."""
     if recipe.runtime.kind == "embedded":
         raise BadInput(
             "an embedded engine runs inside moebox and cannot be rendered to stand alone",
             hint='runtime.kind = "native" uses the llama-server on PATH',
         )
-
-
-def flags_of(piece: Piece) -> str:
-    """The flag's name, or "" for a positional."""
-    head = piece[0][0]
-    return head if isinstance(head, str) and is_flag(head) else ""
+    if not recipe.listen.port:
+        raise BadInput("listen.port: a file that stands alone needs a port of its own", hint="e.g. 8000")
