@@ -9,6 +9,7 @@ import pytest
 from moebox import wire
 from moebox.cli import main
 from moebox.core.recipe import Recipe
+from tests.checkpoint import tiny
 
 BOX = ["--box", "8x-rtx-pro-6000-server"]
 ATTIC = ["--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s"]
@@ -136,3 +137,17 @@ def test_serving_pins_are_honoured(capsys: pytest.CaptureFixture[str]) -> None:
     assert (parallel["tp"], parallel["pp"], parallel["dcp"], parallel["ep"]) == (4, 2, 2, True)
     assert (recipe["memory_utilization"], recipe["context"], recipe["runtime"]["preset"]) == (0.93, 32768, "")
     assert recipe["speculate"]["method"] == "eagle3"
+
+
+def test_models_on_disk_are_planned_like_those_of_the_catalogue(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A folder with config.json and a .gguf file, with and without cards; the recipe points at the path."""
+    folder = tiny.folder(tmp_path / "kimi", tiny.KIMI)
+    assert planned(capsys, str(folder), "--box", "8x-b200")["recipe"]["engine"] == "vllm"
+    file = tiny.gguf(tmp_path / "tiny.gguf", tiny.DEEPSEEK2, tiny.TENSORS)
+    for words in (["--box", "1x-rtx-5090"], ["--box", "2x-rtx-4090", "--ram", "64GiB"], ["--ram", "32GiB"]):
+        recipe = planned(capsys, str(file), *words)["recipe"]
+
+        assert recipe["engine"] == "ik_llama.cpp"
+        assert recipe["checkpoint"] == str(file)

@@ -162,15 +162,17 @@ def forecast(rows: tuple[Forecast, ...]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("context", justify="right")
     for number in streams:
-        table.add_column(f"{number} stream{'s' if number > 1 else ''}", justify="right")
+        table.add_column(f"{number} stream" if number == 1 else str(number), justify="right")
     table.add_column("prompt read in", justify="right")
+    table.add_column("at tok/s", justify="right")
     for context in sorted({row.context for row in rows}):
         cells = {row.concurrency: row for row in rows if row.context == context}
         first = next(iter(cells.values()))
         table.add_row(
             count(context),
             *(tok_s(cells[n].decode_tok_s).removesuffix(" tok/s") if n in cells else "-" for n in streams),
-            f"{seconds(first.ttft_s)} ({count(first.prefill_tok_s)} tok/s)",
+            seconds(first.ttft_s),
+            count(first.prefill_tok_s),
         )
     one = rows[0]
     low, high = one.low_tok_s / one.decode_tok_s - 1, one.high_tok_s / one.decode_tok_s - 1
