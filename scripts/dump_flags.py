@@ -134,8 +134,7 @@ def actions(asked: argparse.Namespace) -> list[dict]:
         if asked.source:
             sys.path.insert(0, str(asked.source))
         parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
-        make = importlib.import_module("vllm.entrypoints.openai.cli_args").make_arg_parser
-        parser = make(parser)
+        parser = vllm_arguments().make_arg_parser(parser)
     else:
         if asked.source:
             stub_sglang(asked.source)
@@ -144,6 +143,14 @@ def actions(asked: argparse.Namespace) -> list[dict]:
         {"flags": action.option_strings, "nargs": action.nargs, "choices": list(action.choices or [])}
         for action in parser._actions
     ]
+
+
+def vllm_arguments() -> types.ModuleType:
+    """The module that builds the parser of `vllm serve`: it moved between 0.20 and 0.32."""
+    try:
+        return importlib.import_module("vllm.entrypoints.launchers.cli_args")
+    except ModuleNotFoundError:
+        return importlib.import_module("vllm.entrypoints.openai.cli_args")
 
 
 def stub_sglang(source: Path) -> None:

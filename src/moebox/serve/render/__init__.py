@@ -4,6 +4,7 @@ Nothing that is rendered needs moebox at run time, and no secret is ever written
 """
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def _as_kind(recipe: Recipe, form: Form) -> Recipe:
     return dataclasses.replace(recipe, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
+@functools.cache
 def _template(name: str) -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
