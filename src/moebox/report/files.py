@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moebox.errors import Outside
+from moebox.report.expect import foretold
 from moebox.report.page import Page, html, page_of
 from moebox.report.reading import read
 from moebox.store import Run
@@ -11,7 +12,7 @@ from moebox.store import Run
 
 def report(runs: Sequence[Run], *, title: str = "") -> Page:
     """What there is to say about these runs."""
-    return page_of([read(run) for run in runs], title=title)
+    return page_of([foretold(read(run)) for run in runs], title=title)
 
 
 def write_report(

@@ -127,7 +127,7 @@ class Attempt:
     remedy: str = ""
     started: float = 0.0
     ended: float = 0.0
-    facts: tuple[tuple[str, str], ...] = ()
+    command: str = ""
     source: str = ""
 
 

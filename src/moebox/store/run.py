@@ -35,8 +35,8 @@ def runs_dir() -> Path:
 class Run:
     """One run's folder."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
         self.lost: dict[str, int] = {}  # file -> writes that a full disk refused
         self._lock: BinaryIO | None = None
         self._told = False

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,33 +12,23 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.report.reading import climbed, happened, measured, planned, verified
 from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
-from moebox.report.story import Story
+from moebox.report.story import Device, Story
 from moebox.store import FORMAT, Run
 from moebox.store.listing import stamp_of
 
 T = TypeVar("T")
 OURS = {
     "run.json",
-    "recipe.toml",
-    "box.toml",
-    "plan.json",
     "events.jsonl",
+    "plan.json",
+    "story.json",
+    "verify.json",
     "climb.json",
-    "climb",
-    "verdicts",
-    "measurements",
-    "report.html",
-    "report.pdf",
-    "report.md",
-    "kernels",
-    "kernels.json",
-    "best.toml",
-    "launch.sh",
-    "configs",
-    "patches",
-    "logs",
-    "recipes",
+    "compare.json",
+    "answers.json",
 }
+OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
+OURS |= {"report.html", "report.pdf", "report.md", "launch.sh"}
 
 
 def read(run: Run) -> Story:
@@ -58,6 +49,7 @@ def read(run: Run) -> Story:
     levels, unread = measured.read(run.path / "measurements")
     rungs, unreadable = verified.read(run.path / "verdicts")
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
+    told = attempt(gaps, lambda: run.read_json("story.json"))
     attempts = happened.attempts_of(journal.events)
     real, kv_tokens, real_note = happened.real_of(journal.events)
     moments = [event["time"] for event in journal.events if event["time"] > 0]
@@ -72,14 +64,14 @@ def read(run: Run) -> Story:
         ended=max(moments, default=0.0),
         version=words(about, "moebox"),
         live=run.held,
-        simulation=simulated(about, journal.events, levels),
+        simulation=truth(told, "simulated") or simulated(about, journal.events, levels),
         imported=truth(about, "imported"),
         sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
         box=box,
         box_notes=tuple(texts(about, "box_notes")),
         recipe=recipe,
         planned=plan,
-        real=tuple(real),
+        real=tuple(filled(real, box)),
         real_note=real_note,
         kv_tokens=kv_tokens,
         facts=facts_of(about, journal.events),
@@ -88,12 +80,35 @@ def read(run: Run) -> Story:
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.events)),
         problems=tuple(happened.problems_of(journal.events, attempts)),
-        phases=tuple(happened.phases_of(journal.events)),
+        phases=tuple(steps_of(told) or happened.phases_of(journal.events)),
         commands=commands_of(run.path, about, journal.events),
         versions=versions_of(about, box, journal.events),
         notes=tuple(texts(about, "notes")),
         gaps=tuple(gaps),
     )
+
+
+def steps_of(told: Any) -> list[tuple[str, float, float]]:
+    """The steps of a whole story, one after the other."""
+    spans, clock = [], 0.0
+    for row in rows(told, "steps"):
+        took = figure(row, "seconds") or 0.0
+        if took > 0:
+            spans.append((words(row, "name"), clock, clock + took))
+        clock += took
+    return spans
+
+
+def filled(devices: list[Device], box: Box | None) -> list[Device]:
+    """Cards that told their parts but not their size get it from the box; what nobody accounts for stays blank."""
+    made = []
+    for device in devices:
+        number = re.search(r"\d+$", device.name)
+        place = int(number[0]) if number else 0
+        known = box.gpus[place].memory if box and number and place < len(box.gpus) else 0
+        spent = sum(device.parts.values())
+        made.append(replace(device, total=float(known)) if known > spent and device.total <= spent * 1.0001 else device)
+    return made
 
 
 def attempt(gaps: list[str], reading: Callable[[], T]) -> T | None:

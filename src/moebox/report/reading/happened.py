@@ -3,6 +3,7 @@
 Kinds are matched by their words, not by one exact list, so that journals of other versions still tell their story.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -50,13 +51,25 @@ def attempt_of(number: int, row: dict[str, Any]) -> Attempt:
         number=number,
         outcome=row.get("outcome_seen", "RUNNING"),
         model=words(row, "model", "checkpoint"),
-        configuration=words(row, "configuration", "title") or command_of(row),
+        configuration=words(row, "configuration", "title") or engine_of(row),
+        command=command_of(row),
         why=hide_keys(words(row, "why", "reason", "cause", "error", "message") or words(finding, "title", "cause")),
         remedy=words(row, "remedy") or words(finding, "remedy"),
         started=0.0 if undated else row["started"],
         ended=0.0 if undated else row["ended"],
         source=words(row, "source"),
     )
+
+
+def engine_of(row: dict[str, Any]) -> str:
+    """The engine and the cards it was given."""
+    cards = texts(row, "gpus")
+    words_ = [
+        words(row, "engine"),
+        f"GPU {', '.join(cards)}" if cards else "",
+        f"port {words(row, 'port')}" if row.get("port") else "",
+    ]
+    return ", ".join(word for word in words_ if word)
 
 
 def command_of(row: dict[str, Any]) -> str:
@@ -74,19 +87,28 @@ def problems_of(events: Sequence[Event], attempts: Sequence[Attempt]) -> list[Pr
         if tail not in ("finding", "symptom", "problem") and event["kind"] != "finding":
             continue
         data = inner(event["data"], "finding", "symptom") or event["data"]
-        title = words(data, "title", "name", "symptom", "id") or "unnamed problem"
+        cause = words(data, "cause")
+        title = (
+            words(data, "title", "name") or first_sentence(cause) or words(data, "symptom", "id") or "unnamed problem"
+        )
         before = found.get(title)
         found[title] = Problem(
             title=title,
-            cause=words(data, "cause", "text"),
+            cause=cause if cause.rstrip(".") != title.rstrip(".") else "",
             remedy=words(data, "remedy", "remedy_text"),
-            excerpt=hide_keys(words(data, "excerpt", "line", "match")),
+            excerpt=hide_keys(words(data, "excerpt", "text", "match")),
             severity=words(data, "severity") or "warning",
             source=words(data, "source"),
             count=(before.count if before else 0) + 1,
             mended=truth(data, "mended") or mended,
         )
     return list(found.values())
+
+
+def first_sentence(text: str) -> str:
+    """The beginning of a text, as a title."""
+    head = re.split(r"(?<=[.;:]) ", text, maxsplit=1)[0].rstrip(".;:")
+    return head if len(head) <= 140 else head[:139] + "…"
 
 
 def real_of(events: Sequence[Event]) -> tuple[list[Device], float | None, str]:

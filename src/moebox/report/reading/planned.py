@@ -68,8 +68,8 @@ def device_of(row: dict[str, Any]) -> Device:
         put(parts, "draft", figure(row, "draft", "draft_bytes"))
     put(parts, "in use", figure(row, "used_bytes"))
     put(parts, "KV cache", figure(row, "kv", "kv_bytes"))
-    graphs = figure(row, "activations", "activations_bytes", "compute_bytes")
-    put(parts, "activations", graphs)
+    for name in ("activations", "activations_bytes", "compute_bytes", "activation_bytes", "graph_bytes"):
+        put(parts, "activations", figure(row, name))
     both = figure(row, "overhead_bytes")  # activations included, where those are given apart
     put(parts, "overhead", figure(row, "overhead") if both is None else both - (figure(row, "activations_bytes") or 0))
     put(parts, "unused", figure(row, "unused", "unused_bytes"))

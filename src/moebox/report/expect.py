@@ -1,0 +1,97 @@
+"""What this moebox would have promised for a run: memory, rates and serving figures of exactly what was measured.
+
+A plan says what to expect of a recipe in general; here the planner is asked for the loads that were really driven, so
+that plan and measurement can stand side by side. Where the run brings its own plan, its memory and reasons stay.
+"""
+
+from dataclasses import replace
+
+from moebox.core import catalogue
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.errors import MoeboxError
+from moebox.planner.memory import budget
+from moebox.planner.simulate import Workload, rules_of, simulate
+from moebox.planner.speed import Speed
+from moebox.report.reading.planned import planned_of
+from moebox.report.story import Expected, Level, Planned, Story
+from moebox.wire import plain
+
+MOST_LEVELS = 16
+PROMPT = 4096  # tokens; prompt processing is forecast for this length where none is given
+
+
+def foretold(story: Story) -> Story:
+    """The story with what the planner expects of its loads; unchanged where model, box or checkpoint is unknown."""
+    if story.recipe is None or story.box is None or (story.planned and served(story.planned)):
+        return story
+    try:
+        model, checkpoint = found(story.recipe)
+        memory = budget(story.box, model, checkpoint, story.recipe)
+        speed = Speed.of(story.box, model, checkpoint, story.recipe)
+        rows = [row for level in story.levels[:MOST_LEVELS] if (row := expected(level, speed, story, memory.kv_tokens))]
+    except (MoeboxError, KeyError, AssertionError, ArithmeticError):
+        return story
+    own = planned_of({"memory": plain(memory)})
+    assert own is not None
+    if story.planned:
+        return replace(story, planned=replace(story.planned, rows=(*story.planned.rows, *rows)))
+    return replace(story, planned=replace(own, rows=tuple(rows)))
+
+
+def served(plan: Planned) -> bool:
+    """It already forecasts serving, not only decode."""
+    return any(not row.decode_only for row in plan.rows)
+
+
+def found(recipe: Recipe) -> tuple[Model, Checkpoint]:
+    """The catalogue's model and checkpoint."""
+    model = catalogue.model(recipe.model)
+    return model, catalogue.checkpoint(model.name, recipe.checkpoint)
+
+
+def expected(level: Level, speed: Speed, story: Story, kv_tokens: int) -> Expected | None:
+    """One load as the planner sees it; None where it says too little of what was asked."""
+    low, high = speed.band
+    if level.tg_tok_s or level.pp_tok_s:
+        prompt = int(level.input_tokens or PROMPT)
+        rate = speed.decode_tok_s(1, prompt)
+        return Expected(
+            concurrency=level.concurrency or 1.0,
+            workload=level.workload,
+            tg_tok_s=rate,
+            pp_tok_s=speed.prefill_tok_s(prompt) if level.pp_tok_s else None,
+            low_tok_s=rate * low,
+            high_tok_s=rate * high,
+        )
+    if (
+        not (level.concurrency and level.input_tokens and level.output_tokens and level.output_tok_s)
+        or level.simulation
+    ):
+        return None
+    assert story.recipe is not None
+    work = workload(level)
+    done = simulate(speed, rules_of(story.recipe, kv_tokens), work)
+    return Expected(
+        concurrency=level.concurrency,
+        workload=level.workload,
+        output_tok_s=done.output_tok_s,
+        low_tok_s=done.output_tok_s * low,
+        high_tok_s=done.output_tok_s * high,
+        ttft_ms=done.ttft.mean * 1e3,
+        tpot_ms=done.tpot.mean * 1e3,
+    )
+
+
+def workload(level: Level) -> Workload:
+    """What was asked, as the simulation takes it; one request a slot where their number is not known."""
+    together = int(level.concurrency or 1)
+    requests = int(level.requests or level.completed or together)
+    uniform = level.raw.get("lengths") == "uniform"
+    return Workload(
+        input=max(int(level.input_tokens or 1), 1),
+        output=max(int(level.output_tokens or 1), 1),
+        requests=max(min(requests, 20 * together), 1),
+        concurrency=together,
+        lengths="uniform" if uniform else "fixed",
+    )
