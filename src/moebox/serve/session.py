@@ -56,6 +56,7 @@ def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Or
     if not recipe.listen.port:
         port = preflight.free_port(recipe.listen.host)
         recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
+    engines.check(recipe, model)  # settings that cannot be meant, flags the engine does not have
     launch = engines.launch(recipe, model)
     argv = engines.command(recipe, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
