@@ -1,7 +1,7 @@
 /* An OpenAI-compatible server that streams on an exact schedule and knows the truth.
  *
  * Every request gets its first token `ttft_us` after it arrived and one more each `itl_us`; both 0: as fast as the
- * socket takes them. Each chunk carries "ts", the CLOCK_MONOTONIC nanosecond at which it was handed to the kernel, and the
+ * socket takes them. The text of each token is the CLOCK_MONOTONIC nanosecond at which it was handed to the kernel, and the
  * server remembers all of them, so that what a client reports can be held against what happened. A request's arrival is the
  * kernel's receive timestamp of its first byte: neither the server's own lateness nor the client's clock is in it.
  *
@@ -134,13 +134,13 @@ static void make_chunks(void) {
   for (int chat = 0; chat < 2; chat++)
     for (int kind = 0; kind < 3; kind++) {
       char words[4096] = "", event[12000];
-      for (int i = 0; i < config.per_chunk; i++) strcat(words, " the");
+      for (int i = 0; i < config.per_chunk; i++) strcat(words, i ? " the" : " 000000000000000000");
       int n = frame(event, chat);
       n += sprintf(event + n, chat ? "{\"index\":0,\"delta\":" : "{\"index\":0,\"text\":");
       n += sprintf(event + n, chat ? delta[kind] : "\"%s\"", words);
-      sprintf(event + n, ",\"logprobs\":null,\"finish_reason\":null}],\"ts\":\"000000000000000000\"}\n\n");
+      sprintf(event + n, ",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
       chunk[chat][kind].length = framed(chunk[chat][kind].text, event);
-      chunk[chat][kind].stamp = (int)(strstr(chunk[chat][kind].text, "\"ts\":\"") - chunk[chat][kind].text) + 6;
+      chunk[chat][kind].stamp = (int)(strstr(chunk[chat][kind].text, " 000000") - chunk[chat][kind].text) + 1;
     }
 }
 

@@ -1,0 +1,26 @@
+"""Endpoint to measurements: workloads, a load generator that is never the bottleneck, and every figure defined once."""
+
+from typing import Any
+
+from moebox.core.endpoint import Endpoint
+
+
+def quick(
+    endpoint: Endpoint,
+    *,
+    concurrency: int,
+    requests: int,
+    input_tokens: int,
+    output_tokens: int,
+    seed: int = 0,
+    warmup: int = 0,
+) -> dict[str, Any]:
+    """One closed-loop measurement of random prompts, in vLLM's field names (docs/metrics.md)."""
+    from moebox.bench.measure import look, measure
+    from moebox.bench.vocabulary import text_for
+    from moebox.core.measure import Load, Workload
+
+    subject = look(endpoint, text_for(endpoint))
+    workload = Workload(input_tokens=input_tokens, output_tokens=output_tokens, seed=seed)
+    load = Load(concurrency=min(concurrency, requests), requests=requests)
+    return measure(subject, workload, load, warmup=warmup).result

@@ -60,12 +60,12 @@ def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> 
     """
     chunks = len(sizes)
     if chunks and len(counts) == chunks and all(a <= b for a, b in itertools.pairwise(counts)):
-        return array("I", [now - before for before, now in zip([0, *counts[:-1]], counts, strict=True)])
+        return array("H", [min(65535, now - before) for before, now in zip([0, *counts[:-1]], counts, strict=True)])
     if total <= 0 or total == chunks or not chunks:
-        return array("I", [1]) * chunks
+        return array("H", [1]) * chunks
     if total < chunks:
         upto = [-(-i * total // chunks) for i in range(chunks + 1)]  # rounded up, so that the first event carries one
-        return array("I", [after - before for before, after in itertools.pairwise(upto)])
+        return array("H", [after - before for before, after in itertools.pairwise(upto)])
     return _surplus(sizes, total - chunks)
 
 
@@ -75,11 +75,11 @@ def _surplus(sizes: Sequence[int], surplus: int) -> "array[int]":
     whole = sum(weights)
     if not whole:
         weights, whole = [1] * len(sizes), len(sizes)
-    tokens, given, seen = array("I"), 0, 0
+    tokens, given, seen = array("H"), 0, 0
     for weight in weights:
         seen += weight
         upto = (surplus * seen * 2 + whole) // (2 * whole)  # rounded, so that the sum is exact
-        tokens.append(1 + upto - given)
+        tokens.append(min(65535, 1 + upto - given))
         given = upto
     return tokens
 

@@ -51,8 +51,9 @@ class Exchange:
         path: str = "/chat/completions",
         timeout_s: float = 600.0,
         headers: dict[str, str] | None = None,
+        target: dial.Target | None = None,
     ) -> None:
-        target = dial.target_of(endpoint.base_url)
+        target = target or dial.target_of(endpoint.base_url)
         data = json.dumps({**body, "stream": True}).encode()
         request = dial.head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
         self._where = f"{target.host}:{target.port}"
@@ -141,13 +142,14 @@ def ask(
     path: str = "/chat/completions",
     timeout_s: float = 600.0,
     headers: dict[str, str] | None = None,
+    target: dial.Target | None = None,
 ) -> Reply:
-    """Send one request, read its stream to the end."""
+    """Send one request, read its stream to the end. `target` stands for the endpoint's URL where TLS needs settings."""
     said: dict[int, list[str]] = {CONTENT: [], REASONING: []}
     times: list[float] = []
     seen: list[Event] = []
     first_content: float | None = None
-    with Exchange(endpoint, body, path=path, timeout_s=timeout_s, headers=headers) as exchange:
+    with Exchange(endpoint, body, path=path, timeout_s=timeout_s, headers=headers, target=target) as exchange:
         for at, event in exchange:
             seen.append(event)
             if event.kind:

@@ -2,25 +2,24 @@
 
 A Tape is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed them
 late and many at once: nothing here looks at a clock or a socket. However the same bytes are cut, the tape is the same.
-Segments of the usual shape (one chunk holding one event holding one delta) never meet a JSON decoder; all others take
-the long way through `Body`, the event splitter and `decode`.
+Segments that look like the one before but for their text (see `shape`) never meet a JSON decoder; all others take the
+long way through `Body`, the event splitter and `decode`.
 """
 
 from array import array
 from collections.abc import Sequence
 
 from moebox.stream.body import Body
-from moebox.stream.events import CONTENT, REASONING, Event, decode, describe, tokens_by_chunk
-
-# The delta's first key tells what it carries when its value opens with a non-empty string.
-_OPENINGS = ((b'content":"', CONTENT), (b'reasoning_content":"', REASONING), (b'reasoning":"', REASONING))
+from moebox.stream.events import Event, decode, describe, tokens_by_chunk
+from moebox.stream.shape import Shape, pieces, shape_of
 
 
 class Tape:
     """One reply on record. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
 
     __slots__ = (
-        "_long",
+        "_all",
+        "_shape",
         "body",
         "cached_tokens",
         "completion_tokens",
@@ -51,7 +50,8 @@ class Tape:
         self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
         self.keep = keep
         self.text: list[str] = []
-        self._long = keep  # text wanted, or usage in every event: each one must be decoded
+        self._shape: Shape | None = None  # of the event before, when the next may be told by its bytes alone
+        self._all = keep  # text wanted, or usage in every event: each one must be decoded
 
     @property
     def complete(self) -> bool:
@@ -65,28 +65,35 @@ class Tape:
 
     def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
         """Take what was read; `times[i]` is when `segments[i]` came."""
-        body, put_time, put_kind, put_size = self.body, self.times.append, self.kinds.append, self.sizes.append
-        for segment, time in zip(segments, times, strict=True):
-            if body.between and not self._long:
-                head = segment.find(b"\r\n", 0, 10)
-                end = len(segment) - 2
-                if (
-                    head > 0
-                    and segment.find(b"\n", head + 2) == end - 2
-                    and segment.startswith(b'data: {"', head + 2)
-                    and segment.endswith(b"}\n\n\r\n")
-                    and b'"finish_reason":null' in segment
-                    and b'"usage":{' not in segment
-                    and _size(segment[:head]) == end - head - 2
-                ):
-                    kind = _opening(segment)
-                    if kind:
-                        put_time(time)
-                        put_kind(kind)
-                        put_size(end - head - 10)  # less "data: " and the blank line, as the long way counts
-                        self.events += 1
-                        continue
-            self._long_way(segment, time)
+        at, count = 0, len(segments)
+        while at < count:
+            at += self._alike(segments, times, at)
+            if at < count:
+                self._several(segments[at], times[at])
+                at += 1
+
+    def _alike(self, segments: Sequence[bytes], times: Sequence[int], at: int) -> int:
+        """Take the segments from `at` on that have the shape of the event before; how many they are."""
+        shape = self._shape
+        if shape is None or not self.body.between:
+            return 0
+        run = shape.run(segments, at)
+        if run > at:
+            self.times.extend(times[at:run])
+            self.kinds.extend([shape.kind] * (run - at))
+            self.sizes.extend(shape.sizes(segments[at:run]))
+            self.events += run - at
+        return run - at
+
+    def _several(self, segment: bytes, time: int) -> None:
+        """Take a segment that may be many chunks that came together, or begin or end inside one."""
+        parts = pieces(segment)
+        times, at = [time] * len(parts), 0
+        while at < len(parts):
+            at += self._alike(parts, times, at)
+            if at < len(parts):
+                self._long_way(parts[at], time)
+                at += 1
 
     def end(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
@@ -126,6 +133,8 @@ class Tape:
                     self.error = f"an event that is not JSON: {payload[:60]!r}"
                 continue
             self._note(event, len(payload), time)
+            if event.kind and not self._all and not event.usage and not event.finish:
+                self._shape = shape_of(payload, event.kind)
 
     def _note(self, event: Event, size: int, time: int) -> None:
         if event.error and not self.error:
@@ -138,7 +147,7 @@ class Tape:
             self.cached_tokens, self.reasoning_tokens = cached, reasoning
         if event.kind:
             if event.usage:
-                self._long = True
+                self._all, self._shape = True, None
                 self.counts.append(max(0, self.completion_tokens))
             self.times.append(time)
             self.kinds.append(event.kind)
@@ -159,23 +168,3 @@ class Tape:
             return
         self.events, self.done = 1, True
         self._note(event, len(payload), time)
-
-
-def _size(digits: bytes) -> int:
-    try:
-        return int(digits, 16)
-    except ValueError:  # chunk extensions and garbage take the long way
-        return -1
-
-
-def _opening(segment: bytes) -> int:
-    at = segment.find(b'"delta":{"') + 10
-    if at < 10:
-        at = segment.find(b'"text":"') + 8
-        return CONTENT if at >= 8 and segment[at] != 34 and segment.find(b'"delta"') < 0 else 0
-    for opening, kind in _OPENINGS:
-        if segment.startswith(opening, at):
-            if segment[at + len(opening)] == 34:  # the quote that closes an empty string
-                return 0
-            return 0 if kind == REASONING and b'"content":"' in segment else kind  # both: let the long way decide
-    return 0

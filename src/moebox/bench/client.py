@@ -1,0 +1,81 @@
+"""Was the client, and not the server, the limit? What it measured of itself, and the verdict."""
+
+from collections import Counter
+from typing import Any
+
+from moebox.bench.job import Gauge
+from moebox.bench.metrics import percentiles
+from moebox.bench.samples import BYTES_PER_CHUNK, Samples
+
+SATURATED = 0.9  # of a core, over the whole run: beyond it a queue builds up in front of the client
+MERGED = 0.01  # of tokens that shared a read with the one before them
+
+
+def client(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None) -> dict[str, Any]:
+    """The `client` part of a result; `reasons` is empty when the client kept up.
+
+    `open_loop` is one without a limit on what is in flight: there a late request is the client's fault.
+    """
+    tokens = max(1, len(samples.time))
+    lag = [sum(gauge.lag[i] for gauge in gauges) for i in range(128)]
+    late = _send_lag(samples)
+    result: dict[str, Any] = {
+        "clock": "kernel" if all(gauge.clock == "kernel" for gauge in gauges) else "user",
+        "workers": len(gauges),
+        "cpu_s": sum(gauge.cpu_s for gauge in gauges),
+        "cpu_share": max((gauge.cpu_s / gauge.wall_s for gauge in gauges if gauge.wall_s), default=0.0),
+        "peak_cpu_share": max((gauge.peak_cpu_share for gauge in gauges), default=0.0),
+        "cpu_us_per_token": sum(gauge.cpu_s for gauge in gauges) / tokens * 1e6,
+        "read_lag_p50_ms": lag_at(lag, 0.5),
+        "read_lag_p99_ms": lag_at(lag, 0.99),
+        "read_lag_max_ms": lag_at(lag, 1.0),
+        "send_lag_p99_ms": late,
+        "merged_share": merged_share(samples),
+        "peak_ready": max((gauge.peak_batch for gauge in gauges), default=0),
+        "unstamped_reads": sum(gauge.unstamped for gauge in gauges),
+        "retried": sum(gauge.retried for gauge in gauges),
+        "bytes_per_chunk": BYTES_PER_CHUNK,
+        "peak_rss_bytes": sum(gauge.peak_rss_bytes for gauge in gauges),
+    }
+    result["reasons"] = reasons(result, open_loop=open_loop, itl_ms=itl_ms)
+    return result
+
+
+def reasons(client: dict[str, Any], *, open_loop: bool, itl_ms: float | None) -> list[str]:
+    """Why the figures would be the client's rather than the server's; [] when they are not."""
+    found = []
+    if client["cpu_share"] > SATURATED:
+        found.append(f"a client process used {client['cpu_share']:.0%} of a core; more --workers would help")
+    lag, gap = client["read_lag_p99_ms"], itl_ms or 0.0
+    if client["clock"] == "user" and lag > max(1.0, 0.05 * gap):
+        found.append(f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times")
+    if client["clock"] == "kernel" and gap and lag > gap and client["merged_share"] > MERGED:
+        found.append(f"reads were {lag:.1f} ms late (P99): {client['merged_share']:.1%} of tokens were read together")
+    if open_loop and client["send_lag_p99_ms"] > 10.0:
+        found.append(f"requests were sent {client['send_lag_p99_ms']:.0f} ms late (P99)")
+    return found
+
+
+def lag_at(lag: list[int], share: float) -> float:
+    """Milliseconds that this share of reads waited at most (upper edge of its quarter octave)."""
+    total, seen = sum(lag), 0
+    for bucket, count in enumerate(lag):
+        seen += count
+        if total and seen >= share * total:
+            return float(2 ** ((bucket + 1) / 4) - 1) / 1e3
+    return 0.0
+
+
+def merged_share(samples: Samples) -> float:
+    """Tokens' events that came out of the same read as the one before, of all."""
+    time, same = samples.time, 0
+    for request in samples.requests():
+        same += sum(time[i] == time[i - 1] for i in range(request.first + 1, request.last))
+    return same / len(time) if len(time) else 0.0
+
+
+def _send_lag(samples: Samples) -> float:
+    lags: Counter[float] = Counter(
+        max(0, sent - due) / 1e6 for sent, due in zip(samples.columns["sent"], samples.columns["due"], strict=True)
+    )
+    return percentiles(lags, [99])[0] if lags else 0.0

@@ -1,0 +1,127 @@
+"""Worker processes: start them together, listen to them, gather what they saw."""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+from moebox import wire
+from moebox.bench.job import Gauge, Job, Progress
+from moebox.bench.samples import Samples, unpack
+from moebox.errors import Outside
+
+LANES_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to within the goals (measured 2026-11-15)
+
+
+@dataclass(slots=True, kw_only=True)
+class Driven:
+    """What a run left behind."""
+
+    samples: Samples
+    gauges: list[Gauge] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class _Worker:
+    """One process and the lines it says."""
+
+    def __init__(self, job: Job) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "moebox.bench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin: IO[bytes] = self.process.stdin
+        self.stdout: IO[bytes] = self.process.stdout
+        self.ready = False
+        self.samples: Samples | None = None
+        self.gauge = Gauge()
+        self.tell({**wire.plain(job)})
+
+    def tell(self, order: object) -> None:
+        try:
+            self.stdin.write(json.dumps(order).encode() + b"\n")
+            self.stdin.flush()
+        except BrokenPipeError:
+            pass  # it says why on its way out
+
+    def hear(self) -> Progress | None:
+        """Its next line; raises Outside when it failed."""
+        line = self.stdout.readline()
+        if not line:
+            raise Outside(f"a load generator process ended early (exit code {self.process.wait()})")
+        said = json.loads(line)
+        kind, data = said["kind"], said["data"]
+        if kind == "error":
+            raise Outside(data["message"])
+        if kind == "ready":
+            self.ready = True
+        elif kind == "progress":
+            return wire.decode(Progress, data, where="progress")
+        elif kind == "result":
+            self.gauge = wire.decode(Gauge, data["gauge"], where="gauge")
+            self.samples = unpack(self.stdout.read(data["bytes"]))
+        return None
+
+    def end(self) -> None:
+        self.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.stdout.close()
+
+
+def drive(job: Job, *, watch: Callable[[list[Progress], float], None] | None = None) -> Driven:
+    """Run a job over as many workers as it asks for; Ctrl-C stops it and keeps what was measured."""
+    workers = job.load.workers or choose_workers(job)
+    crew: list[_Worker] = []
+    try:
+        crew = [_Worker(replace(job, worker=number, workers=workers)) for number in range(workers)]
+        for worker in crew:
+            while not worker.ready:
+                worker.hear()
+        return _gather(crew, watch or (lambda progress, elapsed: None))
+    finally:
+        for worker in crew:
+            worker.end()
+
+
+def choose_workers(job: Job) -> int:
+    """One process is enough below four thousand streams; never more than the cores less one, or the lanes."""
+    lanes = job.load.concurrency or 1
+    return max(1, min(-(-lanes // LANES_PER_WORKER), (os.cpu_count() or 2) - 1, lanes))
+
+
+def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None]) -> Driven:
+    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to hear it
+    for worker in crew:
+        worker.tell({"zero": zero, "wall": wall})
+    driven = Driven(samples=Samples(zero=zero, wall=wall))
+    latest: dict[int, Progress] = {}
+    with selectors.DefaultSelector() as selector:
+        for worker in crew:
+            selector.register(worker.stdout, selectors.EVENT_READ, worker)
+        while any(worker.samples is None for worker in crew):
+            try:
+                for key, _ in selector.select(0.5):
+                    if key.data.samples is None and (progress := key.data.hear()):
+                        latest[progress.worker] = progress
+                    if key.data.samples is not None:
+                        selector.unregister(key.fileobj)
+                watch(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
+            except KeyboardInterrupt:
+                driven.interrupted = True
+                for worker in crew:
+                    worker.tell("stop")
+    for worker in crew:
+        if worker.samples is not None:
+            driven.samples.extend(worker.samples)
+        driven.gauges.append(worker.gauge)
+    return driven

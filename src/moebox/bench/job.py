@@ -1,0 +1,68 @@
+"""What a worker process is told, and what it tells: plain data that crosses a pipe."""
+
+from dataclasses import dataclass, field
+
+from moebox.core.measure import Load, Workload
+from moebox.stream.dial import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Words to write prompts from, and what is known of their size in tokens."""
+
+    words: tuple[str, ...]
+    tokens_per_word: float = 1.0
+    tokens_per_code_word: float = 3.4  # of `words.code`; measured where there is a tokenizer
+    exact: bool = False  # every word is one token, wherever it stands
+    how: str = "calibrated words"  # which tokenizer said so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One worker's share of a run. The headers hold the key, so a job travels through a pipe and nowhere else."""
+
+    target: Target
+    path: str
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    model: str
+    workload: Workload
+    load: Load
+    text: Text
+    worker: int = 0
+    workers: int = 1
+    offset: int = 0  # first index: warm-up requests must not be those that are measured
+    keep_text: bool = False  # the server does not count tokens, so the replies' text is kept for a tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Gauge:
+    """What a worker knows of itself: enough to say whether it, and not the server, was the limit."""
+
+    clock: str = "kernel"
+    cpu_s: float = 0.0
+    system_s: float = 0.0  # of cpu_s, spent in the kernel
+    wall_s: float = 0.0
+    peak_cpu_share: float = 0.0  # of one core, over half a second
+    reads: int = 0
+    bytes: int = 0
+    batches: int = 0
+    peak_batch: int = 0  # sockets found readable at once
+    unstamped: int = 0  # reads the kernel gave no time for
+    retried: int = 0  # sent again because a kept connection turned out to be closed
+    naps: int = 0
+    lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by how long they waited: quarter octaves of us
+    peak_rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A worker's state, told twice a second."""
+
+    worker: int
+    sent: int
+    ended: int
+    failed: int
+    in_flight: int
+    tokens: int
+    ttft_ms: float  # mean of those that ended since the last word
+    cpu_share: float

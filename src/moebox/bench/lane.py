@@ -1,0 +1,227 @@
+"""One connection of the load generator: non-blocking, plain or TLS, and what is under way on it."""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from enum import IntEnum
+
+from moebox.bench.talk import Talk
+from moebox.stream import Tape, dial
+
+READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT
+BUFFER = 8192  # bytes asked of one read; a larger one costs more to allocate than a second read (measured 2026-11-15)
+_TIMESPEC = struct.Struct("=qq")
+
+
+class Stage(IntEnum):
+    """What the lane is doing."""
+
+    CLOSED = 0
+    CONNECTING = 1
+    HANDSHAKE = 2
+    IDLE = 3
+    BUSY = 4
+
+
+class Lane:
+    """A connection and the request on it. `datas` and `stamps` hold what was read and not yet looked at."""
+
+    __slots__ = (
+        "alive",
+        "context",
+        "datas",
+        "due",
+        "fd",
+        "fresh",
+        "kernel",
+        "mark",
+        "number",
+        "out",
+        "poller",
+        "quiet",
+        "recv",
+        "seen",
+        "sent",
+        "sock",
+        "stage",
+        "stamps",
+        "talk",
+        "tape",
+        "tls",
+        "wire_in",
+        "wire_out",
+    )
+
+    def __init__(self, number: int, poller: select.epoll, context: ssl.SSLContext | None) -> None:
+        self.number = number
+        self.poller = poller
+        self.context = context
+        self.sock: socket.socket | None = None
+        self.fd = -1
+        self.stage = Stage.CLOSED
+        self.kernel = False  # the kernel stamps what comes
+        self.fresh = True  # no request has been answered on this connection yet
+        self.talk: Talk | None = None
+        self.tape = Tape()
+        self.out = b""
+        self.due = self.sent = self.alive = 0
+        self.mark = self.seen = 0
+        self.quiet = False
+        self.datas: list[bytes] = []
+        self.stamps: list[bytes] = []
+
+    def connect(self, family: int, address: tuple[str, int]) -> str:
+        """Begin to connect; the reason when that failed at once."""
+        try:
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock.setblocking(False)
+            self.kernel = dial.tune(self.sock)
+            code = self.sock.connect_ex(address)
+        except OSError as problem:
+            self.close()
+            return reason_of(problem)
+        if code not in (0, errno.EINPROGRESS):
+            self.close()
+            return reason_of(OSError(code, os.strerror(code)))
+        self.fd, self.recv = self.sock.fileno(), self.sock.recvmsg
+        self.stage, self.fresh = Stage.CONNECTING, True
+        self.poller.register(self.fd, WRITE)
+        return ""
+
+    def connected(self, name: str) -> str:
+        """The connection attempt ended; begins TLS where asked. The reason when it failed."""
+        assert self.sock is not None
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.close()
+            return reason_of(OSError(code, os.strerror(code)))
+        self.poller.modify(self.fd, READ)
+        self.stage = Stage.IDLE
+        if self.context is not None:
+            self.wire_in, self.wire_out = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self.tls = self.context.wrap_bio(self.wire_in, self.wire_out, server_hostname=name)
+            self.stage = Stage.HANDSHAKE
+            return self.shake_hands()
+        return ""
+
+    def shake_hands(self) -> str:
+        """Go on with the TLS handshake; the reason when it failed."""
+        try:
+            self.tls.do_handshake()
+            self.stage = Stage.IDLE
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as problem:
+            self.close()
+            return f"TLS: {problem.reason or problem}"
+        return self.send(b"")
+
+    def begin(self, talk: Talk, request: bytes, due: int) -> str:
+        """Send a request; the reason when the connection is gone."""
+        self.talk, self.due = talk, due
+        self.tape = Tape(keep=talk.keep)
+        self.quiet, self.mark, self.seen = False, 0, 0
+        self.stage = Stage.BUSY
+        if self.context is not None:
+            self.tls.write(request)
+            request = b""
+        self.sent = self.alive = time.monotonic_ns()
+        return self.send(request)
+
+    def send(self, data: bytes) -> str:
+        """Send what can be sent now and the rest when the socket allows; the reason when it is gone."""
+        assert self.sock is not None
+        if self.context is not None:
+            data = self.wire_out.read()
+        pending = self.out + data if self.out else data
+        if not pending:
+            return ""
+        try:
+            done = self.sock.send(pending)
+        except BlockingIOError:
+            done = 0
+        except OSError as problem:
+            return reason_of(problem)
+        waiting, self.out = bool(self.out), pending[done:]
+        if bool(self.out) != waiting:
+            self.poller.modify(self.fd, WRITE if self.out else READ)
+        return ""
+
+    def read(self, offset: int) -> bool:
+        """Read once, decrypting; False when the peer is gone."""
+        assert self.sock is not None
+        try:
+            data, side, _, _ = self.recv(BUFFER, dial.SIDE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        stamp = side[0][2] if side and len(side[0][2]) == 16 else stamp_now(offset)
+        if self.context is not None:
+            self.wire_in.write(data)
+            if self.stage is Stage.HANDSHAKE:
+                return True
+            plain = self._decrypt()
+            if plain is None:
+                return False
+            data = plain
+        if data:
+            self.datas.append(data)
+            self.stamps.append(stamp)
+        return True
+
+    def settle(self, offset: int) -> None:
+        """Look at what was read."""
+        if self.datas:
+            flat = _stamps(b"".join(self.stamps))
+            times = [
+                seconds * 1_000_000_000 + rest - offset for seconds, rest in zip(flat[::2], flat[1::2], strict=True)
+            ]
+            self.tape.feed(self.datas, times)
+            self.mark += len(self.datas)
+            self.datas.clear()
+            self.stamps.clear()
+        self.quiet = self.tape.quiet
+
+    def close(self) -> None:
+        """Hang up and forget what was read."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.poller.unregister(self.fd)
+            self.sock.close()
+        self.sock, self.fd, self.stage, self.out = None, -1, Stage.CLOSED, b""
+        self.datas.clear()
+        self.stamps.clear()
+
+    def _decrypt(self) -> bytes | None:
+        """Whatever is whole by now; None when the peer ended the TLS session badly."""
+        parts = []
+        try:
+            while part := self.tls.read(65536):
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            return b"".join(parts) or None
+        return b"".join(parts)
+
+
+def stamp_now(offset: int) -> bytes:
+    """The user-space clock in the form of a kernel stamp."""
+    return _TIMESPEC.pack(*divmod(time.monotonic_ns() + offset, 1_000_000_000))
+
+
+def reason_of(problem: OSError) -> str:
+    """An operating system error in plain words."""
+    return (problem.strerror or str(problem)).lower()
+
+
+def _stamps(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"={len(data) // 8}q", data)

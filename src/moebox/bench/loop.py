@@ -1,0 +1,371 @@
+"""The load generator: one thread, one epoll, many streams.
+
+A read is a system call, two list appends and a look at the last four bytes; what was read is parsed when a request
+ends or every so often. The kernel notes when bytes come, so the loop may be late without the figures being so: when
+many streams are busy it even naps between polls, which halves the system calls. How late it is, is measured all the
+time.
+"""
+
+import math
+import resource
+import select
+import time
+from collections.abc import Callable
+
+from moebox.bench.job import Gauge, Job, Progress
+from moebox.bench.lane import BUFFER, Lane, Stage, stamp_now
+from moebox.bench.pace import Pace
+from moebox.bench.samples import CANCELLED, COMPLETED, EMPTY, FAILED, TRUNCATED, Samples
+from moebox.bench.talk import Talk
+from moebox.bench.workloads import Source
+from moebox.stream import CONTENT, dial
+
+TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
+NAP_S = 0.001  # a twentieth of the shortest gaps between tokens that matter (20 ms)
+BUSY_READS = 1000  # reads in one tick from which on napping pays
+BATCH = 1024  # sockets taken from one poll
+UNREAD = 32  # reads kept unparsed for each stream: bounds memory at about 12 KB a stream
+BACK_OFF = 500_000_000  # ns before a lane asks again after a refusal (HTTP 429 or 503, or no connection)
+
+
+class Loop:
+    """Drives one worker's share of the load and keeps what it saw."""
+
+    def __init__(self, job: Job, source: Source, *, tell: Callable[[Progress], None]) -> None:
+        self.job, self.load = job, job.load
+        self.tell = tell
+        self.samples = Samples()
+        self.gauge = Gauge()
+        self.poller = select.epoll()
+        self.pace = Pace(job, source)
+        self._where = dial.addresses(job.target)
+        self._context = dial.tls_context(job.target) if job.target.tls else None
+        head = dial.head(job.target, job.path, length=-1, headers=job.headers, accept="text/event-stream")
+        self._head = head.replace(b"%", b"%%").replace(b"Content-Length: -1", b"Content-Length: %d")
+        self.lanes: list[Lane | None] = []  # by file descriptor
+        self._all: list[Lane] = []
+        self._idle: list[Lane] = []
+        self._offset = dial.clock_offset()
+        self._stopping = False
+        self._sent = self._tokens = self._failed = 0
+        self._ttft: list[int] = []
+
+    def connect(self) -> None:
+        """Open the connections of a closed loop before the clock starts; failures show when they are used."""
+        for _ in range(0 if self.pace.open else self.pace.lanes):
+            lane = self._open()
+            lane.connect(*self._where[0])
+            self._watch(lane)
+            if len(self._all) % 256 == 0:
+                self._await_connections(2.0)
+        self._await_connections(10.0)
+
+    def run(self, zero: int, wall: float, stopped: Callable[[], bool]) -> None:
+        """Drive the load from `zero` (CLOCK_MONOTONIC ns) until it is done or `stopped` says so."""
+        self.samples.zero, self.samples.wall = zero, wall
+        self._idle = list(reversed(self._all))
+        self.pace.start(zero)
+        usage, system = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
+        began = tick = time.monotonic_ns()
+        reads_before, cpu_before = 0, usage
+        while self.pace.pending or self._in_flight():
+            self._pump()
+            now = time.monotonic_ns()
+            if now - tick >= TICK:
+                share = (time.process_time() - cpu_before) * 1e9 / (now - tick)
+                self.gauge.peak_cpu_share = max(self.gauge.peak_cpu_share, share)
+                self._napping = self.gauge.reads - reads_before > BUSY_READS and self.gauge.clock == "kernel"
+                tick, reads_before, cpu_before = now, self.gauge.reads, time.process_time()
+                self._look_around(now, share)
+                if not self._stopping and stopped():
+                    self._stop()
+                    break
+            self.pace.tick(now)
+            self._dispatch(now)
+        self.gauge.cpu_s = time.process_time() - usage
+        self.gauge.system_s = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
+        self.gauge.wall_s = (time.monotonic_ns() - began) / 1e9
+        self.gauge.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        for lane in self._all:
+            lane.close()
+        self.poller.close()
+
+    _napping = False
+
+    def _pump(self) -> None:
+        """Wait for the network once, and read what has come."""
+        if self._napping:
+            time.sleep(NAP_S)
+        lanes, gauge, side_bytes = self.lanes, self.gauge, dial.SIDE_BYTES
+        ready = self.poller.poll(self._patience(), BATCH)
+        first = b""
+        for fd, mask in ready:
+            lane = lanes[fd]
+            if lane is None:
+                continue
+            if mask == 1 and lane.quiet:  # EPOLLIN alone, in the middle of a plain stream: the usual case
+                try:
+                    data, side, _, _ = lane.recv(BUFFER, side_bytes)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self._lost(lane)
+                    continue
+                if data:
+                    if side:
+                        stamp = side[0][2]
+                    else:
+                        stamp = stamp_now(self._offset)
+                        gauge.unstamped += 1
+                    lane.datas.append(data)
+                    lane.stamps.append(stamp)
+                    first = first or stamp
+                    if data[-4:] == b"\n\n\r\n" and len(lane.datas) < UNREAD:
+                        continue
+                    self._settle(lane)
+                    continue
+            self._event(lane, mask)
+        if ready:
+            gauge.batches += 1
+            gauge.reads += len(ready)
+            gauge.peak_batch = max(gauge.peak_batch, len(ready))
+            if first:
+                self._note_lag(first, len(ready))
+
+    def _note_lag(self, stamp: bytes, reads: int) -> None:
+        """How long the oldest read of a batch had waited when the batch was done: no read of it waited longer."""
+        now = time.monotonic_ns() + self._offset
+        lag = now - int.from_bytes(stamp[:8], "little") * 1_000_000_000 - int.from_bytes(stamp[8:], "little")
+        self.gauge.lag[min(127, int(4 * math.log2(lag / 1000 + 1))) if lag > 0 else 0] += reads
+
+    def _event(self, lane: Lane, mask: int) -> None:
+        """Anything but plain bytes in the middle of a stream."""
+        if lane.stage is Stage.CONNECTING:
+            self._up(lane, lane.connected(self.job.target.host))
+            return
+        if mask & select.EPOLLOUT and (reason := lane.send(b"")):
+            self._lost(lane, reason)
+            return
+        if not mask & ~select.EPOLLOUT:
+            return
+        alive = lane.read(self._offset)
+        while alive and mask & (select.EPOLLRDHUP | select.EPOLLHUP):
+            alive = lane.read(self._offset)
+        if lane.stage is Stage.HANDSHAKE and alive:
+            self._up(lane, lane.shake_hands())
+        elif lane.stage is Stage.BUSY:
+            self._settle(lane)
+            if not alive and lane.stage is Stage.BUSY:
+                self._lost(lane)
+        elif not alive:  # an idle connection the server gave up
+            self._drop(lane)
+
+    def _up(self, lane: Lane, reason: str) -> None:
+        """A connection is up, or could not be made."""
+        if reason:
+            self._refused(lane, reason)
+        elif lane.stage is Stage.IDLE and lane.talk is not None:
+            self._begin(lane, lane.talk, lane.due)
+
+    def _settle(self, lane: Lane) -> None:
+        tape = lane.tape
+        before = len(tape.times)
+        lane.settle(self._offset)
+        lane.quiet = lane.quiet and self._context is None
+        self._tokens += len(tape.times) - before
+        if tape.complete:
+            self._finish(lane, time.monotonic_ns())
+
+    def _lost(self, lane: Lane, reason: str = "") -> None:
+        """The connection ended under a request."""
+        talk, now = lane.talk, time.monotonic_ns()
+        lane.settle(self._offset)
+        if not lane.fresh and talk is not None and not lane.tape.body.status and not lane.mark:
+            # A kept connection may be closed just as it is used again: that is nobody's failure.
+            due = lane.due
+            self._drop(lane)
+            self.gauge.retried += 1
+            self._assign(lane, talk, due)
+            return
+        lane.tape.end(now)
+        if reason and not lane.tape.error:
+            lane.tape.error = reason
+        self._finish(lane, now)
+
+    def _refused(self, lane: Lane, reason: str) -> None:
+        """No connection: the request it was for has failed."""
+        if lane.talk is None:
+            self._drop(lane)
+            return
+        lane.sent = lane.sent or lane.due
+        lane.tape.error = reason
+        self._finish(lane, time.monotonic_ns())
+
+    def _finish(self, lane: Lane, now: int, *, outcome: int | None = None, reason: str = "") -> None:
+        """A request is over, one way or another: keep it, and let its lane go on."""
+        tape, talk = lane.tape, lane.talk
+        assert talk is not None
+        if outcome is None:
+            outcome, reason = judge(lane)
+        tokens = tape.tokens()
+        self.samples.add(
+            tape.times,
+            tokens,
+            tape.kinds,
+            reason=reason,
+            due=lane.due,
+            sent=lane.sent,
+            ended=tape.times[-1] if tape.complete and tape.times else now,
+            index=talk.index,
+            outcome=outcome,
+            status=tape.body.status,
+            prompt=tape.prompt_tokens,
+            output=tape.completion_tokens,
+            cached=tape.cached_tokens,
+            asked=talk.asked,
+            turn=talk.turn,
+        )
+        if tape.times:
+            self._ttft.append(tape.times[0] - lane.sent)
+        refused = tape.body.status in (0, 429, 503)
+        self._failed += outcome != COMPLETED
+        text = (
+            "".join(t for t, kind in zip(tape.text, tape.kinds, strict=False) if kind == CONTENT) if tape.keep else ""
+        )
+        keep_alive = tape.body.keep_alive and lane.stage is Stage.BUSY
+        lane.talk = None
+        lane.fresh = False
+        if keep_alive:
+            lane.stage, lane.quiet = Stage.IDLE, False
+            lane.datas.clear()
+            lane.stamps.clear()
+        else:
+            self._drop(lane)
+        self._idle.append(lane)
+        if not self._stopping:
+            self.pace.went(talk, text, well=outcome == COMPLETED, at=now + (BACK_OFF if refused else 0))
+
+    def _dispatch(self, now: int) -> None:
+        while self.pace.waiting and (self._idle or len(self._all) < self.pace.lanes):
+            taken = self.pace.take(now)
+            if taken is not None:
+                due, talk = taken
+                self._assign(self._idle.pop() if self._idle else self._open(), talk, due)
+
+    def _assign(self, lane: Lane, talk: Talk, due: int) -> None:
+        lane.talk, lane.due, lane.sent = talk, due, 0
+        if lane.stage is Stage.IDLE:
+            self._begin(lane, talk, due)
+        elif lane.stage is Stage.CLOSED:
+            lane.tape = type(lane.tape)(keep=talk.keep)
+            reason = lane.connect(*self._where[0])
+            self._watch(lane)
+            if reason:
+                self._refused(lane, reason)
+
+    def _begin(self, lane: Lane, talk: Talk, due: int) -> None:
+        body = talk.body()
+        self._sent += 1
+        reason = lane.begin(talk, self._head % len(body) + body, due)
+        if reason:
+            self._lost(lane, reason)
+
+    def _look_around(self, now: int, share: float) -> None:
+        """Twice a second: the clocks, timeouts, and a word to whoever watches."""
+        self._offset = dial.clock_offset()
+        for lane in self._all:
+            if lane.talk is not None:
+                self._check(lane, now)
+        ended = len(self.samples)
+        ttft = sum(self._ttft) / len(self._ttft) / 1e6 if self._ttft else 0.0
+        self._ttft.clear()
+        self.tell(
+            Progress(
+                worker=self.job.worker,
+                sent=self._sent,
+                ended=ended,
+                failed=self._failed,
+                in_flight=self._in_flight(),
+                tokens=self._tokens,
+                ttft_ms=ttft,
+                cpu_share=share,
+            )
+        )
+
+    def _check(self, lane: Lane, now: int) -> None:
+        seen = lane.mark + len(lane.datas)
+        if seen != lane.seen or not lane.alive:
+            lane.seen, lane.alive = seen, now
+            return
+        silent = (now - lane.alive) / 1e9
+        if lane.tape.done and silent > 2:  # [DONE] came, the end of the response did not
+            self._end_early(lane, now, *judge(lane))
+        elif silent > self.load.stall_s:
+            self._end_early(lane, now, FAILED, f"silent for {self.load.stall_s:g} s")
+        elif (now - (lane.sent or lane.alive)) / 1e9 > self.load.timeout_s:
+            self._end_early(lane, now, FAILED, f"not over after {self.load.timeout_s:g} s")
+
+    def _end_early(self, lane: Lane, now: int, outcome: int, reason: str) -> None:
+        lane.settle(self._offset)
+        self._drop(lane)
+        lane.sent = lane.sent or lane.due
+        self._finish(lane, now, outcome=outcome, reason=reason)
+
+    def _stop(self) -> None:
+        """Interrupted: what is under way is kept as cancelled."""
+        self._stopping = True
+        now = time.monotonic_ns()
+        for lane in self._all:
+            if lane.talk is not None:
+                self._end_early(lane, now, CANCELLED, "interrupted")
+
+    def _in_flight(self) -> int:
+        return len(self._all) - len(self._idle)
+
+    def _patience(self) -> float:
+        """Seconds the poll may wait."""
+        if self.pace.waiting and self._idle:
+            return 0
+        due = self.pace.next_due
+        return min(TICK / 1e9, max(0.0, (due - time.monotonic_ns()) / 1e9)) if due else TICK / 1e9
+
+    def _open(self) -> Lane:
+        lane = Lane(len(self._all), self.poller, self._context)
+        self._all.append(lane)
+        return lane
+
+    def _watch(self, lane: Lane) -> None:
+        if lane.fd >= len(self.lanes):
+            self.lanes.extend([None] * (lane.fd + 64 - len(self.lanes)))
+        if lane.fd >= 0:
+            self.lanes[lane.fd] = lane
+            if not lane.kernel:
+                self.gauge.clock = "user"
+
+    def _drop(self, lane: Lane) -> None:
+        if lane.fd >= 0:
+            self.lanes[lane.fd] = None
+        lane.close()
+        lane.quiet = False
+
+    def _await_connections(self, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            if not any(lane.stage in (Stage.CONNECTING, Stage.HANDSHAKE) for lane in self._all):
+                return
+            for fd, mask in self.poller.poll(0.05, BATCH):
+                lane = self.lanes[fd]
+                if lane is not None:
+                    self._event(lane, mask)
+
+
+def judge(lane: Lane) -> tuple[int, str]:
+    """What became of the request on this lane, and why."""
+    tape = lane.tape
+    if tape.error:
+        return FAILED, tape.error
+    if not (tape.done or tape.finish):
+        return (TRUNCATED, "ended without [DONE]") if tape.times else (FAILED, "ended before the first token")
+    if not tape.times:
+        return EMPTY, "no token came"
+    return COMPLETED, ""

@@ -1,0 +1,150 @@
+"""One measurement: look at the server, warm it up, drive the load, work out the figures."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moebox import __version__, wire
+from moebox.bench import metrics
+from moebox.bench.client import client
+from moebox.bench.drive import Driven, drive
+from moebox.bench.job import Job, Progress, Text
+from moebox.bench.samples import Samples
+from moebox.bench.scrape import Scraper
+from moebox.core.endpoint import Endpoint
+from moebox.core.measure import Load, Slo, Workload
+from moebox.errors import Outside
+from moebox.stream import ask, dial
+
+FORMAT = 1
+WARM = 1 << 30  # indices of warm-up requests start here, so that none of them is measured later
+Watch = Callable[[list[Progress], float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The figures, and the samples they come from."""
+
+    result: dict[str, Any]
+    samples: Samples
+
+    @property
+    def interrupted(self) -> bool:
+        """It was stopped before its end."""
+        return bool(self.result["partial"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An endpoint that was looked at: how to reach it, what it understands, how its tokens are counted."""
+
+    endpoint: Endpoint
+    target: dial.Target
+    text: Text
+    counts: bool  # its streams end with usage
+    ignores_eos: bool  # it accepts ignore_eos
+
+
+def look(endpoint: Endpoint, text: Text, *, api: str = "chat", insecure: bool = False, ca_file: str = "") -> Subject:
+    """Ask for a few tokens: is it there, does it stream, does it count, does it know ignore_eos?"""
+    target = dial.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    body: dict[str, Any] = {"model": endpoint.model, "max_tokens": 4, "stream_options": {"include_usage": True}}
+    body |= {"prompt": "one two"} if api == "completions" else {"messages": [{"role": "user", "content": "one two"}]}
+    reply = ask(endpoint, {**body, "ignore_eos": True}, path=path_of(api), target=target)
+    ignores = not reply.error
+    if reply.error and reply.status in (400, 422):
+        reply = ask(endpoint, body, path=path_of(api), target=target)
+    if reply.error:
+        raise Outside(f"{endpoint.base_url}: {reply.error}", hint="--model must be a name that /v1/models lists")
+    return Subject(
+        endpoint=endpoint,
+        target=target,
+        text=text,
+        counts=reply.completion_tokens is not None,
+        ignores_eos=ignores,
+    )
+
+
+def path_of(api: str) -> str:
+    """Below /v1."""
+    return "/completions" if api == "completions" else "/chat/completions"
+
+
+def measure(
+    subject: Subject,
+    workload: Workload,
+    load: Load,
+    *,
+    slo: Slo | None = None,
+    warmup: int = 0,
+    label: str = "",
+    watch: Watch | None = None,
+    scrape: bool = True,
+    offset: int = 0,
+) -> Measurement:
+    """Drive one load and work out what it was like."""
+    workload = replace(workload, ignore_eos=workload.ignore_eos and subject.ignores_eos)
+    job = Job(
+        target=subject.target,
+        path=path_of(workload.api),
+        headers=subject.endpoint.headers,
+        model=subject.endpoint.model,
+        workload=workload,
+        load=load,
+        text=subject.text,
+        offset=offset,
+    )
+    if warmup:
+        lanes = min(warmup, load.concurrency or warmup)
+        warm = Load(concurrency=lanes, requests=warmup * max(1, workload.turns), timeout_s=load.timeout_s)
+        if drive(replace(job, load=warm, offset=WARM + offset)).interrupted:
+            raise KeyboardInterrupt
+    with Scraper(subject.endpoint, enabled=scrape) as scraper:
+        driven = drive(job, watch=watch)
+    result = document(subject, job, driven, slo=slo, warmup=warmup, label=label)
+    result |= scraper.report(driven.samples.zero, result["duration"], result["total_output_tokens"])
+    return Measurement(result=result, samples=driven.samples)
+
+
+def document(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, warmup: int, label: str) -> dict[str, Any]:
+    """The result as it is printed and kept; its keys are listed in docs/metrics.md."""
+    load, work, samples = job.load, job.workload, driven.samples
+    figures = metrics.summary(samples, slo=slo, prompt_tokens=work.input_tokens)
+    unlimited = bool(load.rate) and not load.concurrency
+    own = client(samples, driven.gauges, open_loop=unlimited, itl_ms=figures["median_itl_ms"])
+    return {
+        "format": FORMAT,
+        "kind": "serving",
+        "tool": f"moebox {__version__}",
+        "date": time.strftime("%Y%m%d-%H%M%S", time.gmtime(samples.wall)),
+        "label": label or None,
+        "backend": "openai-chat" if work.api == "chat" else "openai",
+        "endpoint_type": "openai-chat" if work.api == "chat" else "openai",
+        "model_id": subject.endpoint.model,
+        "tokenizer_id": subject.text.how,
+        "num_prompts": len(samples),
+        "request_rate": load.rate or "inf",
+        "burstiness": load.burstiness,
+        "max_concurrency": load.concurrency or None,
+        **figures,
+        "partial": driven.interrupted,
+        "workload": wire.plain(work),
+        "load": wire.plain(load),
+        "warmup": warmup,
+        "slo": wire.plain(slo) if slo else None,
+        "token_counts": "usage" if subject.counts else "chunks",
+        "prompts_exact": subject.text.exact,
+        "errors": reasons(samples),
+        "steady": metrics.steady(samples, ramp_s=load.ramp_s),
+        "timeline": metrics.timeline(samples),
+        "speed_by_position": metrics.speed_by_position(samples),
+        "client_limited": bool(own["reasons"]),
+        "client": own,
+    }
+
+
+def reasons(samples: Samples) -> dict[str, int]:
+    """What went wrong, and how often."""
+    column = list(samples.columns["reason"])
+    return {text: column.count(i) for i, text in enumerate(samples.reasons) if i and column.count(i)}

@@ -1,0 +1,111 @@
+"""Prompt files (JSON lines, ShareGPT) and request traces, as people have them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moebox.errors import BadInput
+
+LARGEST = 2 * 2**30  # bytes of a prompts file
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is asked once."""
+
+    messages: tuple[dict[str, Any], ...]
+    output_tokens: int = 0  # 0: the workload's
+    more: dict[str, Any] = field(default_factory=dict)  # tools and the like, into the body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request of a trace."""
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+def load_prompts(name: str) -> list[Prompt]:
+    """Prompts from a file of JSON lines, a JSON list, or ShareGPT's conversations."""
+    prompts = [prompt for where, item in _items(name) if (prompt := _prompt(item, where)) is not None]
+    if not prompts:
+        raise BadInput(f"{name}: no prompt in it", hint='a line is {"prompt": "…"} or {"messages": […]}')
+    return prompts
+
+
+def load_trace(name: str) -> list[Row]:
+    """A trace: JSON lines with timestamp (ms), input_length, output_length and, where prefixes are shared, hash_ids."""
+    rows = []
+    for where, item in _items(name):
+        try:
+            row = Row(
+                at_s=float(item["timestamp"]) / 1e3,
+                input_tokens=int(item["input_length"]),
+                output_tokens=max(1, int(item["output_length"])),
+                blocks=tuple(int(block) for block in item.get("hash_ids") or ()),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise BadInput(
+                f"{where}: not a row of a trace: {problem!r}", hint="timestamp, input_length, output_length"
+            ) from None
+        rows.append(row)
+    if not rows:
+        raise BadInput(f"{name}: no request in it")
+    return sorted(rows, key=lambda row: row.at_s)
+
+
+def _items(name: str) -> Iterator[tuple[str, Any]]:
+    path = Path(name)
+    try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"{name}: more than {LARGEST:,} bytes")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{name}: cannot be read: {problem}") from None
+    if text.lstrip().startswith("["):
+        try:
+            yield from ((f"{name}[{i}]", item) for i, item in enumerate(json.loads(text)))
+        except (json.JSONDecodeError, RecursionError) as problem:
+            raise BadInput(f"{name}: not valid JSON: {problem}") from None
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{name}:{number}", json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as problem:
+                raise BadInput(f"{name}:{number}: not valid JSON: {problem}") from None
+
+
+def _prompt(item: Any, where: str) -> Prompt | None:
+    if isinstance(item, str):
+        return Prompt(messages=({"role": "user", "content": item},))
+    if not isinstance(item, dict):
+        raise BadInput(f"{where}: neither a string nor an object")
+    if "conversations" in item:
+        return _sharegpt(item["conversations"])
+    text = item.get("prompt", item.get("text"))
+    messages = item.get("messages") or ([{"role": "user", "content": text}] if isinstance(text, str) else None)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadInput(f"{where}: no prompt, messages or conversations in it")
+    tokens = item.get("output_tokens", item.get("max_tokens", 0))
+    if not isinstance(tokens, int) or tokens < 0:
+        raise BadInput(f"{where}: output_tokens is {tokens!r}")
+    more = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
+    return Prompt(messages=tuple(messages), output_tokens=tokens, more=more)
+
+
+def _sharegpt(turns: Any) -> Prompt | None:
+    """The first question of a conversation, answered at the length its answer had (four characters a token)."""
+    if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
+        return None
+    ask, reply = turns[0], turns[1]
+    if _ROLES.get(str(ask.get("from"))) != "user" or not isinstance(ask.get("value"), str):
+        return None
+    length = len(str(reply.get("value", ""))) // 4
+    return Prompt(messages=({"role": "user", "content": ask["value"]},), output_tokens=max(4, length))

@@ -1,0 +1,175 @@
+"""What every request did, in columns: 11 bytes for each event that carried tokens, about 60 for each request.
+
+The file is one line of JSON (magic, zero of the clock, reasons, columns) and after it the columns, little-endian and
+deflated, in that order. `read` and `write` are the only code that knows this; everything else sees a `Samples`.
+"""
+
+import json
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebox.errors import BadInput
+
+MAGIC = "moebox-samples-1"
+COMPLETED, FAILED, TRUNCATED, EMPTY, CANCELLED = range(5)
+OUTCOMES = ("completed", "failed", "truncated", "empty", "cancelled")
+
+# Columns of requests and of chunks (events that carried tokens): name -> array type code. Times are CLOCK_MONOTONIC ns.
+REQUEST = {
+    "index": "I",
+    "due": "q",  # when it should have been sent
+    "sent": "q",  # when it was
+    "ended": "q",  # when its last byte came
+    "outcome": "B",
+    "reason": "H",  # index into `reasons`
+    "status": "H",
+    "prompt": "i",  # tokens; -1 where the server did not say
+    "output": "i",
+    "cached": "i",
+    "asked": "I",  # output tokens asked for
+    "turn": "H",
+    "chunks": "I",  # its rows in the chunk columns follow those of the request before
+}
+CHUNK = {"time": "q", "tokens": "H", "kind": "B"}
+BYTES_PER_CHUNK = sum(array(code).itemsize for code in CHUNK.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request; times are CLOCK_MONOTONIC ns, as in the columns."""
+
+    index: int
+    due: int
+    sent: int
+    ended: int
+    outcome: int
+    reason: str
+    status: int
+    prompt: int
+    output: int
+    cached: int
+    asked: int
+    turn: int
+    first: int  # its chunks are rows first … last of the chunk columns
+    last: int
+
+
+class Samples:
+    """Columns of requests and of their chunks."""
+
+    def __init__(self, *, zero: int = 0, wall: float = 0.0) -> None:
+        self.zero = zero  # CLOCK_MONOTONIC ns at which the run began
+        self.wall = wall  # the same moment in seconds since the epoch
+        self.reasons: list[str] = [""]
+        self.columns = {name: array(code) for name, code in REQUEST.items()}
+        self.time, self.tokens, self.kind = (array(code) for code in CHUNK.values())
+
+    def __len__(self) -> int:
+        return len(self.columns["index"])
+
+    def add(
+        self,
+        times: "array[int]",
+        tokens: "array[int]",
+        kinds: "array[int]",
+        *,
+        reason: str = "",
+        **values: int,
+    ) -> None:
+        """One request and its chunks."""
+        self.time.extend(times)
+        self.tokens.extend(tokens)
+        self.kind.extend(kinds)
+        row = {**values, "reason": self._reason(reason), "chunks": len(times)}
+        for name, column in self.columns.items():
+            column.append(row[name])
+
+    def extend(self, other: "Samples") -> None:
+        """Take in the samples of another worker of the same run."""
+        at = [self._reason(text) for text in other.reasons]
+        for name, column in self.columns.items():
+            column.extend(other.columns[name] if name != "reason" else [at[i] for i in other.columns[name]])
+        self.time.extend(other.time)
+        self.tokens.extend(other.tokens)
+        self.kind.extend(other.kind)
+
+    def requests(self) -> Iterator[Request]:
+        """Every request, in the order it ended."""
+        columns = self.columns
+        names = [name for name in REQUEST if name not in ("chunks", "reason")]
+        first = 0
+        for row in range(len(self)):
+            last = first + columns["chunks"][row]
+            reason = self.reasons[columns["reason"][row]]
+            yield Request(**{name: columns[name][row] for name in names}, reason=reason, first=first, last=last)
+            first = last
+
+    def pack(self) -> bytes:
+        """The bytes of the file."""
+        columns = {**self.columns, **dict(zip(CHUNK, (self.time, self.tokens, self.kind), strict=True))}
+        packed = [zlib.compress(_little(column).tobytes(), 1) for column in columns.values()]
+        head = {
+            "magic": MAGIC,
+            "zero": self.zero,
+            "wall": self.wall,
+            "reasons": self.reasons,
+            "columns": [[name, columns[name].typecode, len(data)] for name, data in zip(columns, packed, strict=True)],
+        }
+        return json.dumps(head).encode() + b"\n" + b"".join(packed)
+
+    def _reason(self, text: str) -> int:
+        if text in self.reasons:
+            return self.reasons.index(text)
+        if len(self.reasons) >= 1000:  # a server that names each request in its error would fill the table
+            text = "other errors"
+            if text in self.reasons:
+                return self.reasons.index(text)
+        self.reasons.append(text)
+        return len(self.reasons) - 1
+
+
+def unpack(data: bytes, where: str = "samples") -> Samples:
+    """The Samples in the bytes of a file; BadInput where they are not."""
+    line, _, rest = data.partition(b"\n")
+    try:
+        head = json.loads(line)
+        if head["magic"] != MAGIC:
+            raise ValueError(head["magic"])
+        samples = Samples(zero=head["zero"], wall=head["wall"])
+        samples.reasons = list(head["reasons"])
+        for name, code, size in head["columns"]:
+            column = array(code)
+            column.frombytes(zlib.decompress(rest[:size]))
+            rest = rest[size:]
+            if name in REQUEST:
+                samples.columns[name] = _little(column)
+            elif name in CHUNK:
+                setattr(samples, name, _little(column))
+    except (ValueError, KeyError, TypeError, zlib.error) as problem:
+        raise BadInput(f"{where}: not a file of samples ({problem!r})") from None
+    return samples
+
+
+def write(path: Path, samples: Samples) -> None:
+    """Keep samples in a file."""
+    path.write_bytes(samples.pack())
+
+
+def read(path: Path) -> Samples:
+    """The samples of a file."""
+    try:
+        return unpack(path.read_bytes(), str(path))
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
+
+
+def _little(column: "array[int]") -> "array[int]":
+    if sys.byteorder == "little" or column.itemsize == 1:
+        return column
+    swapped = column[:]
+    swapped.byteswap()
+    return swapped

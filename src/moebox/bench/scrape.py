@@ -1,0 +1,164 @@
+"""The server's own view during a run: its /metrics and the GPUs' power, lined up with the client's clock."""
+
+import contextlib
+import itertools
+import re
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from moebox.core.endpoint import Endpoint
+
+EVERY_S = 1.0
+
+# Our name -> the engines' names for it; several are tried, the first present counts. Gauges are taken as they are,
+# counters (those that end in _total) as they grew since the run began. Names as of vLLM 0.32, SGLang 0.5.23 and
+# llama.cpp b11669.
+NAMES: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred"),
+    "kv_use": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "llamacpp:kv_cache_usage_ratio",
+    ),
+    "preemptions_total": ("vllm:num_preemptions_total", "vllm:num_preemptions", "sglang:num_retracted_reqs"),
+    "prompt_tokens_total": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "llamacpp:prompt_tokens_total"),
+    "output_tokens_total": (
+        "vllm:generation_tokens_total",
+        "sglang:generation_tokens_total",
+        "llamacpp:tokens_predicted_total",
+    ),
+    "drafted_total": ("vllm:spec_decode_num_draft_tokens_total",),
+    "accepted_total": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "accept_length": ("sglang:spec_accept_length",),
+    "cache_hit_rate": ("sglang:cache_hit_rate",),
+    "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+}
+_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
+
+
+def parse(text: str) -> dict[str, float]:
+    """Prometheus text as name -> value, summed over labels; what is not a number is left out."""
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(text):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            if number == number and abs(number) != float("inf"):
+                found[name] = found.get(name, 0.0) + number
+    return found
+
+
+def pick(metrics: dict[str, float]) -> dict[str, float]:
+    """The figures we know, under our names."""
+    return {
+        ours: metrics[name]
+        for ours, names in NAMES.items()
+        if (name := next((n for n in names if n in metrics), None)) is not None
+    }
+
+
+class Scraper:
+    """Asks once a second, in a thread of the process that drives no load."""
+
+    def __init__(self, endpoint: Endpoint, *, enabled: bool = True) -> None:
+        self._endpoint = endpoint
+        self._over = threading.Event()
+        self._rows: list[tuple[int, dict[str, float]]] = []
+        self._power: list[tuple[int, float, float]] = []  # when, watts, bytes in use
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._metrics, self._gpus)]
+        self._enabled = enabled
+
+    def __enter__(self) -> Self:
+        for thread in self._threads if self._enabled else ():
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads if self._enabled else ():
+            thread.join(5)
+
+    def report(self, zero: int, duration_s: float, output_tokens: int) -> dict[str, Any]:
+        """`server` and `power` as they go into a result; None where there was nothing to ask."""
+        return {"server": series(self._rows, zero), "power": self._energy(zero, duration_s, output_tokens)}
+
+    def _metrics(self) -> None:
+        import httpx2
+
+        misses = 0
+        with httpx2.Client(timeout=3.0, headers=self._endpoint.headers) as client:
+            while misses < 3:
+                try:
+                    reply = client.get(f"{self._endpoint.root}/metrics")
+                    row = pick(parse(reply.text)) if reply.status_code == 200 else {}
+                except httpx2.HTTPError:
+                    row = {}
+                if row:
+                    self._rows.append((time.monotonic_ns(), row))
+                misses = 0 if row else misses + 1  # llama.cpp answers 501 unless started with --metrics
+                if self._over.wait(EVERY_S):
+                    return
+
+    def _gpus(self) -> None:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError:
+            return  # no driver, no GPU
+        while handles:
+            try:
+                watts = sum(pynvml.nvmlDeviceGetPowerUsage(handle) for handle in handles) / 1e3
+                used = sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+            except pynvml.NVMLError:
+                return
+            self._power.append((time.monotonic_ns(), watts, used))
+            if self._over.wait(EVERY_S):
+                return
+
+    def _energy(self, zero: int, duration_s: float, output_tokens: int) -> dict[str, Any] | None:
+        """Joules by the trapezoid rule over this machine's GPUs; the server is taken to run here."""
+        rows = [row for row in self._power if row[0] >= zero]
+        if len(rows) < 2:
+            return None
+        joules = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
+        watts = joules / ((rows[-1][0] - rows[0][0]) / 1e9)
+        return {
+            "mean_watts": watts,
+            "joules": watts * duration_s,
+            "output_tokens_per_joule": output_tokens / (watts * duration_s) if watts and duration_s else None,
+            "peak_memory_bytes": max(row[2] for row in rows),
+            "time_s": [round((row[0] - zero) / 1e9, 3) for row in rows],
+            "watts": [round(row[1], 1) for row in rows],
+        }
+
+
+def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, Any] | None:
+    """Columns over time, and what the run comes to."""
+    if not rows:
+        return None
+    names = [name for name in NAMES if any(name in row for _, row in rows)]
+    first, last = rows[0][1], rows[-1][1]
+    columns: dict[str, Any] = {"time_s": [round((at - zero) / 1e9, 3) for at, _ in rows]}
+    totals: dict[str, float] = {}
+    for name in names:
+        values = [row.get(name) for _, row in rows]
+        if name.endswith("_total"):
+            totals[name.removesuffix("_total")] = last.get(name, 0.0) - first.get(name, 0.0)
+        else:
+            known = [value for value in values if value is not None]
+            totals[f"peak_{name}"] = max(known)
+            totals[f"mean_{name}"] = sum(known) / len(known)
+        columns[name] = values
+    if totals.get("drafted"):
+        totals["acceptance"] = totals["accepted"] / totals["drafted"]
+    if totals.get("prefix_queries"):
+        totals["prefix_hit_rate"] = totals.get("prefix_hits", 0.0) / totals["prefix_queries"]
+    return {**totals, "series": columns}

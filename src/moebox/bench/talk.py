@@ -1,0 +1,40 @@
+"""What one lane says: a request, or the turns of a conversation."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Talk(Protocol):
+    """A conversation of one turn or more."""
+
+    index: int
+    turn: int
+    asked: int  # output tokens asked for in this turn
+    keep: bool  # the reply's text is needed
+
+    def body(self) -> bytes:
+        """The JSON body of the current turn."""
+
+    def hear(self, text: str) -> float | None:
+        """Take the reply; seconds until the next turn, or None when the talk is over."""
+
+
+class Single:
+    """One request."""
+
+    __slots__ = ("_make", "asked", "index", "keep", "turn")
+
+    def __init__(self, index: int, asked: int, make: Callable[[int], bytes], *, keep: bool = False) -> None:
+        self.index = index
+        self.turn = 0
+        self.asked = asked
+        self.keep = keep
+        self._make = make
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        return self._make(self.index)
+
+    def hear(self, text: str) -> float | None:
+        """It is over."""
+        return None

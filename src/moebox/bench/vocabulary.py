@@ -1,0 +1,104 @@
+"""Words whose length in tokens is known: by the server's tokenizer, a local one, or by calibration."""
+
+import importlib.util
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moebox.bench import words
+from moebox.bench.job import Text
+from moebox.core.endpoint import Endpoint
+from moebox.errors import BadInput
+
+Count = Callable[[str], int]
+
+
+def text_for(endpoint: Endpoint, *, tokenizer: str = "") -> Text:
+    """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json)."""
+    if tokenizer:
+        return calibrated(_local(tokenizer), "tokenizer.json")
+    count, how = _remote(endpoint)
+    if count is not None:
+        return calibrated(count, how)
+    return Text(words=words.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
+
+
+def calibrated(count: Count, how: str) -> Text:
+    """The common words that are one token each by `count`, or, where too few are, their mean length."""
+    single = _single(list(words.common()), count)
+    code = words.code("calibration", 2000)
+    per_code_word = count(code) / len(code.split())
+    if len(single) >= 64:
+        tests = (" ".join(single), " ".join(reversed(single)), " ".join(single[: len(single) // 2]))
+        extra = {count(test) - len(test.split()) for test in tests}
+        if extra <= {0, 1}:  # the first word, with no space before it, may take one more
+            return Text(words=tuple(single), tokens_per_code_word=per_code_word, exact=True, how=how)
+    common = words.common()
+    per_word = count(" ".join(common)) / len(common)
+    how = f"{how}, mean length"
+    return Text(words=common, tokens_per_word=per_word, tokens_per_code_word=per_code_word, how=how)
+
+
+def _single(candidates: list[str], count: Count) -> list[str]:
+    """Those that are one token each with a space before them, by halving: few questions, since most are."""
+    if not candidates:
+        return []
+    tokens = count("a " + " ".join(candidates)) - count("a")
+    if tokens == len(candidates):
+        return candidates
+    if len(candidates) == 1:
+        return []
+    half = len(candidates) // 2
+    return _single(candidates[:half], count) + _single(candidates[half:], count)
+
+
+def _remote(endpoint: Endpoint) -> tuple[Count | None, str]:
+    """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp."""
+    import httpx2
+
+    client = httpx2.Client(timeout=20.0, headers=endpoint.headers)
+
+    def ask(body: dict[str, Any]) -> list[int] | None:
+        try:
+            reply = client.post(f"{endpoint.root}/tokenize", json=body)
+            tokens = reply.json().get("tokens") if reply.status_code == 200 else None
+        except (httpx2.HTTPError, ValueError, AttributeError):
+            return None
+        return tokens if isinstance(tokens, list) else None
+
+    def vllm(text: str) -> dict[str, Any]:
+        return {"model": endpoint.model, "prompt": text, "add_special_tokens": False}
+
+    def llama(text: str) -> dict[str, Any]:
+        return {"content": text, "add_special": False}
+
+    for body in (vllm, llama):
+        short, long = ask(body("one two")), ask(body("one two three four five six"))
+        if short and long and len(long) > len(short):
+
+            def count(text: str, body: Callable[[str], dict[str, Any]] = body) -> int:
+                return len(ask(body(text)) or ())
+
+            return count, "the server's /tokenize"
+    return None, ""
+
+
+def _local(name: str) -> Count:
+    path = Path(name)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise BadInput(f"{path}: no such tokenizer file")
+    if importlib.util.find_spec("tokenizers") is None:
+        raise BadInput(f"{path} needs the tokenizers package", hint="pip install tokenizers, or leave --tokenizer out")
+    from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore]
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def spread_of(counts: list[int]) -> str:
+    """How exact prompts came out, for people: the server's own counts."""
+    if not counts:
+        return "not counted by the server"
+    return f"{min(counts)} to {max(counts)} tokens, median {statistics.median(counts):g}"

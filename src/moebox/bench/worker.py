@@ -1,0 +1,65 @@
+"""A worker process: reads its job from stdin, drives its share, writes what it saw to stdout.
+
+Out go lines of JSON ("ready", "progress", then "result" followed by the samples); in come the job, "go" with the
+clock's zero, and "stop". The end of stdin is a stop too, so that workers never outlive who started them.
+"""
+
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from typing import Any
+
+from moebox import wire
+from moebox.bench.job import Job, Progress
+from moebox.bench.loop import Loop
+from moebox.bench.workloads import open_source
+from moebox.errors import MoeboxError
+
+
+def main() -> int:
+    """Do one job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it and tells us to stop
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        job = wire.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
+        source = open_source(job.workload, job.text, job.model, keep=job.keep_text)
+        loop = Loop(job, source, tell=lambda progress: say("progress", progress))
+        loop.connect()
+    except MoeboxError as problem:
+        say("error", {"message": problem.message})
+        return problem.exit_code
+    say("ready", {})
+    order = json.loads(sys.stdin.buffer.readline() or b"null")
+    if order is None:
+        return 1
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    loop.run(order["zero"], order["wall"], _stopped)
+    payload = loop.samples.pack()
+    say("result", {"gauge": loop.gauge, "bytes": len(payload)})
+    sys.stdout.buffer.write(payload)
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def say(kind: str, data: Progress | dict[str, Any]) -> None:
+    """One line to whoever started us; nobody listening is a reason to stop."""
+    try:
+        sys.stdout.buffer.write(wire.to_json({"kind": kind, "data": data}, indent=None).encode() + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def _stopped() -> bool:
+    return bool(select.select([sys.stdin.buffer], [], [], 0)[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What is asked, request by request: a pure function of the workload, its words and an index.
+
+Prompts are cut from one long stretch of words, so that making one costs microseconds while a thousand streams run; each
+begins with words of its own, so that no two share a prefix a cache could use unless the workload says so.
+"""
+
+import itertools
+import json
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moebox.bench import words as wordlist
+from moebox.bench.job import Text
+from moebox.bench.prompts import Prompt, load_prompts, load_trace
+from moebox.bench.talk import Single, Talk
+from moebox.core.measure import Workload
+
+STRETCH = 65536  # words in the long stretch; longer prompts wrap around
+OWN = 12  # words at the head of each prompt that are its own
+BLOCK = 512  # tokens behind one hash id of a trace (the published Mooncake traces)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Talks by index. `times` are due times in seconds where the workload brings its own, `size` how many there are."""
+
+    talk: Callable[[int], Talk]
+    times: tuple[float, ...] | None = None
+    size: int | None = None
+
+
+class Stretch:
+    """Random words with the offsets to cut them by."""
+
+    def __init__(self, text: Text, seed: int) -> None:
+        self._text = text
+        draw = random.Random(f"stretch {seed}")
+        chosen = draw.choices(text.words, k=STRETCH)
+        self._starts = array("I", itertools.accumulate((len(word) + 1 for word in chosen), initial=0))
+        self._all = " ".join(chosen) + " "
+        self._seed = seed
+
+    def prompt(self, tokens: int, key: object) -> str:
+        """About `tokens` tokens (exactly, where every word is one), the same for the same key."""
+        draw = random.Random(f"{self._seed} {key}")
+        count = max(1, round(tokens / self._text.tokens_per_word))
+        own = draw.choices(self._text.words, k=min(count, OWN))
+        return " ".join(own) + self._cut(draw.randrange(STRETCH), count - len(own))
+
+    def _cut(self, at: int, count: int) -> str:
+        parts = [" "] if count > 0 else []
+        while count > 0:
+            take = min(count, STRETCH - at)
+            parts.append(self._all[self._starts[at] : self._starts[at + take]])
+            at, count = 0, count - take
+        return "".join(parts).rstrip()
+
+
+class Turns:
+    """A conversation: each turn sends everything said so far and one message more."""
+
+    __slots__ = ("_make", "_messages", "_next", "_turns", "_work", "asked", "index", "keep", "turn")
+
+    def __init__(self, index: int, work: Workload, message: Callable[[int, int], str], make: "Maker") -> None:
+        self.index, self.turn, self.asked, self.keep = index, 0, work.output_tokens, True
+        self._work, self._next, self._make = work, message, make
+        self._messages = [{"role": "user", "content": message(index, 0)}]
+
+    def body(self) -> bytes:
+        """The conversation so far."""
+        return self._make.body(messages=self._messages, tokens=self.asked)
+
+    def hear(self, text: str) -> float | None:
+        """Take the reply and think about the next message."""
+        self.turn += 1
+        if self.turn >= self._work.turns:
+            return None
+        self._messages.append({"role": "assistant", "content": text})
+        self._messages.append({"role": "user", "content": self._next(self.index, self.turn)})
+        return self._work.think_s
+
+
+class Maker:
+    """Writes request bodies for one model and API."""
+
+    def __init__(self, workload: Workload, model: str) -> None:
+        self._chat = workload.api == "chat"
+        self._common: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        self._common["temperature"] = 0.0
+        if workload.ignore_eos:
+            self._common["ignore_eos"] = True
+        self._common |= workload.extra
+
+    def body(
+        self,
+        *,
+        text: str = "",
+        messages: list[dict[str, Any]] | None = None,
+        tokens: int,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
+        """The body that asks for `tokens` tokens after this text or these messages."""
+        body = {**self._common, "max_tokens": tokens, **(more or {})}
+        if self._chat:
+            body["messages"] = messages if messages is not None else [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text if messages is None else "\n\n".join(str(m.get("content", "")) for m in messages)
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def open_source(workload: Workload, text: Text, model: str, *, keep: bool = False) -> Source:
+    """The talks of a workload."""
+    make = Maker(workload, model)
+    if workload.kind == "prompts":
+        return _from_prompts(load_prompts(workload.file), workload, make, keep)
+    stretch = Stretch(text, workload.seed)
+    if workload.kind == "trace":
+        return _from_trace(workload, stretch, make, keep)
+    if workload.kind == "turns":
+
+        def message(index: int, turn: int) -> str:
+            return stretch.prompt(workload.input_tokens, (index, turn))
+
+        return Source(lambda index: Turns(index, workload, message, make))
+    write = _writer(workload, stretch, text)
+    return Source(
+        lambda index: Single(
+            index,
+            workload.output_tokens,
+            lambda i: make.body(text=write(i), tokens=workload.output_tokens),
+            keep=keep,
+        )
+    )
+
+
+def _writer(workload: Workload, stretch: Stretch, text: Text) -> Callable[[int], str]:
+    if workload.kind == "code":
+        words = max(8, round(workload.input_tokens / text.tokens_per_code_word))
+        task = "Rewrite this module with one more field in every class and a test for every function.\n\n"
+        return lambda index: task + wordlist.code(f"{workload.seed} {index}", words)
+    if workload.kind == "prefix":
+        shared = [stretch.prompt(workload.prefix_tokens, f"prefix {i}") for i in range(max(1, workload.prefixes))]
+        return lambda index: f"{shared[index % len(shared)]} {stretch.prompt(workload.input_tokens, index)}"
+    return lambda index: stretch.prompt(workload.input_tokens, index)
+
+
+def _from_prompts(prompts: list[Prompt], workload: Workload, make: Maker, keep: bool) -> Source:
+    order = list(range(len(prompts)))
+    random.Random(f"order {workload.seed}").shuffle(order)
+
+    def talk(index: int) -> Talk:
+        prompt = prompts[order[index % len(order)]]
+        asked = prompt.output_tokens or workload.output_tokens
+        return Single(
+            index, asked, lambda _: make.body(messages=list(prompt.messages), tokens=asked, more=prompt.more), keep=keep
+        )
+
+    return Source(talk)
+
+
+def _from_trace(workload: Workload, stretch: Stretch, make: Maker, keep: bool) -> Source:
+    rows = load_trace(workload.file)
+
+    def talk(index: int) -> Talk:
+        row = rows[index % len(rows)]
+        parts = [stretch.prompt(BLOCK, f"block {block}") for block in row.blocks[: row.input_tokens // BLOCK]]
+        rest = row.input_tokens - BLOCK * len(parts)
+        parts += [stretch.prompt(rest, index)] if rest > 0 else []
+        return Single(
+            index, row.output_tokens, lambda _: make.body(text=" ".join(parts), tokens=row.output_tokens), keep=keep
+        )
+
+    first = rows[0].at_s
+    return Source(talk, times=tuple(row.at_s - first for row in rows), size=len(rows))
