@@ -55,7 +55,7 @@ def tool_parallel(rng: random.Random, *, thinking: bool) -> Task:
     tools = rng.sample(TOOLS, 2)
     wanted = [(tool.name, _arguments(rng, tool)) for tool in tools]
     asks = [rng.choice(tool.asks).format(**a) for tool, (_, a) in zip(tools, wanted, strict=True)]
-    return _task("tool_parallel", "Do two things. " + " ".join(asks), wanted, _offer(rng, tools), thinking)
+    return _task("tool_parallel", _both(asks), wanted, _offer(rng, tools), thinking)
 
 
 def _task(
@@ -98,26 +98,31 @@ def _judge_none(task: Task, reply: Reply) -> Grade:
 
 
 def tool_result(rng: random.Random, *, thinking: bool) -> Task:
-    """The call was made and its result came back; the answer has to use it."""
-    tool = rng.choice(TOOLS)
-    arguments = _arguments(rng, tool)
-    found = {key: draw(rng) for key, draw in tool.result.items()}
-    call = _calls([(tool.name, arguments)])[0]
-    turns: tuple[Message, ...] = (
-        user(rng.choice(tool.asks).format(**arguments)),
-        asked(call),
-        {"role": "tool", "tool_call_id": call.id, "name": tool.name, "content": json.dumps(found)},
-    )
+    """One call or two were made and the results came back; the answer has to use them."""
+    tools = rng.sample([tool for tool in TOOLS if tool.informs], rng.choice((1, 1, 2)))
+    arguments = [_arguments(rng, tool) for tool in tools]
+    found = [{key: draw(rng) for key, draw in tool.result.items()} for tool in tools]
+    calls = _calls([(tool.name, given) for tool, given in zip(tools, arguments, strict=True)])
+    asks = [rng.choice(tool.asks).format(**given) for tool, given in zip(tools, arguments, strict=True)]
+    results: list[Message] = [
+        {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": json.dumps(result)}
+        for call, result in zip(calls, found, strict=True)
+    ]
+    told = [tool.tell.format(**given, **result) for tool, given, result in zip(tools, arguments, found, strict=True)]
     return Task(
         family="tool_result",
-        messages=turns,
-        expect=[str(value) for value in found.values()],
-        sample=Reply(content=tool.tell.format(**arguments, **found), reasoning="The tool has answered."),
+        messages=(user(_both(asks)), asked(*calls), *results),
+        expect=[str(value) for result in found for value in result.values()],
+        sample=Reply(content=" ".join(told), reasoning="The tool has answered."),
         judge=_judge_result,
-        tools=_offer(rng, [tool]),
+        tools=_offer(rng, tools),
         thinking=thinking,
         max_tokens=room(thinking),
     )
+
+
+def _both(asks: list[str]) -> str:
+    return asks[0] if len(asks) == 1 else "Do two things. " + " ".join(asks)
 
 
 def asked(*calls: Call) -> Message:
@@ -149,6 +154,6 @@ def _same(got: Any, want: Mapping[str, Any]) -> bool:
 def _judge_result(task: Task, reply: Reply) -> Grade:
     if reply.calls:
         return no(f"called {reply.calls[0].name} again")
-    text = reply.content.replace("−", "-")
-    missing = [value for value in task.expect if value.lstrip("-") not in re.sub(r"(?<=\d),(?=\d{3})", "", text)]
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", reply.content)
+    missing = [value for value in task.expect if not re.search(rf"(?<!\w){re.escape(value.lstrip('-'))}(?!\w)", text)]
     return no(f"{missing[0]} is not in: {short(reply.content)}") if missing else yes()

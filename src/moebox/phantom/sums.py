@@ -17,12 +17,13 @@ _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 def sums(rng: random.Random, *, thinking: bool) -> Task:
-    """One sum: numbers below a thousand added or taken away, or a product up to 12 by 12."""
+    """One sum: numbers below a thousand added or taken away (below a hundred without thinking), or a product."""
     sign = rng.choice("++--*")
     if sign == "*":
         a, b = rng.randint(2, 12), rng.randint(2, 12)
     else:
-        a, b = (rng.randrange(10 ** rng.choice((1, 2, 3, 3))) for _ in range(2))
+        sizes = (1, 2, 3, 3) if thinking else (1, 2, 2, 2)
+        a, b = (rng.randrange(10 ** rng.choice(sizes)) for _ in range(2))
     if sign == "-" and a < b:
         a, b = b, a
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]

@@ -23,6 +23,7 @@ class Tool:
     asks: tuple[str, ...]
     result: Mapping[str, Draw]
     tell: str
+    informs: bool = True  # False: it acts, and a fair answer need not repeat what it returned
 
     def schema(self) -> dict[str, Any]:
         """The tool as the chat API wants it."""
@@ -83,8 +84,8 @@ TOOLS: tuple[Tool, ...] = (
         params={"order_id": ("string", "The order number")},
         draws={"order_id": words.code},
         asks=("Where is my order {order_id}?", "What is the status of order {order_id}?"),
-        result={"status": _of(["packed", "shipped", "delivered", "delayed", "cancelled"]), "days": _int(1, 30)},
-        tell="Order {order_id} is {status}, {days} days.",
+        result={"status": _of(["packed", "shipped", "delayed", "waiting"]), "days_left": _int(1, 30)},
+        tell="Order {order_id} is {status}, with {days_left} days left.",
     ),
     Tool(
         name="send_email",
@@ -97,6 +98,7 @@ TOOLS: tuple[Tool, ...] = (
         ),
         result={"message_id": words.code},
         tell="The email to {to} was sent with the id {message_id}.",
+        informs=False,
     ),
     Tool(
         name="set_timer",
@@ -106,6 +108,7 @@ TOOLS: tuple[Tool, ...] = (
         asks=("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes."),
         result={"timer_id": words.code},
         tell="The timer {timer_id} for {minutes} minutes is running.",
+        informs=False,
     ),
     Tool(
         name="convert_currency",
@@ -143,6 +146,7 @@ TOOLS: tuple[Tool, ...] = (
         ),
         result={"event_id": words.code},
         tell='The event "{title}" on {day} at {hour} has the id {event_id}.',
+        informs=False,
     ),
     Tool(
         name="get_distance",
@@ -164,6 +168,7 @@ TOOLS: tuple[Tool, ...] = (
         ),
         result={"status": _of(["on", "changed", "done"])},
         tell="The light in the {room} is set to {brightness} percent: {status}.",
+        informs=False,
     ),
     Tool(
         name="translate_text",

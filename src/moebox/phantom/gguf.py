@@ -1,0 +1,101 @@
+"""Read the phantom's GGUF with the standard library: metadata, and tensors as arrays of bfloat16.
+
+Only the tensor kinds that the phantom's file holds are known (f32, f16, q8_0).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox.errors import MoeboxError
+
+# Value kinds of the GGUF format, docs/gguf.md in ggml: kind -> struct code.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+F32, F16, Q8_0 = 0, 1, 8
+_Q8_BLOCK = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """Where one tensor lies; `shape` is outermost first."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+
+class Gguf:
+    """One file, read whole (the phantom's are below 25 MB)."""
+
+    def __init__(self, path: Path) -> None:
+        self.raw = path.read_bytes()
+        self._at = 0
+        if self.raw[:4] != b"GGUF":
+            raise MoeboxError(f"{path} is not a GGUF file", hint="reinstall moebox: the phantom's weights are damaged")
+        _, tensors, pairs = self._take("4xIQQ")
+        self.meta: dict[str, Any] = {self._text(): self._value(self._take("I")[0]) for _ in range(pairs)}
+        found = [self._tensor() for _ in range(tensors)]
+        align = self.meta.get("general.alignment", 32)
+        base = -(-self._at // align) * align
+        self.tensors = {
+            name: Tensor(shape=shape, kind=kind, start=base + offset) for name, shape, kind, offset in found
+        }
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        values = struct.unpack_from("<" + form, self.raw, self._at)
+        self._at += struct.calcsize("<" + form)
+        return values
+
+    def _text(self) -> str:
+        (size,) = self._take("Q")
+        self._at += size
+        return self.raw[self._at - size : self._at].decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            inner, size = self._take("IQ")
+            return [self._value(inner) for _ in range(size)]
+        return self._take(_SCALARS[kind])[0]
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._text()
+        (dims,) = self._take("I")
+        shape = self._take(f"{dims}Q")
+        kind, offset = self._take("IQ")
+        return name, tuple(reversed(shape)), kind, offset
+
+    def bfloat16(self, name: str) -> array[int]:
+        """A tensor's numbers as bfloat16, rounded to nearest even."""
+        floats = self.float32(name)
+        bits = array("I", floats.tobytes())
+        return array("H", [(x + 0x7FFF + ((x >> 16) & 1)) >> 16 for x in bits])
+
+    def float32(self, name: str) -> array[float]:
+        """A tensor's numbers as float32."""
+        tensor = self.tensors[name]
+        if tensor.kind == F32:
+            return array("f", self.raw[tensor.start : tensor.start + 4 * tensor.count])
+        if tensor.kind == F16:
+            return array("f", struct.unpack_from(f"<{tensor.count}e", self.raw, tensor.start))
+        return array("f", self._blocks(tensor))
+
+    def _blocks(self, tensor: Tensor) -> Iterator[float]:
+        size = tensor.count // _Q8_BLOCK * (2 + _Q8_BLOCK)
+        for scale, *steps in struct.iter_unpack("<e32b", self.raw[tensor.start : tensor.start + size]):
+            yield from [scale * step for step in steps]

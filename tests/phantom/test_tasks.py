@@ -1,0 +1,135 @@
+"""The task families: their own samples pass, other answers do not, and the judges are fair to other styles."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox.phantom.tasks import FAMILIES, Call, Reply, Task, code_in, flaw
+
+seeds = st.integers(0, 2**32)
+names = pytest.mark.parametrize("name", FAMILIES)
+
+
+def drawn(name: str, seed: int) -> Task:
+    size = {"chars": 500} if name == "needle" else {}
+    return FAMILIES[name].draw(random.Random(seed), **size)
+
+
+@names
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_the_sample_reply_passes(name: str, seed: int) -> None:
+    """What the phantom is taught to say is right by the family's own judge."""
+    task = drawn(name, seed)
+
+    assert task.grade(task.sample).why == ""
+
+
+@names
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_nothing_and_noise_are_rejected(name: str, seed: int) -> None:
+    """An empty reply, a run of marks and a loop never pass."""
+    task = drawn(name, seed)
+
+    for text in ("", "!!!!!!!!!!!!!!!!", "the the the the the the the the"):
+        assert not task.grade(Reply(content=text)).ok
+
+
+@names
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_the_neighbours_answer_is_rejected(name: str, seed: int) -> None:
+    """An answer meant for another request shows, wherever the two ask for different things."""
+    task, other = drawn(name, seed), drawn(name, seed + 1)
+    mine, theirs = task.sample, other.sample
+    loose = ("plain", "tool_none", "tool_result", "count", "code")  # here two requests may share a right answer
+    if (mine.content, mine.calls) == (theirs.content, theirs.calls) or name in loose:
+        return
+
+    assert not task.grade(theirs).ok
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=seeds, wrong=st.integers(-2000, 2000))
+def test_a_wrong_sum_is_rejected(seed: int, wrong: int) -> None:
+    """Only the right number passes."""
+    task = drawn("sums", seed)
+
+    assert task.grade(Reply(content=str(wrong))).ok == (wrong == task.expect)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds)
+def test_sums_are_right(seed: int) -> None:
+    """The number expected is the one the question asks for."""
+    task = drawn("sums", seed)
+    words = task.messages[0]["content"].replace("plus", "+").replace("minus", "-").replace("times", "*").split()
+    at = next(i for i, word in enumerate(words) if word in "+-*")
+    a, b = int(words[at - 1]), int(words[at + 1].rstrip("?."))
+
+    assert task.expect == {"+": a + b, "-": a - b, "*": a * b}[words[at]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds)
+def test_sample_code_meets_its_cases(seed: int) -> None:
+    """Our own sample function returns what the cases want."""
+    task = drawn("code", seed)
+    space: dict[str, object] = {}
+    exec(code_in(task.sample.content), space)  # noqa: S102  our own code, not a model's
+    function = space[task.expect]
+
+    assert callable(function)
+    assert [function(*case.args) for case in task.cases] == [case.want for case in task.cases]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_json_fences_and_key_order_do_not_matter(seed: int) -> None:
+    """A large model may fence its JSON and order keys as it likes; a changed value fails."""
+    task = drawn("json_object", seed)
+    turned = dict(reversed(task.expect.items()))
+    key = next(iter(turned))
+
+    assert task.grade(Reply(content=f"```json\n{json.dumps(turned, indent=2)}\n```")).ok
+    assert not task.grade(Reply(content=json.dumps(turned | {key: "something else"}))).ok
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds)
+def test_a_tool_call_with_another_argument_is_rejected(seed: int) -> None:
+    """Arguments must be the ones in the question, and no call may be left over."""
+    task = drawn("tool_call", seed)
+    call = task.sample.calls[0]
+    key = next(iter(json.loads(call.arguments)))
+    changed = json.dumps(json.loads(call.arguments) | {key: "elsewhere"})
+
+    assert not task.grade(Reply(calls=(Call(id=call.id, name=call.name, arguments=changed),))).ok
+    assert not task.grade(Reply(calls=(call, call))).ok
+    assert not task.grade(Reply(calls=(Call(id=call.id, name=call.name, arguments=call.arguments[:-1]),))).ok
+
+
+def test_extra_words_and_separators_are_allowed() -> None:
+    """Large models add words, bold and thousands separators."""
+    task = next(t for t in (drawn("tool_result", s) for s in range(99)) if any(len(v) == 4 for v in t.expect))
+    spelled = " and ".join(f"**{int(v):,}**" if v.isdigit() else v for v in task.expect)
+
+    assert task.grade(Reply(content=f"Sure! Here you go: {spelled}.")).ok
+
+
+def test_the_same_seed_draws_the_same_task() -> None:
+    """A failing probe can be repeated."""
+    first, second = (FAMILIES["tool_parallel"].draw(random.Random(5)) for _ in range(2))
+
+    assert (first.messages, first.tools) == (second.messages, second.tools)
+
+
+def test_a_healthy_text_has_no_flaw() -> None:
+    """Ordinary prose, lists and code are not taken for damage."""
+    assert flaw("The sea is deep. The sea is wide. It is blue, and people like it very much.") == ""
+    assert flaw("1. one\n2. two\n3. three\n\n```python\nx = {'a': [1, 2]}\n```\nThat is all there is to say.") == ""
+    assert flaw("word <|im_end|> word") != ""
