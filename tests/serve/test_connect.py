@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_of
-from moebox.errors import BadInput
+from moebox.core.recipe import Recipe
+from moebox.errors import AnswerIsNo, BadInput
 from moebox.serve import jsonc
+from moebox.serve.callcheck import check
 from moebox.serve.connect import CLIENTS, Reached, settings, write
+from moebox.serve.session import start
+from moebox.store import Run
 
 KEY = "s3cret-value"
 # All that Lambda's guide to Kimi K2.6 sets for Claude Code.
@@ -296,3 +300,14 @@ def test_the_served_context_is_told_to_the_client(server: Server, capsys: pytest
     assert main(["connect", "opencode", "--url", f"127.0.0.1:{server.server_port}", "--json"]) == 0
     limit = json.loads(capsys.readouterr().out)["settings"]["provider"]["moebox"]["models"]["kimi-k2.6"]["limit"]
     assert limit == {"context": 98304, "output": 32768}
+
+
+def test_a_real_server_is_called_in_both_protocols(embedded: Recipe, run: Run):
+    """llama.cpp answers Anthropic's and OpenAI's calls; a model without knowledge streams, and calls no tool."""
+    with start(embedded, run) as session:
+        seen = check("openai", session.endpoint)
+        with pytest.raises(AnswerIsNo, match="without calling the tool"):
+            check("claude-code", session.endpoint)
+
+    assert seen.protocol == "openai chat"
+    assert seen.events > 2
