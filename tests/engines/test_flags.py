@@ -91,6 +91,7 @@ def test_a_value_must_be_one_of_the_choices():
     assert "marlin" in judge("vllm", "", "--moe-backend nope")
     assert "takes one value" in judge("vllm", "", "--max-model-len")
     assert "takes no value" in judge("vllm", "", "--headless=1")
+    assert judge("llama.cpp", "", "--fim-qwen-1.5b-default --metrics") == ""  # a dot that is no key
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,4 +1,4 @@
-"""Rendered files stand alone: scripts run, YAML is what Compose and Kubernetes take, flags are the engine's own."""
+"""Rendered files: what Compose, Kubernetes and systemd take, with the engine's own flags; scripts are current."""
 
 import json
 import os
@@ -11,65 +11,23 @@ from typing import Any
 import fastjsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from moebox import engines
 from moebox.cli import main
 from moebox.core.change import changed
-from moebox.core.recipe import Recipe
 from moebox.engines import flags
 from moebox.engines.words import split
 from moebox.errors import BadInput
-from moebox.serve.recipes import model_of, read_recipe, shipped
-from moebox.serve.render import EXECUTABLE, FORMS, render
+from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.render import EXECUTABLE, render
+from tests.serve.rendered import ALL, ROOT, recipes
 from tests.serve.schemas import COMPOSE, KUBERNETES
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
     "kimi-k26-community": "serve-kimi-k26-community-docker.sh",
     "kimi-k26-vllm": "serve-kimi-k26-vllm.sh",
     "kimi-k26-sglang": "serve-kimi-k26-sglang.sh",
 }
-FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
-HYBRID = Recipe(
-    name="two-cards",
-    engine="ik_llama.cpp",
-    model="kimi-k2.6",
-    checkpoint="/models/Kimi K2.6/Kimi-K2.6-IQ3_K-00001-of-00012.gguf",
-    served_name="kimi",
-    context=131072,
-    max_seqs=2,
-    thinking=False,
-    hybrid=engines.parse_command("ik_llama.cpp", "llama-server -m x.gguf -mla 3 -amb 512 -t 15").hybrid,
-)
-
-
-def recipes() -> dict[str, Recipe]:
-    """One recipe of every shape that is rendered differently."""
-    found = {name: read_recipe(name) for name in shipped()}
-    found["hybrid"] = HYBRID
-    found["keyed"] = changed(found["kimi-k26-vllm"], {"listen.key_env": "MY_KEY", "thinking": False})
-    found["keyed-sglang"] = changed(found["kimi-k26-sglang"], {"listen.key_env": "MY_KEY"})
-    found["keyed-hybrid"] = changed(HYBRID, {"listen.key_env": "MY_KEY"})
-    found["two-nodes"] = changed(found["kimi-k26-vllm"], {"parallel.nodes": 2, "parallel.pp": 2})
-    found["two-nodes-sglang"] = changed(found["kimi-k26-sglang"], {"parallel.nodes": 2, "parallel.tp": 16})
-    found["speculating"] = changed(
-        found["kimi-k26-vllm"], {"speculate": {"method": "eagle3", "draft": "a/draft", "tokens": 2}, "vision": True}
-    )
-    return found
-
-
-def possible(name: str, form: str) -> bool:
-    """Whether this recipe has such a form at all; the others are refused in a test of their own."""
-    recipe = recipes()[name]
-    if form == "k8s":
-        return not recipe.runtime.preset
-    return form != "slurm" or recipe.runtime.kind == "native"
-
-
-ALL = [(name, form) for name in recipes() for form in FORMS if possible(name, form)]
 
 
 @pytest.mark.parametrize(("recipe", "script"), SCRIPTS.items())
@@ -134,173 +92,6 @@ def _after_entry(argv: list[str]) -> list[str]:
     return argv[place:] if argv[place] != "-m" or argv[place + 1].startswith(("/", "$")) else argv[place + 2 :]
 
 
-def stand_in(folder: Path, *names: str) -> dict[str, str]:
-    """Programs that print how they were called, first on PATH."""
-    folder.mkdir()
-    for name in names:
-        program = folder / name
-        program.write_text(
-            f"#!{sys.executable}\nimport json, os, sys\n"
-            "keep = ('VLLM_API_KEY', 'SGLANG_API_KEY', 'LLAMA_API_KEY', 'VLLM_ENGINE_READY_TIMEOUT_S')\n"
-            "files = [open(a).read() for a in sys.argv if a.startswith('/dev/fd/')]\n"
-            "print(json.dumps({'argv': sys.argv, 'env': {k: os.environ.get(k) for k in keep}, 'files': files}))\n"
-        )
-        program.chmod(0o755)
-    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": "/home/someone"}
-
-
-def run(text: str, tmp_path: Path, env: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """Run a rendered script and read what the stand-in printed."""
-    script = tmp_path / "script.sh"
-    script.write_text(text)
-    done = subprocess.run(["bash", script, *arguments], env=env, capture_output=True, text=True, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def test_a_script_runs_the_engine_as_the_recipe_says(tmp_path: Path):
-    """Without variables, the script's argv is the launch's argv."""
-    recipe = read_recipe("kimi-k26-vllm")
-    seen = run(render(recipe, model_of(recipe), "script"), tmp_path, stand_in(tmp_path / "bin", "vllm"))
-
-    assert seen["argv"][1:] == list(engines.launch(recipe, model_of(recipe)).argv[1:])
-    assert seen["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3600"
-
-
-@pytest.mark.parametrize(("name", "program"), [("kimi-k26-vllm", "vllm"), ("kimi-k26-sglang", "sglang")])
-def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path):
-    """MODEL_PATH, SERVED_MODEL_NAME, MAX_MODEL_LEN, GPU_MEMORY_UTILIZATION, PORT, ENABLE_EAGLE3 and EAGLE3_MODEL."""
-    recipe = read_recipe(name)
-    given = {
-        "MODEL_PATH": "/data/my model",
-        "SERVED_MODEL_NAME": 'a "name"',
-        "MAX_MODEL_LEN": "98304",
-        "GPU_MEMORY_UTILIZATION": "0.81",
-        "PORT": "9876",
-        "ENABLE_EAGLE3": "1",
-        "EAGLE3_MODEL": "my/draft",
-    }
-    env = stand_in(tmp_path / "bin", program) | given
-    argv = run(render(recipe, model_of(recipe), "script"), tmp_path, env, "--log-level", "debug")["argv"]
-
-    expected = changed(
-        recipe,
-        {
-            "checkpoint": given["MODEL_PATH"],
-            "served_name": given["SERVED_MODEL_NAME"],
-            "context": 98304,
-            "memory_utilization": 0.81,
-            "listen.port": 9876,
-            "speculate": {"method": "eagle3", "draft": "my/draft", "tokens": 3},
-        },
-    )
-    wanted = engines.launch(expected, model_of(recipe)).argv
-    assert sorted(argv[1:]) == sorted([*wanted[1:], "--log-level", "debug"])
-
-
-@settings(max_examples=25)
-@given(
-    name=st.text(
-        st.characters(min_codepoint=32, exclude_characters="\x7f", exclude_categories=["Cs", "Cc"]), min_size=1
-    )
-)
-def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
-    """Whatever the name, path or flag holds, bash hands it to the engine as it is and runs nothing of it."""
-    name = name.lstrip("-") or "x"
-    recipe = changed(
-        read_recipe("kimi-k26-vllm"),
-        {"served_name": name, "checkpoint": f"/w/{name}", "env": {"X": name}, "flags": {"chat-template": name}},
-    )
-    text = render(recipe, model_of(recipe), "script").replace("exec vllm serve", "printf '%s\\0' \"$X\"")
-    done = subprocess.run(["bash"], input=text.encode(), env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
-    seen = done.stdout.decode().split("\0")
-
-    assert seen[:2] == [name, f"/w/{name}"]
-    assert seen[seen.index("--served-model-name") + 1] == name
-    assert seen[seen.index("--chat-template") + 1] == name
-
-
-def test_a_line_break_in_a_recipe_is_refused():
-    """It could end a comment or a unit's line."""
-    with pytest.raises(BadInput, match=r"served_name: holds a control character"):
-        render(changed(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"}), None, "script")
-
-
-def test_the_community_script_starts_its_container(tmp_path: Path):
-    """docker gets the image, the host's network, every variable of the preset, and weights from a local folder."""
-    recipe = read_recipe("kimi-k26-community")
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    env = stand_in(tmp_path / "bin", "docker") | {"MODEL_PATH": str(weights), "NCCL_PROTO": "LL", "LD_PRELOAD": ""}
-    argv = run(render(recipe, model_of(recipe), "script"), tmp_path, env)["argv"]
-
-    image = argv.index("voipmonitor/vllm:glm51-kimi-b12x013-20260510")
-    assert argv[image + 1 : image + 4] == ["/opt/venv/bin/vllm", "serve", str(weights)]
-    options = argv[:image]
-    assert f"{weights}:{weights}:ro" in options
-    assert "NCCL_PROTO=LL" in options
-    assert "LD_PRELOAD=/opt/libnccl-pr2127.so.2.30.3" in options
-    assert options[options.index("--network") + 1] == "host"
-    flags.check("vllm", "", split(argv[image + 4 :], flags.catalogue("vllm")))
-
-
-@pytest.mark.parametrize(
-    ("name", "program"), [("keyed", "vllm"), ("keyed-sglang", "python3"), ("keyed-hybrid", "llama-server")]
-)
-def test_a_key_reaches_the_engine_and_no_command_line(name: str, program: str, tmp_path: Path):
-    """The key goes by environment, or by a file that is a pipe; the argv and the file that was rendered are clean."""
-    text = render(recipes()[name], model_of(recipes()[name]), "script")
-    seen = run(text, tmp_path, stand_in(tmp_path / "bin", program) | {"MY_KEY": "s3cret"})
-
-    assert "s3cret" not in json.dumps(seen["argv"])
-    assert "s3cret" in [*seen["env"].values(), *(file.strip() for file in seen["files"])]
-
-
-def test_a_script_without_its_key_stops(tmp_path: Path):
-    """Rather than serve without one, it says which variable is missing."""
-    script = tmp_path / "script.sh"
-    script.write_text(render(recipes()["keyed"], None, "script"))
-    done = subprocess.run(["bash", script], env=stand_in(tmp_path / "bin", "vllm"), capture_output=True, text=True)
-
-    assert done.returncode != 0
-    assert "MY_KEY" in done.stderr
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("name", "program"), [("two-nodes", "vllm"), ("two-nodes-sglang", "sglang")])
-def test_two_nodes_start_by_rank(name: str, program: str, rank: int, tmp_path: Path):
-    """Each machine runs the same script with its number; vLLM's second is headless."""
-    recipe = recipes()[name]
-    env = stand_in(tmp_path / "bin", program) | {"NODE_RANK": str(rank), "MASTER_ADDR": "10.0.0.1"}
-    argv = run(render(recipe, model_of(recipe), "script"), tmp_path, env)["argv"]
-
-    assert argv[argv.index("--nnodes") + 1] == "2"
-    assert argv[argv.index("--node-rank") + 1] == str(rank)
-    assert ("--headless" in argv) == (program == "vllm" and rank == 1)
-    meet = "--master-addr" if program == "vllm" else "--dist-init-addr"
-    assert argv[argv.index(meet) + 1].startswith("10.0.0.1")
-
-
-def test_a_slurm_job_starts_one_task_a_node(tmp_path: Path):
-    """The job's own function runs under srun, with the first node of the list as the meeting place."""
-    folder = tmp_path / "bin"
-    env = stand_in(folder, "vllm") | {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
-    (folder / "scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
-    (folder / "srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
-    for name in ("scontrol", "srun"):
-        (folder / name).chmod(0o755)
-    recipe = recipes()["two-nodes"]
-    job = tmp_path / "job.sbatch"
-    job.write_text(render(recipe, model_of(recipe), "slurm"))
-    done = subprocess.run(["bash", job], env=env, capture_output=True, text=True, check=True)
-    argv = json.loads(done.stdout.splitlines()[-1])["argv"]
-
-    assert argv[argv.index("--master-addr") + 1] == "n1"
-    assert argv[argv.index("--node-rank") + 1] == "1"
-    assert "--headless" in argv
-    assert "#SBATCH --nodes=2" in job.read_text()
-
-
 def test_a_leader_worker_set_gives_each_pod_its_rank():
     """The group's variables stand in the arguments; only the leader has a port."""
     recipe = recipes()["two-nodes"]
@@ -344,48 +135,6 @@ def test_a_form_that_cannot_be_is_refused(name: str, form: Any, changes: dict[st
     """Rather than write a file that cannot work."""
     with pytest.raises(BadInput, match=message):
         render(changed(read_recipe(name), changes), None, form)
-
-
-@pytest.mark.parametrize(
-    ("script", "program", "given", "expected"),
-    [  # the command lines of "Kimi K2.6, Tiny Box, Real Victory", to the letter
-        (
-            "serve-kimi-k26-community-docker.sh",
-            "docker",
-            f"{FIRST} MAX_MODEL_LEN=65536 GPU_MEMORY_UTILIZATION=0.90 PORT=5000",
-            {
-                "--max-model-len": "65536",
-                "--gpu-memory-utilization": "0.90",
-                "--port": "5000",
-                "--kv-cache-dtype": "fp8",
-            },
-        ),
-        (
-            "serve-kimi-k26-vllm.sh",
-            "vllm",
-            f"{FIRST} MAX_MODEL_LEN=65536 GPU_MEMORY_UTILIZATION=0.92 PORT=8000",
-            {"--served-model-name": "Kimi-K2.6", "--gpu-memory-utilization": "0.92", "--port": "8000"},
-        ),
-        ("serve-kimi-k26-sglang.sh", "sglang", "", {"--tool-call-parser": "kimi_k2", "--reasoning-parser": "kimi_k2"}),
-        (
-            "serve-kimi-k26-community-docker.sh",
-            "docker",
-            "ENABLE_EAGLE3=1 EAGLE3_MODEL=lightseekorg/kimi-k2.6-eagle3",
-            {"--attention-backend": "TRITON_MLA", "--decode-context-parallel-size": "4"},
-        ),
-    ],
-)
-def test_the_posts_commands_run(script: str, program: str, given: str, expected: dict[str, str], tmp_path: Path):
-    """Variables before the script, as published, end up in the engine's flags; every flag is the engine's own."""
-    env = stand_in(tmp_path / "bin", program) | dict(one.split("=", 1) for one in given.split())
-    done = subprocess.run([ROOT / "scripts" / script], env=env, capture_output=True, text=True, check=True)
-    argv = json.loads(done.stdout)["argv"]
-
-    assert {flag: argv[argv.index(flag) + 1] for flag in expected} == expected
-    assert ("lightseekorg/kimi-k2.6-eagle3" in " ".join(argv)) == ("ENABLE_EAGLE3" in given)
-    engine = "sglang" if program == "sglang" else "vllm"
-    first = argv.index("--model-path" if engine == "sglang" else "--served-model-name")
-    flags.check(engine, "", split(argv[first:], flags.catalogue(engine)))  # type: ignore[arg-type]
 
 
 def test_no_form_names_moebox_at_run_time():

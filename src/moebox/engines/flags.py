@@ -32,6 +32,10 @@ class Spec:
     takes: int | str = 1  # a count, or argparse's "?", "*", "+"
     choices: tuple[str, ...] = ()
 
+    def key(self, name: str) -> str:
+        """What stands after the flag's own name: "a.b" of --config.a.b, "" of --fim-qwen-1.5b-default."""
+        return "" if name in (self.name, *self.also, *self.off) else name.partition(".")[2]
+
     @property
     def long(self) -> str:
         """The spelling people read most easily: the first one with two dashes."""
@@ -50,8 +54,8 @@ class Catalogue:
 
     def find(self, name: str) -> Spec | None:
         """The flag written as `name`: an alias, a beginning of it, or with a dotted key after it."""
-        head = name.split(".", 1)[0] if name.startswith("--") or "." in name else name
-        for spelling in (head, head.replace("_", "-")):
+        head = name.partition(".")[0]
+        for spelling in (name, head, head.replace("_", "-")):
             if spelling in self.specs:
                 return self.specs[spelling]
         if self.abbreviations and head.startswith("--"):
@@ -148,8 +152,8 @@ def _check_word(known: Catalogue, version: str, word: Word, where: str) -> None:
 def _check_values(known: Catalogue, version: str, spec: Spec, name: str, values: Sequence[str], where: str) -> None:
     title = f"{known.engine} {version or known.version}"
     off = name in spec.off
-    if "." in name:
-        _check_key(known, version, spec, name.split(".", 1)[1], where)
+    if spec.key(name):
+        _check_key(known, version, spec, spec.key(name), where)
     elif (spec.takes == 0 or off) and values:
         raise BadInput(f"{where}: {title}'s {name} takes no value, got {' '.join(values)!r}")
     elif isinstance(spec.takes, int) and not off and len(values) != spec.takes:
@@ -160,7 +164,7 @@ def _check_values(known: Catalogue, version: str, spec: Spec, name: str, values:
         for row in retired().get("value", ()):
             if (row["engine"], row["old"]) == (known.engine, value) and row["flag"] in (spec.name, *spec.also):
                 raise BadInput(f"{where}: {title}'s {name} does not take {value!r}", hint=f"use {row['new']}")
-        if spec.choices and "." not in name and value not in spec.choices:
+        if spec.choices and not spec.key(name) and value not in spec.choices:
             raise BadInput(
                 f"{where}: {title}'s {name} does not take {value!r}", hint=f"choices: {', '.join(spec.choices)}"
             )

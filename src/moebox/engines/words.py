@@ -75,7 +75,7 @@ def spelled(key: str, known: Catalogue) -> str:
 
 
 def _valued(name: str, value: Flag, spec: Spec | None) -> list[Word]:
-    bare = spec is not None and spec.takes == 0 and "." not in name
+    bare = spec is not None and spec.takes == 0 and not spec.key(name)
     if isinstance(value, bool):
         if not bare:
             return [(name, str(value).lower())]
@@ -116,7 +116,7 @@ def canonical(name: str, known: Catalogue) -> str:
     spec = known.find(name)
     if spec is None:
         return name
-    key = name.split(".", 1)[1] if "." in name and name not in known.specs else ""
+    key = spec.key(name)
     return f"{spec.name}.{key}" if key else spec.name
 
 
@@ -144,7 +144,7 @@ def _take(rest: list[str], spec: Spec | None, name: str) -> list[str]:
     takes: int | str = "?" if spec is None else spec.takes
     if spec is not None and name in spec.off:
         takes = 0
-    if "." in name:
+    if spec.key(name) if spec else "." in name:
         takes = 1
     most = {"?": 1, "+": len(rest), "*": len(rest)}.get(str(takes), takes)
     taken: list[str] = []
