@@ -42,10 +42,12 @@ class Talk(http.server.BaseHTTPRequestHandler):
         self.reply(200, {"status": "ok"})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         key = os.environ.get("VLLM_API_KEY")
         if key and self.headers.get("Authorization") != f"Bearer {key}":
             self.reply(401, {"error": {"message": "Unauthorized"}})
+        elif "prompt" in asked:
+            self.complete(len(asked["prompt"].split()))
         elif self.mode == "broken-chat":
             self.reply(500, {"error": {"message": "the model produced nothing"}})
         elif self.mode == "silent-chat":
@@ -57,6 +59,13 @@ class Talk(http.server.BaseHTTPRequestHandler):
             self.reply(200, {"choices": [{"message": message}], "usage": {"completion_tokens": 1}})
             if self.mode == "dies-after-ready":
                 threading.Timer(0.3, os._exit, (7,)).start()
+
+    def complete(self, words: int) -> None:
+        if self.mode == "fails-at-length" and words > 1000:
+            say("OutOfResources: out of resource: shared memory, Required: 106496, Hardware limit: 101376")
+            self.reply(500, {"error": {"message": "EngineCore encountered an issue"}})
+        else:
+            self.reply(200, {"choices": [{"text": "x"}], "usage": {"prompt_tokens": words, "completion_tokens": 1}})
 
     def reply(self, status: int, document: object) -> None:
         body = json.dumps(document).encode()

@@ -1,6 +1,7 @@
 """`moebox up`: from a recipe to a live endpoint."""
 
 import dataclasses
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,6 +84,7 @@ def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool
     from moebox.serve.faults import LaunchFailed
     from moebox.store import Run
 
+    heed_sigterm()
     run = Run.create(recipe.name, runs=runs)
     try:
         session = attempt(recipe, run, patience_s)
@@ -109,6 +111,15 @@ def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool
     finally:
         session.stop()
     return 0
+
+
+def heed_sigterm() -> None:
+    """Make a service manager's SIGTERM stop the engine in good order, like Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def attempt(recipe: Recipe, run: Any, patience_s: float) -> Any:

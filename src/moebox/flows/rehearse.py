@@ -1,0 +1,229 @@
+"""Before a 600 GB download: the same engine and flags with few layers and no knowledge, booted and prompted for real.
+
+What breaks at start or at the first long prompt (flags, kernels, shared memory, NCCL) breaks here as well. What a
+rehearsal cannot show is said with its result.
+"""
+
+import dataclasses
+import json
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebox import checkpoint
+from moebox.core.model import Model
+from moebox.core.recipe import Hybrid, Recipe
+from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
+from moebox.serve import ask
+from moebox.serve.dummy import write_gguf
+from moebox.serve.session import PATIENCE_S, Session, start
+from moebox.serve.watch import Listener
+from moebox.store import Run
+
+# One prompt must not fit into one prefill step; these are the engines' own defaults for a step on large cards
+# (vLLM 0.32 batched tokens, SGLang 0.5.23 chunked prefill, llama.cpp -ub).
+BLOCK = {"vllm": 8192, "sglang": 8192, "llama.cpp": 512, "ik_llama.cpp": 512}
+BEYOND = 64  # tokens over the block
+DECODE = 16
+WORD = "word "  # one or two tokens in every vocabulary met so far; what it comes to is read from the answer
+ALWAYS = (
+    "loading and downloading the real weights is not rehearsed",
+    "memory is that of the layers kept; `moebox plan` does the sum for all of them",
+    "speed and answers mean nothing with dummy weights",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that worked."""
+
+    name: str
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A rehearsal that went well."""
+
+    recipe: Recipe  # what was really started
+    layers: int
+    steps: tuple[Step, ...]
+    facts: dict[str, Any]
+    not_rehearsed: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """In one sentence."""
+        return f"booted with {self.layers} layers, " + ", ".join(step.detail for step in self.steps[1:])
+
+
+def rehearse(
+    recipe: Recipe,
+    run: Run,
+    *,
+    layers: int = 0,
+    phantom: bool = False,
+    patience_s: float = PATIENCE_S,
+    listener: Listener | None = None,
+) -> Rehearsal:
+    """Boot, prompt beyond one prefill block, decode, stop; raises when any of it fails."""
+    dummy = run.path / "rehearsal.gguf"
+    try:
+        small, kept, notes = with_phantom(recipe) if phantom else reduced(recipe, dummy, layers)
+        run.event("rehearse.started", recipe=recipe.name, layers=kept, phantom=phantom)
+        began = time.monotonic()
+        with start(small, run, patience_s=patience_s, listener=listener) as session:
+            steps = [Step(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
+            steps += [long_prompt(session, small), decode(session)]
+            facts = session.facts
+    finally:
+        dummy.unlink(missing_ok=True)
+    steps.append(Step(name="down", detail="stopped", seconds=0.0))
+    run.event("rehearse.finished", steps=steps, not_rehearsed=notes)
+    return Rehearsal(recipe=small, layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
+
+
+def reduced(recipe: Recipe, dummy: Path, layers: int) -> tuple[Recipe, int, tuple[str, ...]]:
+    """The recipe with few layers and dummy weights, how many it keeps, and what that leaves out."""
+    model = model_of(recipe)
+    kept = layers or fewest(model, recipe)
+    if kept > model.layers or kept < 1:
+        raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
+    notes = [f"{model.layers - kept} of {model.layers} layers are left out", *ALWAYS]
+    small = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
+    if recipe.speculate:
+        small = dataclasses.replace(small, speculate=None)
+        notes.append("speculative decoding: its draft reads layers that are left out")
+    if recipe.parallel.nodes > 1:
+        raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
+    if recipe.engine in ("llama.cpp", "ik_llama.cpp"):
+        size = write_gguf(dummy, model, layers=kept)
+        if not model.mla:
+            notes.append("biases and head norms of this architecture: the generated GGUF has none")
+        notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)")
+        return dataclasses.replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, kept)), kept, tuple(notes)
+    return dataclasses.replace(small, flags={**recipe.flags, **dummy_flags(recipe, model, kept)}), kept, tuple(notes)
+
+
+def model_of(recipe: Recipe) -> Model:
+    """The model's shape: from the checkpoint where it is on disk, else from the catalogue."""
+    local = Path(recipe.checkpoint).expanduser()
+    try:
+        return checkpoint.resolve(str(local) if local.exists() else recipe.model)[0]
+    except MoeboxError as problem:
+        raise Unsupported(f"cannot rehearse {recipe.name}: {problem.message}", hint=problem.hint) from None
+
+
+def fewest(model: Model, recipe: Recipe) -> int:
+    """One layer of each kind, and at least one for every pipeline stage."""
+    kinds = model.dense_layers + 1 if model.moe else 1  # the dense ones come first
+    return min(model.layers, max(kinds, recipe.parallel.pp))
+
+
+def dummy_flags(recipe: Recipe, model: Model, kept: int) -> dict[str, Any]:
+    """How vLLM and SGLang are told to invent weights for fewer layers."""
+    override: dict[str, Any] = {"num_hidden_layers": kept}
+    if nested(recipe, model):  # multimodal configurations keep the text model's numbers a level down
+        override = {"text_config": override}
+    name = "hf-overrides" if recipe.engine == "vllm" else "json-model-override-args"
+    return {"load-format": "dummy", name: json.dumps(override, separators=(",", ":"))}
+
+
+def nested(recipe: Recipe, model: Model) -> bool:
+    """Whether config.json has the text model inside `text_config`."""
+    config = Path(recipe.checkpoint).expanduser() / "config.json"
+    if config.is_file():
+        return '"text_config"' in config.read_text(encoding="utf-8", errors="replace")
+    return model.vision > 0
+
+
+def placed(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
+    """The same cards with those of their expert layers that are kept."""
+    if hybrid is None:
+        return None
+    cards = tuple(tuple(layer for layer in layers if layer < kept) for layers in hybrid.experts)
+    return dataclasses.replace(hybrid, experts=cards)
+
+
+def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
+    """The recipe with the phantom's weights: few layers that do know something."""
+    from moebox import phantom
+
+    ggml = recipe.engine in ("llama.cpp", "ik_llama.cpp")
+    weights = phantom.gguf_path() if ggml else phantom.hf_path()
+    if not weights.exists():
+        raise Unsupported("the phantom's weights are not in this installation", hint="rehearse without --phantom")
+    model = checkpoint.resolve(str(weights))[0]
+    if recipe.parallel.gpus > 1 and model.attention.heads % recipe.parallel.tp:
+        raise Unsupported(f"the phantom's {model.attention.heads} heads cannot be divided by TP {recipe.parallel.tp}")
+    small = dataclasses.replace(
+        recipe,
+        model="phantom",
+        checkpoint=str(weights),
+        context=min(recipe.context or phantom.CONTEXT, phantom.CONTEXT),
+        speculate=None,
+        hybrid=placed(recipe.hybrid, model.layers),
+        listen=dataclasses.replace(recipe.listen, port=0),
+    )
+    notes = ("the real model's shapes: the phantom is far smaller", *ALWAYS[:2], "speed means nothing with the phantom")
+    return small, model.layers, notes
+
+
+def long_prompt(session: Session, recipe: Recipe) -> Step:
+    """One prompt that needs more than one prefill step, counted by the server itself."""
+    own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
+    block = own or BLOCK[recipe.engine]
+    room = (recipe.context or 4096) - DECODE - 1
+    wanted = min(block + BEYOND, room)
+    began, words, counted = time.monotonic(), max(wanted // 4, 8), 0
+    while counted < wanted:
+        counted, problem = prompted(session, WORD * words, tokens=DECODE)
+        if problem and counted == 0:
+            raise AnswerIsNo(
+                f"{recipe.engine} failed at a prompt of about {words} words: {problem}", hint=explain(session)
+            )
+        grown = round(words * 1.02 * wanted / counted) + 4
+        if counted >= wanted or words >= grown:
+            break
+        words = grown
+    over = "more" if counted > block else "not more, for the context is no longer,"
+    detail = f"answered a prompt of {counted:,} tokens ({over} than a prefill block of {block:,})"
+    return Step(name="long prompt", detail=detail, seconds=time.monotonic() - began)
+
+
+def decode(session: Session) -> Step:
+    """A short prompt with a longer answer."""
+    began = time.monotonic()
+    _, problem = prompted(session, "Count to twenty:", tokens=4 * DECODE)
+    if problem:
+        raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=explain(session))
+    return Step(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
+
+
+def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:
+    """The prompt's tokens as the server counted them, and what went wrong, if anything."""
+    endpoint = session.endpoint
+    body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
+    headers = {"Content-Type": "application/json", **endpoint.headers}
+    request = urllib.request.Request(  # noqa: S310  (our own loopback)
+        f"{endpoint.base_url}/completions", data=json.dumps(body).encode(), headers=headers
+    )
+    answer = ask.fetch(request, ask.CHAT_WAIT_S)
+    while session.watch.look():
+        pass
+    if not answer.good:
+        return 0, f"HTTP {answer.status}: {ask.said(answer.text)}" if answer.status else ask.said(answer.text)
+    try:
+        return int(json.loads(answer.text)["usage"]["prompt_tokens"]), ""
+    except (ValueError, LookupError, TypeError):
+        return 0, "an answer without usage"
+
+
+def explain(session: Session) -> str:
+    """What the log says about it."""
+    session.watch.search.finish()
+    cause = session.watch.search.cause
+    return f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"

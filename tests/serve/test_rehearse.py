@@ -1,0 +1,74 @@
+"""Rehearsals: the real embedded engine with a generated GGUF, and what other engines are told to invent."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moebox import engines
+from moebox.core import catalogue
+from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.errors import AnswerIsNo, BadInput
+from moebox.flows.rehearse import fewest, reduced, rehearse
+from moebox.serve.recipes import model_of, read_recipe
+from moebox.store import Run
+
+Acting = Callable[..., Recipe]
+
+
+def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded: Recipe, run: Run) -> None:
+    """llama.cpp with a generated file of the same shapes; the file and the process are gone afterwards."""
+    found = rehearse(embedded, run, patience_s=60)
+
+    assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "down"]
+    assert "more than a prefill block of 512" in found.steps[1].detail
+    assert found.layers == 2
+    assert not (run.path / "rehearsal.gguf").exists()
+    assert any("layers are left out" in note for note in found.not_rehearsed)
+    assert {"rehearse.started", "attempt.ready", "engine.stopped", "rehearse.finished"} <= {
+        e["kind"] for e in run.events()
+    }
+
+
+def test_a_crash_at_the_first_long_prompt_is_found_and_explained(acting: Acting, run: Run) -> None:
+    """Short prompts pass, the long one hits SM120's shared memory: the log's cause is the answer."""
+    recipe = acting("fails-at-length", engine="sglang", model="kimi-k2.6", checkpoint="moonshotai/Kimi-K2.6")
+    with pytest.raises(AnswerIsNo, match=r"failed at a prompt of about \d+ words: HTTP 500") as caught:
+        rehearse(recipe, run, patience_s=60)
+    assert "FlashInfer attention backend" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["kimi-k26-vllm", "kimi-k26-sglang"])
+def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_path: Path) -> None:
+    """Few layers and dummy weights by flags that the engine's catalogue knows; parallelism and the rest stay."""
+    recipe = read_recipe(name)
+    small, kept, _ = reduced(recipe, tmp_path / "unused.gguf", 0)
+    argv = engines.launch(small, model_of(recipe)).argv
+    assert argv[argv.index("--load-format") + 1] == "dummy"
+    override = next(word for word in argv if word.startswith("{") and "num_hidden_layers" in word)
+    assert json.loads(override) == {"text_config": {"num_hidden_layers": kept}}
+    assert small.parallel == recipe.parallel
+
+
+def test_the_layers_kept_are_one_of_each_kind_and_one_per_stage() -> None:
+    """Kimi has one dense layer before its experts; four pipeline stages need four layers."""
+    kimi = catalogue.model("kimi-k2.6")
+    recipe = read_recipe("kimi-k26-vllm")
+    assert fewest(kimi, recipe) == 2
+    assert fewest(kimi, dataclasses.replace(recipe, parallel=Parallel(tp=2, pp=4))) == 4
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    """A draft model cannot follow when its layers are gone."""
+    recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), speculate=Speculate(draft="some/draft"))
+    small, _, notes = reduced(recipe, tmp_path / "unused.gguf", 0)
+    assert small.speculate is None
+    assert any("speculative decoding" in note for note in notes)
+
+
+def test_more_layers_than_there_are_is_bad_input(embedded: Recipe, tmp_path: Path) -> None:
+    """A number that cannot be meant."""
+    with pytest.raises(BadInput, match="--layers 99"):
+        reduced(embedded, tmp_path / "x.gguf", 99)
