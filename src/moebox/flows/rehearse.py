@@ -224,6 +224,6 @@ def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:
 
 def explain(session: Session) -> str:
     """What the log says about it."""
-    session.watch.search.finish()
+    session.settle()
     cause = session.watch.search.cause
     return f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"

@@ -34,6 +34,7 @@ from moebox.store import Run
 PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
 LOOK_S = 0.1
 ASK_S = 0.5
+SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
 Ladder = Sequence[tuple[str, float]]
 
 
@@ -183,6 +184,13 @@ class Session:
         self._detached = True
         self.run.event("engine.detached", id=self.instance.id)
 
+    def settle(self) -> None:
+        """Let the log catch up with what was just seen on the wire, until it names a cause."""
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until and self.watch.search.cause is None:
+            if not self.watch.look():
+                time.sleep(LOOK_S / 2)
+
     def _say(self, words: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self.guard.stdin:
@@ -219,6 +227,8 @@ class Session:
         )
 
     def _fail(self, fault: Any, what: str) -> LaunchFailed:
+        if fault == "mute":
+            self.settle()
         problem = failed(fault, what, self.watch.search, log=str(self.log))
         told: dict[str, Any] = {"message": problem.message, "remedy": problem.hint, "finding": problem.finding}
         kind = "engine.died" if self.instance.ready else "attempt.failed"
