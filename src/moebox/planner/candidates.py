@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.errors import BadInput
 from moebox.planner import place
 from moebox.planner.memory import cards, shards
 from moebox.planner.memory.constants import GRAPHS_COUNTED, gibibytes, taken, visible
-from moebox.planner.pins import Pins
+from moebox.planner.pins import SERVING, SHARING, Pins
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
 SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
@@ -67,16 +68,13 @@ def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
     """Engines that can be meant, in groups: a later group is looked at when nothing of an earlier one fits."""
     if pins.engine:
         return ((pins.engine,),)
-    hybrid = pins.experts is not None or pins.mla is not None or pins.ubatch or pins.threads
-    if hybrid or pins.kv in ("q8_0", "q4_0", "f16"):
-        return (("ik_llama.cpp", "llama.cpp"),)
+    if pins.sharing or pins.kv in ("q8_0", "q4_0", "f16"):
+        return (("ik_llama.cpp",),) if pins.mla is not None else (SHARING,)
     if pins.image == "community" or (pins.dcp or 1) > 1:
         return (("vllm",),)
-    if pins.tp or pins.pp or pins.ep or pins.dcp or pins.image or pins.memory_utilization or pins.kv:
-        return (("vllm", "sglang"),)
-    if pins.speculate not in (None, "none"):
-        return (("vllm", "sglang"),)
-    return (("vllm", "sglang"), ("ik_llama.cpp", "llama.cpp")) if box.gpus else (("ik_llama.cpp", "llama.cpp"),)
+    if pins.serving or pins.tp or pins.pp or pins.ep or pins.dcp or pins.image or pins.kv:
+        return (SERVING,)
+    return (SERVING, SHARING) if box.gpus else (SHARING,)
 
 
 def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
@@ -235,6 +233,11 @@ def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...
     method = pins.speculate or ("eagle3" if model.drafts else "mtp" if model.mtp_layers else "")
     if not method:
         return (None,)
+    if method == "eagle3" and not model.drafts:
+        own = "--speculate mtp: the model brings its own" if model.mtp_layers else "--speculate none"
+        raise BadInput(f"no EAGLE3 draft of {model.title} is known", hint=own)
+    if method == "mtp" and not model.mtp_layers:
+        raise BadInput(f"{model.title} has no prediction layer to guess with", hint="--speculate none")
     names = sorted(model.drafts, key=lambda name: ("mla" in name) != (preset == "community"))
     draft = names[0].split(" ")[0] if method == "eagle3" and names else ""
     guess = Speculate(method=method, draft=draft, tokens=3 if method == "eagle3" else 1)

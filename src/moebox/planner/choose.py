@@ -48,19 +48,35 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
 def search(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins
 ) -> tuple[list[Weighed], list[Weighed]]:
-    """All candidates of the first context that something fits, and those that fit."""
+    """All candidates of the longest context that something fits, and those that fit."""
+    first, *shorter = contexts(model, pins)
+    tried, fitting = at_context(box, model, checkpoints, pins, first)
+    if fitting or not shorter:
+        return tried, fitting
+    least = at_context(box, model, checkpoints, pins, shorter[-1])
+    if not least[1]:  # no context is short enough
+        return least
+    for context in shorter[:-1]:
+        tried, fitting = at_context(box, model, checkpoints, pins, context)
+        if fitting:
+            return tried, fitting
+    return least
+
+
+def at_context(
+    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, context: int
+) -> tuple[list[Weighed], list[Weighed]]:
+    """All candidates for one context, group by group of engines until something fits, and those that fit."""
     tried: list[Weighed] = []
-    for context in contexts(model, pins):
-        tried = []
-        for engines in engines_for(box, pins):
-            found = list(candidates(box, model, checkpoints, replace(pins, context=context), engines))
-            weighed = weigh(box, model, found, pins)
-            tried += weighed
-            fitting = [one for one in weighed if one.memory.fits]
-            if not fitting and pins.memory_utilization is None:
-                fitting = _claiming_more(box, model, found, pins)
-            if fitting:
-                return tried, fitting
+    for engines in engines_for(box, pins):
+        found = list(candidates(box, model, checkpoints, replace(pins, context=context), engines))
+        weighed = weigh(box, model, found, pins)
+        tried += weighed
+        fitting = [one for one in weighed if one.memory.fits]
+        if not fitting and pins.memory_utilization is None:
+            fitting = _claiming_more(box, model, found, pins)
+        if fitting:
+            return tried, fitting
     return tried, []
 
 

@@ -6,10 +6,13 @@ from typing import get_args
 from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import ENGINES, EngineName
+from moebox.engines.rules import KV
 from moebox.errors import BadInput, UnknownName
 
 IMAGES = ("stock", "community")
 DRAFTS = ("none", "eagle3", "mtp", "ngram")
+SERVING: tuple[EngineName, ...] = ("vllm", "sglang")
+SHARING: tuple[EngineName, ...] = ("ik_llama.cpp", "llama.cpp")
 LONGEST = 2**31  # tokens; more is a typing error, not a context
 
 
@@ -51,6 +54,44 @@ class Pins:
             raise BadInput(f"--memory-utilization {share:g} is not a share of the card", hint="write it like 0.90")
         if self.experts and min(self.experts) < 0:
             raise BadInput("--experts-on-gpu counts layers; none can be negative")
+        self._refuse_contradictions()
+
+    @property
+    def serving(self) -> str:
+        """The first pin that only engines serving from cards have, as its flag; ""."""
+        given = {
+            "--tp": (self.tp or 1) > 1,
+            "--pp": (self.pp or 1) > 1,
+            "--ep": (self.ep or 1) > 1,
+            "--dcp": (self.dcp or 1) > 1,
+            "--memory-utilization": self.memory_utilization is not None,
+            "--image": self.image == "community",
+            "--speculate": self.speculate not in (None, "none"),
+        }
+        return next((flag for flag, there in given.items() if there), "")
+
+    @property
+    def sharing(self) -> str:
+        """The first pin that only engines sharing the work between CPU and cards have, as its flag; ""."""
+        given = {
+            "--experts-on-gpu": self.experts is not None,
+            "--ub": self.ubatch is not None,
+            "--mla": self.mla is not None,
+            "--threads": self.threads is not None,
+        }
+        return next((flag for flag, there in given.items() if there), "")
+
+    def _refuse_contradictions(self) -> None:
+        """What no engine has together."""
+        if self.serving and (self.sharing or self.engine in SHARING):
+            other = self.sharing or f"--engine {self.engine}"
+            raise BadInput(f"{self.serving} is for vllm and sglang, {other} for llama.cpp and ik_llama.cpp")
+        if self.sharing and self.engine in SERVING:
+            raise BadInput(f"{self.sharing} is for llama.cpp and ik_llama.cpp, not {self.engine}")
+        if self.mla is not None and self.engine == "llama.cpp":
+            raise BadInput("--mla is ik_llama.cpp's alone", hint="llama.cpp always absorbs latent attention")
+        if self.kv and self.engine and self.kv not in KV[self.engine]:
+            raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(KV[self.engine][1:])}")
 
 
 def experts_of(text: str) -> tuple[int, ...]:

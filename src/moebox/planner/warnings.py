@@ -34,12 +34,6 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
     if recipe.context > model.context:
         text = f"{count(recipe.context)} tokens is beyond what {model.title} was trained for ({count(model.context)})"
         out.append(Caution(symptom="", text=text, remedy=f"context = {model.context}"))
-    if recipe.speculate and recipe.speculate.method == "eagle3" and not recipe.speculate.draft:
-        text = f"no EAGLE3 draft for {model.title} is known"
-        remedy = "speculate.draft names one" + (
-            ", or --speculate mtp: the model brings its own" if model.mtp_layers else ""
-        )
-        out.append(Caution(symptom="", text=text, remedy=remedy))
     holds = memory.kv_tokens // max(recipe.context, 1)
     if 0 < holds < concurrency:
         text = f"the cache holds {holds} requests of {count(recipe.context)} tokens, not {concurrency}: the rest wait"

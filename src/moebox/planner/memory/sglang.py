@@ -62,10 +62,10 @@ def needs_of(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -
     """What a rank of `stage` takes; the vision tower is loaded whole on every rank, asked for or not."""
     weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=1.0)
     weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
-    if checkpoint.quant == "nvfp4" and model.moe:
+    if checkpoint.quant == "nvfp4" and "routed_experts" in weights:
         scales = 0.5 / 4.5  # of an NVFP4 weight's 4.5 bits, the block scale's half bit
         copies = constant("load", "sglang_nvfp4_scale_copies")
-        weights["routed_experts"] += round(weights.get("routed_experts", 0) * scales * copies)
+        weights["routed_experts"] += round(weights["routed_experts"] * scales * copies)
     last = stage == recipe.parallel.pp - 1
     layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
     return Needs(
