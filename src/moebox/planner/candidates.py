@@ -177,9 +177,9 @@ def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
             if ep and (tp == 1 or not model.moe):
                 continue
             for dcp in (pins.dcp,) if pins.dcp else depths(model, tp, engine) if not ep or pins.ep else (1,):
-                nodes = min(box.nodes, -(-tp * pp // max(len(box.gpus), 1)))
-                parallel = Parallel(tp=tp, pp=pp, dcp=dcp, ep=ep, nodes=max(nodes, 1))
-                if not shards.why_not(model, parallel, group):
+                nodes = max(1, min(box.nodes, -(-tp * pp // max(len(box.gpus), 1))))
+                parallel = Parallel(tp=tp, pp=pp, dcp=dcp, ep=ep, nodes=nodes)
+                if not shards.why_not(model, parallel, group) and tp * pp % nodes == 0:
                     yield parallel
 
 

@@ -45,10 +45,11 @@ def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], 
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
         return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint="--engine llama.cpp runs on CPUs")
-    engines = (pins.engine,) if pins.engine else ENGINES
+    engines = [name for group in engines_for(box, pins) for name in group]
     if not any(forms(checkpoints, name, pins) for name in engines):
-        wanted = pins.checkpoint or "any known checkpoint"
-        return BadInput(f"{pins.engine} does not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
+        wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)
+        does = "does" if len(engines) == 1 else "do"
+        return BadInput(f"{named} {does} not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
     cut = ", ".join(f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "ep", "dcp") if getattr(pins, name))
     text = f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(box.gpus)} cards"
     heads, moe = model.attention.heads, model.moe

@@ -50,7 +50,7 @@ def counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recipe: Reci
 
 def placed(box: Box, model: Model, recipe: Recipe, counts: tuple[int, ...]) -> Recipe:
     """`recipe` with so many expert layers on each card."""
-    if len(counts) > max(len(box.gpus), 1):
+    if len(counts) > len(box.gpus) and any(counts):
         raise BadInput(f"expert layers for {len(counts)} cards were asked for; {box.name} has {len(box.gpus)}")
     hybrid = recipe.hybrid or Hybrid()
     return replace(recipe, hybrid=replace(hybrid, experts=spread(box, model, counts) if any(counts) else ()))
