@@ -101,7 +101,7 @@ def test_the_page_shows_what_matters_and_fits(
 
     assert max(map(len, page.splitlines())) <= int(width)
     assert "gpu0-7 EEEEEE" in page
-    for words in ("161,152 tokens", "requests of 65,536", "runners-up", "--image community", "--max-num-seqs 64"):
+    for words in ("161,152 tokens", "routed experts 66.45", "requests of 65,536", "runners-up", "--image community", "--max-num-seqs 64"):
         assert words in " ".join(page.split())
 
 

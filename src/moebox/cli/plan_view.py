@@ -16,17 +16,19 @@ from moebox.core.plan import DeviceMemory, Forecast, Line, Plan
 from moebox.planner.reasons import TITLES
 from moebox.units import count, gib, rate, seconds, tok_s
 
-# Parts of a bar: name, letter for terminals without colour, colour.
-PARTS = (
-    ("experts", "E", "dodger_blue2"),
-    ("other weights", "W", "cyan"),
-    ("draft", "D", "magenta"),
-    ("KV cache", "K", "green3"),
-    ("activations", "a", "yellow"),
-    ("reserve", "o", "grey70"),
-    ("free", "·", "grey50"),
+# Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
+PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
+    ("routed experts", "E", "dodger_blue2", ("routed_experts",)),
+    ("shared experts and dense layers", "S", "deep_sky_blue1", ("shared_experts", "dense_ffn")),
+    ("attention", "A", "cyan", ("attention",)),
+    ("embedding and head", "H", "turquoise2", ("embed", "lm_head")),
+    ("router, norms, vision", "R", "steel_blue1", ("router", "norms", "vision", "mtp")),
+    ("draft", "D", "magenta", ()),
+    ("KV cache", "K", "green3", ()),
+    ("activations, graphs, workspace", "a", "yellow", ()),
+    ("engine, driver, not claimed", "o", "grey70", ()),
+    ("free", "·", "grey50", ()),
 )
-EXPERTS: tuple[Component, ...] = ("routed_experts", "shared_experts")
 MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
 
 
@@ -74,14 +76,14 @@ def bullets(lines: Iterable[str]) -> RenderableType:
 
 
 def memory(plan: Plan) -> RenderableType:
-    """A bar for every group of devices with the same budget, the legend, and what the cache holds."""
+    """A bar for every group of devices with the same budget, its figures, and what the cache holds."""
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
     for name, one in groups(plan.memory.devices):
         table.add_row(name, Bar(one), gib(one.total))
-    return Group(table, legend(plan.memory.devices), figures(plan), holds(plan))
+    return Group(table, figures(plan), holds(plan))
 
 
 def groups(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
@@ -100,9 +102,8 @@ def groups(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
 
 def amounts(one: DeviceMemory) -> tuple[int, ...]:
     """Bytes of each part of a bar, in the order of PARTS."""
-    experts = sum(one.weights.get(name, 0) for name in EXPERTS)
-    rest = one.weights_total - experts
-    return experts, rest, one.draft, one.kv, one.activations, one.overhead, max(0, one.free)
+    weights = [sum(one.weights.get(name, 0) for name in names) for _, _, _, names in PARTS if names]
+    return (*weights, one.draft, one.kv, one.activations, one.overhead, max(0, one.free))
 
 
 class Bar:
@@ -114,7 +115,7 @@ class Bar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         bar, done, shown = Text(no_wrap=True), 0, 0
-        for (_, letter, colour), size in zip(PARTS, amounts(self.one), strict=True):
+        for (_, letter, colour, _), size in zip(PARTS, amounts(self.one), strict=True):
             done += size
             edge = round(width * done / max(self.one.total, 1))
             cells = max(0, min(edge, width) - shown)
@@ -123,26 +124,20 @@ class Bar:
         yield bar
 
 
-def legend(devices: tuple[DeviceMemory, ...]) -> Text:
-    """What the letters and colours mean, of those that occur."""
-    line = Text("  ")
-    for index, (name, letter, colour) in enumerate(PARTS):
-        if any(amounts(one)[index] for one in devices):
-            line.append(letter, style=f"black on {colour}").append(f" {name}   ")
-    return line
-
-
 def figures(plan: Plan) -> RenderableType:
-    """The bars in numbers."""
+    """The bars in numbers, which is their legend too."""
+    shown = groups(plan.memory.devices)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
     table.add_column("GiB")
-    used = [i for i, _ in enumerate(PARTS) if any(amounts(one)[i] for one in plan.memory.devices)]
-    for index in used:
-        table.add_column(PARTS[index][0], justify="right")
-    for name, one in groups(plan.memory.devices):
-        sizes = amounts(one)
-        table.add_row(name, *(f"{sizes[index] / 2**30:.2f}" for index in used))
-    return Padding(table, (1, 0, 0, 0))
+    for name, _ in shown:
+        table.add_column(name, justify="right")
+    for index, (part, letter, colour, _) in enumerate(PARTS):
+        sizes = [amounts(one)[index] for _, one in shown]
+        if any(sizes):
+            cells = [f"{size / 2**30:,.2f}" if size else "-" for size in sizes]
+            table.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
+    return Padding(table, (1, 0, 0, 2))
 
 
 def holds(plan: Plan) -> Text:
@@ -151,7 +146,7 @@ def holds(plan: Plan) -> Text:
     line = Text("\ncache ").append(f"{count(tokens)} tokens", style="bold")
     requests = tokens / max(context, 1)
     line.append(f" = {requests:.1f} requests of {count(context)}")
-    if requests >= 1 and context > 8192:
+    if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
         line.append(f", or {count(tokens // 8192)} of 8,192")
     return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")
 
