@@ -48,7 +48,7 @@ def raw_server(speak: Callable[[socket.socket], None]) -> Iterator[str]:
 
 def get(url: str, deadline_s: float = 5.0) -> Exchange:
     async def once() -> Exchange:
-        async with Client(endpoint_of(url, "m"), deadline_s=deadline_s, idle_s=deadline_s) as client:
+        async with Client(endpoint_of(url, "m"), deadline_s=deadline_s) as client:
             return await client.get(url)
 
     return asyncio.run(once())

@@ -17,7 +17,6 @@ from moebox.core.verdict import Exchange
 
 MOST_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
 CONNECT_S = 10.0
-IDLE_S = 120.0  # between two pieces of an answer; a long prompt is prefilled before the first one
 LONGEST_WAIT_S = 20.0  # honoured of one Retry-After
 WAITS = 4  # times a 429 or 503 is waited out
 
@@ -27,11 +26,12 @@ Watch = Callable[[bytes], str]  # sees each piece of a stream; a word in return 
 class Client:
     """Talks to one server. `deadline_s` bounds every exchange and shrinks when the server lets one pass."""
 
-    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0, idle_s: float = IDLE_S) -> None:
+    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0) -> None:
         self.endpoint = endpoint
         self.deadline_s = deadline_s
-        timeout = httpx2.Timeout(idle_s, connect=CONNECT_S, pool=None)
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
+        # A connection for each request: llama.cpp hangs up on kept ones after a while, which would look like a fault
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         # identity: a compressed answer could be small on the wire and huge in memory
         headers = {"Accept-Encoding": "identity", "User-Agent": "moebox"}
         self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False)
@@ -80,8 +80,10 @@ class Client:
                 error = await _read(response, got, watch)
         except TimeoutError:
             error = f"no end within {self.deadline_s:g} s"
+        except httpx2.ConnectTimeout:
+            error = f"cannot connect: no answer within {CONNECT_S:g} s"
         except httpx2.TimeoutException as problem:
-            error = f"no end: {_timeout_name(problem)}"
+            error = f"no end: {problem or type(problem).__name__}"
         except httpx2.HTTPError as problem:
             error = _failure(problem)
         except (httpx2.InvalidURL, UnicodeError) as problem:
@@ -117,10 +119,6 @@ def _asked_wait(header: str, attempt: int) -> float:
     except ValueError:
         asked = 0.5 * 2**attempt
     return min(max(asked, 0.05), LONGEST_WAIT_S)
-
-
-def _timeout_name(problem: httpx2.TimeoutException) -> str:
-    return "could not connect in time" if isinstance(problem, httpx2.ConnectTimeout) else "silent for too long"
 
 
 def _failure(problem: httpx2.HTTPError) -> str:

@@ -41,6 +41,8 @@ FAULTS: dict[str, Fault] = {
         rung="arithmetic", gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 8 else None)
     ),
     "stops-answering-midway": Fault(gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 12 else None)),
+    "never-answers": Fault(among=bend.hold),
+    "ignores-secrets": Fault(rung="concurrency", reply=lambda reply, body: Reply(content="Z9")),
     "never-thinks": Fault(reply=lambda reply, body: dataclasses.replace(reply, reasoning="")),
     "exclaims": Fault(rung="plain", reply=bend.says(lambda text: "!" * 200)),
     "loops": Fault(rung="plain", reply=bend.says(lambda text: f"{text} " + "and so on it goes " * 40)),

@@ -24,6 +24,8 @@ async def models(ask: Asker) -> str:
         names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
         raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {names}")
     _learn(ask, mine[0])
+    if ask.limit is None:
+        ask.limit = await _props(ask)
     return f"context {ask.limit:,}" if ask.limit else ""
 
 
@@ -33,6 +35,16 @@ def _learn(ask: Asker, item: dict[str, Any]) -> None:
     limit = item.get("max_model_len") or (meta or {}).get("n_ctx")
     ask.limit = limit if isinstance(limit, int) and limit > 0 else None
     ask.engine = ask.engine or _ENGINES.get(str(item.get("owned_by")), "")
+
+
+async def _props(ask: Asker) -> int | None:
+    """The context of one slot, where llama.cpp tells it beside the API."""
+    exchange = await ask.client.get(f"{ask.endpoint.root}/props")
+    try:
+        found = strict_json(exchange.response)["default_generation_settings"]["n_ctx"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 async def health(ask: Asker) -> None:

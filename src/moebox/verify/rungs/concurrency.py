@@ -11,6 +11,7 @@ from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge
 
 ROUNDS = 2
+SLIPS = 0.25  # share of answers that may be wrong whether asked alone or not, before nothing is proved any more
 
 
 async def secrets(ask: Asker) -> str:
@@ -20,8 +21,7 @@ async def secrets(ask: Asker) -> str:
         answers = await _together(ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks))
         for index, answer in enumerate(answers):
             _own(index, tasks, answer)
-        for index, answer in enumerate(answers):
-            await _right(ask, tasks[index], answer)
+        await _all_right(ask, tasks, answers)
     return f"{ask.options.parallel} at once, {ROUNDS} times"
 
 
@@ -29,8 +29,7 @@ async def long_streams(ask: Asker) -> str:
     """N streams of numbers from different starts run side by side, and none holds a number of another."""
     starts = [2 + 7 * (index % 8) for index in range(ask.options.parallel)]
     tasks = [draw(ask, "count", start=start, end=start + 30) for start in starts]
-    for task, answer in zip(tasks, await _together(ask.ask(task, stream=True) for task in tasks), strict=True):
-        await _right(ask, task, answer)
+    await _all_right(ask, tasks, await _together(ask.ask(task, stream=True) for task in tasks))
     return f"{len(tasks)} streams at once"
 
 
@@ -53,10 +52,17 @@ def _own(index: int, tasks: list[Task], answer: Answer) -> None:
             raise Failed(f"request {index} was given the secret of request {other}: answers cross over")
 
 
-async def _right(ask: Asker, task: Task, answer: Answer) -> None:
-    """A wrong answer may be the model's own: then it is wrong when asked alone too."""
-    if (wrong := judge(task, answer)) and not judge(task, await ask.ask(task)):
-        raise Failed(f"right when asked alone, wrong among others: {wrong}")
+async def _all_right(ask: Asker, tasks: list[Task], answers: list[Answer]) -> None:
+    """A wrong answer may be the model's own: then it is wrong when asked alone too, and there are few of them."""
+    slips = []
+    for task, answer in zip(tasks, answers, strict=True):
+        if not (wrong := judge(task, answer)):
+            continue
+        if not judge(task, await ask.ask(task)):
+            raise Failed(f"right when asked alone, wrong among others: {wrong}")
+        slips.append(wrong)
+        if len(slips) > len(tasks) * SLIPS:
+            raise Failed(f"wrong alone and among others, so crossing cannot be judged: {wrong}")
 
 
 RUNG = Rung(

@@ -1,0 +1,96 @@
+"""`moebox verify` as people and scripts call it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from moebox.cli import main
+
+from .oracle.app import KEY, MODEL
+
+
+def test_green_is_exit_code_0_with_one_document(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """--json has the ladder, alone on stdout; the evidence is where it says."""
+    words = ["verify", f"{oracle}/correct", "--json", "--only", "alive,arithmetic", "--only", "limits"]
+
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == "pass"
+    assert [rung["name"] for rung in document["rungs"]] == ["alive", "arithmetic", "limits"]
+    assert all((Path(document["run"]) / rung["evidence"]).is_file() for rung in document["rungs"])
+    assert document["rungs"][1]["score"] == {
+        "passed": 8,
+        "trials": 8,
+        "low": pytest.approx(0.676, abs=1e-3),
+        "high": 1.0,
+    }
+
+
+def test_red_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """People see the rung, the probe and why; the model's name is found out."""
+    assert main(["verify", f"{oracle}/forgets-usage", "--from", "streaming", "--only", "streaming"]) == 1
+    shown = capsys.readouterr().out
+    assert "✗ streaming" in shown
+    assert "usage: the stream has no usage" in shown
+    assert "fail: 1 fail" in shown
+
+
+def test_nobody_there_is_a_verdict(capsys: pytest.CaptureFixture[str]):
+    """With every rung accounted for."""
+    assert main(["verify", "http://127.0.0.1:9", "--model", "m", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert "cannot connect" in document["rungs"][0]["reason"]
+    assert [rung["verdict"] for rung in document["rungs"]] == ["fail"] + ["skip"] * 11
+
+
+def test_the_key_comes_from_the_environment(
+    oracle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """And is not in anything that is printed."""
+    monkeypatch.setenv("ORACLE_KEY", KEY)
+
+    assert main(["verify", f"{oracle}/keyed", "--key-env", "ORACLE_KEY", "--only", "alive", "--json"]) == 0
+    assert KEY not in capsys.readouterr().out
+    assert main(["verify", f"{oracle}/keyed", "--model", MODEL, "--only", "alive"]) == 1
+
+
+def test_junit_is_what_ci_reads(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A suite a rung, a case a probe."""
+    path = tmp_path / "ladder.xml"
+    main(["verify", f"{oracle}/exclaims", "--junit", str(path)])
+    suites = {suite.get("name"): suite for suite in ElementTree.parse(path).getroot()}  # noqa: S314  (ours)
+
+    assert list(suites) == list(dict.fromkeys(suites))
+    assert suites["alive"].get("failures") == "0"
+    assert int(suites["plain"].get("failures") or 0) >= 2
+    assert suites["tools"].find("testcase/skipped") is not None
+    assert "words" in str(suites["plain"].find("testcase/failure").get("message"))  # type: ignore[union-attr]
+
+
+def test_a_recipe_names_its_server(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Host, port and served name come from the file."""
+    path = tmp_path / "r.toml"
+    path.write_text(
+        'name = "r"\nengine = "vllm"\nmodel = "kimi-k2.6"\ncheckpoint = "x"\nserved_name = "m"\n[listen]\nport = 9\n'
+    )
+
+    assert main(["verify", str(path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["url"], document["model"], document["engine"]) == ("http://127.0.0.1:9/v1", "m", "vllm")
+
+
+def test_it_can_be_interrupted(oracle: str):
+    """Ctrl-C is exit code 130 and one word."""
+    words = [sys.executable, "-m", "moebox", "verify", f"{oracle}/never-answers", "--model", MODEL]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert "alive" in process.stdout.readline()
+    process.send_signal(2)
+    _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Traceback" not in said
