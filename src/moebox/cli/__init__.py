@@ -11,6 +11,7 @@ from moebox.errors import INTERRUPTED, BadInput, MoeboxError
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
     "runs": "What was run: `show` one of them, `rm` to delete.",
+    "bench": "Measure how fast an endpoint is, with a client that is never the limit, or says so.",
     "models": "The models moebox knows; `show` for one, by name or path.",
     "doctor": "Find out what is wrong: with the machine, a log, or an engine's kernels.",
 }
@@ -40,6 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor logs": ("moebox.cli.doctor:logs", "Find the first cause in an engine's log, and its remedy."),
     "climb": ("moebox.cli.climb:climb", "Walk up one setting at a time; keep what is verified and better."),
     "compare": ("moebox.cli.compare:compare", "Two recipes side by side: same answers, as right, faster?"),
+    "bench": ("moebox.cli.bench:bench", ""),
+    "bench import": ("moebox.cli.bench_import:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
     "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),

@@ -114,7 +114,8 @@ def grid(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> str:
         parts.append(text(LEFT - 8, place + 4, (y.tick or y.format)(value), text_anchor="end", fill="var(--soft)"))
     base = height - BOTTOM
     parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
-    columns = list(x.ticks) or ticks(across.low, across.high, log=across.log, count=6)
+    given = [value for value in x.ticks if across.low * 0.999 <= value <= across.high * 1.001]
+    columns = given or ticks(across.low, across.high, log=across.log, count=6)
     columns = spread(columns, 46, [across.at(value) for value in columns])
     for value in columns:
         place = across.at(value)

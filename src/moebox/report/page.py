@@ -3,13 +3,14 @@
 import base64
 import functools
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from moebox import __version__
 from moebox.report import palette
@@ -83,13 +84,20 @@ def environment() -> "Environment":
     """Templates with everything escaped that is not marked as markup."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    made = Environment(
         loader=PackageLoader("moebox.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["ticked"] = ticked
+    return made
+
+
+def ticked(text: str) -> Markup:
+    """Text with `words in ticks` set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  (escaped here)
 
 
 @functools.cache

@@ -93,8 +93,8 @@ def ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list
         values = [mantissa * 10.0**power for power in range(first, last + 1) for mantissa in mantissas]
         return [value for value in values if low * 0.999 <= value <= high * 1.001]
     step = nice_step(high - low, count)
-    start = math.ceil(low / step - 1e-9)
-    return [round((start + index) * step, 12) for index in range(int((high - low) / step + 1e-9) + 1)]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(place * step, 12) for place in range(first, last + 1)]
 
 
 def spread(values: Sequence[float], room: float, places: Sequence[float]) -> list[float]:

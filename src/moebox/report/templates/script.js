@@ -71,15 +71,20 @@
     try { await navigator.clipboard.writeText(text); return true; } catch { /* not allowed from a file: the old way */ }
     const area = make("textarea", text); document.body.append(area); area.select();
     const done = document.execCommand("copy"); area.remove(); return done; };
-  document.querySelectorAll(".copy").forEach(button => button.addEventListener("click", async event => {
+  const copying = button => button.addEventListener("click", async event => {
     event.preventDefault();
     const block = button.closest(".table,details"), table = block.querySelector("table"), text = table ? csv(table) : block.querySelector("pre").textContent;
-    const name = button.textContent; button.textContent = await put(text) ? "copied" : "could not copy"; button.dataset.copied = text.length;
+    const name = button.textContent; button.textContent = await put(text) ? "copied" : "could not copy"; button.dataset.copied = text;
     setTimeout(() => { button.textContent = name; }, 1600);
-  }));
+  });
 
-  document.querySelectorAll("figure").forEach(figure => { hovering(figure); toggling(figure); });
-  document.querySelectorAll("table.sorts").forEach(sorting);
+  const enliven = place => {
+    place.querySelectorAll("figure").forEach(figure => { hovering(figure); toggling(figure); });
+    place.querySelectorAll("table.sorts").forEach(sorting);
+    place.querySelectorAll(".copy").forEach(copying);
+  };
+  enliven(document);
+  addEventListener("moebox:shown", event => enliven(event.target));
   addEventListener("beforeprint", () => document.querySelectorAll("details:not(.heavy)").forEach(one => { one.open = true; }));
   const links = new Map([...document.querySelectorAll("nav.toc a")].map(link => [link.hash.slice(1), link]));
   if (links.size && "IntersectionObserver" in window) {

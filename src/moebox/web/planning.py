@@ -1,0 +1,241 @@
+"""The plan page's answers: what was asked in the address, to a plan, to the blocks that are shown.
+
+While a slider moves, the layout that was chosen last is only weighed again for the new context and concurrency (a few
+milliseconds); when it rests, every layout is searched anew.
+"""
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from moebox import detect, units, wire
+from moebox.checkpoint import resolve
+from moebox.core.plan import Goal, Plan
+from moebox.core.recipe import ENGINES, EngineName, Recipe
+from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
+from moebox.report.bars import PLACES, collapse
+from moebox.report.bars import memory as draw
+from moebox.report.block import Block, Bullets, Chart, Charts, Key, Part, Prose, Tile, Tiles
+from moebox.report.charts import Axis, Series, line, thousands
+from moebox.report.palette import colour
+from moebox.report.reading.planned import planned_of
+from moebox.report.words import milliseconds, number, short
+
+CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576
+CONCURRENCIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MOST_RUNNERS_UP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One position of all the controls."""
+
+    box: str = "8x-rtx-pro-6000-server"
+    model: str = "kimi-k2.6"
+    context: int = 65536
+    concurrency: int = 8
+    goal: Goal = "throughput"
+    engine: EngineName | None = None
+    bold: bool = False
+    ram: str = ""
+    ram_bandwidth: str = ""
+
+
+def asked(query: Mapping[str, str]) -> Asked:
+    """What the address asks for; BadInput names what cannot be meant."""
+    goal: Any = query.get("goal") or "throughput"
+    engine: Any = query.get("engine") or None
+    if goal not in get_args(Goal):
+        raise BadInput(f"unknown goal {goal!r}")
+    if engine is not None and engine not in ENGINES:
+        raise BadInput(f"unknown engine {engine!r}")
+    return Asked(
+        box=query.get("box", Asked().box).strip(),
+        model=query.get("model", Asked().model).strip(),
+        context=whole(query, "context", 65536),
+        concurrency=whole(query, "concurrency", 8),
+        goal=goal,
+        engine=engine,
+        bold=query.get("bold") in ("1", "on", "true"),
+        ram=query.get("ram", "").strip(),
+        ram_bandwidth=query.get("ram_bandwidth", "").strip(),
+    )
+
+
+def whole(query: Mapping[str, str], name: str, default: int) -> int:
+    """A count from the address."""
+    text = query.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        raise BadInput(f"{name} {text!r} is not a count")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan and the speed model behind it."""
+
+    asked: Asked
+    plan: Plan
+    speed: Speed
+
+
+_answers: dict[Asked, Answer] = {}
+MOST_ANSWERS = 256
+
+
+def full(one: Asked) -> Answer:
+    """Search every layout; answers are kept, since people go back and forth."""
+    if one not in _answers:
+        if len(_answers) >= MOST_ANSWERS:
+            _answers.pop(next(iter(_answers)), None)
+        _answers[one] = answered(one, Pins(goal=one.goal, bold=one.bold, engine=one.engine))
+    return _answers[one]
+
+
+def warm() -> None:
+    """Plan what the page first shows, so that it is there at once."""
+    with contextlib.suppress(MoeboxError):
+        full(Asked())
+
+
+def known(one: Asked) -> bool:
+    """The answer is at hand."""
+    return one in _answers
+
+
+@functools.lru_cache(maxsize=512)
+def quick(one: Asked, layout: Asked) -> Answer:
+    """Weigh only the layout that `layout` led to; search everything where it does not hold."""
+    try:
+        return answered(one, pinned(full(layout).plan.recipe, one.goal))
+    except MoeboxError:
+        return full(one)
+
+
+def pinned(recipe: Recipe, goal: Goal) -> Pins:
+    """The layout of a recipe as pins."""
+    return Pins(
+        goal=goal,
+        engine=recipe.engine,
+        checkpoint=recipe.checkpoint,
+        tp=recipe.parallel.tp,
+        pp=recipe.parallel.pp,
+        dcp=recipe.parallel.dcp,
+        kv=None if recipe.kv == "auto" else recipe.kv,
+        speculate=recipe.speculate.method if recipe.speculate else "none",
+        image="community" if recipe.runtime.preset else "stock",
+    )
+
+
+def before(one: Asked, layout: str) -> Asked | None:
+    """The position of the sliders ("65536:8") from which the layout is to be kept, or None."""
+    context, _, concurrency = layout.partition(":")
+    if not all(text.isascii() and text.isdigit() and len(text) <= 9 for text in (context, concurrency)):
+        return None
+    return replace(one, context=int(context), concurrency=int(concurrency))
+
+
+def answered(one: Asked, pins: Pins) -> Answer:
+    """The plan for these controls within these pins."""
+    model, checkpoints = resolve(one.model)
+    box = detect.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
+    plan = choose(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
+    form = next(form for form in checkpoints if plan.recipe.checkpoint in (form.name, form.repo, form.path))
+    return Answer(asked=one, plan=plan, speed=Speed.of(box, model, form, plan.recipe))
+
+
+def blocks(answer: Answer) -> list[Block]:
+    """What the page shows of it."""
+    plan = answer.plan
+    shown: list[Block] = [Tiles(tiles=tiles(answer)), Charts(charts=(bars(plan),))]
+    forecast = curve(answer)
+    shown += [Charts(charts=(forecast,))] if forecast else []
+    if plan.warnings:
+        texts = (f"{one.text}{' – ' + one.remedy if one.remedy else ''}" for one in plan.warnings)
+        shown.append(Bullets(title="Warnings", items=tuple(texts)))
+    shown.append(Bullets(title="Why", items=plan.reasons))
+    if plan.alternatives:
+        others = (f"{one.title}: {one.loses}" for one in plan.alternatives[:MOST_RUNNERS_UP])
+        shown.append(Bullets(title="Runners-up", items=tuple(others)))
+    text = wire.to_toml(plan.recipe)
+    shown.append(Part(kind="code", data={"title": "recipe.toml", "text": text, "open": True}))
+    return shown
+
+
+def tiles(answer: Answer) -> tuple[Tile, ...]:
+    """Headline figures of the plan at the asked load."""
+    one, memory = answer.asked, answer.plan.memory
+    streams = max(1, min(one.concurrency, int(memory.kv_tokens // max(one.context, 1)) or 1))
+    rate = answer.speed.decode_tok_s(streams, one.context)
+    low, high = answer.speed.band
+    wait, _, unit = milliseconds(answer.speed.prefill_s(one.context) * 1e3).partition(" ")
+    fit = memory.kv_tokens / max(one.context, 1)
+    enough = fit >= one.concurrency
+    band = f"{number(rate * low, 0)} to {number(rate * high, 0)}, {streams} at once"
+    return (
+        Tile(figure=number(rate), unit="tok/s", label="decode, all streams", detail=band),
+        Tile(
+            figure=number(rate / streams),
+            unit="tok/s",
+            label="each stream",
+            detail=f"with {units.count(one.context)} tokens behind it",
+        ),
+        Tile(
+            figure=wait,
+            unit=unit,
+            label="to read a full prompt",
+            detail=f"{units.count(one.context)} tokens, nothing cached",
+        ),
+        Tile(figure=short(memory.kv_tokens), unit="tokens", label="KV cache", detail=units.count(memory.kv_tokens)),
+        Tile(
+            figure=number(fit, 1),
+            label="requests at full context",
+            detail=f"{one.concurrency} asked for",
+            tone="good" if enough else "warn",
+        ),
+    )
+
+
+def bars(plan: Plan) -> Chart:
+    """Memory of every device."""
+    planned = planned_of({"memory": wire.plain(plan.memory)})
+    rows = [(name, "planned", device) for name, device in collapse(planned.devices if planned else ())]
+    cards = [row for row in rows if row[2].name != "ram"] or rows
+    parts = {name for _, _, device in cards for name in device.parts}
+    keys = tuple(Key(name=name, colour=place, family="m") for name, place in PLACES.items() if name in parts)
+    svg = draw(cards, label="Planned memory of each card")
+    assert svg is not None
+    return Chart(title="Memory per card", svg=svg, legend=keys, wide=True)
+
+
+def curve(answer: Answer) -> Chart | None:
+    """Decode rate over concurrency at a few contexts, as far as the cache holds them."""
+    speed, tokens = answer.speed, answer.plan.memory.kv_tokens
+    most = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
+    series = []
+    for place, context in enumerate(sorted({1024, 8192, 32768, answer.asked.context})):
+        loads = [load for load in CONCURRENCIES if load * context <= tokens and load <= most]
+        points = [(float(load), speed.decode_tok_s(load, context)) for load in loads]
+        low, high = speed.band
+        band = (
+            tuple((load, rate * low, rate * high) for load, rate in points) if context == answer.asked.context else ()
+        )
+        series.append(
+            Series(name=f"{units.count(context)} tokens", colour=colour(place), points=tuple(points), band=band)
+        )
+    x = Axis(title="streams at once", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=thousands)
+    svg = line(series, x=x, y=Axis(title="decode tok/s"), label="Forecast decode rate against streams, by context")
+    keys = tuple(Key(name=one.name, colour=one.colour) for one in series if one.points)
+    return Chart(title="Forecast by context behind each stream", svg=svg, legend=keys) if svg else None
+
+
+def refusal(problem: MoeboxError) -> list[Block]:
+    """What is shown when there is no plan."""
+    head = "Does not fit" if isinstance(problem, DoesNotFit) else "Not understood"
+    words = [problem.message] + ([problem.hint] if problem.hint else [])
+    return [Prose(paragraphs=(f"{head}.",), tone="bad"), Prose(paragraphs=tuple(words))]

@@ -1,0 +1,67 @@
+"""Starts the local page: one process, one socket, until interrupted."""
+
+import ipaddress
+import secrets
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from moebox.errors import BadInput, Outside
+from moebox.web import planning
+from moebox.web.app import Site, application
+
+TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on it
+
+
+def listen(host: str, port: int, *, insist: bool) -> socket.socket:
+    """A bound socket; the next free port where the usual one is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for number in range(port, port + (1 if insist or port == 0 else TRIES)):
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, number))
+        except OSError as problem:
+            made.close()
+            if insist or number == port + TRIES - 1:
+                raise Outside(
+                    f"cannot listen on {host} port {number}: {problem.strerror}", hint="choose another with --port"
+                ) from None
+            continue
+        made.listen(64)
+        return made
+    raise Outside(f"no free port from {port} on")
+
+
+def is_loopback(host: str) -> bool:
+    """Reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise BadInput(
+            f"--host {host!r} is not an address", hint="127.0.0.1 for this machine, 0.0.0.0 for all networks"
+        ) from None
+
+
+def address(host: str, port: int, token: str) -> str:
+    """What to open."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def prepare(host: str, port: int, *, insist: bool, runs: Path | None) -> tuple[uvicorn.Server, socket.socket, str]:
+    """The server, its socket, and the address to open."""
+    planning.warm()
+    token = "" if is_loopback(host) else secrets.token_urlsafe(18)
+    made = listen(host, port, insist=insist)
+    config = uvicorn.Config(
+        application(Site(runs=runs, token=token)),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config), made, address(host, made.getsockname()[1], token)

@@ -1,0 +1,106 @@
+"""What leaves the machine: whole, tidy, and without what is nobody's business."""
+
+import getpass
+import socket
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from moebox.errors import BadInput
+from moebox.report.pack import pack
+from moebox.report.tidy import HIDDEN, redact
+from tests.report.making import a_run
+
+SECRETS = (
+    "sk-verysecret99",
+    "hf_abcdefghijklmnop",
+    "10.23.4.5",
+    "GPU-11111111-2222-3333-4444-555555555555",
+    "hunter2hunter2",
+)
+
+
+def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:
+    """README, findings, report, configs, logs and figures are there; keys, addresses and serials are not."""
+    run = a_run(tmp_path / "runs")
+    host = socket.gethostname()
+    (run.path / "engine.log").write_text(
+        f"started on {host} at 10.23.4.5 HF_TOKEN=hf_abcdefghijklmnop\npassword: x\n{SECRETS[3]}\n"
+    )
+    (run.path / "engine.log.0").write_text("VLLM_API_KEY='hunter2hunter2' MAX_TOKENS=4096 tokens: 512\n")
+    run.write("patches/a.patch", "--- a\n+++ b\n")
+    run.write("model.gguf", b"GGUF")
+    (run.path / "measurements" / "link.json").symlink_to("/etc/passwd")
+    folder, left_out = pack(run, tmp_path / "packed", pdf=False)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    expected = {"README.md", "FINDINGS.md", "report.html", "report.md", "configs/recipe.toml", "configs/box.toml"}
+    expected |= {
+        "logs/engine.log",
+        "logs/engine.log.0",
+        "logs/events.jsonl",
+        "patches/a.patch",
+        "verdicts/02-arithmetic.json",
+    }
+    assert expected <= names
+    assert not any("link" in name or "gguf" in name for name in names)
+    everything = "\n".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    for secret in SECRETS:
+        assert secret not in everything
+    if len(host) > 2 and host != "localhost":
+        assert host not in everything
+    assert "MAX_TOKENS=4096" in everything
+    assert left_out == []
+
+
+def test_an_archive_names_no_owner(tmp_path: Path) -> None:
+    """The tar holds one folder, and neither user nor group."""
+    path, _ = pack(a_run(tmp_path / "runs"), tmp_path / "out" / "k26.tar.gz", pdf=False)
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+    assert all(member.name.split("/")[0] == "k26" for member in members)
+    assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    """Packing never writes over what is there."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").write_text("x")
+    with pytest.raises(BadInput, match="is there already"):
+        pack(a_run(tmp_path / "runs"), tmp_path / "there", pdf=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("vllm serve --api-key topsecretvalue --tp 8", "--tp 8"),
+        ("Authorization: Bearer abc.def-123456", "Authorization"),
+        ('{"api_key": "abcd1234", "model": "k"}', '"model": "k"'),
+        ("http://user:pa55word@host/v1", "/v1"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\nafter", "after"),
+    ],
+)
+def test_keys_are_hidden_and_the_rest_is_kept(text: str, kept: str) -> None:
+    """Each way a key is written down."""
+    tidy = redact(text)
+    assert HIDDEN in tidy
+    assert kept in tidy
+    for secret in ("topsecretvalue", "abc.def-123456", "abcd1234", "pa55word", "MIIE"):
+        assert secret not in tidy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a token that costs 70,272 bytes",
+        "first token: 200 ms",
+        "max_token = 4096",
+        "127.0.0.1:8000",
+        "version 1.2.3.4567",
+        "KV tokens 180,191",
+    ],
+)
+def test_plain_words_are_not_taken_for_keys(text: str) -> None:
+    """Talk about tokens is not a token."""
+    if getpass.getuser() not in text:
+        assert redact(text) == text

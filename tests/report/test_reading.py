@@ -1,0 +1,164 @@
+"""Folders of any kind: what is there is reported, what is not is noted, nothing raises."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moebox.report.files import report
+from moebox.report.markdown import markdown
+from moebox.report.page import html
+from moebox.report.reading import read
+from moebox.report.reading.measured import level_of
+from moebox.report.reading.verified import rung_of
+from moebox.store import Run
+from tests.report.making import a_run, level
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = ["concurrency", "output_throughput", "mean_ttft_ms", "completed", "total_input_tokens", "samples", "workload"]
+
+
+def test_a_whole_run_is_read(tmp_path: Path) -> None:
+    """Every kind of file ends up in its place."""
+    story = read(a_run(tmp_path))
+    assert story.recipe is not None
+    assert story.box is not None
+    assert [one.concurrency for one in story.levels] == [1, 8, 64]
+    assert [one.outcome for one in story.attempts] == ["SUCCESS"]
+    assert story.kv_tokens == 600_000
+    assert story.real[0].total == story.box.gpus[0].memory
+    assert story.rungs[0].score == "100.0% of 10 (95%: 72–100%)"
+
+
+def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> None:
+    """Nothing at all still gives a page, and the page says what is missing."""
+    page = report([Run(tmp_path)])
+    text = html(page)
+    for name in ("events.jsonl", "measurements/", "verdicts/", "recipe.toml", "box.toml"):
+        assert name in text
+    assert "Nothing was measured" in text
+    assert markdown(page)
+
+
+def test_every_file_cut_at_many_places_still_gives_a_report(tmp_path: Path) -> None:
+    """A crash or a bad copy may cut any file anywhere: the others are still told."""
+    run = a_run(tmp_path)
+    files = [path for path in run.path.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert len(files) >= 7
+    for path in files:
+        whole = path.read_bytes()
+        for cut in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 2}:
+            path.write_bytes(whole[:cut])
+            assert read(run).id == run.id
+        path.write_bytes(b"\xff\xfe\x00 not text \x00")
+        assert read(run).gaps
+        path.write_bytes(whole)
+
+
+def test_a_folder_of_another_version_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    """Unknown fields, kinds and files of a later moebox are passed over and noted."""
+    run = a_run(tmp_path)
+    run.write_json("run.json", {"format": 7, "moebox": "9.9"})
+    recipe = (run.path / "recipe.toml").read_text()
+    (run.path / "recipe.toml").write_text(
+        recipe.replace("[parallel]", "[parallel]\nquantum = 3\n") + "\n[telepathy]\nrange = 4\n"
+    )
+    run.event("attempt.teleported", where={"a": [1, 2]})
+    run.write("holiday.png", b"\x89PNG")
+    story = read(run)
+    assert story.recipe is not None
+    assert story.recipe.parallel.tp == 8
+    assert any("format 7" in gap for gap in story.gaps)
+    assert any("holiday.png" in gap for gap in story.gaps)
+    assert html(report([run]))
+
+
+def test_nan_and_nothing_completed_are_shown_as_such(tmp_path: Path) -> None:
+    """A measurement without one good request has dashes and a remark, no NaN anywhere."""
+    run = a_run(tmp_path, levels=())
+    empty = {**level(8), "completed": 0, "failed": 8, "output_throughput": math.nan, "mean_ttft_ms": math.inf}
+    (run.path / "measurements").mkdir()
+    (run.path / "measurements" / "a.json").write_text(
+        json.dumps(empty).replace("NaN", "null").replace("Infinity", "null")
+    )
+    run.write_json("measurements/b.json", {**level(16), "completed": 0, "mean_tpot_ms": math.nan})
+    text = html(report([run]))
+    assert "no request completed" in text
+    assert "NaN" not in text.partition("<script>")[0]
+    assert "Find out why requests fail" in text
+
+
+def test_a_torn_journal_and_a_full_disk_are_told(tmp_path: Path) -> None:
+    """The report says that the last event was torn and which writes a full disk refused."""
+    run = a_run(tmp_path)
+    run.lost["measurements/x.json"] = 2
+    run.event("later")
+    with open(run.path / "events.jsonl", "a") as journal:
+        journal.write('{"time": 3, "kind": "att')
+    text = html(report([run]))
+    assert "was torn by a crash and dropped" in text
+    assert "measurements/x.json: 2 writes lost to a full disk" in text
+
+
+def test_a_simulation_is_marked_everywhere(tmp_path: Path) -> None:
+    """Banner, every heading, every table row, Markdown: none can be cut out and shown as measured."""
+    run = a_run(tmp_path, levels=())
+    run.write_json("measurements/c8.json", {**level(8), "simulation": True})
+    page = report([run])
+    text = html(page)
+    assert 'class="banner"' in text
+    assert text.count("<h2>") == text.count('<span class="simulated">simulated</span></h2>') == len(page.sections)
+    rows = markdown(page)
+    assert "> **Simulation:**" in rows
+    assert all(line.endswith("(simulated)") for line in rows.splitlines() if line.startswith("## "))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=6), JSON, max_size=8))
+def test_any_measurement_can_be_read(row: dict[str, object]) -> None:
+    """Whatever the fields hold, a level comes of it and its figures are finite or absent."""
+    made = level_of(row, name="x", folder=Path("/nonexistent"))
+    for value in (made.concurrency, made.output_tok_s, made.ttft.mean, made.input_tokens):
+        assert value is None or math.isfinite(value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(
+        st.sampled_from(["name", "verdict", "probes", "evidence", "score", "seconds"]) | st.text(max_size=6),
+        JSON,
+        max_size=6,
+    )
+)
+def test_any_verdict_can_be_read(row: dict[str, object]) -> None:
+    """Whatever the fields hold, a rung comes of it."""
+    assert rung_of(row, "x").mark in ("pass", "fail", "skip", "warn")
+
+
+@pytest.mark.parametrize("name", ["samples", "../../../etc/passwd", "/etc/passwd"])
+def test_samples_are_only_taken_from_the_run_itself(tmp_path: Path, name: str) -> None:
+    """A measurement that points elsewhere brings no foreign file into the report."""
+    made = level_of({"samples": name, "output_throughput": 1.0}, name="x", folder=tmp_path)
+    assert made.samples is None
+
+
+def test_keys_in_evidence_and_commands_are_hidden(tmp_path: Path) -> None:
+    """The launch line's key and one that a server echoed never reach the page."""
+    run = a_run(tmp_path)
+    exchange = {
+        "request": {"api_key": "abcdef123456"},
+        "response": "Authorization: Bearer tok-1234567890",
+        "status": 401,
+    }
+    probe = {"name": "p", "verdict": "fail", "evidence": [exchange]}
+    run.write_json("verdicts/x.json", {"name": "x", "verdict": "fail", "probes": [probe]})
+    text = html(report([run])) + markdown(report([run]))
+    for secret in ("sk-verysecret99", "abcdef123456", "tok-1234567890"):
+        assert secret not in text

@@ -1,0 +1,98 @@
+"""Recommendations come from the figures, and only from them."""
+
+from pathlib import Path
+
+from moebox import wire
+from moebox.report.naming import labelled
+from moebox.report.page import html
+from moebox.report.reading import read
+from moebox.report.rules import advise
+from moebox.report.story import Story
+from tests.report.making import a_run, level
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def story(tmp_path: Path, **more: object) -> Story:
+    """A run with something particular about its highest load."""
+    run = a_run(tmp_path, levels=(1, 8))
+    run.write_json("measurements/c0064.json", level(64, **more))
+    return labelled([read(run)])[0]
+
+
+def titles(*stories: Story) -> list[str]:
+    """What is recommended."""
+    return [advice.title for advice in advise(stories)]
+
+
+def test_a_clean_run_that_scales_gets_no_advice_it_does_not_need(tmp_path: Path) -> None:
+    """Throughput that grows with load, answers that are right: nothing to mend."""
+    assert titles(story(tmp_path, mean_ttft_ms=400.0, p99_ttft_ms=700.0)) == []
+
+
+def test_the_knee_is_the_lowest_load_with_nine_tenths_of_the_output(tmp_path: Path) -> None:
+    """Eight times the load for a twelfth more output is named, with both latencies."""
+    advice = advise([story(tmp_path, output_throughput=87.0, mean_ttft_ms=9_000.0)])
+    knee = next(one for one in advice if one.title == "Serve at about 8 at once")
+    assert "92% of the highest output" in knee.text
+    assert "9.00 s" in knee.text
+
+
+def test_failures_wrong_answers_and_a_slow_client_come_first(tmp_path: Path) -> None:
+    """What spoils every other figure stands before any tuning."""
+    run = a_run(tmp_path, levels=(1, 8))
+    run.write_json("verdicts/07-tools.json", {"name": "tools", "verdict": "fail", "reason": "cut in half"})
+    run.write_json("measurements/c0064.json", level(64, failed=9, client_limited=True))
+    found = titles(labelled([read(run)])[0])
+    assert found[:2] == ["Mend what is answered wrong first", "Find out why requests fail"]
+    assert "Measure again from a faster client" in found
+
+
+def test_several_tokens_a_chunk_are_recognised(tmp_path: Path) -> None:
+    """ITL twice TPOT means a draft at work, as in the Lambda K2.6 guide (44.5 against 21.14 ms: 2.1 tokens)."""
+    advice = advise([story(tmp_path, mean_itl_ms=44.5, mean_tpot_ms=21.14)])
+    assert any("about 2.1 tokens" in one.text for one in advice)
+
+
+def imported(name: str, home: Path) -> list[Story]:
+    """The runs of an example."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("render_examples", EXAMPLES / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    runs = module.imported(wire.load_toml(EXAMPLES / f"{name}.toml"), home)
+    return labelled([read(run) for run in runs])
+
+
+def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) -> None:
+    """The INT4 run's small cache is found, with the room that was left; 1,024 is the knee of the NVFP4 run."""
+    stories = imported("sm120-january", tmp_path)
+    found = {one.title: one.text for one in advise(stories)}
+    assert "13 requests of this length" in found["Give the KV cache more room"] or any(
+        "13 requests of this length" in one.text and "19.71 GiB" in one.text for one in advise(stories)
+    )
+    assert "3.56 s instead of 12.4 s" in found["Serve at about 1,024 at once"]
+    assert "5.9×" in found["For throughput take K2-Thinking NVFP4"]
+    assert [attempt.outcome for story_ in stories for attempt in story_.attempts].count("FAILED") == 2
+
+
+def test_placements_are_compared_by_prompt_length(tmp_path: Path) -> None:
+    """IQ3_K generates faster, Q4_X reads faster: the break-even is prompts 2.2 times the answers."""
+    stories = imported("hybrid-max-q", tmp_path)
+    choice = next(one for one in advise(stories) if one.title == "Choose by prompt length")
+    assert "2.2 times" in choice.text
+
+
+def test_every_example_carries_its_sources(tmp_path: Path) -> None:
+    """No figure without where it is from, in the file and on the page."""
+    from moebox.report.page import page_of
+
+    for path in sorted(EXAMPLES.glob("*.toml")):
+        stories = imported(path.stem, tmp_path / path.stem)
+        assert all(story_.sources for story_ in stories)
+        assert all(one.source for story_ in stories for one in story_.levels)
+        text = html(page_of(stories))
+        assert stories[0].sources[0][0] in text

@@ -1,0 +1,150 @@
+"""A real Chromium, driven over its own debugging pipe; no driver to install.
+
+Where there is none and this is root on a Debian, it is installed first; anywhere else the test fails and says so.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from moebox.report.pdf import browser
+
+FLAGS = (
+    "--headless=new",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+
+
+def program() -> str:
+    """Chromium's path; fetched by apt where that is possible."""
+    found = browser()
+    if not found and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update", "-qq"], check=False, env=environment, **quiet)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "chromium"], check=False, env=environment, **quiet)
+        found = browser()
+    if not found:
+        pytest.fail("these tests look at pages in a real browser: install Chromium (Debian: apt install chromium)")
+    return found
+
+
+class Tab:
+    """One page."""
+
+    def __init__(self, browser_: "Chromium", session: str) -> None:
+        self.browser, self.session = browser_, session
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A command of the DevTools protocol."""
+        return self.browser.call(method, session=self.session, **parameters)
+
+    def open(self, url: str, *, ready: str = "document.readyState === 'complete'") -> None:
+        """Go there and wait until it is there."""
+        self.call("Page.navigate", url=url)
+        self.until(ready)
+
+    def run(self, script: str) -> Any:
+        """What a script gives."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"])
+        return answer["result"].get("value")
+
+    def until(self, condition: str, *, seconds: float = 30.0) -> None:
+        """Wait for a condition to hold."""
+        end = time.monotonic() + seconds
+        while not self.run(f"Boolean({condition})"):
+            assert time.monotonic() < end, f"never became true: {condition}"
+            time.sleep(0.03)
+
+    def size(self, width: int, height: int) -> None:
+        """The window's size."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+
+class Chromium:
+    """The browser process."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", write: int, read: int) -> None:
+        self.process, self.write, self.read = process, write, read
+        self.number, self.buffer = 0, b""
+        self.asked: list[str] = []  # addresses that pages asked for
+
+    def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; what else comes in is looked through on the way."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        os.write(self.write, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
+        while True:
+            while b"\0" not in self.buffer:
+                piece = os.read(self.read, 1 << 20)
+                assert piece, "Chromium ended"
+                self.buffer += piece
+            text, _, self.buffer = self.buffer.partition(b"\0")
+            answer = json.loads(text)
+            if answer.get("method") == "Network.requestWillBeSent":
+                self.asked.append(answer["params"]["request"]["url"])
+            if answer.get("id") == self.number:
+                assert "error" not in answer, f"{method}: {answer.get('error')}"
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def tab(self) -> Tab:
+        """A fresh page that tells what it asks for."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = Tab(self, session)
+        for domain in ("Page", "Runtime", "Network"):
+            tab.call(f"{domain}.enable")
+        return tab
+
+
+@contextmanager
+def chromium() -> Iterator[Chromium]:
+    """A browser with a profile of its own, gone afterwards."""
+    path = program()
+    there_read, here_write = os.pipe()
+    here_read, there_write = os.pipe()
+
+    def connect() -> None:
+        # Chromium reads commands from descriptor 3 and answers on 4.
+        copies = os.dup(there_read), os.dup(there_write)
+        os.dup2(copies[0], 3)
+        os.dup2(copies[1], 4)
+
+    with tempfile.TemporaryDirectory(prefix="moebox-browser-", ignore_cleanup_errors=True) as profile:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        argv = [path, *FLAGS, *root, f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=connect, close_fds=False)
+        os.close(there_read)
+        os.close(there_write)
+        try:
+            yield Chromium(process, here_write, here_read)
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            os.close(here_write)
+            os.close(here_read)

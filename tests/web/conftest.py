@@ -1,0 +1,48 @@
+"""One browser for all tests of pages, and the local page served for real."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from moebox.web.serve import prepare
+from tests.web.chromium import Chromium, Tab, chromium
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Chromium]:
+    """The browser."""
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def tab(browser: Chromium) -> Tab:
+    """A fresh page of it."""
+    browser.asked.clear()
+    return browser.tab()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Serves the local page on a free port until the test ends; gives its address."""
+    with ExitStack() as stack:
+
+        def start(runs: Path | None = None, host: str = "127.0.0.1") -> str:
+            server, listening, address = prepare(host, 0, insist=True, runs=runs)
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+            thread.start()
+            while not server.started:
+                time.sleep(0.01)
+
+            def stop() -> None:
+                server.should_exit = True
+                thread.join(10)
+
+            stack.callback(stop)
+            return address
+
+        yield start
