@@ -24,7 +24,8 @@ BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
 DRAFT_UTILIZATION = 0.88  # the same: with a draft under DCP, 0.90 ran out of memory at the first long request
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
 UBATCHES = (512, 2048, 4096, 8192)
-GROUP = {"int4-g32": 32, "nvfp4": 16, "mxfp4": 32, "fp8-block": 128}
+# Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
+GROUP = {"int4-g32": 32, "nvfp4": 16, "fp8-block": 128}
 # Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
 LEAST_BITS = 3.5
 # SGLang 0.5.23's names for parsers that vLLM calls otherwise (its --tool-call-parser and --reasoning-parser choices).
@@ -88,11 +89,13 @@ def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -
 
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
     """Recipes of an engine that serves from cards alone."""
+    every = len(box.gpus) * box.nodes
     for parallel in layouts(box, model, checkpoint, engine, pins):
         for preset in presets(box, model, engine, pins):
             for kv in caches(engine, preset, pins):
                 for draft in drafts(model, preset, pins):
-                    tier = (parallel.dcp > 1) + (parallel.pp > 1 and parallel.tp < len(box.gpus))
+                    stages, idle = parallel.pp > 1 and parallel.tp < len(box.gpus), parallel.gpus < every
+                    tier = (parallel.dcp > 1) + (stages or idle)
                     tier += 2 * (parallel.ep or (kv == "fp8") != (preset == "community"))
                     tier += 3 * (draft is not None and pins.speculate is None) + 3 * (bool(preset) and not pins.image)
                     tier += 0 if checkpoint.native else 1
