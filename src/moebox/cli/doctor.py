@@ -36,14 +36,27 @@ def logs(
     """
     from moebox.doctor.logs import search_file
 
-    if file.is_dir():
-        file = file / "engine.log"
-    found = search_file(file, engine=engine or "")
+    found = search_run(file, engine or "") if file.is_dir() else search_file(file, engine=engine or "")
     if json:
         emit(document(found))
     else:
         show(found, every=every)
     return 1 if found.cause or found.exception else 0
+
+
+def search_run(folder: Path, engine: str) -> "Search":
+    """The log of a run, all the pieces that are kept of it."""
+    from moebox.doctor.logs import Search, read_pieces
+    from moebox.store.log import pieces
+
+    parts = pieces(folder / "engine.log")
+    if not parts:
+        raise BadInput(f"{folder}: has no engine.log")
+    found = Search(engine=engine)
+    for part in parts:
+        read_pieces(found, part)
+    found.finish()
+    return found
 
 
 def document(found: "Search") -> dict[str, Any]:

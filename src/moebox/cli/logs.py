@@ -1,5 +1,6 @@
 """`moebox logs`: an engine's words."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -28,12 +29,14 @@ def logs(
     if lines is not None and lines < 0:
         raise BadInput(f"--lines {lines}: must not be negative")
     path, alive = source(name)
-    offset = 0
-    if lines is not None:
-        offset = last_lines(path, lines)
     from moebox.serve.tail import Tail
+    from moebox.store.log import pieces
 
-    tail = Tail(path, start=offset)
+    if lines is None:
+        for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
+            with open(piece, "rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+    tail = Tail(path, start=last_lines(path, lines) if lines is not None else 0)
     while True:
         data = tail.read()
         if data:

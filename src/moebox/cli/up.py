@@ -85,6 +85,7 @@ def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool
     from moebox.store import Run
 
     heed_sigterm()
+    warn(recipe)
     run = Run.create(recipe.name, runs=runs)
     try:
         session = attempt(recipe, run, patience_s)
@@ -111,6 +112,16 @@ def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool
     finally:
         session.stop()
     return 0
+
+
+def warn(recipe: Recipe) -> None:
+    """Say beforehand what is known to go wrong; the person who asked decides."""
+    from moebox import detect, engines
+    from moebox.serve.recipes import model_of
+
+    for one in engines.refusals(recipe, detect.box(), model_of(recipe)):
+        if one.severity != "note":
+            talk().print(f"warning: {one.text}" + (f" ({one.remedy})" if one.remedy else ""), markup=False)
 
 
 def heed_sigterm() -> None:

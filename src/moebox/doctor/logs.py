@@ -130,7 +130,7 @@ class Search:
             if match:
                 self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
                 if symptom.id not in self.findings:
-                    self.findings[symptom.id] = found(symptom, match, line, self.lines)
+                    self.findings[symptom.id] = finding_of(symptom, match, line, self.lines)
                     fresh.append(self.findings[symptom.id])
                 break
         self._trouble(line)
@@ -160,7 +160,7 @@ def _concerns(symptom: Symptom, engine: str) -> bool:
     return not engine or not symptom.applies.engine or engine in symptom.applies.engine
 
 
-def found(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
+def finding_of(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:
     """The symptom as seen on this line."""
     return Finding(
         symptom=symptom.id,
@@ -179,26 +179,35 @@ def search_file(path: Path, *, engine: str = "") -> Search:
     """Search a whole log file; "-" is standard input."""
     import sys
 
+    found = Search(engine=engine)
     if str(path) == "-":
-        return search_stream(sys.stdin.buffer, engine=engine)
+        _read(found, sys.stdin.buffer)
+    else:
+        read_pieces(found, path)
+    found.finish()
+    return found
+
+
+def read_pieces(found: Search, path: Path) -> None:
+    """Feed a file to a search, a block at a time."""
     try:
         with open(path, "rb") as file:
-            return search_stream(file, engine=engine)
+            _read(found, file)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def search_stream(stream: BinaryIO, *, engine: str = "") -> Search:
-    """Search until the stream ends."""
-    return search(iter(lambda: stream.read(BLOCK), b""), engine=engine)
+def _read(found: Search, stream: BinaryIO) -> None:
+    while data := stream.read(BLOCK):
+        found.feed(data)
 
 
 def search(pieces: Iterable[bytes], *, engine: str = "") -> Search:
     """Search pieces of a log, in order."""
-    looking = Search(engine=engine)
+    found = Search(engine=engine)
     for piece in pieces:
-        looking.feed(piece)
-    looking.finish()
-    return looking
+        found.feed(piece)
+    found.finish()
+    return found

@@ -20,7 +20,7 @@ TYPES = {"f32": F32, "f16": F16, "q4_0": Q4_0, "q8_0": Q8_0}
 CONTROL = (
     "[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "[PAD]",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "[PAD]", "[UNK]", "<think>", "</think>",
 )  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|im_{{ m['role'] }}|>{{ m['role'] }}<|im_middle|>{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -153,7 +153,7 @@ def metadata(model: Model, layers: int) -> dict[str, Any]:
         "general.architecture": arch, "general.name": f"{model.title} rehearsal", "general.alignment": ALIGN,
         **{f"{arch}.{key}": value for key, value in words.items()},
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "kimi-k2" if model.mla else "default",
-        "tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.bos_token_id": 256, "tokenizer.ggml.eos_token_id": 258, "tokenizer.ggml.padding_token_id": 268,
         "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
     }  # fmt: skip

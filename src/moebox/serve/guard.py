@@ -28,6 +28,7 @@ from moebox.store.log import EngineLog
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MARK = "MOEBOX_INSTANCE"  # environment variable that every process of an engine carries
 CHUNK = 1 << 20
+CLEAN_S = 30.0  # at most, for processes that were killed to be gone
 DRAIN_S = 2.0  # after the last process has gone, for what is still in the pipe
 
 # What an engine is asked, in order, and how long it may take over it. vLLM needs some seconds to free eight cards.
@@ -98,7 +99,7 @@ class Guard:
         for source in (lifeline, wake, self.output):
             poll.register(source, select.POLLIN)
         told = time.monotonic()
-        while self.life.code is None:
+        while self.life.code is None and not self.life.error:
             for source, _ in poll.poll(200 if self.step >= 0 else 1000):
                 if source == self.output and not self.copy():
                     poll.unregister(source)
@@ -170,12 +171,10 @@ class Guard:
 
     def climb(self) -> None:
         """The next, harder signal when the last one had its time."""
-        if (
-            self.step < 0
-            or self.life.code is not None
-            or time.monotonic() < self.until
-            or self.step >= len(self.ladder)
-        ):
+        if self.step < 0 or self.life.code is not None or time.monotonic() < self.until:
+            return
+        if self.step == len(self.ladder):
+            self.life.error = "it does not die: the kernel holds it (a stuck driver or disk)"
             return
         sign, wait = self.ladder[self.step]
         self.life.signals.append(sign.name)
@@ -197,9 +196,9 @@ class Guard:
 
     def clean(self) -> None:
         """Kill what the engine left behind, and read what is still in the pipe."""
-        until = time.monotonic() + DRAIN_S
+        until, limit = time.monotonic() + DRAIN_S, time.monotonic() + CLEAN_S
         patience = time.monotonic() + (0.0 if self.life.asked else 1.0)  # a crashed engine's workers may say why
-        while time.monotonic() < until or descendants():
+        while time.monotonic() < limit and (time.monotonic() < until or descendants()):
             if select.select([self.output], [], [], 0.05)[0] and not self.copy() and not descendants():
                 break
             if time.monotonic() >= patience:

@@ -5,22 +5,18 @@ with start(recipe, run) as session:
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from moebox import engines, wire
-from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.model import Model
-from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.doctor.logs import Finding
 from moebox.engines.events import Event
@@ -28,6 +24,7 @@ from moebox.errors import BadInput
 from moebox.serve import ask, facts, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
 from moebox.serve.guard import LADDER
+from moebox.serve.order import Order, prepare
 from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
 
@@ -37,40 +34,7 @@ ASK_S = 0.5
 SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
 Ladder = Sequence[tuple[str, float]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Everything decided before anything starts: what to run, where it will answer."""
-
-    recipe: Recipe
-    launch: Launch
-    argv: tuple[str, ...]
-    endpoint: Endpoint
-    secrets: dict[str, str]  # variable -> value; goes to the engine's environment and nowhere else
-    gpus: tuple[int, ...]
-
-
-def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Order:
-    """Decide what to run; raises for a recipe that cannot be launched."""
-    if recipe.listen.key_env and not os.environ.get(recipe.listen.key_env):
-        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
-    if not recipe.listen.port:
-        port = preflight.free_port(recipe.listen.host)
-        recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
-    engines.check(recipe, model)  # settings that cannot be meant, flags the engine does not have
-    launch = engines.launch(recipe, model)
-    argv = engines.command(recipe, launch, run=name, home=str(Path.home()))
-    if recipe.runtime.kind == "embedded":
-        words = launch.argv[len(engines.ENGINES[recipe.engine].entry(recipe)) :]
-        argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
-    secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
-    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
-    at = f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
-    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
-    endpoint = endpoint_of(at, recipe.served_name, key=key, engine=recipe.engine)
-    return Order(
-        recipe=recipe, launch=launch, argv=argv, endpoint=endpoint, secrets=secrets, gpus=preflight.cards(recipe)
-    )
+__all__ = ["Order", "Session", "launch", "prepare", "start"]
 
 
 class Session:
@@ -168,6 +132,8 @@ class Session:
             if self.guard.stdin:
                 self.guard.stdin.close()
         self.guard.wait()
+        if not (self.run.path / "guard.log").stat().st_size:
+            (self.run.path / "guard.log").unlink()
         life = self.instance.life
         if life and not self._failed:
             told: dict[str, Any] = {
@@ -319,7 +285,8 @@ def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder)
     document = {
         "mark": state.mark(name),
         "argv": order.argv,
-        "env": {**({} if contained else order.launch.env), **order.secrets},
+        # Unbuffered: what a Python engine prints must be in the log before it dies, not after.
+        "env": {"PYTHONUNBUFFERED": "1", **({} if contained else order.launch.env), **order.secrets},
         "hide": list(order.secrets.values()),
         "log": str(run.path / "engine.log"),
         "life": str(state.life_path(name)),

@@ -1,0 +1,55 @@
+"""What will be run, decided before anything is: argv, environment, address, cards."""
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebox import engines
+from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.model import Model
+from moebox.core.plan import Launch
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, Unsupported
+from moebox.serve import preflight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Everything decided before anything starts: what to run, where it will answer."""
+
+    recipe: Recipe
+    launch: Launch
+    argv: tuple[str, ...]
+    endpoint: Endpoint
+    secrets: dict[str, str]  # variable -> value; goes to the engine's environment and nowhere else
+    gpus: tuple[int, ...]
+
+
+def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Order:
+    """Decide what to run; raises for a recipe that cannot be launched."""
+    if recipe.listen.key_env and not os.environ.get(recipe.listen.key_env):
+        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
+    if recipe.parallel.nodes > 1:
+        hint = "`moebox render --as script|slurm|k8s` writes what each node runs"
+        raise Unsupported(
+            f"{recipe.name} spans {recipe.parallel.nodes} nodes; up starts engines on this one", hint=hint
+        )
+    if not recipe.listen.port:
+        port = preflight.free_port(recipe.listen.host)
+        recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
+    engines.check(recipe, model)  # settings that cannot be meant, flags the engine does not have
+    launch = engines.launch(recipe, model)
+    argv = engines.command(recipe, launch, run=name, home=str(Path.home()))
+    if recipe.runtime.kind == "embedded":
+        words = launch.argv[len(engines.ENGINES[recipe.engine].entry(recipe)) :]
+        argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
+    secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
+    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
+    at = f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
+    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
+    endpoint = endpoint_of(at, recipe.served_name, key=key, engine=recipe.engine)
+    return Order(
+        recipe=recipe, launch=launch, argv=argv, endpoint=endpoint, secrets=secrets, gpus=preflight.cards(recipe)
+    )
