@@ -23,6 +23,7 @@ PROMPTS = (1024, 8192, 32768, 65536, 131072)
 HYBRID_CONTEXTS = (1024, 16384, 65536)
 # As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within reason.
 PER_STREAM, LEAST, MOST = 10, 32, 20_000
+CAREFUL = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 Mode = Literal["decode", "prefill", "serving", "stream"]
 
@@ -96,11 +97,13 @@ def forecast(
         subject = subjects.from_recipe(Path(target), where)
     else:
         pins = replace(pinned, context=None, concurrency=None).pins(bold=bold)
-        longest = max(contexts) if contexts else None
         serving = max(streams) if streams and mode == "serving" else None
+        longest = max((*contexts, _longest(asked)), default=0)
         subject = subjects.chosen(target, where, replace(pins, context=longest or None, concurrency=serving))
     if asked.eager:
         subject = subjects.eager(subject)
+    if asked.kv_tokens is not None:
+        subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
     mode = mode or ("stream" if subject.recipe.engine in CPU_ENGINES else "decode")
     rows = _rows(mode, subject, asked, contexts, streams)
     if json:
@@ -140,11 +143,18 @@ def _mode(asked: Asked) -> Mode | None:
     return "serving" if serving else "decode" if asked.decode else "prefill" if asked.prefill else None
 
 
+def _longest(asked: Asked) -> int:
+    """The longest sequence asked for, where it is more than a careful plan would allow; 0 otherwise."""
+    prompts = _counts(asked.input, "--input", many=True)
+    length = max(prompts, default=0) + (tokens(asked.output, "--output") or 0)
+    return length if length > CAREFUL else 0
+
+
 def _rows(
     mode: Mode, subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]
 ) -> list[dict[str, Any]]:
     speed, limit = subject.speed, subject.recipe.context
-    kv_tokens = asked.kv_tokens or subject.memory.kv_tokens
+    kv_tokens = subject.memory.kv_tokens
     if mode == "decode":
         lengths = contexts or tuple(size for size in CONTEXTS if size <= limit)
         return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens)

@@ -16,7 +16,10 @@ Row = dict[str, Any]
 def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
     """Title, table, band and warnings."""
     tables = {"decode": decode, "prefill": prefill, "serving": serving, "stream": stream}
-    parts: list[RenderableType] = [title(subject), Text(), tables[mode](rows), note(mode, subject)]
+    remark = remarks(mode, rows)
+    parts: list[RenderableType] = [title(subject), Text(), tables[mode](rows)]
+    parts += [Text(remark)] if remark else []
+    parts.append(note(mode, subject))
     known = [caution for caution in subject.warnings if caution.severity != "note"]
     parts += [Text.assemble((f"{caution.severity}: ", "yellow"), caution.text) for caution in known]
     return Group(*parts)
@@ -50,7 +53,6 @@ def decode(rows: list[Row]) -> Table:
     for context in sorted({row["context"] for row in rows}):
         line = {row["concurrency"]: row for row in rows if row["context"] == context}
         table.add_row(count(context), *(_rate(line[many]) for many in streams))
-    table.caption = "decode tok/s of all streams; * more than the cache holds at once"
     return table
 
 
@@ -82,12 +84,20 @@ def serving(rows: list[Row]) -> Table:
         keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
         times = (seconds(row[key] / 1e3) for key in keys)
         table.add_row(who, f"{row['request_throughput']:.2f}", *rates, *times)
-    failed = max(row["failed"] for row in rows)
-    preempted = max(row["preemptions"] for row in rows)
-    notes = [f"up to {count(failed)} requests are longer than the cache and fail"] if failed else []
-    notes += [f"up to {count(preempted)} preemptions: the cache is too small for these streams"] if preempted else []
-    table.caption = "; ".join(notes) or None
     return table
+
+
+def remarks(mode: str, rows: list[Row]) -> str:
+    """What to know under the table."""
+    if mode == "decode":
+        over = "; * more than the cache holds at once" if not all(row["fits"] for row in rows) else ""
+        return f"decode tok/s of all streams{over}"
+    if mode != "serving":
+        return ""
+    failed, preempted = (max(row[key] for row in rows) for key in ("failed", "preemptions"))
+    notes = [f"up to {count(failed)} requests are longer than the cache or the context and fail"] if failed else []
+    notes += [f"up to {count(preempted)} preemptions: the cache is too small for these streams"] if preempted else []
+    return "; ".join(notes)
 
 
 def _rate(row: Row) -> str:
@@ -96,7 +106,7 @@ def _rate(row: Row) -> str:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, caption_justify="left")
+    table = Table(box=None, pad_edge=False)
     table.add_column(first, justify="right")
     for name in others:
         table.add_column(name, justify="right")

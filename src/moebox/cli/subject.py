@@ -90,7 +90,7 @@ def _as_if(box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Pins, pr
     tried, _ = search(box, model, forms, pins)
     if not tried:
         raise problem
-    nearest = min(tried, key=lambda one: one.memory.shortfall)
+    nearest = tried[0]  # the plainest recipe that has everything pinned
     text = f"does not fit by {gb(nearest.memory.shortfall)} on the fullest device: the speed is as if it did"
     short = Caution(symptom="", text=text, severity="fatal")
     return Subject(

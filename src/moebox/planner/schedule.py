@@ -20,7 +20,7 @@ RESERVE_LEAST = 0.098
 RESERVE_STEPS = 600
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One request on its way through the engine; the scheduler changes it."""
 
@@ -46,6 +46,7 @@ class Rules:
     """What decides how an engine schedules."""
 
     kv_tokens: int
+    context: int  # longest sequence the engine takes
     max_seqs: int
     budget: int  # tokens a step
     prompts_first: bool  # SGLang: steps that only read prompts, before any decoding
@@ -103,9 +104,14 @@ class Scheduler:
         """Expected tokens a sequence gains in a step."""
         return self.speed.tokens_per_step
 
+    def made(self, request: Request) -> float:
+        """Tokens a request has made by now."""
+        steps = self.done_steps - request.since if request.id in self._running else 0.0
+        return min(request.made + self.gain * steps, float(request.output))
+
     def submit(self, request: Request) -> bool:
-        """Put a request in the queue; False when it can never fit."""
-        if request.input + request.output > self.rules.kv_tokens:
+        """Put a request in the queue; False when it is longer than the cache or the engine's context."""
+        if request.input + request.output > min(self.rules.kv_tokens, self.rules.context):
             return False
         self.waiting.append(request)
         return True

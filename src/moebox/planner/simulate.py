@@ -96,7 +96,7 @@ class Outcome:
 
     workload: Workload
     completed: int
-    rejected: int  # longer than the whole cache
+    rejected: int  # longer than the cache or the context
     duration_s: float
     input_tokens: int
     output_tokens: int
@@ -127,7 +127,14 @@ def rules_of(recipe: Recipe, kv_tokens: int) -> Rules:
     # Defaults on cards of 70 GiB and more: vLLM 1,024 sequences, SGLang up to 4,096; llama.cpp has slots.
     seqs = recipe.max_seqs or (1 if one else 4096 if sglang else 1024)
     budget = recipe.batched_tokens or (recipe.hybrid.ubatch if recipe.hybrid and one else 8192)
-    return Rules(kv_tokens=kv_tokens, max_seqs=seqs, budget=budget, prompts_first=sglang, reserves=sglang)
+    return Rules(
+        kv_tokens=kv_tokens,
+        context=recipe.context,
+        max_seqs=seqs,
+        budget=budget,
+        prompts_first=sglang,
+        reserves=sglang,
+    )
 
 
 def simulate(speed: Speed, rules: Rules, workload: Workload) -> Outcome:

@@ -1,0 +1,104 @@
+"""`moebox twin`: a simulated endpoint of a box one does not own."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox import detect
+from moebox.cli import subject as subjects
+from moebox.cli.output import emit, talk
+from moebox.cli.pinned import Pinned
+from moebox.cli.subject import Subject
+from moebox.errors import BadInput, Outside
+from moebox.planner.simulate import rules_of
+
+NOTHING = Pinned()
+
+
+def twin(
+    target: str,
+    *,
+    box: str | None = None,
+    port: int | None = None,
+    speed: float = 1.0,
+    kv_tokens: int | None = None,
+    pinned: Annotated[Pinned, Parameter(name="*")] = NOTHING,
+    ram: str = "",
+    ram_bandwidth: str = "",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Serve a simulation of a recipe on a box: OpenAI's API, timed as the forecast says, with made-up text.
+
+    Streams queue, wait for the cache and slow each other down as they would on the box. Every response and page says
+    that it is a simulation. It listens on this machine only; Ctrl-C stops it.
+
+    Args:
+        target: A recipe file (.toml), or a model as `plan` takes it.
+        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; this machine without it.
+        port: Where to listen; the recipe's port without it, 0 for a free one.
+        speed: Times faster than the box would be.
+        kv_tokens: Cache capacity to assume, such as the one in an engine's log.
+        pinned: Settings of the plan that must hold; a recipe file has its own.
+        ram: Memory to assume, such as 768GiB.
+        ram_bandwidth: Its bandwidth, such as 614GB/s.
+        json: Print one JSON document with the URL when it listens.
+    """
+    if not 0 < speed <= 1e6:
+        raise BadInput(f"--speed {speed:g} cannot be meant", hint="2 is twice as fast as the box")
+    where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    if subjects.is_recipe(target):
+        if pinned != NOTHING:
+            raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
+        subject = subjects.from_recipe(Path(target), where)
+    else:
+        subject = subjects.chosen(target, where, pinned.pins())
+    capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens
+    if capacity < 1:
+        raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
+    listening = bound(subject.recipe.listen.port if port is None else port)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    if json:
+        emit({"simulation": True, "url": f"{url}/v1", "model": subject.recipe.served_name, "kv_tokens": capacity})
+    else:
+        talk().print(f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it")
+    asyncio.run(serve(subject, listening, capacity, speed))
+    return 0
+
+
+def title(subject: Subject) -> str:
+    """What is simulated, in a few words."""
+    recipe, spread = subject.recipe, subject.recipe.parallel
+    layout = f"TP{spread.tp}" + (f" DCP{spread.dcp}" if spread.dcp > 1 else "") if recipe.hybrid is None else "CPU+GPU"
+    return f"{subject.model.title} on {subject.box.name} with {recipe.engine}, {layout}, context {recipe.context:,}"
+
+
+def bound(port: int) -> socket.socket:
+    """A listening socket of this machine only."""
+    if not 0 <= port < 65536:
+        raise BadInput(f"--port {port} is not a port", hint="from 1 to 65535, or 0 for a free one")
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+        listening.listen(2048)
+    except OSError as problem:
+        listening.close()
+        raise Outside(f"port {port}: {problem.strerror}", hint="`--port 0` takes a free one") from None
+    return listening
+
+
+async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, faster: float) -> None:
+    """Serve until interrupted."""
+    import uvicorn
+
+    from moebox.serve.twin.app import build
+    from moebox.serve.twin.engine import Engine
+
+    recipe = subject.recipe
+    engine = Engine(subject.speed, rules_of(recipe, kv_tokens), faster=faster)
+    app = build(engine, model=recipe.served_name, context=recipe.context, title=title(subject))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    await uvicorn.Server(config).serve(sockets=[listening])

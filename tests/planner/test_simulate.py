@@ -1,0 +1,193 @@
+"""Continuous batching in virtual time: nothing is lost, the cache is never exceeded, and queues show."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox.core import catalogue
+from moebox.core.box import Box
+from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.errors import BadInput
+from moebox.planner.schedule import Request, Rules, Scheduler
+from moebox.planner.simulate import Histogram, Workload, rules_of, simulate
+from moebox.planner.speed import Speed
+from tests.planner.rows import published
+
+RECIPE = Recipe(
+    name="t",
+    engine="vllm",
+    model="kimi-k2.6",
+    checkpoint="int4",
+    served_name="t",
+    kv="fp8",
+    context=262144,
+    parallel=Parallel(tp=8),
+)
+
+
+def speed(recipe: Recipe = RECIPE, gpu: str = "b200") -> Speed:
+    """The recipe on eight cards."""
+    box = Box(name="t", gpus=(catalogue.gpu(gpu),) * 8)
+    return Speed.of(box, catalogue.model(recipe.model), catalogue.checkpoint(recipe.model, recipe.checkpoint), recipe)
+
+
+PLAIN = speed()
+GUESSING = speed(replace(RECIPE, speculate=Speculate(tokens=3)))
+
+
+@given(
+    prompt=st.integers(1, 3000),
+    answer=st.integers(1, 300),
+    requests=st.integers(1, 60),
+    concurrency=st.integers(1, 40),
+    kv_tokens=st.integers(100, 20_000),
+    sglang=st.booleans(),
+    guessing=st.booleans(),
+    lengths=st.sampled_from(["fixed", "uniform"]),
+    hit=st.sampled_from([0.0, 0.7, 1.0]),
+)
+@settings(max_examples=80, deadline=None)
+def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
+    prompt: int,
+    answer: int,
+    requests: int,
+    concurrency: int,
+    kv_tokens: int,
+    sglang: bool,
+    guessing: bool,
+    lengths: str,
+    hit: float,
+) -> None:
+    """Every request ends or was refused at the door, every token is counted once, the cache is never over-full."""
+    recipe = replace(RECIPE, engine="sglang" if sglang else "vllm")
+    workload = Workload(
+        input=prompt,
+        output=answer,
+        requests=requests,
+        concurrency=concurrency,
+        lengths=lengths,  # type: ignore[arg-type]
+        prefix_hit=hit,
+    )
+    sizes = [workload.lengths_of(number) for number in range(requests)]
+    fitting = [size for size in sizes if sum(size) <= kv_tokens]
+
+    done = simulate(GUESSING if guessing else PLAIN, rules_of(recipe, kv_tokens), workload)
+
+    assert done.completed == len(fitting)
+    assert done.rejected == requests - len(fitting)
+    assert done.input_tokens == sum(size[0] for size in fitting)
+    assert done.output_tokens == sum(size[1] for size in fitting)
+    assert done.peak_kv <= kv_tokens + 1e-6
+    assert done.ttft.weight == done.completed
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_scheduler_forgets_what_is_cancelled(data: st.DataObject) -> None:
+    """Requests taken out at any moment leave nothing in the cache, and the others still end."""
+    rules = Rules(kv_tokens=4000, context=4000, max_seqs=8, budget=512, prompts_first=False, reserves=False)
+    scheduler = Scheduler(speed=PLAIN, rules=rules)
+    waiting = [Request(id=number, input=300, output=50) for number in range(12)]
+    for request in waiting:
+        assert scheduler.submit(request)
+    gone = set(data.draw(st.lists(st.integers(0, 11), max_size=8)))
+    steps = data.draw(st.integers(0, 40))
+    ended = set()
+    for _ in range(steps):
+        done = scheduler.advance(most=1)
+        ended |= {request.id for request in done.finished} if done else set()
+    for number in gone - ended:
+        scheduler.cancel(waiting[number])
+    while (done := scheduler.advance()) is not None:
+        ended |= {request.id for request in done.finished}
+        assert scheduler.used <= rules.kv_tokens + 1e-6
+
+    assert ended | gone == set(range(12))
+    assert scheduler.used == pytest.approx(0, abs=1e-6)
+
+
+def test_a_small_cache_makes_a_queue() -> None:
+    """With 4,578 tokens of cache the first token takes longer and longer while throughput stays (SM120 report)."""
+    rows = {
+        case.at: case.predict() for case in published().serving_rows(only="sm120-report-k2.5") if case.group == "ttft"
+    }
+
+    assert rows["C32"] < 2_000
+    assert rows["C1000"] > 60_000
+    assert sorted(rows.values()) == list(rows.values())
+
+
+def test_published_serving_tables() -> None:
+    """Both tables of the SM120 report: output tok/s within 25% in every row, first tokens within 1.5 above 128
+    streams; Lambda's B200 row within 20%."""
+    for case in published().serving_rows(only="sm120"):
+        if case.group == "output":
+            assert abs(case.ratio - 1) <= 0.25, case
+        elif case.group == "ttft" and int(case.at[1:]) > 128:
+            assert 1 / 1.5 <= case.ratio <= 1.5, case
+    for case in published().serving_rows(only="lambda"):
+        if case.group == "output":
+            assert abs(case.ratio - 1) <= 0.20, case
+
+
+def test_cost_grows_with_requests_and_not_with_tokens() -> None:
+    """A hundred times longer answers take no more slices, and the histograms hold no more than their bins."""
+    short = simulate(PLAIN, rules_of(RECIPE, 10**7), Workload(input=512, output=100, requests=512, concurrency=32))
+    long = simulate(PLAIN, rules_of(RECIPE, 10**7), Workload(input=512, output=10_000, requests=512, concurrency=32))
+
+    assert long.slices <= short.slices * 1.1
+    assert len(long.itl.bins) + len(long.ttft.bins) + len(long.tpot.bins) < 3000
+
+
+def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
+    """Requests that come slowly find the machine free: throughput is the rate, and the first token is the prompt."""
+    done = simulate(PLAIN, rules_of(RECIPE, 10**6), Workload(input=1000, output=50, requests=200, rate=0.2))
+    alone = PLAIN.prefill_s(1000)
+
+    assert done.completed / done.duration_s == pytest.approx(0.2, rel=0.2)
+    assert done.ttft.quantile(0.5) == pytest.approx(alone, rel=0.1)
+
+
+def test_prefixes_in_the_cache_shorten_the_wait() -> None:
+    """A prompt that lies in the prefix cache is not read again."""
+    cold = Workload(input=8192, output=64, requests=64, concurrency=16)
+
+    first = simulate(PLAIN, rules_of(RECIPE, 10**6), cold)
+    second = simulate(PLAIN, rules_of(RECIPE, 10**6), replace(cold, prefix_hit=0.9))
+
+    assert second.ttft.mean < 0.5 * first.ttft.mean
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input": 0},
+        {"output": 0},
+        {"requests": 0},
+        {"concurrency": 0},
+        {"rate": 1.0},
+        {"prefix_hit": 1.5},
+    ],
+)
+def test_workloads_that_cannot_be_meant(wrong: dict[str, float]) -> None:
+    """Zero lengths, no load, two kinds of load and shares above one are refused."""
+    workload = replace(Workload(input=10, output=10, requests=10, concurrency=1), **wrong)  # type: ignore[arg-type]
+
+    with pytest.raises(BadInput):
+        simulate(PLAIN, rules_of(RECIPE, 1000), workload)
+
+
+@given(times=st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=200))
+@settings(max_examples=50, deadline=None)
+def test_histograms_are_within_a_bin(times: list[float]) -> None:
+    """The mean is exact and quantiles are within one per cent of a counted time."""
+    histogram = Histogram()
+    for seconds in times:
+        histogram.add(seconds)
+    ordered = sorted(times)
+
+    assert histogram.mean == pytest.approx(sum(times) / len(times))
+    assert histogram.quantile(1.0) == pytest.approx(ordered[-1], rel=0.011)
+    assert histogram.quantile(0.5) == pytest.approx(ordered[(len(ordered) - 1) // 2], rel=0.011)
