@@ -1,6 +1,9 @@
 """`moebox plan` as people and scripts call it: exit codes, keys, files, and a page that fits the terminal."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,17 @@ def test_the_same_input_gives_the_same_bytes(capsys: pytest.CaptureFixture[str])
     assert main(["plan", "kimi-k2.6", *BOX, "--json"]) == 0
 
     assert capsys.readouterr().out == first
+
+
+def test_the_order_of_python_sets_does_not_reach_the_plan() -> None:
+    """Two processes with different hash seeds print the same bytes."""
+    command = [sys.executable, "-m", "moebox", "plan", "kimi-k2.6", *BOX, "--json"]
+    outputs = {
+        subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
+    }
+
+    assert len(outputs) == 1
 
 
 def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
@@ -101,7 +115,14 @@ def test_the_page_shows_what_matters_and_fits(
 
     assert max(map(len, page.splitlines())) <= int(width)
     assert "gpu0-7 EEEEEE" in page
-    for words in ("161,152 tokens", "routed experts 66.45", "requests of 65,536", "runners-up", "--image community", "--max-num-seqs 64"):
+    for words in (
+        "161,152 tokens",
+        "routed experts 66.45",
+        "requests of 65,536",
+        "runners-up",
+        "--image community",
+        "--max-num-seqs 64",
+    ):
         assert words in " ".join(page.split())
 
 

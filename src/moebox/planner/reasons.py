@@ -32,8 +32,9 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
 
 def _weights(best: Weighed) -> str:
     form = best.checkpoint
-    kind = "the weights as published" if form.native else "a requantised form"
-    return f"{form.name} is {kind} of {best.model.title}: {gb(form.bytes)}, {form.bits_per_weight(best.model):.2f} bits"
+    kind = "as its makers published it" if form.native else "requantised"
+    bits = f"{form.bits_per_weight(best.model):.2f} bits a weight"
+    return f"{best.model.title} in {form.name}, {kind}: {gb(form.bytes)}, {bits}"
 
 
 def _layout(best: Weighed, others: list[Weighed]) -> str:
@@ -41,11 +42,10 @@ def _layout(best: Weighed, others: list[Weighed]) -> str:
     if best.recipe.hybrid:
         return ""
     device = next(one for one in best.memory.devices if one.weights)
-    cut = f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
-    text = f"{cut} leaves {gib(device.weights_total)} of weights on each card"
+    text = f"{_cut(best)} leaves {gib(device.weights_total)} of weights on each card"
     rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.dcp == parallel.dcp)
     if rival and rival.recipe.parallel.ep == parallel.ep:
-        text += f"; TP{rival.recipe.parallel.tp}×PP{rival.recipe.parallel.pp} is forecast at {_change(rival, best)}"
+        text += f"; {_cut(rival)} is forecast at {_change(rival, best)}"
     if parallel.gpus < len(all_cards(best.box)):
         text += f"; {len(all_cards(best.box)) - parallel.gpus} of {len(all_cards(best.box))} cards stay free"
     return text
@@ -204,9 +204,8 @@ def title(one: Weighed, best: Weighed) -> str:
         parts += [one.checkpoint.name, f"{counts} expert layers", f"-ub {recipe.hybrid.ubatch}"]
         return ", ".join(parts)
     parallel = recipe.parallel
-    cut = f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
-    cut += (f" DCP{parallel.dcp}" if parallel.dcp > 1 else "") + (" EP" if parallel.ep else "")
-    parts += [cut, f"{recipe.kv} cache"]
+    deep = (f" DCP{parallel.dcp}" if parallel.dcp > 1 else "") + (" EP" if parallel.ep else "")
+    parts += [_cut(one) + deep, f"{recipe.kv} cache"]
     if one.checkpoint != best.checkpoint:
         parts.append(one.checkpoint.name)
     if recipe.speculate:
@@ -281,6 +280,11 @@ def _same_but(one: Weighed, best: Weighed, *fields: str) -> bool:
 
 def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     return replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def _cut(one: Weighed) -> str:
+    parallel = one.recipe.parallel
+    return f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
 
 
 def _change(one: Weighed, best: Weighed) -> str:
