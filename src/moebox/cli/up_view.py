@@ -45,7 +45,7 @@ class Phases:
 
     def __call__(self, news: Event | Finding) -> None:
         if isinstance(news, Finding):
-            if news.severity != "note" or news.area != "echo":
+            if news.severity == "warning":  # a fatal one is told when the engine has ended of it
                 self._say(f"{news.severity}: {news.cause} ({news.remedy})")
         elif news.phase and news.kind in ("phase", "progress", "ready") and news.phase != self.phase:
             self._next(str(news.phase))
@@ -58,10 +58,10 @@ class Phases:
         if self.phase and self.phase != "ready":
             self._say(f"{self.phase}: {seconds(now - self.began)}")
         self.phase, self.began, self.shown = phase, now, 0
-        if self._bars and phase != "ready":
+        if self._bars:
             if self._task is not None:
                 self._bars.remove_task(self._task)
-            self._task = self._bars.add_task(phase, total=None)
+            self._task = self._bars.add_task("asking for a first answer" if phase == "ready" else phase, total=None)
 
     def _advance(self, news: Event) -> None:
         if not news.total:
@@ -73,7 +73,7 @@ class Phases:
             self._say(f"{self.phase}: {news.done} of {news.total}")
 
     def _say(self, text: str) -> None:
-        talk().print(text, markup=False)
+        talk().print(text, markup=False, soft_wrap=True)
 
 
 def ready(document: dict[str, Any], rows: list[Row], *, detached: bool) -> None:

@@ -1,5 +1,6 @@
 """What is refused before anything starts: a missing engine, a wrong version, half a checkpoint, a taken port."""
 
+import errno
 import os
 import re
 import shutil
@@ -142,23 +143,35 @@ def said(argv: list[str]) -> str:
 
 def port(host: str, number: int) -> None:
     """Nobody else may listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, number))
-        except OSError as problem:
-            reason = "is taken by another program" if problem.errno == 98 else f"cannot be used: {problem.strerror}"
-            raise Outside(
-                f"port {number} on {host} {reason}", hint="choose another with --port, or stop that program"
-            ) from None
+        bind(probe, host, number)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port nobody uses now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
+    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
+        bind(probe, host, 0)
         return int(probe.getsockname()[1])
+
+
+def family(host: str) -> socket.AddressFamily:
+    """IPv6 by its colons."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def bind(probe: socket.socket, host: str, number: int) -> None:
+    """Take the address, or say why it cannot be had."""
+    try:
+        probe.bind((host, number))
+    except OSError as problem:
+        if problem.errno == errno.EADDRINUSE:
+            hint = "choose another with --port, or stop that program"
+            raise Outside(f"port {number} on {host} is taken by another program", hint=hint) from None
+        raise Outside(
+            f"cannot listen on {host}, port {number}: {problem.strerror}",
+            hint="listen.host is an address of this machine",
+        ) from None
 
 
 def cards(recipe: Recipe) -> tuple[int, ...]:
