@@ -103,6 +103,16 @@ def test_bad_input_is_one_line_and_a_hint(
     assert says in seen.err
 
 
+def test_the_answer_no_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json a model that fits nowhere is exit code 1 and a document with what is missing and what would help."""
+    assert main(["plan", "kimi-k2.6", "--box", "1x-rtx-4090", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+
+    assert document["fits"] is False
+    assert document["shortfall_bytes"] > 100e9
+    assert any("RAM" in remedy for remedy in document["remedies"])
+
+
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_page_shows_what_matters_and_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: str
@@ -115,15 +125,10 @@ def test_the_page_shows_what_matters_and_fits(
 
     assert max(map(len, page.splitlines())) <= int(width)
     assert "gpu0-7 EEEEEE" in page
-    for words in (
-        "161,152 tokens",
-        "routed experts 66.45",
-        "requests of 65,536",
-        "runners-up",
-        "--image community",
-        "--max-num-seqs 64",
-    ):
-        assert words in " ".join(page.split())
+    text = " ".join(page.split())
+    for words in ("161,152 tokens", "requests of 65,536", "routed experts 66.45", "runners-up", "--max-num-seqs 64"):
+        assert words in text
+    assert "--image community" in text
 
 
 def test_why_can_be_checked_with_a_calculator(capsys: pytest.CaptureFixture[str]) -> None:

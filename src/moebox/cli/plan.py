@@ -10,7 +10,7 @@ from moebox.checkpoint import resolve
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
 from moebox.core.plan import DeviceMemory, Goal, Plan
-from moebox.errors import Outside
+from moebox.errors import DoesNotFit, Outside
 from moebox.planner.choose import choose
 
 NOTHING = Pinned()
@@ -48,7 +48,12 @@ def plan(
     """
     found, checkpoints = resolve(model)
     where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-    chosen = choose(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
+    try:
+        chosen = choose(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
+    except DoesNotFit as problem:
+        if json:
+            emit(refusal(problem))
+        raise
     if output:
         write(chosen, output)
     if json:
@@ -70,6 +75,16 @@ def write(chosen: Plan, path: Path) -> None:
     except OSError as problem:
         raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
     talk().print(f"wrote {path}", soft_wrap=True)
+
+
+def refusal(problem: DoesNotFit) -> dict[str, Any]:
+    """The answer no, for scripts."""
+    return {
+        "fits": False,
+        "shortfall_bytes": problem.shortfall,
+        "error": problem.message,
+        "remedies": problem.hint.split("; ") if problem.hint else [],
+    }
 
 
 def document(chosen: Plan) -> dict[str, Any]:
