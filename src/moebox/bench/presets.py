@@ -1,0 +1,40 @@
+"""Benchmarks that others published, by name."""
+
+import functools
+import tomllib
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from moebox import wire
+from moebox.core.measure import Workload
+from moebox.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """One published benchmark's settings."""
+
+    about: str
+    source: str
+    workload: Workload
+    concurrency: tuple[int, ...] = (1,)
+    requests: int = 0  # for each concurrency; 0 takes requests_per_lane
+    requests_per_lane: int = field(default=4)
+
+    def count(self, concurrency: int) -> int:
+        """Requests at this concurrency."""
+        return self.requests or concurrency * self.requests_per_lane
+
+
+@functools.cache
+def presets() -> dict[str, Preset]:
+    """All of them."""
+    table = tomllib.loads((files("moebox.data") / "presets.toml").read_text(encoding="utf-8"))
+    return {name: wire.decode(Preset, row, where=f"preset {name}") for name, row in table.items()}
+
+
+def preset(name: str) -> Preset:
+    """The one of this name."""
+    if name not in presets():
+        raise UnknownName("preset", name, presets())
+    return presets()[name]

@@ -1,0 +1,82 @@
+"""Several measurements: a sweep over loads, and the highest load that keeps to an SLO."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from moebox.bench.measure import Measurement
+from moebox.core.measure import Slo
+from moebox.errors import BadInput
+from moebox.units import parse_seconds
+
+Axis = Literal["concurrency", "rate"]
+MOST_STEPS = 16  # of a search
+MOST: dict[Axis, float] = {"concurrency": 4096, "rate": 4096}  # where doubling stops: beyond what one box serves
+CLOSE = 1.1  # a search ends when the best and the first failing load are within this ratio
+
+
+def parse_slo(text: str, *, share: float = 0.9) -> Slo:
+    """Limits written like "ttft=2s,tpot=50ms"."""
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in ("ttft", "tpot", "itl", "e2e") or not equals:
+            raise BadInput(
+                f"--slo: {part.strip()!r} is no limit", hint="write it like ttft=2s,tpot=50ms,itl=200ms,e2e=60s"
+            )
+        try:
+            limits[f"{name}_s"] = parse_seconds(value)
+        except ValueError as problem:
+            raise BadInput(f"--slo: {problem}") from None
+    if not 0 < share <= 1:
+        raise BadInput(f"--slo-share is {share}; it is a share above 0 and up to 1")
+    return Slo(**limits, share=share)
+
+
+def good(result: dict[str, Any], slo: Slo) -> bool:
+    """Enough of all requests, failed ones included, kept to the limits."""
+    asked = result["num_prompts"] - result["cancelled"]
+    met = (result["request_goodput"] or 0.0) * result["duration"]
+    return bool(asked > 0 and round(met) >= slo.share * asked)
+
+
+def sweep(loads: Iterable[float], run: Callable[[float], Measurement]) -> list[Measurement]:
+    """One measurement for each load; an interrupted one ends it."""
+    done = []
+    for load in loads:
+        done.append(run(load))
+        if done[-1].interrupted:
+            break
+    return done
+
+
+def highest(
+    run: Callable[[float], Measurement], slo: Slo, *, axis: Axis, start: float
+) -> tuple[list[Measurement], int | None]:
+    """The highest load that meets the SLO: double until it does not, then halve the gap.
+
+    Gives everything that was measured, and the index of the best, None when not even the first met it.
+    """
+    done: list[Measurement] = []
+    best, best_load, worst_load, load = None, 0.0, 0.0, float(start)
+    while len(done) < MOST_STEPS:
+        done.append(run(load))
+        if done[-1].interrupted:
+            break
+        if good(done[-1].result, slo):
+            if load > best_load:
+                best, best_load = len(done) - 1, load
+        else:
+            worst_load = load
+        if worst_load and (
+            worst_load / max(best_load, 1e-9) <= CLOSE or (not best_load and worst_load <= _least(axis))
+        ):
+            break
+        following = min(load * 2, MOST[axis]) if not worst_load else (best_load + worst_load) / 2
+        load = float(round(following)) if axis == "concurrency" else following
+        if load in (best_load, worst_load):
+            break
+    return done, best
+
+
+def _least(axis: Axis) -> float:
+    return 1.0 if axis == "concurrency" else 0.01

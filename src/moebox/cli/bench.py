@@ -1,0 +1,143 @@
+"""`moebox bench`: one workload or a sweep against any OpenAI-compatible endpoint."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from moebox.cli import target as targets
+from moebox.cli.bench_keep import Keeper
+from moebox.cli.bench_plan import Asked, Plan, counts, plan_of
+from moebox.cli.output import emit, people, talk
+from moebox.core.measure import Load, Slo
+from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
+
+if TYPE_CHECKING:
+    from moebox.bench.measure import Measurement, Subject
+
+
+def bench(
+    target: str = "",
+    /,
+    *,
+    model: str = "",
+    key_env: str = "",
+    preset: str = "",
+    asked: Asked = Asked(),  # noqa: B008  (frozen)
+    slo: str = "",
+    slo_share: float = 0.9,
+    search: Literal["", "concurrency", "rate"] = "",
+    pp: str = "",
+    tg: str = "",
+    repeat: int = 3,
+    tokenizer: str = "",
+    insecure: Annotated[bool, Parameter(negative=())] = False,
+    ca_file: str = "",
+    label: str = "",
+    output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
+    run: str = "",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Measure how fast an endpoint is, with a client that is never the limit, or says so.
+
+    Args:
+        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
+        model: The name it is served under; may be left out where the server lists only one.
+        key_env: The environment variable that holds the key.
+        preset: A published benchmark's settings: shenanigans-sm120, lambda, aiperf-16-turns, long-generation, …
+        asked: Workload and load.
+        slo: What a good request keeps to, like ttft=2s,tpot=50ms; adds goodput.
+        slo_share: Share of requests that must be good when searching.
+        search: Find the highest concurrency or rate that meets --slo; starts at --concurrency or --rate.
+        pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
+        tg: Decode only, for these reply lengths (128): TG.
+        repeat: Tries of each --pp and --tg test.
+        tokenizer: A local tokenizer.json, for exact prompt lengths where the server has no /tokenize.
+        insecure: Accept any TLS certificate.
+        ca_file: Certificates to trust.
+        label: A name for the result.
+        output_file: Keep the result here (JSON), and the samples beside it.
+        run: Keep them in this run's measurements.
+        json: Print JSON.
+    """
+    from moebox.bench.measure import look
+    from moebox.bench.search import parse_slo
+    from moebox.bench.vocabulary import text_for
+
+    limits = parse_slo(slo, share=slo_share) if slo else None
+    if search and limits is None:
+        raise BadInput("--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
+    tests = (counts("--pp", pp), counts("--tg", tg))
+    plan = plan_of(asked, preset)
+    endpoint = targets.endpoint(target, model=model, key_env=key_env)
+    text = text_for(endpoint, tokenizer=tokenizer)
+    subject = look(endpoint, text, api=asked.api, insecure=insecure, ca_file=ca_file)
+    if not json:
+        talk().print(f"{endpoint.model} at {endpoint.base_url}; prompt lengths by {text.how}", style="dim")
+    keeper = Keeper(output_file, run, label or preset)
+    if any(tests):
+        return _tests(subject, tests, repeat, asked.seed, keeper, json)
+    return _serve(subject, plan, limits, search, asked.warmup, keeper, json)
+
+
+def _serve(
+    subject: "Subject",
+    plan: Plan,
+    slo: Slo | None,
+    search: Literal["", "concurrency", "rate"],
+    warmup: int,
+    keeper: Keeper,
+    json: bool,
+) -> int:
+    from moebox.bench.measure import measure
+    from moebox.bench.search import highest, sweep
+    from moebox.cli.bench_view import LiveLine, load_of, show
+
+    def one(load: Load) -> "Measurement":
+        title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
+        with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
+            made = measure(subject, plan.workload, load, slo=slo, warmup=warmup, label=keeper.label, watch=line)
+        keeper.keep(made, title)
+        return made
+
+    best: int | None = None
+    if search and slo is not None:
+        start = plan.loads[0].rate if search == "rate" else plan.loads[0].concurrency
+        done, best = highest(lambda value: one(plan.at(search, value)), slo, axis=search, start=start or 1)
+    else:
+        done = sweep(range(len(plan.loads)), lambda at: one(plan.loads[int(at)]))
+    results = [made.result for made in done]
+    document: dict[str, Any] = results[0] if len(results) == 1 and not search else {"kind": "sweep", "results": results}
+    if search:
+        document["best"] = best
+    keeper.write(document)
+    if json:
+        emit(document)
+    else:
+        show(people(), results, best=best)
+    if any(made.interrupted for made in done):
+        return INTERRUPTED
+    if search and best is None:
+        raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
+    return 0 if any(result["completed"] for result in results) else AnswerIsNo.exit_code
+
+
+def _tests(
+    subject: "Subject",
+    tests: tuple[tuple[int, ...], tuple[int, ...]],
+    repeat: int,
+    seed: int,
+    keeper: Keeper,
+    json: bool,
+) -> int:
+    from moebox.bench.pptg import pp_tg
+    from moebox.cli.bench_view import show_rows
+
+    tell = None if json else lambda line: talk().print(line, style="dim")
+    result = pp_tg(subject, pp=tests[0], tg=tests[1], repeat=max(1, repeat), seed=seed, tell=tell)
+    keeper.write(result)
+    if json:
+        emit(result)
+    else:
+        show_rows(people(), result)
+    return 0
