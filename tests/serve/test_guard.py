@@ -1,0 +1,96 @@
+"""The guard's parts that can be had without an engine: what it hides, and how its log is followed."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.doctor.logs import Finding
+from moebox.engines import ENGINES
+from moebox.engines.events import Event
+from moebox.serve import ask, facts
+from moebox.serve.guard import Guard, descendants, spawn
+from moebox.serve.tail import Tail
+from moebox.serve.watch import Watch
+from moebox.store.log import EngineLog
+
+SECRET = b"sk-abab-abc"
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Guard:
+    """A guard that has not started anything."""
+    folder = tmp_path_factory.mktemp("guard")
+    return Guard(
+        {"life": str(folder / "life.json"), "log": str(folder / "log"), "hide": [SECRET.decode(), "other-one"]}
+    )
+
+
+@given(before=st.binary(max_size=20), after=st.binary(max_size=20), cuts=st.lists(st.integers(0, 60), max_size=6))
+def test_a_secret_is_hidden_however_the_pipe_cuts_it(
+    guard: Guard, before: bytes, after: bytes, cuts: list[int]
+) -> None:
+    """Whatever stands around it and wherever it is torn, the log never holds it; everything else is kept."""
+    data = before + SECRET + after
+    places = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})
+    shown = b"".join(guard.hide(data[a:b]) for a, b in pairwise(places)) + guard.held
+    guard.held = b""
+    assert SECRET not in shown
+    assert shown == data.replace(SECRET, b"***").replace(b"other-one", b"***")
+
+
+def test_a_program_that_cannot_be_executed_is_an_error_of_the_caller() -> None:
+    """exec's errno comes back through the fork, and no child is left."""
+    before = descendants()
+    with pytest.raises(FileNotFoundError):
+        spawn({"argv": ["/no/such/program"], "env": {}, "mark": "x"})
+    assert descendants() == before
+
+
+def test_a_log_that_turns_over_is_followed(tmp_path: Path) -> None:
+    """What is written before and after the turn comes once and in order."""
+    log = EngineLog(tmp_path / "engine.log", limit=100)
+    tail = Tail(tmp_path / "engine.log")
+    assert tail.read() == b""
+    read = b""
+    for number in range(30):
+        log.write(b"line %02d\n" % number)
+        read += tail.read()
+    log.close()
+    read += tail.read()
+    tail.close()
+    assert read == b"".join(b"line %02d\n" % number for number in range(30))
+
+
+def test_repetition_is_no_progress_and_a_new_shard_is(tmp_path: Path) -> None:
+    """The same line with other numbers does not move the deadline, unless the engine's adapter reads progress in it."""
+    path = tmp_path / "engine.log"
+    heard: list[Event | Finding] = []
+    watch = Watch(path, ENGINES["vllm"], listener=heard.append)
+    moved = []
+    shards = [f"Loading safetensors checkpoint shards:  {n}% Completed | {n}/9" for n in (1, 1, 2)]
+    for line in ("still waiting 1 s", "still waiting 2 s", *shards):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        watch.progressed = 0.0
+        watch.look()
+        moved.append(watch.progressed > 0)
+    assert moved == [True, False, True, False, True]
+    assert watch.seen.where == "loading weights (2 of 9)"
+
+
+def test_facts_come_from_metrics_and_props() -> None:
+    """vLLM's info metric and llama.cpp's /props, as those servers print them; anything else tells nothing."""
+    line = 'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="180191",kv_cache_max_concurrency="2.75"} 1.0'
+    assert facts.of_metrics(f"# HELP x\n{line}\n") == {"kv_tokens": 180191.0, "max_concurrency": 2.75}
+    assert facts.of_props('{"total_slots": 2, "default_generation_settings": {"n_ctx": 2048}}')["kv_tokens"] == 4096
+    assert facts.of_props("<html>") == {}
+    assert facts.of_metrics("\x00") == {}
+
+
+@given(st.text(max_size=80))
+def test_any_text_of_a_server_can_be_shown(text: str) -> None:
+    """An error page, half a document, nothing: one line comes of it."""
+    assert len(ask.said(text)) <= 300
