@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,22 @@ def test_a_run_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pytes
     assert "moebox runs" in capsys.readouterr().err
     Run.create("x", runs=tmp_path).release()
     assert main(["report", "latest", "--runs", str(tmp_path), "-o", "/proc/nowhere/r.html"]) == 3
+
+
+def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
+    """Only what differs from the defaults is printed, and it reads back to the very same recipe."""
+    import tomllib
+
+    from moebox import wire
+    from moebox.core.recipe import Hybrid, Recipe, Speculate
+    from moebox.report.sections.reproduce import lean
+    from tests.report.making import RECIPE
+
+    for recipe in (
+        RECIPE,
+        replace(RECIPE, hybrid=Hybrid(experts=((1, 2), (59, 60))), env={"A": "b"}, flags={"x": [1, "y"]}),
+        replace(RECIPE, speculate=Speculate(draft="d"), thinking=False, context=1024),
+    ):
+        text = wire.to_toml(lean(recipe))
+        assert wire.decode(Recipe, tomllib.loads(text), where="page") == recipe
+        assert len(text) < 700

@@ -5,7 +5,7 @@ are choices, named here, not measurements.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox import units
 from moebox.report.sections.memory import bytes_per_token, room
@@ -40,7 +40,14 @@ def advise(stories: Sequence[Story]) -> list[Advice]:
             found += rule(index, story)
     for compare in (fastest, placement, forecast):
         found += compare(stories)
-    return sorted(found, key=lambda advice: advice.weight)
+    found.sort(key=lambda advice: advice.weight)
+    return [replace(one, text=unnamed(one.text, stories[0])) for one in found] if len(stories) == 1 else found
+
+
+def unnamed(text: str, story: Story) -> str:
+    """The text without the run's name in front, where there is only one."""
+    rest = text.removeprefix(f"{story.label}: ")
+    return rest[:1].upper() + rest[1:]
 
 
 def sweeps(story: Story) -> list[list[Level]]:
@@ -325,7 +332,8 @@ def forecast(stories: Sequence[Story]) -> list[Advice]:
         return []
     worst = min(slow, key=lambda pair: pair.error)
     text = (
-        f"{stories[worst.run].label}: {worst.what} is {number(worst.measured)} against {number(worst.planned)} planned "
+        f"{stories[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
+        f"{number(worst.planned)} planned "
         f"({change(worst.error)}), below the band's {number(worst.low)}. Something holds it back that the model "
         "does not know: check clocks, "
         "lanes, the attention backend and whether CUDA graphs are on."

@@ -23,7 +23,7 @@ def step_of(row: dict[str, Any]) -> Step:
     shift = figure(gain, "share", "value", "gain") if gain else figure(row, "gain", "gain_share")
     return Step(
         change=words(row, "change", "title", "what", "step", "setting", "name"),
-        mark=mark_of(row) if any(key in row for key in ("verdict", "passed", "ok")) else "pass" if kept else "skip",
+        mark=mark_of(row) if any(key in row for key in ("verdict", "passed", "ok")) else "skip",
         kept=kept,
         why=words(row, "why", "reason", "detail"),
         output_tok_s=figure(row, "output_tok_s", "output_throughput", "tok_s")

@@ -100,7 +100,7 @@ def problems_of(events: Sequence[Event], attempts: Sequence[Attempt]) -> list[Pr
             severity=words(data, "severity") or "warning",
             source=words(data, "source"),
             count=(before.count if before else 0) + 1,
-            mended=truth(data, "mended") or mended,
+            mended=truth(data, "mended") or (mended and words(data, "severity") == "fatal"),
         )
     return list(found.values())
 

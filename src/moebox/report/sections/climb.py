@@ -34,7 +34,7 @@ def row(step: Step) -> tuple[Cell, ...]:
     """One step."""
     return (
         words(step.change),
-        words(SIGNS[step.mark], tone=TONES[step.mark]),
+        words(SIGNS[step.mark] if step.mark != "skip" else "", tone=TONES[step.mark]),
         cell(step.output_tok_s),
         gain(step),
         Cell(text=milliseconds(step.ttft_ms), value=step.ttft_ms),

@@ -63,7 +63,9 @@ def table(stories: Sequence[Story]) -> Table:
                 rows.append(line(story, index, kind, devices, tokens))
     notes = list(dict.fromkeys(story.real_note for story in stories if story.real_note))
     heads = ("Run", "", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
-    return Table(columns=columns(*heads, text=(0, 1)), rows=tuple(rows), note=" ".join(notes))
+    return Table(
+        caption="The fullest card", columns=columns(*heads, text=(0, 1)), rows=tuple(rows), note=" ".join(notes)
+    )
 
 
 def line(story: Story, index: int, kind: str, devices: Sequence[Device], tokens: float | None) -> tuple[Cell, ...]:

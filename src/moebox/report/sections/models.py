@@ -20,7 +20,7 @@ def section(stories: Sequence[Story]) -> Section | None:
     if not rows:
         return None
     heads = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Spread", "KV", "Context", "Status")
-    table = Table(columns=columns(*heads, text=(0, 1, 2, 4, 5, 6, 7, 9)), rows=tuple(rows))
+    table = Table(caption="Configurations", columns=columns(*heads, text=(0, 1, 2, 4, 5, 6, 7, 9)), rows=tuple(rows))
     return Section(id="models", title="Models tested", blocks=(table,))
 
 

@@ -22,6 +22,7 @@ class Pair:
     low: float | None = None
     high: float | None = None
     unit: str = "tok/s"
+    load: str = ""  # under which load; "" for what does not depend on one
 
     @property
     def error(self) -> float:
@@ -37,9 +38,9 @@ class Pair:
 
 
 def section(stories: Sequence[Story]) -> Section | None:
-    """The table of pairs; the reasons and warnings the plan gave."""
+    """Memory, then every load with its figures; the reasons and warnings the plan gave."""
     found = pairs(stories)
-    blocks: list[Block] = [table(stories, found)] if found else []
+    blocks: list[Block] = [table for table in (sizes(stories, found), loads(stories, found)) if table]
     for story in stories:
         if story.planned:
             blocks += said(story, alone=len(stories) == 1)
@@ -93,14 +94,14 @@ def match(level: Level, rows: Sequence[Expected]) -> Expected | None:
 
 def figures(index: int, level: Level, row: Expected) -> list[Pair]:
     """What both the level and the row have."""
-    at = f" at {level.concurrency:,.0f}" if level.concurrency and level.concurrency > 1 else ""
+    at = f"{level.concurrency:,.0f} at once" if level.concurrency and level.concurrency > 1 else level.name
     tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
     candidates = [
-        (f"Output tok/s{at}", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s", True),
+        ("Output tok/s", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s", True),
         ("Token generation", tg, level.tg_tok_s, "tok/s", True),
         ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s", False),
-        (f"Mean TTFT{at}", row.ttft_ms if not row.decode_only else None, level.ttft.middle, "ms", False),
-        (f"Mean TPOT{at}", row.tpot_ms, level.tpot.middle, "ms", False),
+        ("Mean TTFT", row.ttft_ms if not row.decode_only else None, level.ttft.middle, "ms", False),
+        ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms", False),
     ]
     return [
         Pair(
@@ -109,6 +110,7 @@ def figures(index: int, level: Level, row: Expected) -> list[Pair]:
             planned=planned,
             measured=measured,
             unit=unit,
+            load=at,
             low=row.low_tok_s if banded else None,
             high=row.high_tok_s if banded else None,
         )
@@ -117,46 +119,70 @@ def figures(index: int, level: Level, row: Expected) -> list[Pair]:
     ]
 
 
-def table(stories: Sequence[Story], found: Sequence[Pair]) -> Table:
-    """Each pair with its error and whether it lies in the band."""
-    rows = []
-    for pair in found:
-        verdict, tone = judged(pair)
-        band = f"{number(pair.low)} – {number(pair.high)}" if pair.low is not None and pair.high is not None else ""
-        rows.append(
-            (
-                words(stories[pair.run].label, colour=colour(pair.run)),
-                words(pair.what),
-                written(pair.planned, pair.unit),
-                words(band, tone="quiet"),
-                written(pair.measured, pair.unit),
-                Cell(text=change(pair.error), value=pair.error),
-                words(verdict, tone=tone),
-            )
+def sizes(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
+    """Weights and cache, planned beside measured."""
+    rows = [
+        (
+            words(stories[pair.run].label, colour=colour(pair.run)),
+            words(pair.what),
+            written(pair.planned, pair.unit),
+            written(pair.measured, pair.unit),
+            Cell(text=change(pair.error), value=pair.error),
         )
-    heads = ("Run", "Figure", "Planned", "Band", "Measured", "Error", "")
-    return Table(columns=columns(*heads, text=(0, 1, 3, 6)), rows=tuple(rows))
+        for pair in found
+        if not pair.load
+    ]
+    heads = ("Run", "Figure", "Planned", "Measured", "Off by")
+    return Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=tuple(rows)) if rows else None
 
 
-def judged(pair: Pair) -> tuple[str, Tone]:
-    """In the band or not; without a band, near or far."""
-    if pair.inside is not None:
-        return ("in the band", "good") if pair.inside else ("outside the band", "warn")
-    return ("near", "good") if abs(pair.error) <= 0.2 else ("", "quiet")  # a fifth: the planner's own goal for rates
+def loads(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
+    """One row a load: each figure as forecast → measured, and how far off that is."""
+    figures = list(dict.fromkeys(pair.what for pair in found if pair.load))
+    places = list(dict.fromkeys((pair.run, pair.load) for pair in found if pair.load))
+    if not places:
+        return None
+    rows = []
+    for run, load in places:
+        mine = {pair.what: pair for pair in found if (pair.run, pair.load) == (run, load)}
+        row = [words(stories[run].label, colour=colour(run)), words(load)]
+        row += [both(mine[what]) if what in mine else words("") for what in figures]
+        verdict, tone = judged([pair for pair in mine.values() if pair.inside is not None])
+        rows.append((*row, words(verdict, tone=tone)))
+    heads = columns("Run", "Load", *figures, "Rate in its band", text=(0, 1, len(figures) + 2))
+    return Table(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
+
+
+def both(pair: Pair) -> Cell:
+    """Forecast and measurement in one field."""
+    form = {"B": gib, "ms": milliseconds}.get(pair.unit, number)
+    band = f"band {number(pair.low)} to {number(pair.high)}" if pair.low is not None and pair.high is not None else ""
+    text = f"{form(pair.planned)} → {form(pair.measured)}"
+    return Cell(text=text, aside=change(pair.error), value=pair.error, title=band)
+
+
+def judged(banded: Sequence[Pair]) -> tuple[str, Tone]:
+    """Whether the rates lie in their bands."""
+    if not banded:
+        return "", "quiet"
+    outside = [pair for pair in banded if not pair.inside]
+    if not outside:
+        return "yes", "good"
+    return ("no, faster" if all(pair.error > 0 for pair in outside) else "no, slower"), "warn"
 
 
 def written(value: float, unit: str) -> Cell:
     """A figure in its unit."""
-    text = {"B": gib, "ms": milliseconds}.get(unit, number)(value)
-    return Cell(text=text, value=value) if unit in ("B", "ms") else cell(value)
+    return Cell(text=gib(value), value=value) if unit == "B" else cell(value)
 
 
 def lead(found: Sequence[Pair]) -> str:
     """The median error, and how many lie in their bands."""
     speeds = [abs(pair.error) for pair in found if pair.unit == "tok/s"]
     banded = [pair.inside for pair in found if pair.inside is not None]
+    plural = "s" * (len(speeds) != 1)
     words_ = (
-        f"Median error of the forecast rates: {median(speeds) * 100:.0f}% over {len(speeds)} figures" if speeds else ""
+        f"Median error of the forecast rates: {median(speeds):.0%} over {len(speeds)} figure{plural}" if speeds else ""
     )
     words_ += f"; {sum(banded)} of {len(banded)} lie in their band" if speeds and banded else ""
     return words_ + "." if words_ else ""

@@ -1,11 +1,15 @@
 """How to do it again: recipe, commands, versions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from moebox import wire
+from moebox.core.recipe import Recipe
 from moebox.report.block import Block, Part, Section, Table, columns, words
 from moebox.report.story import Story
 from moebox.report.tidy import redact
+
+NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
 
 
 def section(stories: Sequence[Story]) -> Section | None:
@@ -20,11 +24,27 @@ def section(stories: Sequence[Story]) -> Section | None:
         for title, text in story.commands:
             blocks.append(Part(kind="code", data={"title": title + of, "text": redact(text), "open": False}))
         if story.recipe:
-            text = redact(wire.to_toml(story.recipe))
+            text = redact(wire.to_toml(lean(story.recipe)))
             blocks.append(Part(kind="code", data={"title": f"recipe.toml{of}", "text": text, "open": False}))
     versions = table(stories)
     blocks += [versions] if versions else []
     return Section(id="reproduce", title="How to reproduce", blocks=tuple(blocks)) if blocks else None
+
+
+def lean(recipe: Recipe) -> dict[str, Any]:
+    """The settings that differ from their defaults, which is all a recipe file needs."""
+    needed = Recipe(**{name: getattr(recipe, name) for name in NEEDED})
+    return without(wire.plain(recipe), wire.plain(needed), keep=(*NEEDED, "format"))
+
+
+def without(values: dict[str, Any], usual: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What of `values` is not as in `usual`, tables looked through."""
+    left: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in keep or value != usual.get(name):
+            before = usual.get(name)
+            left[name] = without(value, before) if isinstance(value, dict) and isinstance(before, dict) else value
+    return left
 
 
 def commands(story: Story) -> str:
