@@ -74,6 +74,29 @@ def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cards", "ubatch", "context", "seen"),
+    [
+        (1, 512, 65536, [440]),
+        (1, 512, 262144, [632]),
+        (1, 4096, 131072, [4032]),
+        (1, 8192, 131072, [8064]),
+        (2, 512, 131072, [344, 460]),
+        (2, 4096, 131072, [2752, 3686]),
+        (2, 4096, 262144, [3776, 3862]),
+        (2, 8192, 131072, [5504, 7372]),
+    ],
+)
+def test_compute_buffers_are_those_of_fit_params(cards: int, ubatch: int, context: int, seen: list[int]) -> None:
+    """MiB of llama-fit-params b11669 for Kimi K2.6 in Q4_X with all experts in RAM, by micro-batch and context."""
+    from moebox.planner.memory.llama import compute_bytes
+
+    model, recipe = catalogue.model("kimi-k2.6"), llama("llama.cpp", "Q4_X", (), ubatch, context)
+    sizes = [compute_bytes(model, recipe, last=i == cards - 1, alone=cards == 1) / MIB for i in range(cards)]
+
+    assert sizes == pytest.approx(seen, rel=0.03)
+
+
+@pytest.mark.parametrize(
     ("counts", "ubatch", "seen"),
     [((0, 0), 512, (11, 11)), ((2, 2), 4096, (35, 36.5)), ((3, 3), 4096, (43, 44)), ((5, 5), 4096, (56, 56))],
 )

@@ -177,8 +177,8 @@ def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
         if tp * pp < every and checkpoint.bytes / (tp * pp) > largest and not pins.tp:
             continue  # hopeless on fewer cards; the layouts over all of them say by how much
         for ep in (pins.ep > 1,) if pins.ep else (False, True):
-            if ep and (tp == 1 or not model.moe):
-                continue
+            if ep and (tp == 1 or not model.moe or (pins.ep and pins.ep != tp)):
+                continue  # engines spread whole experts over all ranks of the tensor-parallel group
             for dcp in (pins.dcp,) if pins.dcp else depths(model, tp, engine) if not ep or pins.ep else (1,):
                 nodes = max(1, min(box.nodes, -(-tp * pp // max(len(box.gpus), 1))))
                 parallel = Parallel(tp=tp, pp=pp, dcp=dcp, ep=ep, nodes=nodes)

@@ -53,7 +53,7 @@ def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], 
     cut = ", ".join(f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "ep", "dcp") if getattr(pins, name))
     text = f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(box.gpus)} cards"
     heads, moe = model.attention.heads, model.moe
-    experts = f", {moe.experts} experts by ep" if moe else ""
+    experts = f", {moe.experts} experts by ep, which is 1 or tp" if moe else ""
     return BadInput(text, hint=f"{heads} attention heads must divide by tp{experts}, and tp by dcp")
 
 

@@ -88,6 +88,8 @@ class Pins:
             raise BadInput(f"{self.serving} is for vllm and sglang, {other} for llama.cpp and ik_llama.cpp")
         if self.sharing and self.engine in SERVING:
             raise BadInput(f"{self.sharing} is for llama.cpp and ik_llama.cpp, not {self.engine}")
+        if self.image == "community" and self.engine not in (None, "vllm"):
+            raise BadInput(f"--image community is a vLLM, not {self.engine}")
         if self.mla is not None and self.engine == "llama.cpp":
             raise BadInput("--mla is ik_llama.cpp's alone", hint="llama.cpp always absorbs latent attention")
         if self.kv and self.engine and self.kv not in KV[self.engine]:

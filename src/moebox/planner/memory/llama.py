@@ -81,14 +81,15 @@ def card_budget(
     *,
     last: bool,
 ) -> DeviceMemory:
-    """One card's bytes."""
+    """One card's bytes; `slot` is its place among those used."""
+    alone = last and slot == 0
     experts = placement(recipe).experts
     weights = dense_on_card(model, checkpoint, layers, last=last)
     count = len(experts[slot]) if slot < len(experts) else 0
     if count:
         weights["routed_experts"] = count * checkpoint.expert_layer_bytes
     kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * len(layers))
-    activations = compute_bytes(model, recipe, last=last) + staging_bytes(model, checkpoint, recipe)
+    activations = compute_bytes(model, recipe, last=last, alone=alone) + staging_bytes(model, checkpoint, recipe)
     overhead = gpu.memory - visible(gpu) + taken(gpu) + gibibytes("llama", "context")
     free = gpu.memory - sum(weights.values()) - kv - activations - overhead
     return DeviceMemory(
@@ -118,21 +119,23 @@ def dense_on_card(model: Model, checkpoint: Checkpoint, layers: list[int], *, la
     return {name: round(size) for name, size in out.items() if size}
 
 
-def compute_bytes(model: Model, recipe: Recipe, *, last: bool) -> int:
+def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> int:
     """The compute buffer of one card, by micro-batch: the logits where they are made, attention elsewhere.
 
-    llama.cpp b11669 on Kimi K2.6 shapes: 504 MiB at -c 131072 -ub 512, 4,032 at -ub 4096; the first of two cards 344.
-    ik_llama.cpp: 2,672 MiB at -ub 4096 with -amb 512.
+    llama.cpp b11669 on Kimi K2.6 shapes at -c 131072 (llama-fit-params): one card 504 MiB at -ub 512 and 4,032 at 4096;
+    of two cards the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
     """
     ubatch, context = placement(recipe).ubatch, recipe.context
-    heads = model.attention.heads
-    wide = 3 * heads * model.mla.kv_width * 4 if model.mla else 4 * model.hidden * 4
-    logits = ubatch * (model.vocab * 4 + model.hidden * 4)
+    wide = 3 * model.attention.heads * model.mla.kv_width * 4 if model.mla else 16 * model.hidden
     if recipe.engine == "ik_llama.cpp":
         attention = (attention_buffer(model, recipe) if model.mla else 0) + ubatch * wide // 2
-        return max(logits, attention) if last else attention
+        return max(ubatch * (model.vocab * 4 + model.hidden * 4), attention) if last else attention
     attention = ubatch * (wide + 2 * context)
-    return max(logits + ubatch * 12 * model.hidden * 4, attention) if last else attention
+    if not last:
+        return attention
+    if alone:
+        return ubatch * (model.vocab * 4 + 16 * model.hidden + 2 * context)
+    return max(ubatch * (model.vocab * 4 + 40 * model.hidden), attention)
 
 
 def attention_buffer(model: Model, recipe: Recipe) -> int:
