@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
     "runs rm": ("moebox.cli.runs:rm", "Delete runs for good."),
     "report": ("moebox.cli.report:report", "Write the report of one run, or of several side by side."),
-    "ui": ("moebox.cli.ui:ui", "The same on a local web page."),
+    "ui": ("moebox.web.command:ui", "The same on a local web page."),
     "pack": ("moebox.cli.pack:pack", "Put a run into a tidy folder or archive to hand on."),
     "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
     "models": ("moebox.cli.models:models", ""),

@@ -1,4 +1,4 @@
-"""`moebox ui`: the same on a local web page."""
+"""`moebox ui`: the command itself; it stands here because the command line imports no pages."""
 
 import sys
 from pathlib import Path

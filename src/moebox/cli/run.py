@@ -1,0 +1,140 @@
+"""`moebox run`: the whole story in one command."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from moebox.cli.output import emit, people, talk
+from moebox.errors import BadInput
+from moebox.flows import story as stories
+from moebox.store import Run
+
+Switch = Annotated[bool, Parameter(negative=())]
+Words = Annotated[list[str] | None, Parameter(negative=())]
+
+
+def run(
+    model: str = "",
+    /,
+    *,
+    box: str = "",
+    recipe: Path | None = None,
+    ram: str = "",
+    ram_bandwidth: str = "",
+    twin: Switch = False,
+    until: str = "report",
+    skip: Words = None,
+    concurrency: str = "",
+    port: int | None = None,
+    keep: Switch = False,
+    yes: Switch = False,
+    resume: str = "",
+    runs: Path | None = None,
+    json: Switch = False,
+) -> int:
+    """Plan, check the machine, rehearse, start, verify, climb, measure and report: the whole story.
+
+    Without a model: the phantom, a rehearsal model with Kimi's anatomy, on the embedded engine, on any machine.
+
+    Args:
+        model: A model from the catalogue, a folder with config.json, or a .gguf file.
+        box: Plan for this box instead of the machine at hand (with --twin, or to plan only).
+        recipe: Start from this recipe instead of a plan.
+        ram: Memory to assume, such as 768GiB.
+        ram_bandwidth: Its bandwidth, such as 614GB/s.
+        twin: Tell the story against a simulation of the box; everything is marked as such.
+        until: The last step: plan, doctor, rehearse, up, verify, climb, bench or report.
+        skip: Steps to leave out (comma-separated or repeated).
+        concurrency: Streams to measure at, such as 1,8,32.
+        port: Listen here; a free port is taken when it is in use.
+        keep: Leave the engine up at the end.
+        yes: Ask nothing.
+        resume: Go on with this run, by folder or name; `latest` is the newest.
+        runs: Where run folders live.
+        json: Print the story as one JSON document at the end.
+    """
+    from moebox.flows.run import Teller
+
+    if resume:
+        folder = Run.open(resume, runs=runs)
+        if not folder.hold():
+            raise BadInput(f"{folder.path} is being worked on by another moebox")
+        story = stories.take_up(folder)
+    else:
+        request = asked(model, box, recipe, ram, ram_bandwidth, twin, until, skip, concurrency, port, keep)
+        folder = Run.create(f"run-{(model and Path(model).stem) or 'phantom'}", runs=runs)
+        story = stories.begin(request, folder)
+    from moebox.cli.run_view import View
+
+    view = View(story, folder, stories.expected(folder, story.request.model), quiet=json)
+    teller = Teller(folder, story, tell=view.hear, ask=lambda question: yes or confirm(question))
+    try:
+        with view:
+            told = teller.go()
+    except KeyboardInterrupt:
+        talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
+        raise
+    finally:
+        if json:
+            emit({"run": str(folder.path), **_plain(teller.story)})
+    if not json:
+        view.close(told, teller)
+    return 0
+
+
+def asked(
+    model: str,
+    box: str,
+    recipe: Path | None,
+    ram: str,
+    ram_bandwidth: str,
+    twin: bool,
+    until: str,
+    skip: list[str] | None,
+    concurrency: str,
+    port: int | None,
+    keep: bool,
+) -> stories.Request:
+    """The words of the command line as a request; BadInput for what cannot be meant."""
+    left_out = [name.strip() for part in skip or () for name in part.split(",") if name.strip()]
+    stories.check([until, *left_out])
+    if box and not twin and stories.STEPS.index(until) > 0 and recipe is None:
+        raise BadInput(f"{box} is not this machine", hint="add --twin to simulate it, or --until plan")
+    if twin and not (box or recipe) and not model:
+        raise BadInput("--twin simulates a box: name one with --box, and a model")
+    try:
+        levels = tuple(int(part) for part in concurrency.split(",")) if concurrency else ()
+    except ValueError:
+        raise BadInput(f"--concurrency {concurrency!r}: write it like 1,8,32") from None
+    if any(not 1 <= level <= 65_536 for level in levels):
+        raise BadInput(f"--concurrency {concurrency}: each is at least 1")
+    return stories.Request(
+        model=model,
+        recipe=str(recipe.resolve()) if recipe else "",
+        box=box,
+        ram=ram,
+        ram_bandwidth=ram_bandwidth,
+        twin=twin,
+        until=until,  # type: ignore[arg-type]
+        skip=tuple(left_out),  # type: ignore[arg-type]
+        concurrency=levels,
+        keep=keep,
+        port=port,
+    )
+
+
+def confirm(question: str) -> bool:
+    """Ask a person; where there is none, the answer is no."""
+    if not sys.stdin.isatty():
+        talk().print(f"{question} No one to ask; `--yes` goes on.")
+        return False
+    return people().input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    from moebox.wire import plain
+
+    found: dict[str, Any] = plain(value)
+    return found

@@ -1,0 +1,158 @@
+"""The story as it is told: a ladder of steps with their state, the figures as they come, and the time left."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from moebox.cli.output import people, talk
+from moebox.flows.story import STEPS, Step, Story
+from moebox.store import Run
+from moebox.units import count, seconds, tok_s
+
+_MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
+_STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
+_ABOUT = {
+    "plan": "what fits, how, how fast",
+    "doctor": "what the machine would trip over",
+    "rehearse": "boot with dummy weights first",
+    "up": "start the engine",
+    "verify": "make it prove that it is alive",
+    "climb": "one setting at a time",
+    "bench": "how fast is it",
+    "report": "what a person reads",
+}
+
+
+class View:
+    """Hears the story and draws it: live on a terminal, a line a step elsewhere."""
+
+    def __init__(self, story: Story, run: Run, expected: dict[str, float], *, quiet: bool) -> None:
+        self.run, self.expected, self.quiet = run, expected, quiet
+        self.steps = {step.name: step for step in story.steps}
+        self.until, self.simulated = story.request.until, story.simulated
+        self.started: dict[str, float] = {}
+        self.lines: list[str] = []  # of the running step
+        self.live: Live | None = None
+        self.spinner = Spinner("dots")
+
+    def __enter__(self) -> "View":
+        if not self.quiet and people().is_terminal:
+            self.live = Live(self, console=people(), refresh_per_second=8, transient=True)
+            self.live.__enter__()
+        elif not self.quiet:
+            talk().print(f"run {self.run.path}", soft_wrap=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.__exit__(kind, value, trace)
+            self.live = None
+            people().print(self.ladder())
+
+    def __rich__(self) -> RenderableType:
+        return self.ladder()
+
+    def hear(self, kind: str, what: Any) -> None:
+        """One piece of news."""
+        if kind == "step":
+            self.steps[what.name] = what
+            self.lines = []
+            if what.state == "running":
+                self.started[what.name] = time.monotonic()
+        elif kind == "rung":
+            self.lines.append(f"{_RUNGS[what.verdict]} {what.name} {what.reason}".rstrip())
+        elif kind == "trial":
+            kept = "kept" if what.kept else "dropped"
+            self.lines.append(f"{what.change}: {tok_s(what.output_tok_s)}, {kept} ({what.why})")
+        else:
+            self.lines.append(str(what))
+        if not self.live and not self.quiet:
+            self._print(kind, what)
+
+    def _print(self, kind: str, what: Any) -> None:
+        if kind != "step":
+            people().print(f"    {escape(self.lines[-1])}", soft_wrap=True)
+        elif what.state == "running":
+            people().print(f"{what.name}: {_ABOUT[what.name]}")
+        else:
+            mark = _MARKS[what.state]
+            people().print(f"{mark} {what.name} {escape(self._told(what))}", soft_wrap=True)
+
+    def ladder(self) -> RenderableType:
+        """Every step in its state."""
+        table = Table.grid(padding=(0, 1))
+        for width in (2, 9):
+            table.add_column(no_wrap=True, min_width=width)
+        table.add_column(overflow="fold")
+        for name in STEPS[: STEPS.index(self.until) + 1]:
+            step = self.steps[name]
+            if step.state == "running":
+                table.add_row(self.spinner, Text(name, style="bold"), self._running(name))
+            else:
+                style = _STYLES[step.state]
+                table.add_row(
+                    Text(_MARKS[step.state], style=style), Text(name, style=style), Text(self._told(step), style=style)
+                )
+        head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
+        left = self.left()
+        return Group(head, Text(), table, Text(), Text(left, style="dim")) if left else Group(head, Text(), table)
+
+    def _running(self, name: str) -> RenderableType:
+        past = seconds(time.monotonic() - self.started.get(name, time.monotonic()))
+        lines = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self.lines[-14:]]
+        return Group(Text(f"{_ABOUT[name]} ({past})"), *lines)
+
+    def _told(self, step: Step) -> str:
+        if step.state == "waiting":
+            return _ABOUT[step.name]
+        if step.state in ("skipped", "failed"):
+            return step.why
+        figures = ", ".join(f"{name} {_figure(value)}" for name, value in step.figures.items() if name != "report")
+        return f"{seconds(step.seconds)}{'  ' + figures if figures else ''}"
+
+    def left(self) -> str:
+        """How long it will still take, from the last time; "" when nobody knows."""
+        if not self.expected:
+            return ""
+        rest = 0.0
+        for name in STEPS[: STEPS.index(self.until) + 1]:
+            step = self.steps[name]
+            if step.state == "waiting":
+                rest += self.expected.get(name, 0.0)
+            elif step.state == "running":
+                rest += max(0.0, self.expected.get(name, 0.0) - (time.monotonic() - self.started.get(name, 0.0)))
+        return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
+
+    def close(self, story: Story, teller: Any) -> None:
+        """What a person does next."""
+        report = story.step("report").figures.get("report")
+        if report:
+            people().print(f"\nreport    {escape(str(report))}", soft_wrap=True)
+        people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
+        if self.simulated:
+            people().print("everything above is a simulation", soft_wrap=True)
+            return
+        live = teller.stand.live
+        if live is not None and live.alive:
+            people().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
+            people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
+            people().print(f"stop      moebox down {live.instance.id}")
+        else:
+            people().print(f"serve it  moebox up {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
+            people().print("          `--keep` leaves the engine up at the end of a run")
+
+
+_RUNGS = {"pass": "✓", "fail": "✗", "skip": "–"}
+
+
+def _figure(value: Any) -> str:
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
