@@ -77,8 +77,8 @@ class Scheduler:
     done_steps: float = 0.0
     reserve: float = RESERVE
     preemptions: int = 0
+    _full: bool = False  # something was put back: nobody is admitted before a step has been decoded
     _heap: list[tuple[float, int, Request]] = field(default_factory=list)
-    _gone: set[int] = field(default_factory=set)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _running: dict[int, Request] = field(default_factory=dict)
     _outputs: float = 0.0  # sum over running of what they had still to make when they began
@@ -136,7 +136,7 @@ class Scheduler:
     # -- admission
 
     def _admit(self) -> None:
-        if not self.waiting:
+        if not self.waiting or (self._full and (self._running or self.reading)):
             return
         promised = self._promised()
         while self.waiting and self.running + len(self.reading) < self.rules.max_seqs:
@@ -230,9 +230,10 @@ class Scheduler:
         batch = self.running
         grows = batch * self.gain
         room = math.floor((self.rules.kv_tokens - self.used) / grows + 1e-9)
-        if room < 1:
+        if room < 1 and batch + len(self.reading) > 1:
             return self._make_room()
-        steps = min(self._until_finish(), room, most)
+        # Alone it was admitted because it fits: what is too much are guesses past its end.
+        steps = min(self._until_finish(), max(room, 1), most)
         context = self.used / batch
         now = self.speed.step_s(batch, context)
         if within < math.inf:
@@ -256,6 +257,7 @@ class Scheduler:
     def _gained(self, steps: int) -> list[Request]:
         """Every running sequence has done `steps` steps; those that are through leave."""
         self.done_steps += steps
+        self._full = False
         finished = []
         while self._heap and self._heap[0][0] <= self.done_steps + 1e-9:
             _, _, request = heapq.heappop(self._heap)
@@ -266,11 +268,16 @@ class Scheduler:
 
     def _make_room(self) -> Slice:
         """The cache is full: the youngest sequence goes back to the queue and will be read again."""
-        victim = max(self._running.values(), key=lambda request: (request.arrival, request.id))
-        self._leave(victim)
+        victim = max((*self._running.values(), *self.reading), key=lambda request: (request.arrival, request.id))
+        if victim.id in self._running:
+            self._leave(victim)
+        else:
+            self.reading.remove(victim)
+            self.held -= victim.read
         victim.read = 0
         victim.preempted += 1
         self.preemptions += 1
+        self._full = True
         self.reserve = min(self.reserve + 0.1, RESERVE)
         self.waiting.appendleft(victim)
         return Slice(seconds=0.0, steps=0, batch=0)

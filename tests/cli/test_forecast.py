@@ -1,0 +1,123 @@
+"""`moebox forecast` as people and scripts call it: modes, keys, pins, lists, recipes, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebox.cli import main
+
+BOX = ["--box", "8x-rtx-pro-6000-server"]
+RIG = [*BOX, "--engine", "vllm", "--image", "community", "--checkpoint", "int4", "--tp", "8", "--kv", "fp8"]
+ATTIC = ["--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s"]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The JSON document of a forecast that succeeds."""
+    assert main(["forecast", *words, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_decode_rows_for_every_context_and_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
+    """Six rows for two contexts and three concurrencies, each within its band; a context of 0 is one."""
+    document = told(capsys, "kimi-k2.6", *RIG, "--decode", "--context", "0,16384", "--concurrency", "1,8,32")
+    rows = document["rows"]
+
+    assert [(row["context"], row["concurrency"]) for row in rows] == [(c, n) for c in (0, 16384) for n in (1, 8, 32)]
+    assert all(row["low_tok_s"] < row["decode_tok_s"] < row["high_tok_s"] for row in rows)
+    assert rows[0]["decode_tok_s"] == pytest.approx(91.4, rel=0.15)  # rtx6kpro wiki, kimi-k26-v3
+
+
+def test_prefill_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompt tokens as people write them; a rate, a time and a band."""
+    rows = told(capsys, "kimi-k2.6", *RIG, "--prefill", "--input", "8192,64k")["rows"]
+
+    assert [row["prompt_tokens"] for row in rows] == [8192, 65536]
+    for row in rows:
+        assert row["prefill_tok_s"] == pytest.approx(row["prompt_tokens"] / row["ttft_s"], rel=0.01)
+        assert row["low_tok_s"] < row["prefill_tok_s"] < row["high_tok_s"]
+
+
+def test_serving_rows_have_the_serving_benchmarks_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lambda's run on eight B200: 1,408 tok/s published; ours within 20%, under vLLM's field names."""
+    words = ["kimi-k2.6", "--box", "8x-b200", "--engine", "vllm", "--tp", "8", "--speculate", "eagle3", "--kv", "fp8"]
+    load = ["--input", "8192", "--output", "2048", "--concurrency", "32", "--requests", "512"]
+    (row,) = told(capsys, *words, *load)["rows"]
+
+    names = {"request_throughput", "output_throughput", "total_token_throughput", "completed", "duration"}
+    names |= {f"{kind}_{what}_ms" for kind in ("mean", "median", "p50", "p99") for what in ("ttft", "tpot", "itl")}
+    assert names <= row.keys()
+    assert row["completed"] == 512
+    assert row["output_throughput"] == pytest.approx(1408, rel=0.2)
+
+
+def test_rates_instead_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two request rates, two rows; more load never means a shorter wait."""
+    words = ["kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--rate", "0.2,4", "--requests", "100"]
+    slow, fast = told(capsys, *words)["rows"]
+
+    assert slow["request_rate"] == 0.2
+    assert fast["mean_ttft_ms"] >= slow["mean_ttft_ms"]
+
+
+@pytest.mark.parametrize("layers", ["0", "3+3"])
+def test_cpu_and_card_rows(capsys: pytest.CaptureFixture[str], layers: str) -> None:
+    """One stream: 18.9 and 20.9 tok/s published for none and six expert layers on the cards (loftllc.dev)."""
+    words = ["--engine", "ik_llama.cpp", "--checkpoint", "IQ3_K", "--threads", "15", "--ub", "2048"]
+    row = told(capsys, "kimi-k2.6", *ATTIC, *words, "--experts-on-gpu", layers)["rows"][0]
+
+    assert row["tg_tok_s"] == pytest.approx({"0": 18.9, "3+3": 20.9}[layers], rel=0.12)
+    assert row["pp_tok_s"] == pytest.approx({"0": 185, "3+3": 223}[layers], rel=0.30)
+
+
+def test_a_pinned_layout_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four cards cannot hold it; the speed is told as if they could, and that is said."""
+    words = ["--box", "4x-rtx-pro-6000-server", "--engine", "vllm", "--checkpoint", "int4", "--tp", "4", "--decode"]
+    document = told(capsys, "kimi-k2.6", *words)
+
+    assert "does not fit" in document["warnings"][0]["text"]
+
+
+def test_a_recipe_file_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What plan wrote, forecast reads; settings cannot be pinned beside it."""
+    path = tmp_path / "recipe.toml"
+    assert main(["plan", "kimi-k2.6", *RIG, "-o", str(path)]) == 0
+    capsys.readouterr()
+
+    document = told(capsys, str(path), *BOX, "--decode", "--concurrency", "1")
+
+    assert document["recipe"]["runtime"]["preset"] == "community"
+    assert main(["forecast", str(path), *BOX, "--tp", "4"]) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--decode", "--prefill"],
+        ["--input", "100"],
+        ["--output", "100"],
+        ["--input", "0", "--output", "10"],
+        ["--input", "10", "--output", "10", "--concurrency", "0"],
+        ["--input", "10", "--output", "10", "--concurrency", "x"],
+        ["--input", "10", "--output", "10", "--rate", "0"],
+        ["--input", "10", "--output", "10", "--rate", "1", "--concurrency", "1"],
+        ["--input", "10", "--output", "10", "--requests", "0"],
+        ["--input", "10", "--output", "10", "--prefix-hit", "2"],
+        ["--context", "99999999999"],
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """What cannot be meant is refused before anything is worked out."""
+    assert main(["forecast", "kimi-k2.6", *RIG, *words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_page_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables for people, with the band and the word forecast, no line above 80 columns."""
+    assert main(["forecast", "kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--concurrency", "1,64"]) == 0
+    page = capsys.readouterr().out
+
+    assert "forecast, not a measurement" in page
+    assert max(len(line) for line in page.splitlines()) <= 80

@@ -1,0 +1,188 @@
+"""The twin as a client sees it: a real server on a free port, OpenAI's shapes, and a sign on everything."""
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+CODE = "import sys; from moebox.cli import main; sys.exit(main())"
+WORDS = ["twin", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community"]
+SETTINGS = ["--kv", "fp8", "--context", "8192", "--port", "0", "--speed", "20", "--json"]
+HEADER = "x-moebox-simulation"
+
+
+@pytest.fixture(scope="module")
+def twin() -> Iterator[dict[str, Any]]:
+    """A twin in its own process, twenty times as fast as the box."""
+    words = [sys.executable, "-c", CODE, *WORDS, *SETTINGS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read() if process.stderr else ""
+            text += line
+        yield json.loads(text)
+        process.terminate()
+
+
+def ask(twin: dict[str, Any], path: str, body: Any = None) -> tuple[http.client.HTTPResponse, bytes]:
+    """One request; the response with its header, and its body."""
+    host = str(twin["url"]).removeprefix("http://").removesuffix("/v1")
+    connection = http.client.HTTPConnection(host, timeout=60)
+    raw = body if isinstance(body, str | None) else json.dumps(body)
+    connection.request("GET" if body is None else "POST", path, raw)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response, content
+
+
+def chat(twin: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A chat request's body."""
+    return {"model": twin["model"], "messages": [{"role": "user", "content": "Say hello."}], **settings}
+
+
+def events(content: bytes) -> list[Any]:
+    """The events of a stream; the last must be [DONE]."""
+    lines = [line.removeprefix("data: ") for line in content.decode().split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", "/nowhere"])
+def test_every_page_says_that_it_is_a_simulation(twin: dict[str, Any], path: str) -> None:
+    """The header is on every response, and everything with a body says it there too."""
+    response, content = ask(twin, path)
+
+    assert response.headers[HEADER] == "true"
+    assert path in ("/health", "/nowhere") or b"simulation" in content.lower()
+
+
+def test_models_lists_the_served_name(twin: dict[str, Any]) -> None:
+    """One model, with the context of the recipe."""
+    _, content = ask(twin, "/v1/models")
+
+    (card,) = json.loads(content)["data"]
+    assert card["id"] == twin["model"]
+    assert card["max_model_len"] == 8192
+
+
+def test_max_tokens_is_honoured_and_the_text_is_the_same_twice(twin: dict[str, Any]) -> None:
+    """Twenty tokens asked for, twenty given, and the same words for the same prompt."""
+    first, second = (json.loads(ask(twin, "/v1/chat/completions", chat(twin, max_tokens=20))[1]) for _ in range(2))
+
+    assert first["usage"]["completion_tokens"] == 20
+    assert first["choices"][0]["finish_reason"] == "length"
+    assert first["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
+    assert "simulation" in first["system_fingerprint"]
+    assert "simulation" in first["simulation"]
+
+
+def test_a_stream_has_the_shape_clients_expect(twin: dict[str, Any]) -> None:
+    """Role first, a chunk for each step, a finish reason, usage when asked for, [DONE]; all marked."""
+    body = chat(twin, max_tokens=30, stream=True, stream_options={"include_usage": True})
+    _, content = ask(twin, "/v1/chat/completions", body)
+    pieces = events(content)
+    whole = json.loads(ask(twin, "/v1/chat/completions", chat(twin, max_tokens=30))[1])
+
+    assert pieces[0]["choices"][0]["delta"]["role"] == "assistant"
+    text = "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces[:-1])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert pieces[-2]["choices"][0]["finish_reason"] == "length"
+    assert pieces[-1]["usage"]["completion_tokens"] == 30
+    assert len(pieces) == 30 + 3
+    assert all(piece["system_fingerprint"] and piece["simulation"] for piece in pieces)
+
+
+def test_completions_take_token_numbers(twin: dict[str, Any]) -> None:
+    """A prompt of token numbers is as long as its list."""
+    body = {"model": twin["model"], "prompt": list(range(100)), "max_tokens": 5}
+
+    answer = json.loads(ask(twin, "/v1/completions", body)[1])
+
+    assert answer["object"] == "text_completion"
+    assert answer["usage"] == {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ({"messages": []}, 400),
+        ({"messages": "hello"}, 400),
+        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, 400),
+        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9000}, 400),
+        ({"messages": [{"role": "user", "content": "x" * 60_000}]}, 400),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 3}, 400),
+        ({"messages": [{"role": "user", "content": "x"}], "model": "other"}, 404),
+    ],
+)
+def test_what_an_engine_refuses_is_refused(twin: dict[str, Any], body: Any, status: int) -> None:
+    """Bad bodies get OpenAI's error shape and a sentence, never a traceback."""
+    response, content = ask(twin, "/v1/chat/completions", body)
+
+    assert response.status == status
+    assert json.loads(content)["error"]["message"]
+
+
+def test_metrics_count_in_vllms_names(twin: dict[str, Any]) -> None:
+    """Tokens made go up by what was asked for; the cache's size is a label, as vLLM has it."""
+
+    def made() -> float:
+        _, content = ask(twin, "/metrics")
+        lines = [line for line in content.decode().splitlines() if line.startswith("vllm:generation_tokens_total")]
+        return float(lines[0].split()[-1])
+
+    before = made()
+    ask(twin, "/v1/chat/completions", chat(twin, max_tokens=40))
+    _, content = ask(twin, "/metrics")
+
+    assert made() == before + 40
+    assert f'kv_cache_size_tokens="{twin["kv_tokens"]}"'.encode() in content
+    for name in (b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"):
+        assert name in content
+
+
+def test_many_clients_at_once_all_get_their_tokens(twin: dict[str, Any]) -> None:
+    """Thirty streams share the simulated batch; each gets exactly what it asked for."""
+
+    def stream(number: int) -> int:
+        body = chat(twin, max_tokens=10 + number, stream=True, stream_options={"include_usage": True})
+        pieces = events(ask(twin, "/v1/chat/completions", body)[1])
+        return int(pieces[-1]["usage"]["completion_tokens"])
+
+    with ThreadPoolExecutor(30) as pool:
+        assert list(pool.map(stream, range(30))) == [10 + number for number in range(30)]
+
+
+def test_a_client_that_goes_away_leaves_the_queue(twin: dict[str, Any]) -> None:
+    """A stream closed by its client is taken out of the simulated batch."""
+    host = str(twin["url"]).removeprefix("http://").removesuffix("/v1")
+    connection = http.client.HTTPConnection(host, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat(twin, max_tokens=8000, stream=True)))
+    response = connection.getresponse()
+    assert response.read(10)
+    response.close()
+    connection.close()
+    left = threading.Event()
+
+    def running() -> bool:
+        content = ask(twin, "/metrics")[1].decode()
+        return any(
+            line.startswith("vllm:num_requests_running") and line.endswith(" 0") for line in content.splitlines()
+        )
+
+    for _ in range(200):
+        if running():
+            left.set()
+            break
+        threading.Event().wait(0.05)
+    assert left.is_set()
