@@ -14,6 +14,9 @@ from moebox.serve.recipes import model_of
 from tests.serve.rendered import recipes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "dump_flags.py"
+# The venv that `make test-vllm` makes; only the tests marked `engine` need it.
+CPU = os.environ | {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+VLLM = str(Path(os.environ.get("MOEBOX_VLLM_VENV", ".venv-vllm")) / "bin" / "python")
 HELP = """----- common params -----
 
 -h,    --help, --usage                  print usage and exit
@@ -33,7 +36,7 @@ HELP = """----- common params -----
 
 def dump(*arguments: str, python: str = sys.executable) -> dict:
     """The catalogue that the script prints."""
-    done = subprocess.run([python, SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run([python, SCRIPT, *arguments], env=CPU, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -68,8 +71,8 @@ def test_actions_become_a_catalogue(tmp_path: Path):
 
 @pytest.mark.engine
 def test_the_vllm_catalogue_is_what_its_parser_says():
-    """`make test-vllm` names a Python that has vLLM 0.32.0; its parser gives the flags that moebox ships."""
-    made = dump("vllm", "--version", "0.32.0", python=os.environ["MOEBOX_VLLM_PYTHON"])
+    """The parser of vLLM 0.32.0, asked today, gives the flags that moebox ships."""
+    made = dump("vllm", "--version", "0.32.0", python=VLLM)
     text = resources.files("moebox.data").joinpath("flags", "vllm-0.32.0.json").read_text()
     shipped = json.loads(text)["flags"]
 
@@ -95,7 +98,6 @@ def test_vllm_itself_parses_what_is_rendered():
     found = [one for one in recipes().values() if one.engine == "vllm"]
     ranks = [(one, rank) for one in found for rank in range(one.parallel.nodes)]
     lines = [engines.launch(one, model_of(one), rank=rank, master="10.0.0.1").argv[2:] for one, rank in ranks]
-    python = os.environ["MOEBOX_VLLM_PYTHON"]
-    done = subprocess.run([python, "-c", PARSE], input=json.dumps(lines), capture_output=True, text=True)
+    done = subprocess.run([VLLM, "-c", PARSE], env=CPU, input=json.dumps(lines), capture_output=True, text=True)
 
     assert (done.returncode, done.stdout.strip()) == (0, str(len(lines))), done.stderr[-2000:]
