@@ -23,6 +23,7 @@ class Options:
     """How hard to look."""
 
     context: int | None = None  # tokens for the long-context rung; None asks the server for its limit
+    depths: tuple[float, ...] = (0.02, 0.25, 0.5, 0.75, 0.98)  # where in that length something is hidden
     trials: int = 10  # tool calls over which schema validity is scored
     parallel: int = 8  # requests at once
     thinking: Literal["auto", "yes", "no"] = "auto"  # whether the model must think when asked to

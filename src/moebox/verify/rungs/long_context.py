@@ -7,11 +7,10 @@ from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge, sure
 
-DEPTHS = (0.02, 0.25, 0.5, 0.75, 0.98)
 UNASKED = 16384  # tokens, when nobody said how long and the server allows more: seconds, not minutes, to prefill
 CLOSE = 0.97  # of the length that must be reached
 RESERVE = 16  # tokens kept free beside the answer's room
-SLOWEST_PREFILL = 40.0  # tokens a second that are still waited for: a hybrid box that reads its experts from RAM
+SLOWEST_PREFILL = 20.0  # tokens a second that are still waited for: a hybrid box that reads its experts from RAM
 FIRST_GUESS = 3.0  # characters a token, before the server has counted once; short on purpose
 
 
@@ -22,7 +21,7 @@ async def needles(ask: Asker) -> str:
     ask.client.deadline_s = max(ask.client.deadline_s, length / SLOWEST_PREFILL)
     rate, by = await _rate(ask, length - room)
     counts = []
-    for depth in DEPTHS:
+    for depth in ask.options.depths:
 
         async def attempt(depth: float = depth) -> str:
             nonlocal rate

@@ -90,8 +90,9 @@ async def streamed(ask: Asker) -> None:
 
 async def parallel(ask: Asker) -> None:
     """Several calls in one answer, whole and streamed."""
-    await sure(valid_call(ask, "tool_parallel"))
-    await sure(valid_call(ask, "tool_parallel", stream=True))
+    # OpenAI's default is true; llama.cpp's is false
+    await sure(valid_call(ask, "tool_parallel", parallel_tool_calls=True))
+    await sure(valid_call(ask, "tool_parallel", parallel_tool_calls=True, stream=True))
 
 
 async def not_needed(ask: Asker) -> None:
@@ -99,13 +100,14 @@ async def not_needed(ask: Asker) -> None:
     await sure(asking(ask, "tool_none"))
 
 
-async def choice_none(ask: Asker) -> None:
-    """tool_choice none: no call, and no marker of one in the content."""
+async def choice_none(ask: Asker) -> str:
+    """tool_choice none: no call, even when the question begs for one."""
     await sure(asking(ask, "tool_none", tool_choice="none"))
     answer = await ask.ask(draw(ask, "tool_call"), tool_choice="none", max_tokens=64)
-    no_leak(answer)
     if answer.calls:
         raise Failed(f"tool_choice is none, yet {answer.calls[0].name} was called")
+    # vLLM and llama.cpp show the tools to the model all the same; then its call comes out as text
+    return "asked for what only a tool can do, it writes the call into the text" if answer.leak else ""
 
 
 async def choice_required(ask: Asker) -> None:
