@@ -89,18 +89,29 @@ def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -
 
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
     """Recipes of an engine that serves from cards alone."""
-    every = len(box.gpus) * box.nodes
     for parallel in layouts(box, model, checkpoint, engine, pins):
         for preset in presets(box, model, engine, pins):
             for kv in caches(engine, preset, pins):
                 for draft in drafts(model, preset, pins):
-                    stages, idle = parallel.pp > 1 and parallel.tp < len(box.gpus), parallel.gpus < every
-                    tier = (parallel.dcp > 1) + (stages or idle)
-                    tier += 2 * (parallel.ep or (kv == "fp8") != (preset == "community"))
-                    tier += 3 * (draft is not None and pins.speculate is None) + 3 * (bool(preset) and not pins.image)
-                    tier += 0 if checkpoint.native else 1
                     recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
+                    tier = tier_of(recipe, checkpoint, pins, cards=len(box.gpus), nodes=box.nodes)
                     yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
+
+
+def tier_of(recipe: Recipe, checkpoint: Checkpoint, pins: Pins, *, cards: int, nodes: int) -> int:
+    """How far a recipe is from the plainest; what a person pinned does not count."""
+    parallel, preset = recipe.parallel, recipe.runtime.preset
+    usual = "fp8" if preset == "community" else "bf16"
+    steps = {
+        1: (
+            parallel.dcp > 1 and not pins.dcp,
+            ((parallel.pp > 1 and parallel.tp < cards) or parallel.gpus < cards * nodes) and not pins.tp,
+            not checkpoint.native and not pins.checkpoint,
+        ),
+        2: (parallel.ep and not pins.ep, recipe.kv != usual and not pins.kv),
+        3: (recipe.speculate is not None and not pins.speculate, bool(preset) and not pins.image),
+    }
+    return sum(weight * sum(taken) for weight, taken in steps.items())
 
 
 def served(
