@@ -33,9 +33,7 @@ ENTER_WITH_KEY = 'exec "$@" --api-key-file <(printf "%s\\n" "$LLAMA_API_KEY")'
 def words(recipe: Recipe, model: Model | None, *, node: Node | None = None, host: str = "") -> list[Word]:
     """The command line after the entry, word by word."""
     known = catalogue(NAME, recipe.engine_version)
-    out = [*ggml.model_words(recipe, hub="--hf-repo"), *field_words(recipe, FIELDS, known)]
-    if host:
-        out = [("--host", host) if word[0] == "--host" else word for word in out]
+    out = [*ggml.model_words(recipe, hub="--hf-repo"), *field_words(recipe, FIELDS, known, host=host)]
     out += ggml.context_words(recipe) + ggml.hybrid_words(recipe)
     if recipe.kv != "auto":
         out.append(("-ctk", ggml.KV.get(recipe.kv, recipe.kv)))  # MLA has one cache: K's type is all there is

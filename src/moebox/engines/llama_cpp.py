@@ -32,9 +32,7 @@ LOUD_ENOUGH = "4"  # the lowest verbosity that prints buffer sizes
 def words(recipe: Recipe, model: Model | None, *, node: Node | None = None, host: str = "") -> list[Word]:
     """The command line after the entry, word by word."""
     known = catalogue(NAME, recipe.engine_version)
-    out = [*ggml.model_words(recipe, hub="-hf"), *field_words(recipe, FIELDS, known)]
-    if host:
-        out = [("--host", host) if word[0] == "--host" else word for word in out]
+    out = [*ggml.model_words(recipe, hub="-hf"), *field_words(recipe, FIELDS, known, host=host)]
     out += ggml.context_words(recipe) + ggml.hybrid_words(recipe)
     if recipe.kv != "auto":
         kind = ggml.KV.get(recipe.kv, recipe.kv)

@@ -62,9 +62,7 @@ def words(recipe: Recipe, model: Model | None, *, node: Node | None = None, host
     node = node or Node()
     known = catalogue(NAME, recipe.engine_version)
     tower = has_vision(model)
-    out: list[Word] = [("--model-path", weights_of(recipe)), *field_words(recipe, FIELDS, known)]
-    if host:
-        out = [("--host", host) if word[0] == "--host" else word for word in out]
+    out: list[Word] = [("--model-path", weights_of(recipe)), *field_words(recipe, FIELDS, known, host=host)]
     if recipe.parallel.ep:
         out.append(("--ep-size", str(recipe.parallel.tp)))
     if recipe.kv != "auto":

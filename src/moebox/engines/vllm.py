@@ -60,9 +60,7 @@ def words(recipe: Recipe, model: Model | None, *, node: Node | None = None, host
     node = node or Node()
     known = catalogue(NAME, recipe.engine_version)
     tower = has_vision(model)
-    out: list[Word] = [_model_word(recipe), *field_words(recipe, FIELDS, known)]
-    if host:
-        out = [("--host", host) if word[0] == "--host" else word for word in out]
+    out: list[Word] = [_model_word(recipe), *field_words(recipe, FIELDS, known, host=host)]
     if recipe.tool_parser:
         out.append(("--enable-auto-tool-choice",))
     if recipe.kv != "auto":
@@ -188,7 +186,7 @@ SIGNS = (
     sign(r"vllm: error: |Address already in use|torch\.OutOfMemoryError|out of resource: shared memory", "error"),
     sign(
         r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
-        r"(?:ValueError|RuntimeError|KeyError|NotImplementedError|TimeoutError|OSError): ",
+        r"(?:Value|Runtime|Key|NotImplemented|Timeout|OS)Error: ",
         "error",
     ),
 )

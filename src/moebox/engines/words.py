@@ -36,11 +36,11 @@ def flatten(words: Iterable[Word]) -> tuple[str, ...]:
     return tuple(part for word in words for part in word)
 
 
-def field_words(recipe: Recipe, fields: Mapping[str, str], known: Catalogue) -> list[Word]:
-    """A word for every field that says something else than the engine's own default."""
+def field_words(recipe: Recipe, fields: Mapping[str, str], known: Catalogue, *, host: str = "") -> list[Word]:
+    """A word for every field that says something else than the engine's own default; `host` stands for listen.host."""
     words: list[Word] = []
     for flag, path in fields.items():
-        value = setting(recipe, path)
+        value = host if host and path == "listen.host" else setting(recipe, path)
         unset = value in (None, "", 0) or (path.startswith("parallel.") and value in (1, False))
         if unset and value is not False:
             continue

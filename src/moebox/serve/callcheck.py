@@ -44,7 +44,7 @@ def _messages(endpoint: Endpoint, timeout_s: float) -> Check:
         "model": endpoint.model,
         "max_tokens": ROOM,
         "stream": True,
-        "system": [{"type": "text", "text": "You are a coding agent. Use the tools that are given."}],
+        "system": [{"type": "text", "text": "You are a coding assistant. Use the tools that are given."}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
         "tools": [{"name": "Read", "description": ABOUT, "input_schema": PARAMETERS}],
     }

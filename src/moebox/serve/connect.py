@@ -54,7 +54,7 @@ def settings(client: Client, reached: Reached) -> Settings:
 
 
 def _claude_code(reached: Reached) -> Settings:
-    """The variables of Lambda's guide to Kimi K2.6; in the file, a key is fetched by a helper command."""
+    """The variables of Lambda's guide to Kimi K2.6; in the file, a key is fetched by a command."""
     model = reached.endpoint.model
     names = ["ANTHROPIC_MODEL"]
     names += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("SONNET", "OPUS", "HAIKU")]
