@@ -189,7 +189,7 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
 
     for recipe in (
         RECIPE,
-        replace(RECIPE, hybrid=Hybrid(experts=((1, 2), (59, 60))), env={"A": "b"}, flags={"x": [1, "y"]}),
+        replace(RECIPE, hybrid=Hybrid(experts=((1, 2), (59, 60))), env={"A": "b"}, flags={"x": ["1", "y"]}),
         replace(RECIPE, speculate=Speculate(draft="d"), thinking=False, context=1024),
     ):
         text = wire.to_toml(lean(recipe))

@@ -62,8 +62,8 @@ def gaps_of(samples: columns.Samples) -> Counter[int]:
 
 
 def classes(gaps: Counter[int]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Counts between logarithmic edges, the outermost thousandths of gaps folded into the last classes."""
-    low, high = (max(quantile(gaps, share), GRAIN / MS) for share in (0.001, 0.999))
+    """Counts between logarithmic edges, the outermost gaps folded into the last classes."""
+    low, high = (max(quantile(gaps, share), GRAIN / MS) for share in (0.005, 0.999))
     low, high = low * 0.97, max(high * 1.03, low * 1.2)
     step = math.log(high / low) / CLASSES
     counts = [0] * CLASSES
@@ -84,18 +84,15 @@ def quantile(gaps: Counter[int], share: float) -> float:
 
 
 def clock(samples: columns.Samples) -> tuple[tuple[float, float], ...]:
-    """Tokens per second along the measurement, in steps of a second or more."""
+    """Tokens per second along the measurement, in steps of a second or more, the unfinished last step left out."""
     if not samples.time:
         return ()
-    start, end = min(samples.time), max(samples.time)
-    width = max(round(NS), math.ceil((end - start) / POINTS / NS) * round(NS))
+    start = min(samples.columns["sent"], default=min(samples.time))
+    width = max(round(NS), math.ceil((max(samples.time) - start) / POINTS / NS) * round(NS))
     found: Counter[int] = Counter()
     if max(samples.tokens) <= 1:
-        found.update(map(width.__rfloordiv__, samples.time))
+        found.update(map(width.__rfloordiv__, map(start.__rsub__, samples.time)))
     else:
         for moment, count in zip(samples.time, samples.tokens, strict=False):
-            found[moment // width] += count
-    places = range(min(found), max(found) + 1)
-    if len(places) > 2:
-        places = range(places[0], places[-1])  # the last step is not a whole one
-    return tuple(((place + 0.5) * width / NS, found[place] * NS / width) for place in places)
+            found[(moment - start) // width] += count
+    return tuple(((place + 0.5) * width / NS, found[place] * NS / width) for place in range(max(found)))

@@ -28,7 +28,7 @@ OURS = {
     "answers.json",
 }
 OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
-OURS |= {"report.html", "report.pdf", "report.md", "launch.sh"}
+OURS |= {"answers.json", "report.html", "report.pdf", "report.md", "launch.sh"}
 
 
 def read(run: Run) -> Story:

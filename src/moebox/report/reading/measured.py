@@ -59,9 +59,8 @@ def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
     completed = figure(row, "completed", "num_completed")
     ask, answer = (per_request(row, which, completed) for which in ("input", "output"))
     return Level(
-        name=words(row, "name", "label") or name,
-        workload=words(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
-        or shape(ask, answer),
+        name=name_of(row) or name,
+        workload=work_of(row, shape(ask, answer)),
         concurrency=figure(row, "concurrency", "max_concurrency", "load.concurrency"),
         rate=figure(row, "rate", "request_rate", "load.rate"),
         input_tokens=ask,
@@ -80,7 +79,7 @@ def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
         tpot=spread(row, "tpot"),
         itl=spread(row, "itl"),
         e2e=spread(row, "e2el"),
-        tokens_per_joule=figure(row, "tokens_per_joule", "server.tokens_per_joule"),
+        tokens_per_joule=figure(row, "tokens_per_joule", "power.tokens_per_joule", "power.output_tokens_per_joule"),
         acceptance=figure(row, "accepted_per_step", "server.accepted_per_step", "acceptance_length"),
         client_limited=truth(row, "client_limited"),
         partial=truth(row, "partial", "interrupted"),
@@ -90,6 +89,25 @@ def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
         samples=samples_of(row, folder, name),
         raw=row,
     )
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """What the measurement is called: its label, or the test with the state of the cache."""
+    test = words(row, "test")
+    if test:
+        warm = ", warm cache" if row.get("cold") is False else ", cold cache" if test.startswith("pp") else ""
+        return test + warm
+    return words(row, "name", "label")
+
+
+def work_of(row: dict[str, Any], lengths: str) -> str:
+    """What was asked: a title, or the kind of text with its lengths."""
+    if row.get("kind") == "pp-tg":
+        return "prefill and decode alone"
+    title = words(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
+    kind = words(row, "workload.kind")
+    parts = [title if title != "random" else "", kind if kind != "random" else "", lengths if not title else ""]
+    return ", ".join(part for part in parts if part) or lengths
 
 
 def per_request(row: dict[str, Any], which: str, completed: float | None) -> float | None:

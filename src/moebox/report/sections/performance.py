@@ -7,9 +7,12 @@ from moebox.report.bars import ranked
 from moebox.report.block import Block, Chart, Charts, Key, Section
 from moebox.report.charts import Axis, Histogram, Series, distribution, line, thousands
 from moebox.report.palette import colour
+from moebox.report.sections.along import along
 from moebox.report.story import Level, Story
 from moebox.report.words import milliseconds, short, tick_ms
 
+ALONE = "measured"  # what a run is called in a drawing that holds no other
+MOST_TESTS = 8  # bars of one run
 MOST_DISTRIBUTIONS = 4  # outlines in one drawing that the eye still tells apart
 
 
@@ -23,7 +26,7 @@ def section(stories: Sequence[Story]) -> Section | None:
     single = rates(stories)
     if single:
         blocks.append(Charts(charts=tuple(single)))
-    timed = over_time(stories)
+    timed = over_time(stories) + along(stories)
     if timed:
         blocks.append(Charts(charts=tuple(timed)))
     return Section(id="performance", title="Performance", lead=lead(stories), blocks=tuple(blocks)) if blocks else None
@@ -58,7 +61,7 @@ def by_load(stories: Sequence[Story], workload: str) -> list[Chart]:
     drawn = []
     for title, name, figure, form in figures:
         series = [
-            run_series(story, index, some, figure)
+            run_series(story.label if len(stories) > 1 else ALONE, index, some, figure)
             for index, (story, some) in enumerate(zip(stories, levels, strict=True))
         ]
         series += expected(stories, workload, name)
@@ -86,10 +89,10 @@ def load_axis(loads: set[float], *, rate: bool) -> Axis:
     )
 
 
-def run_series(story: Story, index: int, levels: Sequence[Level], figure: Callable[[Level], float | None]) -> Series:
+def run_series(name: str, index: int, levels: Sequence[Level], figure: Callable[[Level], float | None]) -> Series:
     """One run's measured line."""
     points = [(load(level), value) for level in levels if (value := figure(level)) is not None]
-    return Series(name=story.label, colour=colour(index), points=tuple(sorted(points)))
+    return Series(name=name, colour=colour(index), points=tuple(sorted(points)))
 
 
 def expected(stories: Sequence[Story], workload: str, name: str) -> list[Series]:
@@ -124,7 +127,8 @@ def best_of(series: Sequence[Series], x: Axis, y: Axis) -> str:
     for one in series:
         if one.points and not one.dashed:
             at, value = (max if high else min)(one.points, key=lambda point: point[1])
-            found.append(f"{one.name}: {'highest' if high else 'lowest'} {y.format(value)} at {x.format(at)}")
+            who = "" if one.name == ALONE else f"{one.name}: "
+            found.append(f"{who}{'highest' if high else 'lowest'} {y.format(value)} at {x.format(at)}")
     return "; ".join(found[:4])
 
 
@@ -135,8 +139,11 @@ def rates(stories: Sequence[Story]) -> list[Chart]:
         rows = []
         for index, story in enumerate(stories):
             found = [(getattr(level, name), level) for level in story.levels if getattr(level, name)]
-            for value, level in found[:3]:
-                label = story.label if len(found) == 1 else f"{story.label}, {level.name}"
+            for value, level in found[:MOST_TESTS]:
+                label = ", ".join(
+                    word for word in (story.label * (len(stories) > 1), level.name * (len(found) > 1)) if word
+                )
+                label = label or level.name
                 rows.append((label, colour(index), float(value), ""))
         if rows:
             svg = ranked(rows, label=f"{title} in tokens per second", unit="tok/s")
@@ -162,7 +169,8 @@ def over_time(stories: Sequence[Story]) -> list[Chart]:
         name = f"{load(level):g} at once" if single else f"{story.label}, {load(level):g} at once"
         place = colour(number if single else index)
         histograms.append(Histogram(name=name, colour=place, edges=found.edges, counts=found.counts, marks=found.marks))
-        lines.append(Series(name=name, colour=place, points=found.over_time, markers=False))
+        if len(found.over_time) > 2:
+            lines.append(Series(name=name, colour=place, points=found.over_time, markers=False))
     drawn = []
     gaps = distribution(
         histograms,

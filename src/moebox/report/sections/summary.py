@@ -47,7 +47,7 @@ def for_one(story: Story) -> list[Tile]:
                     figure=number(getattr(level, name)), unit="tok/s", label=label, detail=level.workload or level.name
                 )
             )
-    quick = [level for level in story.levels if level.ttft.middle]
+    quick = [level for level in story.levels if level.ttft.middle and level.output_tok_s]
     if quick:
         level = min(quick, key=lambda one: one.ttft.middle or 0)
         figure, _, unit = milliseconds(level.ttft.middle).partition(" ")
@@ -142,7 +142,7 @@ def prose(stories: Sequence[Story]) -> list[str]:
     """What ran on what, how it scaled, and the first recommendation."""
     first = " ".join(openings(stories))
     paragraphs = [first] if first else ["Nothing was measured in this run yet; what there is follows."]
-    grew = [sentence for story in stories[:3] for sentence in scaling(story)]
+    grew = [sentence for story in stories[:3] for sentence in scaling(story, alone=len(stories) == 1)]
     if grew:
         paragraphs.append(" ".join(grew))
     advice = advise(stories)
@@ -184,9 +184,10 @@ def opening(group: Sequence[Story]) -> str:
     return f"{name}{where} with {engines}: {len(group)} configurations{all_well}{sim}."
 
 
-def scaling(story: Story) -> list[str]:
+def scaling(story: Story, *, alone: bool = False) -> list[str]:
     """From the lowest to the highest load."""
     levels = [level for level in story.levels if level.concurrency and level.output_tok_s]
+    who = "From" if alone else f"{story.label}: from"
     if len(levels) < 2 or len({level.workload for level in levels}) > 1:
         return []
     low, high = (
@@ -197,7 +198,7 @@ def scaling(story: Story) -> list[str]:
     if low.ttft.middle and high.ttft.middle:
         wait = f"; mean TTFT from {milliseconds(low.ttft.middle)} to {milliseconds(high.ttft.middle)}"
     return [
-        f"{story.label}: from {number(low.concurrency)} to {number(high.concurrency)} concurrent requests output "
+        f"{who} {number(low.concurrency)} to {number(high.concurrency)} concurrent requests output "
         "goes from "
         f"{number(low.output_tok_s)} to {number(high.output_tok_s)} tok/s{wait}."
     ]
