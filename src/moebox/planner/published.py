@@ -20,6 +20,7 @@ class Row:
     """One start that somebody published; `kv_tokens` or `weights_gib` is what was seen."""
 
     run: str
+    held: bool = True  # one of the figures that must be met
     model: str
     checkpoint: str
     box: str
