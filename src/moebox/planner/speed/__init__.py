@@ -5,7 +5,7 @@ queues or requests; that is `simulate`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
@@ -22,6 +22,9 @@ from moebox.planner.speed.step import Cards
 CPU_ENGINES = ("llama.cpp", "ik_llama.cpp")
 PIECE = 8192  # prompt tokens a step: vLLM's and SGLang's default on cards of 70 GiB and more
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
+# Memory shared with a CPU gives an engine less of its rate: Qwen3-235B INT4 on two DGX Spark decodes 17.0, 24.1 and
+# 36.4 tok/s for 1, 2 and 4 streams (conselara.dev, 2026), which is this share of what dedicated memory would give.
+UNIFIED = 0.58
 BAND_SIGMAS = 1.28  # the band holds four of five published rows
 
 
@@ -52,6 +55,8 @@ class Speed:
         gpu = box.gpu
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU and {box.name} has none", hint="llama.cpp runs on CPUs")
+        if gpu.unified:
+            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * UNIFIED))
         row, away = tables.efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)
         row = tables.widened(row, away)
         guess = recipe.speculate

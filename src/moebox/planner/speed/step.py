@@ -8,8 +8,8 @@ from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
 from moebox.planner.speed.links import Fabric
 from moebox.planner.speed.rank import Rank, pair_flops, seen
 
-# Latent attention is about half as many kernels again as plain attention. Without graphs on one box K2-Thinking and K2.5
-# spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report and its FINDINGS.md, Jan 2026).
+# Latent attention is about half as many kernels again as plain attention. Without graphs on one box K2-Thinking and
+# K2.5 spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report, FINDINGS.md, Jan 2026).
 MLA_KERNELS = 1.5
 # Pipeline stages wait for each other: what each further stage costs of a step. No published row; stages of 61 layers
 # differ by one layer and the head, and engines schedule them less tightly.
