@@ -1,0 +1,88 @@
+"""Real vLLM 0.32 on the CPU: up, facts, down; a rehearsal; and the flag catalogue against its own parser."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moebox.core.recipe import Recipe
+from moebox.engines.flags import catalogue
+from moebox.errors import Outside
+from moebox.flows.rehearse import rehearse
+from moebox.serve.faults import LaunchFailed
+from moebox.serve.recipes import model_of
+from moebox.serve.session import launch, prepare, start
+from moebox.serve.state import marked
+from moebox.store import Run
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_real_kimi_class_comes_up_tells_its_facts_and_goes_down(recipe: Recipe, run: Run) -> None:
+    """From a configuration alone; the cache's tokens come from vLLM's own metrics, and no worker is left."""
+    with start(recipe, run, model=model_of(recipe), patience_s=600) as session:
+        assert session.alive
+        assert session.facts["kv_tokens"] > 10_000
+        assert [name for name, _ in session.watch.seen.phases][-1] == "ready"
+        assert b"KimiK25ForConditionalGeneration" in session.log.read_bytes()
+
+    assert not marked()
+    kinds = [event["kind"] for event in run.events()]
+    assert kinds[0] == "attempt.started"
+    assert {"attempt.ready", "engine.stopped"} <= set(kinds)
+
+
+def test_a_rehearsal_prompts_the_real_engine_beyond_one_prefill_block(recipe: Recipe, run: Run) -> None:
+    """Two of three layers, dummy weights by the engine's own flags, a prompt longer than a step."""
+    small = dataclasses.replace(
+        recipe, context=1024, batched_tokens=512, flags={"enforce-eager": True, "dtype": "bfloat16"}
+    )
+    found = rehearse(small, run, patience_s=600)
+    assert found.layers == 2
+    assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "down"]
+    assert not marked()
+
+
+def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe, run: Run) -> None:
+    """vLLM names the longest context that its cache holds; moebox makes it a change to the recipe."""
+    large = dataclasses.replace(recipe, context=32768, env={**recipe.env, "VLLM_CPU_KVCACHE_SPACE": "0.05"})
+    large = dataclasses.replace(large, flags={**large.flags, "kv-cache-memory-bytes": 20_000_000})
+    with pytest.raises(LaunchFailed) as caught, start(large, run, model=model_of(large), patience_s=600):
+        pass
+    assert caught.value.finding is not None
+    assert caught.value.finding.symptom in ("oom-context-too-long", "oom-no-cache-blocks")
+
+
+def test_the_flag_catalogue_is_what_the_real_parser_takes(venv: Path) -> None:
+    """Every flag of the installed vLLM is in the catalogue under the same names, and no other."""
+    words = [str(venv / "bin" / "python"), str(ROOT / "scripts" / "dump_flags.py"), "vllm", "--version", "0.32.0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
+    fresh = json.loads(done.stdout)
+    kept = json.loads((ROOT / "src/moebox/data/flags/vllm-0.32.0.json").read_text())
+    assert _names(fresh) == _names(kept)
+    assert catalogue("vllm", "0.32.0").find("--tensor-parallel-size")
+
+
+def test_another_version_is_refused_before_anything_starts(recipe: Recipe, run: Run) -> None:
+    """The version is read from the venv's own metadata, without importing vLLM."""
+    other = dataclasses.replace(recipe, engine_version="0.31.0")
+    with pytest.raises(Outside, match=r"wants vllm 0\.31\.0, this machine has 0\.32\.0"):
+        launch(prepare(other), run)
+
+
+def _names(document: object) -> set[str]:
+    """Every flag in a catalogue, however it is laid out."""
+    found: set[str] = set()
+    edge = [document]
+    while edge:
+        value = edge.pop()
+        if isinstance(value, dict):
+            edge += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            edge += value
+        elif isinstance(value, str) and value.startswith("--") and " " not in value:
+            found.add(value)
+    return found
