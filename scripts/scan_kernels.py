@@ -5,7 +5,9 @@
 FOLDER holds unpacked wheels as sglang-VERSION/ and vllm-VERSION/; PYTHON has Triton and PyTorch. Kimi's shapes at TP8.
 """
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 from moebox.core import catalogue
@@ -38,10 +40,14 @@ def main(folder: Path, python: Path) -> None:
     """Scan everything and write the table."""
     releases = sorted(folder.glob("*-*"), key=lambda path: (path.name.split("-")[0], numbers(path.name)))
     out = Path(__file__).parent.parent / "src/moebox/data/kernels.toml"
-    rows: list[str] = []
+    before = tomllib.loads(out.read_text())["scan"] if out.exists() else []
+    rows = re.findall(r"\[\[scan\]\]\n(?:.+\n)+", out.read_text()) if before else []
+    done = {(one["engine"], one["version"], one["arch"], one["kv"]) for one in before}
     for name in ARCHS:
         for release in releases:
             for kv in ("bf16", "fp8"):
+                if (*release.name.split("-"), name, kv) in done:
+                    continue
                 found = look(release, name, kv, python)
                 rows.append(row(found))
                 out.write_text(HEAD + "\n".join(rows))

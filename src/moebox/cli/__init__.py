@@ -19,6 +19,7 @@ GROUPS: dict[str, str] = {
 # name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
 # and a group's own name is what it does when called bare.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("moebox.cli.run:run", "The whole story: plan, start, verify, climb, measure, report."),
     "doctor kernels": ("moebox.cli.kernels:kernels", "Find the kernels that will not launch, without a GPU."),
     "runs": ("moebox.cli.runs:runs", ""),
     "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),

@@ -1,0 +1,41 @@
+"""The phantom as a recipe: the rehearsal model on the embedded engine, small enough for any machine."""
+
+import dataclasses
+
+from moebox.checkpoint import resolve
+from moebox.core.box import Box
+from moebox.core.plan import Plan
+from moebox.core.recipe import Climb, Listen, Recipe, Runtime
+from moebox.phantom import gguf_path
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+
+NAME = "phantom"
+CONTEXT = 8192  # over all slots; each request gets its share
+SLOTS = 4
+
+
+def plan(box: Box) -> Plan:
+    """The planner's own answer for the phantom on this machine, in the embedded engine."""
+    model, checkpoints = resolve(str(gguf_path()))
+    pins = Pins(engine="llama.cpp", context=CONTEXT, ubatch=512)
+    found = choose(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)
+    return dataclasses.replace(found, recipe=recipe(found.recipe))
+
+
+def recipe(planned: Recipe) -> Recipe:
+    """The planned recipe, embedded, with a few slots and a short climb."""
+    # One thread: so small a model gains nothing from more, and threads that spin for each other crawl on a busy machine.
+    hybrid = planned.hybrid and dataclasses.replace(planned.hybrid, threads=1, threads_batch=1, batch=512)
+    return dataclasses.replace(
+        planned,
+        name=NAME,
+        model=NAME,
+        served_name=NAME,
+        max_seqs=SLOTS,
+        hybrid=hybrid,
+        runtime=Runtime(kind="embedded"),
+        listen=Listen(port=0),
+        reasoning_parser="",
+        climb=Climb(contexts=(4096, CONTEXT), speculate=(), settings={"hybrid.ubatch": [256]}),
+    )

@@ -1,0 +1,262 @@
+"""`moebox run`: plan, doctor, rehearse, up, verify, climb, bench, report, as one story that can be interrupted.
+
+Each step is the same function that its own command calls. The engine lives across steps and is started again where a
+step needs it and it is not there: after a crash, a resume, or a climb that found a better recipe.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moebox import detect, wire
+from moebox.checkpoint import resolve
+from moebox.core.box import Box
+from moebox.core.endpoint import Endpoint
+from moebox.core.plan import Plan
+from moebox.core.recipe import Recipe
+from moebox.doctor.box import examine
+from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
+from moebox.flows import phantom
+from moebox.flows.climb import BEST, Effort, climb
+from moebox.flows.measure import measure
+from moebox.flows.stand import Stand
+from moebox.flows.story import STEPS, Clock, Name, Request, Step, Story, save
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.store import Run
+from moebox.units import count, seconds, tok_s
+from moebox.verify.ask import Options
+from moebox.verify.ladder import verify
+
+T = TypeVar("T")
+Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
+TWIN_RUNGS = ("alive", "streaming", "limits")  # what a simulation, which has no answers, can be asked
+
+
+class Teller:
+    """Tells one story in one run folder."""
+
+    def __init__(self, run: Run, story: Story, *, tell: Listener, ask: Callable[[str], bool]) -> None:
+        self.run, self.story, self.tell, self.ask = run, story, tell, ask
+        self.request: Request = story.request
+        self.stand = Stand(run, twin=story.request.twin, box=story.request.box, tell=self.news)
+        self._figures: dict[str, Any] = {}
+        self._work: dict[Name, Callable[[], None]] = {
+            "plan": self._plan,
+            "doctor": self._doctor,
+            "rehearse": self._rehearse,
+            "up": self._up,
+            "verify": self._verify,
+            "climb": self._climb,
+            "bench": self._bench,
+            "report": self._report,
+        }
+
+    def go(self) -> Story:
+        """Every step that is left, up to the one asked for; the report is made whatever happened before it."""
+        problem: MoeboxError | None = None
+        last = STEPS.index(self.request.until)
+        try:
+            for name in STEPS[: last + 1]:
+                if self.story.step(name).state in ("done", "skipped"):
+                    continue
+                if problem and name != "report":
+                    continue
+                problem = self._step(name) or problem
+        finally:
+            kept = self.request.keep and problem is None and self.stand.live is not None
+            self.stand.close(detach=kept)
+        if problem:
+            raise problem
+        return self.story
+
+    def _step(self, name: Name) -> MoeboxError | None:
+        """One step, marked before and after; its failure is its result."""
+        why = self._pointless(name)
+        if why:
+            self._mark(Step(name=name, state="skipped", why=why))
+            return None
+        self._figures, clock = {}, Clock()
+        self._mark(Step(name=name, state="running"))
+        try:
+            self._work[name]()
+        except MoeboxError as problem:
+            self._mark(
+                Step(name=name, state="failed", why=problem.message, seconds=clock.seconds, figures=self._figures)
+            )
+            return problem
+        self._mark(Step(name=name, state="done", seconds=clock.seconds, figures=self._figures))
+        return None
+
+    def _mark(self, step: Step) -> None:
+        self.story = self.story.with_step(step)
+        if step.state != "running":
+            save(self.story, self.run)
+        self.run.event(f"story.{step.state}", sync=step.state == "done", step=step.name, why=step.why)
+        self.tell("step", step)
+
+    def _pointless(self, name: Name) -> str:
+        """Why a step is left out; "" when it is to be done."""
+        if name in self.request.skip:
+            return "left out by --skip"
+        if name == "rehearse" and (self.request.twin or self._recipe().runtime.kind == "embedded"):
+            return "nothing to rehearse: the engine is embedded" if not self.request.twin else "a simulation"
+        if name == "climb" and self.request.twin:
+            return "a simulation has no settings that could break"
+        if name == "doctor" and self.request.box:
+            return f"{self.request.box} is described, not this machine"
+        return ""
+
+    def news(self, text: str) -> None:
+        """Something worth a line."""
+        self.tell("news", text)
+
+    # The steps.
+
+    def _plan(self) -> None:
+        box = self._box()
+        self.run.write("box.toml", wire.to_toml(box))
+        if self.request.recipe:
+            recipe = wire.read_toml(Recipe, Path(self.request.recipe))
+        else:
+            found = self._planned(box)
+            self.run.write_json("plan.json", found)
+            recipe = found.recipe
+            self._figures |= {"kv_tokens": found.memory.kv_tokens}
+            if found.forecast:
+                first = found.forecast[0]
+                self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} at {first.concurrency} stream(s)"
+            for caution in found.warnings:
+                if caution.severity == "fatal":
+                    raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)
+        if self.request.port is not None:
+            recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=self.request.port))
+        self._figures |= {
+            "engine": recipe.engine,
+            "checkpoint": Path(recipe.checkpoint).name,
+            "context": recipe.context,
+        }
+        self.run.write("recipe.toml", wire.to_toml(recipe))
+        self.run.write("asked.toml", wire.to_toml(recipe))
+
+    def _planned(self, box: Box) -> Plan:
+        if not self.request.model:
+            return phantom.plan(box)
+        model, checkpoints = resolve(self.request.model)
+        return choose(box, model, checkpoints, Pins())
+
+    def _doctor(self) -> None:
+        checks = examine(self._box())
+        self.run.write_json("doctor.json", {"checks": checks})
+        bad = [check for check in checks if check.verdict == "fail"]
+        self._figures |= {"checked": len(checks), "failed": len(bad)}
+        for check in bad:
+            self.news(f"{check.name}: {check.found}. {check.mend}")
+        if bad and not self.ask(f"{len(bad)} checks of this machine failed; go on?"):
+            raise AnswerIsNo(f"{bad[0].name}: {bad[0].found}", hint=bad[0].mend)
+
+    def _rehearse(self) -> None:
+        from moebox.flows.rehearse import rehearse
+
+        found = rehearse(self._recipe(), self.run)
+        self._figures |= {"rehearsed": str(getattr(found, "summary", "") or "booted, prompted, stopped")}
+
+    def _up(self) -> None:
+        endpoint = self.stand.up(self._recipe())
+        self._figures |= {"url": endpoint.base_url, "startup": seconds(self.stand.startup_s)}
+        if self.stand.facts.get("kv_tokens"):
+            self._figures["kv_tokens"] = int(self.stand.facts["kv_tokens"])
+
+    def _verify(self) -> None:
+        only = TWIN_RUNGS if self.request.twin else ()
+        recipe = self._recipe()
+        options = Options(context=min(recipe.context // max(recipe.max_seqs or 1, 1), 16_384), trials=10, parallel=4)
+
+        def climb_ladder(endpoint: Endpoint) -> Any:
+            return verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
+
+        ladder = self._with_engine(climb_ladder)
+        marks = [rung.verdict for rung in ladder.rungs]
+        self._figures |= {mark: marks.count(mark) for mark in ("pass", "fail", "skip") if marks.count(mark)}
+        if ladder.verdict != "pass":
+            failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
+            raise AnswerIsNo(f"the endpoint did not pass the ladder ({failing})", hint=f"evidence in {self.run.path}")
+
+    def _climb(self) -> None:
+        self.stand.down()
+        short = not self.request.model
+        effort = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2) if short else Effort()
+        asked = wire.read_toml(Recipe, self.run.path / "asked.toml")
+        summit = climb(asked, self.run, effort=effort, tell=self._climbing)
+        kept = [trial for trial in summit.trials if trial.kept]
+        self._figures |= {"steps": len(summit.trials), "kept": len(kept)}
+        if summit.best:
+            self.run.write("recipe.toml", wire.to_toml(summit.best.recipe))
+            self._figures["best"] = f"{tok_s(summit.best.output_tok_s)} at context {count(summit.best.recipe.context)}"
+
+    def _climbing(self, kind: str, what: Any) -> None:
+        if kind == "done":
+            self.tell("trial", what)
+
+    def _bench(self) -> None:
+        recipe = self._recipe()
+        most = recipe.max_seqs or 32
+        levels = self.request.concurrency or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= 2 * most)
+        short = not self.request.model
+        rows = self._with_engine(
+            lambda endpoint: measure(endpoint, self.run, levels=levels, short=short, tell=self.news)
+        )
+        best = max(rows, key=lambda row: float(row["output_throughput"]))
+        self._figures |= {
+            "output": f"{tok_s(best['output_throughput'])} at {best['max_concurrency']} streams",
+            "ttft": f"{best['mean_ttft_ms']:.0f} ms",
+        }
+
+    def _report(self) -> None:
+        from moebox.report.files import write_report
+
+        made = write_report([self.run], self.run.path / "report.html", markdown=True)
+        self._figures |= {"report": str(made[0])}
+
+    # What the steps share.
+
+    def _with_engine(self, work: Callable[[Endpoint], T]) -> T:
+        """Do `work` against the live engine; when the engine dies under it, once more with a fresh one."""
+        for attempt in (1, 2):
+            endpoint = self.stand.up(self._recipe())
+            try:
+                done = work(endpoint)
+            except MoeboxError:
+                if self.stand.alive:
+                    raise
+                done = None
+            if self.stand.alive and done is not None:
+                return done
+            self.run.event("story.engine_lost", attempt=attempt)
+            self.news("the engine died; it is started again" if attempt == 1 else "the engine died again")
+            self.stand.down()
+        raise Outside(
+            "the engine died twice under the same step", hint=f"`moebox doctor logs {self.run.path}/engine.log`"
+        )
+
+    def _recipe(self) -> Recipe:
+        best = self.run.path / BEST
+        path = best if best.exists() and self.story.step("climb").state == "done" else self.run.path / "recipe.toml"
+        if not path.exists():
+            raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
+        recipe = wire.read_toml(Recipe, path)
+        if self.request.model or self.request.port is not None:
+            return recipe
+        return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
+
+    def _box(self) -> Box:
+        saved = self.run.path / "box.toml"
+        if saved.exists():
+            return wire.read_toml(Box, saved)
+        if self.request.box:
+            return detect.box(self.request.box, ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)
+        from moebox.detect.declared import with_ram
+        from moebox.detect.machine import detect as look
+
+        return with_ram(look(measure=True), ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)

@@ -1,0 +1,65 @@
+"""A twin for the length of a story: the simulated box in a process of its own, which dies with this one."""
+
+import json
+import signal
+import subprocess
+import sys
+
+from moebox import wire
+from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.recipe import Recipe
+from moebox.errors import Outside
+from moebox.serve.guard import prctl
+from moebox.store import Run
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+WAIT_S = 30.0
+
+
+class Twin:
+    """A simulation that is listening."""
+
+    def __init__(self, recipe: Recipe, *, box: str, run: Run) -> None:
+        path = run.write("twin.toml", wire.to_toml(recipe))
+        command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json"]
+        self.process = subprocess.Popen(
+            [*command, *(["--box", box] if box else [])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+        self.endpoint = self._listening()
+
+    def _listening(self) -> Endpoint:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        text = ""
+        for line in self.process.stdout:
+            text += line
+            try:
+                told = json.loads(text)
+            except json.JSONDecodeError:
+                continue
+            return endpoint_of(told["url"], told["model"], engine="twin")
+        problem = self.process.stderr.read().strip().splitlines()
+        self.process.wait()
+        raise Outside(f"the twin did not start: {problem[0] if problem else 'no reason given'}")
+
+    @property
+    def alive(self) -> bool:
+        """It is there."""
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End it and wait for its end."""
+        if self.alive:
+            self.process.terminate()
+        try:
+            self.process.wait(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe:
+                pipe.close()
