@@ -8,7 +8,9 @@ import socket
 import ssl
 import struct
 import time
+from array import array
 from enum import IntEnum
+from typing import Any
 
 from moebox.bench.talk import Talk
 from moebox.stream import Tape, dial
@@ -16,6 +18,8 @@ from moebox.stream import Tape, dial
 READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT
 BUFFER = 8192  # bytes asked of one read; a larger one costs more to allocate than a second read (measured 2026-11-15)
 _TIMESPEC = struct.Struct("=qq")
+
+Message = tuple[bytes, list[tuple[int, int, bytes]], int, Any]  # what recvmsg returns
 
 
 class Stage(IntEnum):
@@ -29,15 +33,15 @@ class Stage(IntEnum):
 
 
 class Lane:
-    """A connection and the request on it. `datas` and `stamps` hold what was read and not yet looked at."""
+    """A connection and the request on it. `got` holds what recvmsg gave and nobody has looked at yet."""
 
     __slots__ = (
         "alive",
         "context",
-        "datas",
         "due",
         "fd",
         "fresh",
+        "got",
         "kernel",
         "mark",
         "number",
@@ -49,7 +53,6 @@ class Lane:
         "sent",
         "sock",
         "stage",
-        "stamps",
         "talk",
         "tape",
         "tls",
@@ -72,8 +75,7 @@ class Lane:
         self.due = self.sent = self.alive = 0
         self.mark = self.seen = 0
         self.quiet = False
-        self.datas: list[bytes] = []
-        self.stamps: list[bytes] = []
+        self.got: list[Message] = []
 
     def connect(self, family: int, address: tuple[str, int]) -> str:
         """Begin to connect; the reason when that failed at once."""
@@ -163,7 +165,8 @@ class Lane:
             return False
         if not data:
             return False
-        stamp = side[0][2] if side and len(side[0][2]) == 16 else stamp_now(offset)
+        if not side:
+            side = [(socket.SOL_SOCKET, dial.SO_TIMESTAMPNS, stamp_now(offset))]
         if self.context is not None:
             self.wire_in.write(data)
             if self.stage is Stage.HANDSHAKE:
@@ -173,21 +176,17 @@ class Lane:
                 return False
             data = plain
         if data:
-            self.datas.append(data)
-            self.stamps.append(stamp)
+            self.got.append((data, side, 0, None))
         return True
 
     def settle(self, offset: int) -> None:
         """Look at what was read."""
-        if self.datas:
-            flat = _stamps(b"".join(self.stamps))
-            times = [
-                seconds * 1_000_000_000 + rest - offset for seconds, rest in zip(flat[::2], flat[1::2], strict=True)
-            ]
-            self.tape.feed(self.datas, times)
-            self.mark += len(self.datas)
-            self.datas.clear()
-            self.stamps.clear()
+        got = self.got
+        if got:
+            datas, sides, _, _ = zip(*got, strict=True)
+            self.tape.feed(datas, times_of(b"".join([side[0][2] for side in sides]), offset))
+            self.mark += len(got)
+            got.clear()
         self.quiet = self.tape.quiet
 
     def close(self) -> None:
@@ -197,8 +196,7 @@ class Lane:
                 self.poller.unregister(self.fd)
             self.sock.close()
         self.sock, self.fd, self.stage, self.out = None, -1, Stage.CLOSED, b""
-        self.datas.clear()
-        self.stamps.clear()
+        self.got.clear()
 
     def _decrypt(self) -> bytes | None:
         """Whatever is whole by now; None when the peer ended the TLS session badly."""
@@ -213,6 +211,16 @@ class Lane:
         return b"".join(parts)
 
 
+def times_of(stamps: bytes, offset: int) -> list[int]:
+    """Kernel stamps (seconds and nanoseconds, 16 bytes each) in CLOCK_MONOTONIC ns."""
+    flat = array("q", stamps)
+    seconds, rest = flat[::2], flat[1::2]
+    if seconds[0] == seconds[-1]:  # most often: they came within the same second
+        base = seconds[0] * 1_000_000_000 - offset
+        return [base + ns for ns in rest]
+    return [s * 1_000_000_000 + ns - offset for s, ns in zip(seconds, rest, strict=True)]
+
+
 def stamp_now(offset: int) -> bytes:
     """The user-space clock in the form of a kernel stamp."""
     return _TIMESPEC.pack(*divmod(time.monotonic_ns() + offset, 1_000_000_000))
@@ -221,7 +229,3 @@ def stamp_now(offset: int) -> bytes:
 def reason_of(problem: OSError) -> str:
     """An operating system error in plain words."""
     return (problem.strerror or str(problem)).lower()
-
-
-def _stamps(data: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"={len(data) // 8}q", data)

@@ -7,6 +7,7 @@ begins with words of its own, so that no two share a prefix a cache could use un
 import itertools
 import json
 import random
+import zlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,10 +46,13 @@ class Stretch:
 
     def prompt(self, tokens: int, key: object) -> str:
         """About `tokens` tokens (exactly, where every word is one), the same for the same key."""
-        draw = random.Random(f"{self._seed} {key}")
+        words, state = self._text.words, _mix(hash_of(key) ^ self._seed * 0x9E3779B97F4A7C15)
         count = max(1, round(tokens / self._text.tokens_per_word))
-        own = draw.choices(self._text.words, k=min(count, OWN))
-        return " ".join(own) + self._cut(draw.randrange(STRETCH), count - len(own))
+        own = []
+        for _ in range(min(count, OWN)):
+            state = _mix(state)
+            own.append(words[state % len(words)])
+        return " ".join(own) + self._cut(_mix(state) % STRETCH, count - len(own))
 
     def _cut(self, at: int, count: int) -> str:
         parts = [" "] if count > 0 else []
@@ -57,6 +61,19 @@ class Stretch:
             parts.append(self._all[self._starts[at] : self._starts[at + take]])
             at, count = 0, count - take
         return "".join(parts).rstrip()
+
+
+def hash_of(key: object) -> int:
+    """A number for a key, the same on every machine and in every process."""
+    return key if isinstance(key, int) else zlib.crc32(repr(key).encode())
+
+
+def _mix(state: int) -> int:
+    """One step of splitmix64 (Steele, Lea and Flood, 2014): a fraction of the cost of seeding a generator."""
+    state = (state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    state = ((state ^ state >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return state ^ state >> 31
 
 
 class Turns:
@@ -93,6 +110,15 @@ class Maker:
         if workload.ignore_eos:
             self._common["ignore_eos"] = True
         self._common |= workload.extra
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # tokens asked -> what stands around a prompt of plain words
+
+    def plain(self, text: str, tokens: int) -> bytes:
+        """`body` for a text that needs no escaping: words and spaces."""
+        if tokens not in self._frames:
+            before, _, after = self.body(text="\0", tokens=tokens).partition(b"\\u0000")
+            self._frames[tokens] = before, after
+        before, after = self._frames[tokens]
+        return before + text.encode("ascii") + after
 
     def body(
         self,
@@ -126,11 +152,16 @@ def open_source(workload: Workload, text: Text, model: str, *, keep: bool = Fals
 
         return Source(lambda index: Turns(index, workload, message, make))
     write = _writer(workload, stretch, text)
+    plain = workload.kind != "code" and all(word.isascii() and word.isalnum() for word in text.words)
+
+    def put(text: str, tokens: int) -> bytes:
+        return make.plain(text, tokens) if plain else make.body(text=text, tokens=tokens)
+
     return Source(
         lambda index: Single(
             index,
             workload.output_tokens,
-            lambda i: make.body(text=write(i), tokens=workload.output_tokens),
+            lambda i: put(write(i), workload.output_tokens),
             keep=keep,
         )
     )

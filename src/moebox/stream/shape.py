@@ -6,7 +6,8 @@ quote between is a token of the same kind; its JSON need not be read.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from moebox.stream.events import CONTENT, REASONING
 
@@ -21,53 +22,88 @@ END = b"\n\n\r\n"  # of an event that ends with its chunk
 class Shape:
     """The bytes around the text of one kind of event."""
 
-    __slots__ = ("_close", "_open", "_opens", "_tail", "kind")
+    __slots__ = ("close", "kind", "opening")
 
-    def __init__(self, opening: bytes, closing: bytes, kind: int) -> None:
+    def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
+        self.opening = opening  # from "data: " up to the text
+        self.close = close  # from the text's closing quote to the end of the chunk
         self.kind = kind
-        self._open = b"data: " + opening
-        self._close = closing + END
-        self._tail = -len(self._close)
-        self._opens: dict[int, tuple[bytes, int]] = {}  # segment length -> its whole opening, and where the text begins
 
     def run(self, segments: Sequence[bytes], at: int) -> int:
-        """The first segment from `at` on that is not of this shape."""
-        opens, close, tail = self._opens, self._close, self._tail
-        for index in range(at, len(segments)):
-            segment = segments[index]
-            known = opens.get(len(segment)) or self._opening(len(segment))
-            if not segment.startswith(known[0]) or not segment.endswith(close):
-                return index
-            text = segment[known[1] : tail]
-            if not text or b'"' in text or b"\n" in text:
-                return index
-        return len(segments)
+        """The first segment from `at` on that is not of this shape.
 
-    def sizes(self, segments: Sequence[bytes]) -> list[int]:
-        """Bytes of each segment's event."""
-        inside = len(self._open) - len(b"data: ") - len(END)  # the opening is part of the event, what frames it is not
-        return [len(segment) - self._opens[len(segment)][1] + inside for segment in segments]
+        All are looked at together, one property after the other, so that the interpreter takes no step for each: that
+        halves the time of a loop.
+        """
+        if not segments[at].endswith(self.close):
+            return at
+        part = segments[at:] if at else segments
+        part = part[: _first_not(map(bytes.endswith, part, repeat(self.close)), len(part))]
+        lines = [_LINES.get(length) or _line(length) for length in map(len, part)]
+        part = part[: _first_not(map(bytes.startswith, part, lines), len(part))]
+        starts = [len(line) for line in lines]
+        part = part[: _first_not(map(bytes.startswith, part, repeat(self.opening), starts), len(part))]
+        width, tail = len(self.opening), -len(self.close)
+        texts = [segment[start + width : tail] for segment, start in zip(part, starts, strict=False)]
+        together = b"".join(texts)
+        if b'"' in together or b"\n" in together or not all(texts):
+            return at + next(i for i, text in enumerate(texts) if not text or b'"' in text or b"\n" in text)
+        return at + len(part)
 
-    def _opening(self, length: int) -> tuple[bytes, int]:
-        """What a segment of this length opens with: the size of its only chunk, then the event."""
-        for digits in range(1, 9):
-            size = length - digits - 4
-            line = b"%x" % max(size, 0)
-            if len(line) == digits:
-                found = line + b"\r\n" + self._open
-                self._opens[length] = (found, len(found))
-                return self._opens[length]
-        return b"\0", 1  # no chunk has this length, and no segment opens so
+
+def _first_not(found: Iterable[bool], otherwise: int) -> int:
+    """Where the first False is."""
+    try:
+        return list(found).index(False)
+    except ValueError:
+        return otherwise
+
+
+# Segment length -> the size line of the one chunk it would hold; the same few lengths come again and again.
+_LINES: dict[int, bytes] = {}
+_SIZES: dict[int, int] = {}  # segment length -> bytes of its event
+
+
+def _line(length: int) -> bytes:
+    for digits in range(1, 9):
+        line = b"%x\r\n" % max(length - digits - 4, 0)
+        if len(line) == digits + 2:
+            _LINES[length] = line
+            _SIZES[length] = length - len(line) - len(b"data: ") - len(END)
+            return line
+    return b"\0"  # no chunk has this length, and no segment opens so
+
+
+def sizes(segments: Sequence[bytes]) -> "map[int]":
+    """Bytes of the event in each of these segments, which are of some shape."""
+    return map(_SIZES.__getitem__, map(len, segments))
+
+
+def payload_of(segment: bytes) -> bytes | None:
+    """The data of the one event in a segment that is one whole chunk holding one line of data; None for any other."""
+    line = _LINES.get(len(segment)) or _line(len(segment))
+    start = len(line) + 6
+    if not segment.endswith(END) or not segment.startswith(line) or segment[len(line) : start] != b"data: ":
+        return None
+    payload = segment[start:-4]
+    return None if b"\n" in payload else payload
 
 
 def shape_of(payload: bytes, kind: int) -> Shape | None:
     """The shape of an event that carried text of this kind, if it has the usual one."""
     pattern = _TEXT.get(kind)
     found = pattern.search(payload) if pattern else None
-    return Shape(payload[: found.end(1)], payload[found.end() - 1 :], kind) if found else None
+    return Shape(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :] + END, kind) if found else None
 
 
-def pieces(segment: bytes) -> list[bytes]:
-    """A segment cut behind each event that ends with its chunk, so that each piece can be told by its shape."""
-    *whole, rest = segment.split(END)
-    return [piece + END for piece in whole] + ([rest] if rest else [])
+def pieces(segments: Sequence[bytes], times: Sequence[int]) -> tuple[list[bytes], list[int]]:
+    """Segments cut behind each event that ends with its chunk, so that each piece can be told by its shape."""
+    cut: list[bytes] = []
+    when: list[int] = []
+    for segment, time in zip(segments, times, strict=True):
+        *whole, rest = segment.split(END)
+        cut += [piece + END for piece in whole]
+        if rest:
+            cut.append(rest)
+        when += [time] * (len(whole) + bool(rest))
+    return cut, when

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from moebox.stream.body import Body
 from moebox.stream.events import Event, decode, describe, tokens_by_chunk
-from moebox.stream.shape import Shape, pieces, shape_of
+from moebox.stream.shape import Shape, payload_of, pieces, shape_of, sizes
 
 
 class Tape:
@@ -65,35 +65,29 @@ class Tape:
 
     def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
         """Take what was read; `times[i]` is when `segments[i]` came."""
-        at, count = 0, len(segments)
-        while at < count:
+        at = self._alike(segments, times, 0)
+        if at == len(segments):
+            return
+        segments, times = pieces(segments[at:], times[at:])  # many chunks may have come together, or part of one
+        at = 0
+        while at < len(segments):
             at += self._alike(segments, times, at)
-            if at < count:
-                self._several(segments[at], times[at])
+            if at < len(segments):
+                self._long_way(segments[at], times[at])
                 at += 1
 
     def _alike(self, segments: Sequence[bytes], times: Sequence[int], at: int) -> int:
         """Take the segments from `at` on that have the shape of the event before; how many they are."""
         shape = self._shape
-        if shape is None or not self.body.between:
+        if shape is None or not self.body.between or not segments:
             return 0
         run = shape.run(segments, at)
         if run > at:
             self.times.extend(times[at:run])
-            self.kinds.extend([shape.kind] * (run - at))
-            self.sizes.extend(shape.sizes(segments[at:run]))
+            self.kinds.frombytes(bytes((shape.kind,)) * (run - at))
+            self.sizes.extend(sizes(segments[at:run]))
             self.events += run - at
         return run - at
-
-    def _several(self, segment: bytes, time: int) -> None:
-        """Take a segment that may be many chunks that came together, or begin or end inside one."""
-        parts = pieces(segment)
-        times, at = [time] * len(parts), 0
-        while at < len(parts):
-            at += self._alike(parts, times, at)
-            if at < len(parts):
-                self._long_way(parts[at], time)
-                at += 1
 
     def end(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
@@ -109,6 +103,9 @@ class Tape:
         return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
 
     def _long_way(self, segment: bytes, time: int) -> None:
+        if self.body.between and self.body.streamed and (payload := payload_of(segment)) is not None:
+            self._take((payload,), time)
+            return
         self._take(self.body.feed(segment), time)
         self._settle(time)
 
