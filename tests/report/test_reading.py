@@ -162,3 +162,40 @@ def test_keys_in_evidence_and_commands_are_hidden(tmp_path: Path) -> None:
     text = html(report([run])) + markdown(report([run]))
     for secret in ("sk-verysecret99", "abcdef123456", "tok-1234567890"):
         assert secret not in text
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from(["run.json", "plan.json", "climb.json", "story.json", "measurements/a.json", "verdicts/a.json"]),
+    JSON
+    | st.dictionaries(st.sampled_from(["steps", "memory", "forecast", "levels", "rungs", "facts", "sources"]), JSON),
+    st.sampled_from(
+        ["attempt.started", "attempt.failed", "attempt.ready", "engine.finding", "climb.kept", "journal.lost"]
+    ),
+    st.dictionaries(
+        st.sampled_from(["number", "finding", "facts", "argv", "files", "why", "gain", "devices", "time"]), JSON
+    ),
+)
+def test_any_document_anywhere_gives_a_report(
+    tmp_path_factory: pytest.TempPathFactory, name: str, document: object, kind: str, data: dict[str, object]
+) -> None:
+    """Whatever JSON stands in any file or event, there is a page."""
+    run = Run(tmp_path_factory.mktemp("run"))
+    run.write_json(name, document)
+    run.event(kind, **data)
+    assert html(report([run]))
+
+
+def test_a_ladder_of_thousands_of_exchanges_stays_small(tmp_path: Path) -> None:
+    """Evidence is shown as far as a page can hold it; what went wrong gets more room."""
+    run = a_run(tmp_path)
+    exchange = {"method": "POST", "url": "/v1", "request": {"q": "x" * 9000}, "status": 200, "response": "y" * 9000}
+    for number in range(12):
+        probes = [{"name": f"p{n}", "verdict": "pass", "evidence": [exchange] * 20} for n in range(12)]
+        probes.append({"name": "wrong", "verdict": "fail", "evidence": [exchange] * 20})
+        run.write_json(f"verdicts/{number:02d}.json", {"name": f"rung {number}", "verdict": "fail", "probes": probes})
+    text = html(report([run]))
+    assert len(text) < 5e6
+    assert "more pieces of evidence in the run folder" in text

@@ -1,6 +1,7 @@
 """verdicts/*.json to rungs with their evidence."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from moebox.report.reading.loose import figure, rows, within, words
 from moebox.report.story import Mark, Probe, RungSeen
 from moebox.report.tidy import hide_keys
 
+PIECES = {"pass": 2, "fail": 12}  # pieces of evidence shown for each probe; more for what went wrong
 LONGEST = 4_000  # characters of one piece of evidence shown; the file in the run folder has all of it
 MARKS: dict[str, Mark] = {
     **dict.fromkeys(("pass", "passed", "ok", "true"), "pass"),
@@ -62,7 +64,7 @@ def rung_of(row: dict[str, Any], name: str) -> RungSeen:
         detail=words(row, "detail", "reason", "why", "summary", "message"),
         score=score_of(row),
         probes=probes,
-        evidence=evidence_of(row),
+        evidence=shown(evidence_of(row), mark_of(row)),
         seconds=figure(row, "seconds", "duration_s"),
     )
 
@@ -72,13 +74,22 @@ def probe_of(row: dict[str, Any], number: int) -> Probe:
     others = {
         key: value for key, value in row.items() if key not in PLAIN | {"evidence"} and value not in (None, "", [], {})
     }
+    beside = [(key.replace("_", " "), show(value)) for key, value in others.items()]
     return Probe(
         name=words(row, "name", "title") or f"probe {number}",
         mark=mark_of(row),
         detail=words(row, "detail", "reason", "why", "message", "summary"),
-        evidence=(*evidence_of(row), *((key.replace("_", " "), show(value)) for key, value in others.items())),
+        evidence=shown([*evidence_of(row), *beside], mark_of(row)),
         seconds=figure(row, "seconds", "duration_s"),
     )
+
+
+def shown(pieces: Sequence[tuple[str, str]], mark: Mark) -> tuple[tuple[str, str], ...]:
+    """As much evidence as a page can hold for hundreds of probes; the run folder keeps all of it."""
+    most = PIECES.get(mark, 2)
+    if len(pieces) <= most:
+        return tuple(pieces)
+    return (*pieces[:most], ("and more", f"{len(pieces) - most} more pieces of evidence in the run folder"))
 
 
 def mark_of(row: dict[str, Any]) -> Mark:

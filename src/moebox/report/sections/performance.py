@@ -129,7 +129,8 @@ def best_of(series: Sequence[Series], x: Axis, y: Axis) -> str:
             at, value = (max if high else min)(one.points, key=lambda point: point[1])
             who = "" if one.name == ALONE else f"{one.name}: "
             found.append(f"{who}{'highest' if high else 'lowest'} {y.format(value)} at {x.format(at)}")
-    return "; ".join(found[:4])
+    said = "; ".join(found[:4])
+    return f"{said[:1].upper()}{said[1:]}." if said else ""
 
 
 def rates(stories: Sequence[Story]) -> list[Chart]:
