@@ -1,7 +1,7 @@
 """`moebox doctor kernels`: which kernels of an engine will not launch, found without a GPU."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -11,6 +11,9 @@ from moebox.core.kernel import KernelScan, arch
 from moebox.doctor.kernels import cache as caches
 from moebox.doctor.kernels import configs as tuned
 from moebox.errors import BadInput
+
+if TYPE_CHECKING:
+    from moebox.doctor.kernels.scan import Request
 
 Switch = Annotated[bool, Parameter(negative=())]
 
@@ -31,6 +34,8 @@ def kernels(
     apply: Switch = False,
     revert: Switch = False,
     yes: Switch = False,
+    tune: Switch = False,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json: Switch = False,
 ) -> int:
     """Compile the kernels that this model needs for an architecture, and say which of them will not launch.
@@ -50,6 +55,8 @@ def kernels(
         apply: With --fix: apply the patch; the original is kept beside the file.
         revert: Take an applied patch back.
         yes: Also touch a file that differs from the engine's release.
+        tune: Time candidates on this machine's GPU, under the architecture's limits, checked against float32.
+        output: With --tune: the folder for tuned fused-MoE files and the table.
         json: Print JSON.
     """
     target = arch(arch_name)
@@ -71,6 +78,8 @@ def kernels(
         python=python,
         only=only,
     )
+    if tune:
+        return tune_here(request, output or Path("tuned"), as_json=json)
     if revert:
         from moebox.doctor.kernels.patch import revert as undo
 
@@ -89,6 +98,27 @@ def kernels(
 
         return mend(request, found, apply=apply, yes=yes, as_json=json)
     return 1 if found.bad else 0
+
+
+def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
+    """Tune on this machine's GPU and write what the engines read."""
+    from moebox.doctor.kernels import tuning
+
+    here = tuning.gpu_here()
+    if here.name != request.arch.name:
+        talk().print(
+            f"this GPU is {here.name}: fits are exact for {request.arch.name}, speeds are a hint", soft_wrap=True
+        )
+    rows = tuning.tune(request, here, limit=request.arch)
+    device = here.device if here.name == request.arch.name else request.arch.device
+    made = tuning.write(rows, folder, device)
+    if as_json:
+        emit({"rows": rows, "files": [str(path) for path in made]})
+    else:
+        people().print(tuning.table(rows), soft_wrap=True)
+        for path in made:
+            talk().print(f"wrote {path}", soft_wrap=True)
+    return 0
 
 
 def document(scan: KernelScan) -> dict[str, Any]:

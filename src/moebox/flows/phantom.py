@@ -25,7 +25,7 @@ def plan(box: Box) -> Plan:
 
 def recipe(planned: Recipe) -> Recipe:
     """The planned recipe, embedded, with a few slots and a short climb."""
-    # One thread: so small a model gains nothing from more, and threads that spin for each other crawl on a busy machine.
+    # One thread: so small a model gains little from more, and threads that spin for each other crawl on a busy machine.
     hybrid = planned.hybrid and dataclasses.replace(planned.hybrid, threads=1, threads_batch=1, batch=512)
     return dataclasses.replace(
         planned,

@@ -10,7 +10,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.kernel import KernelLaunch, arch
-from moebox.doctor.kernels import cache, configs, patch
+from moebox.doctor.kernels import cache, configs, patch, tuning
 from moebox.doctor.kernels.fix import Candidate, Remedy
 from moebox.errors import BadInput, Outside, Unsupported
 
@@ -154,3 +154,37 @@ def test_the_table_knows_every_scanned_release():
     ]
     assert clean
     assert all(not row["bad"] for row in clean)
+
+
+def row(case: str, ms: float, baseline: float, *, fits: bool = True) -> dict[str, object]:
+    beside = {"choice": {"tokens": 1}, "ms": baseline, "fits": fits, "shared_bytes": 1}
+    best = {"BLOCK_SIZE_M": 16, "num_warps": 4}
+    return {"case": case, "best": best, "ms": ms, "error": 0.001, "shared_bytes": 2, "baselines": {"upstream": beside}}
+
+
+def test_tuned_files_carry_only_gains_above_the_noise(tmp_path: Path):
+    """What the engine's own default does as well is left to it; names are those that vLLM and SGLang look for."""
+    rows = [row("fused MoE bf16, 64 tokens", 1.0, 1.2), row("fused MoE bf16, 128 tokens", 1.0, 1.01)]
+    rows += [
+        row("fused MoE int4_w4a16, 8 tokens", 1.0, 0.5, fits=False),
+        row("extend 576/512, 1024 new on 4096", 1.0, 2.0),
+    ]
+    kept = [tuning.settled(one) for one in rows]
+    made = tuning.write(kept, tmp_path / "tuned", "NVIDIA RTX PRO 6000 Blackwell Server Edition")
+    names = {path.name for path in made}
+    device = "NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition"
+    assert names == {
+        "tuned.json",
+        f"E=384,N=256,device_name={device}.json",
+        f"E=384,N=256,device_name={device},dtype=int4_w4a16.json",
+    }
+    plain = json.loads((tmp_path / "tuned" / f"E=384,N=256,device_name={device}.json").read_text())
+    assert list(plain) == ["64"]
+    assert "2.00x" in tuning.table(kept)
+
+
+def test_tuning_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Exit code 3: something outside is missing."""
+    (tmp_path / "vllm").mkdir()
+    assert main(["doctor", "kernels", "--engine", "vllm", "--site-packages", str(tmp_path), "--tune"]) == 3
+    assert "this machine has none" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def measure(case: Any, sizes: dict[int, dict[str, int]], request: dict[str, Any]
     wanted = bench.reference() if bench.reference else None
 
     def fits(choice: dict[str, int]) -> bool:
-        return there.get(key(case, choice), 1 << 30) <= limit
+        return bool(there.get(key(case, choice), 1 << 30) <= limit)
 
     def timed(choice: dict[str, int], milliseconds: int) -> float:
         try:

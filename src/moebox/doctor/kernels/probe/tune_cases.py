@@ -183,7 +183,7 @@ def decode_cases(root: Path) -> list[Case]:
 
 def _decode(root: Path, batch: int, kv: str) -> Callable[[str], Bench]:
     def build(device: str) -> Bench:
-        engine = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention")
+        engine: Any = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention")
         old = engine._fwd_grouped_kernel_stage1
         chosen = old if isinstance(old, Chosen) else Chosen(old)
         engine._fwd_grouped_kernel_stage1 = chosen
