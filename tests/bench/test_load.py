@@ -1,0 +1,324 @@
+"""The load generator against real sockets that behave well and badly."""
+
+import itertools
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebox.bench.measure import Measurement, look, measure
+from moebox.bench.vocabulary import text_for
+from moebox.core.endpoint import endpoint_of
+from moebox.core.measure import Load, Workload
+from moebox.stream import dial
+from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, good, serving, tail
+
+WORK = Workload(input_tokens=8, output_tokens=6)
+LOAD = Load(concurrency=4, requests=12)
+
+
+def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> Measurement:
+    """One measurement of the server at `url`."""
+    endpoint = endpoint_of(url, "m", key=str(more.pop("key")) if "key" in more else None)
+    return measure(look(endpoint, text_for(endpoint)), work, load, scrape=False, **more)  # type: ignore[arg-type]
+
+
+def test_a_good_server_is_counted_exactly() -> None:
+    """Every request completes with every token, over as many connections as lanes, and kernel times are used."""
+    with serving(good) as server:
+        made = run(server.url)
+    result = made.result
+
+    assert (result["completed"], result["failed"], result["truncated"], result["empty"]) == (12, 0, 0, 0)
+    assert (result["total_output_tokens"], result["total_input_tokens"]) == (72, 12 * 9)
+    assert len(made.samples.time) == 72
+    assert result["max_concurrent_requests"] <= 4
+    assert server.connections <= 4 + 2 + 3  # lanes, the two looks, and /tokenize tries: connections are kept
+    assert result["token_counts"] == "usage"
+    assert result["client"]["clock"] in ("kernel", "user")
+    assert not result["partial"]
+
+
+def test_the_same_seed_asks_the_same_and_no_two_prompts_share_a_head() -> None:
+    """Seeds make requests repeatable; prompts must not feed a prefix cache by accident."""
+    asked = []
+    for _ in range(2):
+        with serving(good) as server:
+            run(server.url, replace(WORK, input_tokens=64))
+        asked.append(sorted(json.dumps(body["messages"]) for body in server.asked))
+
+    assert asked[0] == asked[1]
+    assert len({text[:80] for text in asked[0]}) == 12
+
+
+def test_several_workers_share_the_work() -> None:
+    """Two processes ask every request once."""
+    with serving(good) as server:
+        result = run(server.url, load=replace(LOAD, workers=2)).result
+
+    assert (result["completed"], result["client"]["workers"]) == (12, 2)
+    assert len({json.dumps(body["messages"]) for body in server.asked}) == 12
+
+
+def dropping(peer: Peer, body: dict[str, object]) -> bool:
+    """Hang up in the middle of the third token."""
+    piece = chunk(event({"content": " a"}))
+    peer.send(HEAD, piece, piece, piece[:20])
+    return False
+
+
+def erring(peer: Peer, body: dict[str, object]) -> bool:
+    """Report an error inside the stream."""
+    peer.send(HEAD, chunk(event({"content": " a"})), chunk(b'data: {"error":{"message":"CUDA error"}}\n\n'))
+    peer.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    return True
+
+
+def unfinished(peer: Peer, body: dict[str, object]) -> bool:
+    """End the response properly, but with neither finish reason nor [DONE]."""
+    peer.send(HEAD, chunk(event({"content": " a"})), b"0\r\n\r\n")
+    return True
+
+
+def empty(peer: Peer, body: dict[str, object]) -> bool:
+    """No token at all."""
+    peer.send(HEAD, tail(0))
+    return True
+
+
+def refusing(peer: Peer, body: dict[str, object]) -> bool:
+    """Too many requests."""
+    peer.json(400, {"error": {"message": "too long"}})
+    return True
+
+
+def garbage(peer: Peer, body: dict[str, object]) -> bool:
+    """Something that is not HTTP."""
+    peer.send(b"hello there\r\n\r\n")
+    return False
+
+
+def halves(peer: Peer, body: dict[str, object]) -> bool:
+    """A good reply, one byte in each write, with comments and CRLF between."""
+    pieces = [chunk(b": ping\r\n\r\n")]
+    pieces += [chunk(event({"content": " é"}).replace(b"\n\n", b"\r\n\r\n"))] * int(str(body["max_tokens"]))
+    for byte in HEAD + b"".join(pieces) + tail(int(str(body["max_tokens"]))):
+        peer.send(bytes([byte]))
+    return True
+
+
+def packed(peer: Peer, body: dict[str, object]) -> bool:
+    """Everything in one packet."""
+    peer.send(
+        HEAD + chunk(event({"content": " a"})) * int(str(body["max_tokens"])) + tail(int(str(body["max_tokens"])))
+    )
+    return True
+
+
+def closing(peer: Peer, body: dict[str, object]) -> bool:
+    """A good reply that ends with the connection."""
+    peer.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    peer.send(event({"content": " a"}) * int(str(body["max_tokens"])), event({}, finish="stop"), b"data: [DONE]\n\n")
+    return False
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "outcome", "reason"),
+    [
+        (dropping, "truncated", "without [DONE]"),
+        (erring, "failed", "CUDA error"),
+        (unfinished, "truncated", "without [DONE]"),
+        (empty, "empty", "no token"),
+        (refusing, "failed", "HTTP 400: too long"),
+        (garbage, "failed", "not an HTTP/1.1 response"),
+        (halves, "completed", ""),
+        (packed, "completed", ""),
+        (closing, "completed", ""),
+    ],
+)
+def test_faults_are_counted_apart(behaviour: Behaviour, outcome: str, reason: str) -> None:
+    """What did not complete never enters an average, and says why."""
+    with serving(behaviour) as server:
+        result = run(server.url, load=Load(concurrency=2, requests=4)).result
+    counts = {name: result[name] for name in ("completed", "failed", "truncated", "empty")}
+
+    assert counts == {**dict.fromkeys(counts, 0), outcome: 4}
+    assert result["mean_ttft_ms"] is None or outcome == "completed"
+    assert not reason or any(reason in text for text in result["errors"])
+    assert outcome != "completed" or result["total_output_tokens"] == 24
+
+
+def test_a_busy_server_is_asked_again_later() -> None:
+    """503 for a while: those requests fail, the ones after them complete, and each lane waits before it asks again."""
+
+    def busy(peer: Peer, body: dict[str, object]) -> bool:
+        if len(peer.state.asked) <= 3:
+            peer.json(503, {"error": "loading"})
+            return True
+        return good(peer, body)
+
+    with serving(busy) as server:
+        result = run(server.url, load=Load(concurrency=2, requests=8)).result
+
+    assert (result["failed"], result["completed"]) == (3, 5)
+    assert result["errors"] == {"HTTP 503: loading": 3}
+
+
+def test_silence_ends_a_request() -> None:
+    """A stalled stream fails after --stall instead of holding the run up."""
+
+    def stalling(peer: Peer, body: dict[str, object]) -> bool:
+        peer.send(HEAD, chunk(event({"content": " a"})))
+        time.sleep(5)
+        return False
+
+    with serving(stalling) as server:
+        result = run(server.url, load=Load(concurrency=1, requests=1, stall_s=0.6)).result
+
+    assert (result["failed"], list(result["errors"])) == (1, ["silent for 0.6 s"])
+
+
+def test_a_server_that_is_gone_fails_every_request() -> None:
+    """No connection is a failure with a reason, not a traceback."""
+    with serving(good) as server:
+        endpoint = endpoint_of(server.url, "m")
+        subject = look(endpoint, text_for(endpoint))
+        server.listener.close()
+        time.sleep(0.05)
+    gone = replace(subject, target=dial.target_of("http://127.0.0.1:9/v1"))
+    result = measure(gone, WORK, Load(concurrency=2, requests=2), scrape=False).result
+
+    assert (result["failed"], list(result["errors"])) == (2, ["connection refused"])
+
+
+def test_a_connection_closed_while_idle_is_opened_again() -> None:
+    """Servers drop kept connections; that is nobody's failure."""
+
+    def once(peer: Peer, body: dict[str, object]) -> bool:
+        good(peer, body)
+        return False
+
+    with serving(once) as server:
+        result = run(server.url, load=Load(concurrency=2, requests=8)).result
+
+    assert (result["completed"], result["failed"]) == (8, 0)
+
+
+def test_conversations_grow_by_what_was_said() -> None:
+    """Each turn carries all before it, with the server's own replies."""
+    work = replace(WORK, kind="turns", turns=3, output_tokens=2, think_s=0.01)
+    with serving(good) as server:
+        result = run(server.url, work, Load(concurrency=2, requests=6)).result
+    roles = sorted([m["role"] for m in body["messages"]] for body in server.asked)  # type: ignore[attr-defined,index]
+
+    assert result["completed"] == 6
+    assert roles == sorted([["user"] * 1, ["user", "assistant", "user"], ["user", "assistant"] * 2 + ["user"]] * 2)
+    assert {m["content"] for body in server.asked for m in body["messages"] if m["role"] == "assistant"} == {" a a"}  # type: ignore[attr-defined,index]
+
+
+def test_an_open_loop_sends_by_the_clock() -> None:
+    """Requests are due at their arrival times whatever became of the ones before."""
+    with serving(good) as server:
+        made = run(server.url, load=Load(rate=50.0, arrivals="constant", requests=10))
+    due = sorted(made.samples.columns["due"])
+
+    assert made.result["completed"] == 10
+    assert [round((b - a) / 1e6) for a, b in itertools.pairwise(due)] == [20] * 9
+    assert all(s >= d for s, d in zip(made.samples.columns["sent"], made.samples.columns["due"], strict=True))
+
+
+def test_a_trace_is_replayed_at_its_own_times(tmp_path: Path) -> None:
+    """Timestamps, lengths and shared blocks come from the file."""
+    rows = [
+        {"timestamp": 1000 + 50 * i, "input_length": 520, "output_length": 2 + i, "hash_ids": [7]} for i in range(3)
+    ]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    with serving(good) as server:
+        made = run(server.url, Workload(kind="trace", file=str(file)), Load())
+    texts = [body["messages"][0]["content"] for body in server.asked]  # type: ignore[index]
+
+    assert sorted(made.samples.columns["output"]) == [2, 3, 4]
+    assert len({text[:2000] for text in texts}) == 1
+    assert len(set(texts)) == 3
+
+
+def test_prompts_come_from_a_file(tmp_path: Path) -> None:
+    """JSON lines and ShareGPT conversations alike."""
+    file = tmp_path / "prompts.jsonl"
+    lines = [
+        {"prompt": 'say "hi"\n', "max_tokens": 2},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "x" * 20}]},
+    ]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    with serving(good) as server:
+        run(server.url, Workload(kind="prompts", file=str(file)), Load(concurrency=1, requests=2))
+
+    assert {(body["messages"][0]["content"], body["max_tokens"]) for body in server.asked} == {  # type: ignore[index]
+        ('say "hi"\n', 2),
+        ("q", 5),
+    }
+
+
+def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
+    """Every request carries it; the result does not."""
+    with serving(good) as server:
+        made = run(server.url, key="sk-secret-1")
+
+    assert ("authorization", "Bearer sk-secret-1") in server.headers
+    assert "sk-secret-1" not in json.dumps(made.result)
+
+
+def test_streams_over_tls(tmp_path: Path) -> None:
+    """Certificates are checked unless told otherwise, and kernel times are kept."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command, "-days", "1", *subject], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with serving(good, wrap=lambda sock: context.wrap_socket(sock, server_side=True)) as server:
+        endpoint = endpoint_of(server.url.replace("http://", "https://"), "m")
+        subject_ = look(endpoint, text_for(endpoint), ca_file=str(cert))
+        result = measure(subject_, WORK, LOAD, scrape=False).result
+
+    assert (result["completed"], result["total_output_tokens"]) == (12, 72)
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Ctrl-C: exit code 130, a file marked partial, finished and cancelled requests told apart."""
+
+    def slow(peer: Peer, body: dict[str, object]) -> bool:
+        if len(peer.state.asked) <= 3:
+            return good(peer, body)
+        peer.send(HEAD, chunk(event({"content": " a"})))
+        time.sleep(20)
+        return False
+
+    file = tmp_path / "result.json"
+    with serving(slow) as server:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from moebox.cli import main; sys.exit(main())",
+            "bench",
+            server.url,
+        ]
+        flags = ["--model", "m", "--concurrency", "2", "--requests", "9", "--output", "3", "-o", str(file)]
+        process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, start_new_session=True)
+        while len(server.asked) < 5:
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        code = process.wait(30)
+    result = json.loads(file.read_text())
+
+    assert code == 130
+    assert (result["partial"], result["completed"], result["cancelled"]) == (True, 3, 2)
