@@ -39,6 +39,8 @@ class Effort:
     questions: int = 20
     trials: int = 10
     parallel: int = 8
+    depths: tuple[float, ...] = (0.02, 0.5, 0.98)
+    first: tuple[str, ...] = ()  # rungs of the first step; all when empty, few when it was verified just before
     patience_s: float = session.PATIENCE_S
 
 
@@ -121,7 +123,8 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
     with session.start(trial.recipe, mine, patience_s=effort.patience_s) as live:
         kv_tokens = int(live.facts.get("kv_tokens") or 0)
         options = _options(trial.recipe, effort)
-        ladder = verify(live.endpoint, options, only=step.rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
+        rungs = effort.first if step.group == "start" and effort.first else step.rungs
+        ladder = verify(live.endpoint, options, only=rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
         trial = dataclasses.replace(
             trial,
             kv_tokens=kv_tokens,
@@ -154,6 +157,7 @@ def _options(recipe: Recipe, effort: Effort) -> Options:
         context=recipe.context,
         trials=effort.trials,
         parallel=effort.parallel,
+        depths=effort.depths,
         thinking="yes" if must_think else "auto",
     )
 

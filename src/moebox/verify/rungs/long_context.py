@@ -8,7 +8,9 @@ from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge, sure
 
 UNASKED = 16384  # tokens, when nobody said how long and the server allows more: seconds, not minutes, to prefill
-CLOSE = 0.97  # of the length that must be reached
+CLOSE = 0.97  # of the length that is aimed for at least
+TRIES = 8  # texts drawn before the longest that fits is taken
+FRAME = 160  # characters of the question around the text
 RESERVE = 16  # tokens kept free beside the answer's room
 SLOWEST_PREFILL = 20.0  # tokens a second that are still waited for: a hybrid box that reads its experts from RAM
 FIRST_GUESS = 3.0  # characters a token, before the server has counted once; short on purpose
@@ -63,16 +65,22 @@ async def _fitted(ask: Asker, depth: float, target: int, rate: float) -> tuple[T
     """A needle in a text that fills `target` tokens closely without passing it."""
     if target < 64:
         raise Skipped(f"{target} tokens are too few to hide something in")
-    for _ in range(8):
-        chars = max(64, round(target * (CLOSE + 1) / 2 * rate) - 160)
-        task = draw(ask, "needle", chars=chars, depth=depth)
+    fits: list[tuple[int, Task]] = []
+    aim = (1 + CLOSE) / 2
+    for _ in range(TRIES):
+        task = draw(ask, "needle", chars=max(64, round(aim * target * rate) - FRAME), depth=depth)
         counted, _ = await tokens.count(ask, task.messages)
         if counted <= 0:
             break
-        rate = len(str(task.messages[0]["content"])) / counted
-        if CLOSE * target <= counted <= target or (counted <= target and target < 1024):
-            return task, counted, rate
-    raise Failed(f"no text of {target:,} tokens could be made: the server's counts jump about")
+        if counted <= target:
+            fits.append((counted, task))
+        if CLOSE * target <= counted <= target:
+            break
+        aim *= min(1.2, max(0.8, (1 + CLOSE) / 2 * target / counted))  # what is drawn varies; the aim follows it
+    if not fits:
+        raise Failed(f"no text of {target:,} tokens could be made: the server's counts jump about")
+    counted, task = max(fits, key=lambda pair: pair[0])
+    return task, counted, rate * aim / ((1 + CLOSE) / 2)
 
 
 RUNG = Rung(name="long-context", about="needles at several depths of a long text", probes={"needles": needles})
