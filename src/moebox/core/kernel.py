@@ -97,3 +97,15 @@ class KernelScan:
     def bad(self) -> tuple[KernelLaunch, ...]:
         """Launches that fail."""
         return tuple(one for one in self.launches if one.verdict in ("does not fit", "does not compile"))
+
+
+def known_bad(*, engine: str, version: str, sm: str, kv: str) -> tuple[dict[str, Any], ...]:
+    """Attention kernels of a scanned release that do not launch on such a card with such a cache."""
+    name = f"sm_{sm.replace('.', '')}"
+    return tuple(
+        bad
+        for row in catalogue.table("kernels")["scan"]
+        if (row["engine"], row["version"], row["arch"], row["kv"]) == (engine, version, name, kv)
+        for bad in row["bad"]
+        if not bad["case"].startswith("fused MoE")
+    )

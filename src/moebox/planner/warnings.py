@@ -5,6 +5,7 @@ import re
 from moebox import engines
 from moebox.core import symptom
 from moebox.core.box import Box
+from moebox.core.kernel import known_bad
 from moebox.core.model import Model
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
@@ -25,7 +26,34 @@ def known_troubles(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...
         model=model.name,
         recipe=recipe,
     )
-    return (*refused, *(_caution(one) for one in found if not seen.intersection(LINK.findall(one.source))))
+    known = tuple(_caution(one) for one in found if not seen.intersection(LINK.findall(one.source)))
+    told = (*refused, *known)
+    return (*told, *(one for one in _kernels(recipe, box, model) if not any("shared memory" in a.text for a in told)))
+
+
+def _kernels(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
+    """Kernels of this release that were compiled for this card's architecture and do not fit it."""
+    gpu = box.gpu
+    if (
+        gpu is None
+        or model.mla is None
+        or recipe.runtime.preset
+        or recipe.flags.get("attention-backend", "triton") != "triton"
+    ):
+        return ()
+    version = recipe.engine_version or engines.newest(recipe.engine)
+    kv = "fp8" if recipe.kv == "fp8" else "bf16"
+    return tuple(
+        Caution(
+            symptom="",
+            text=f"{bad['kernel']} of {recipe.engine} {version} asks {count(bad['shared_bytes'])} bytes of shared "
+            f"memory; SM{gpu.sm.replace('.', '')} gives {count(gpu.smem)}: {bad['case']} does not launch",
+            remedy=f"`moebox doctor kernels --engine {recipe.engine} --fix` writes the patch",
+            severity="fatal",
+            source="compiled for the card's architecture by `moebox doctor kernels`",
+        )
+        for bad in known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv)
+    )
 
 
 def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
