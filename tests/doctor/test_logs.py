@@ -68,6 +68,25 @@ def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
     assert found.exception_line == 3
 
 
+def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:
+    """pydantic names the configuration on one line and the setting on the next."""
+    log = (
+        b"(APIServer pid=1) ERROR 11-15 02:04:02 [x.py:9] ValidationError: 1 validation error for VllmConfig\n"
+        b"(APIServer pid=1) ERROR 11-15 02:04:02 [x.py:9]   Value error, max_num_batched_tokens (2048) is too small\n"
+    )
+    cause = search([log], engine="vllm").cause
+    assert cause is not None
+    assert cause.cause.endswith("settings. Value error, max_num_batched_tokens (2048) is too small")
+
+
+def test_lines_are_counted_as_an_editor_counts_them() -> None:
+    """A progress bar rewrites its line many times; it stays one line."""
+    bar = b"\r".join(b"Loading shards: %d%%" % done for done in range(100))
+    found = search([bar + b"\nOSError: [Errno 98] Address already in use\n"])
+    assert found.cause is not None
+    assert found.cause.line == 2
+
+
 def test_another_engines_symptoms_are_left_out() -> None:
     """SGLang's remedy is of no use to vLLM."""
     line = b"Not enough memory. Please try to increase --mem-fraction-static.\n"

@@ -27,7 +27,7 @@ TINY_KIMI = Model(
     dense_layers=1,
     dense_intermediate=512,
     vocab=1024,
-    context=32768,
+    context=524288,
     mla=Mla(heads=4, q_lora=128, kv_lora=512, nope=128, rope=64, v=128),
     moe=Moe(experts=8, used=2, intermediate=64, shared=1),
 )

@@ -48,12 +48,21 @@ def test_a_rehearsal_prompts_the_real_engine_beyond_one_prefill_block(recipe: Re
 
 def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe, run: Run) -> None:
     """vLLM names the longest context that its cache holds; moebox makes it a change to the recipe."""
-    large = dataclasses.replace(recipe, context=32768, env={**recipe.env, "VLLM_CPU_KVCACHE_SPACE": "0.05"})
-    large = dataclasses.replace(large, flags={**large.flags, "kv-cache-memory-bytes": 20_000_000})
+    large = dataclasses.replace(recipe, context=524288, batched_tokens=None)
     with pytest.raises(LaunchFailed) as caught, start(large, run, model=model_of(large), patience_s=600):
         pass
     assert caught.value.finding is not None
-    assert caught.value.finding.symptom in ("oom-context-too-long", "oom-no-cache-blocks")
+    assert caught.value.finding.symptom == "oom-context-too-long"
+    assert 2048 < int(caught.value.finding.change["context"]) < 524288  # type: ignore[call-overload]
+
+
+def test_settings_that_vllm_refuses_are_told_in_its_own_words(recipe: Recipe, run: Run) -> None:
+    """Its validation error names the setting on the line after; both are in the cause."""
+    odd = dataclasses.replace(recipe, context=32768, batched_tokens=2048)
+    with pytest.raises(LaunchFailed) as caught, start(odd, run, model=model_of(odd), patience_s=600):
+        pass
+    assert "refused the combination of settings" in caught.value.message
+    assert "max_num_batched_tokens" in caught.value.message
 
 
 def test_the_flag_catalogue_is_what_the_real_parser_takes(venv: Path) -> None:

@@ -40,6 +40,7 @@ class Symptom:
     kind: Kind = "log"  # seen in a log, found on the host, or only in behaviour
     severity: Severity = "fatal"  # a note explains a line that is no failure
     pattern: str = ""  # regular expression on one log line; empty for what no log shows
+    next_line: bool = False  # the line after it says what exactly, and belongs to the cause
     cause: str
     remedy: str
     change: dict[str, Flag] = field(default_factory=dict)  # recipe path -> value; "{name}" is a group of the pattern

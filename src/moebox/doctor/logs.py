@@ -4,6 +4,7 @@ An engine that dies prints hundreds of lines; the first failure is the cause and
 echo. Memory stays bounded however long the log is: one finding per symptom, one line at a time.
 """
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ LONGEST = 16_384  # characters of a line that are looked at; a line of base64 im
 BLOCK = 1 << 20
 SHAPES = 20_000  # kinds of lines remembered; a log has hundreds
 DIGITS = b"0123456789"
+PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:\[[^\]]*\] )?(?:[A-Z]+ [^\]]*\] )?")
 # An exception as Python prints it, behind the prefixes of vLLM ("(Worker_TP0 pid=1) ERROR 11-15 02:04:02 [x.py:9] ")
 # and SGLang ("[2026-11-15 02:04:02 TP0] ").
 EXCEPTION = re.compile(
@@ -76,12 +78,13 @@ class Search:
         self.exception_line = 0
         self.complaint = ""  # the last line that looks like one
         self._tail = b""
+        self._unfinished = ""  # the symptom whose next line is awaited
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
         self._watched = [one for one in _gated() if _concerns(one[0], engine)]
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece; what is newly found in its complete lines."""
-        data = self._tail + data.replace(b"\r", b"\n")  # progress bars return the carriage
+        data = self._tail + data
         cut = data.rfind(b"\n") + 1
         if not cut and len(data) > 4 * LONGEST:
             data, cut = data[:LONGEST] + b"\n", LONGEST + 1  # a line without end: its beginning will do
@@ -108,15 +111,24 @@ class Search:
         fresh: list[Finding] = []
         for line, shape in zip(data.split(b"\n"), data.translate(None, DIGITS).split(b"\n"), strict=True):
             self.lines += 1
+            if self._unfinished and line.strip():
+                self._finish(line)
             if shape in self._dull:
                 continue
-            words = shape[:LONGEST].decode("utf-8", "replace")
-            candidates = [one for one in self._watched if any(word in words for word in one[2])]
-            if candidates or any(word in words for word in _MAYBE):
-                fresh += self._line(line[:LONGEST].decode("utf-8", "replace"), candidates)
-            elif len(shape) < LONGEST:
+            parts = line.split(b"\r")  # progress bars return the carriage and go on in the same line
+            told = [findings for part in parts if (findings := self._part(part)) is not None]
+            fresh += [finding for findings in told for finding in findings]
+            if not told and len(shape) < LONGEST:
                 self._remember(shape)
         return fresh
+
+    def _part(self, part: bytes) -> list[Finding] | None:
+        """What a line newly tells; None when no line of its shape can tell anything."""
+        words = part[:LONGEST].translate(None, DIGITS).decode("utf-8", "replace")
+        candidates = [one for one in self._watched if any(word in words for word in one[2])]
+        if candidates or any(word in words for word in _MAYBE):
+            return self._line(part[:LONGEST].decode("utf-8", "replace"), candidates)
+        return None
 
     def _remember(self, shape: bytes) -> None:
         if len(self._dull) >= SHAPES:
@@ -132,9 +144,17 @@ class Search:
                 if symptom.id not in self.findings:
                     self.findings[symptom.id] = finding_of(symptom, match, line, self.lines)
                     fresh.append(self.findings[symptom.id])
+                    self._unfinished = symptom.id if symptom.next_line else ""
                 break
         self._trouble(line)
         return fresh
+
+    def _finish(self, line: bytes) -> None:
+        """The line after a finding that belongs to it."""
+        text = PREFIX.sub("", line[:LONGEST].decode("utf-8", "replace")).strip()[:300]
+        before = self.findings[self._unfinished]
+        self.findings[self._unfinished] = dataclasses.replace(before, cause=f"{before.cause} {text}")
+        self._unfinished = ""
 
     def _trouble(self, line: str) -> None:
         match = EXCEPTION.match(line)

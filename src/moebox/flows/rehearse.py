@@ -16,7 +16,7 @@ from moebox import checkpoint
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
-from moebox.serve import ask
+from moebox.serve import ask, recipes
 from moebox.serve.dummy import write_gguf
 from moebox.serve.session import PATIENCE_S, Session, start
 from moebox.serve.watch import Listener
@@ -75,7 +75,8 @@ def rehearse(
         small, kept, notes = with_phantom(recipe) if phantom else reduced(recipe, dummy, layers)
         run.event("rehearse.started", recipe=recipe.name, layers=kept, phantom=phantom)
         began = time.monotonic()
-        with start(small, run, patience_s=patience_s, listener=listener) as session:
+        known = recipes.model_of(recipe)  # as `up` asks for it, so that the flags are the same
+        with start(small, run, model=known, patience_s=patience_s, listener=listener) as session:
             steps = [Step(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
             steps += [long_prompt(session, small), decode(session)]
             facts = session.facts
