@@ -86,8 +86,8 @@ def _loss(cases: list[Case], power: int) -> float:
 
 def _within(key: str, value: float) -> float:
     """Shares stay shares, and nothing leaves the range in which it still means something."""
-    if key in ("experts", "accept", "gemm", "ram", "upload", "bus", "bandwidth"):
-        return min(max(value, 0.02), {"experts": 1.1, "accept": 0.95, "upload": 0.88}.get(key, 1.0))
+    if key in ("experts", "accept", "gemm", "flops", "ram", "upload", "bus", "bandwidth"):
+        return min(max(value, 0.02), {"experts": 1.1, "accept": 0.95, "upload": 0.88, "gemm": 0.8}.get(key, 1.0))
     return value
 
 
@@ -151,7 +151,15 @@ def _int4(generation: str) -> Knob:
     return "experts", {"quant": "int4", "generation": generation}, "bandwidth"
 
 
+def _kernel(quant: str) -> Group:
+    """A kernel's shares; its fixed cost is what one token takes, with the weights in the second-level cache."""
+    keys = {"quant": quant, "generation": "blackwell-rtx"}
+    knobs: tuple[Knob, ...] = tuple(("experts", keys, name) for name in ("bandwidth", "flops"))
+    return Group(name=f"{quant} experts", rows=functools.partial(published.expert_kernels, quant=quant), knobs=knobs)
+
+
 GROUPS = (
+    *(_kernel(quant) for quant in ("int4", "nvfp4", "fp8")),
     Group(
         name="tuned rig, decoding",
         rows=published.decode_cells,

@@ -4,7 +4,7 @@ import csv
 import functools
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -15,7 +15,8 @@ from moebox.planner.simulate import Outcome, Workload, rules_of, simulate
 from moebox.planner.speed import Speed
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
-# The cells where the cache cannot hold all streams (the bench then measures queueing), and a broken NCCL topology.
+OUT_OF_CACHE = 8  # tokens: 60 experts of 384 on 8 ranks are 185 MB, the cache 128
+# A run with a broken NCCL topology.
 NOT_SPEED = ("pathological",)
 
 
@@ -81,6 +82,17 @@ def prefill_cells() -> Iterator[Case]:
         yield Case("prefill", row["run"], at, float(row["prefill_tok_s"]), functools.partial(_prefill, row))
 
 
+def expert_kernels(*, quant: str) -> Iterator[Case]:
+    """NVIDIA aiconfigurator's timings of expert kernels with 384 experts on RTX PRO 6000 Server.
+
+    Runs whose weights fit the card's second-level cache are left out: a real step finds none of them there.
+    """
+    for row in _csv("experts.csv"):
+        if row["quant"] == quant and int(row["tokens"]) >= OUT_OF_CACHE:
+            at = f"tp{row['tp']} {row['tokens']} tokens"
+            yield Case("experts", f"{row['run']} {quant}", at, float(row["kernel_us"]), functools.partial(_kernel, row))
+
+
 def single_streams() -> Iterator[Case]:
     """One stream on eight RTX PRO 6000 without the patched image."""
     for row in _toml("single.toml"):
@@ -143,6 +155,15 @@ def _serving(run: dict[str, Any], row: dict[str, Any], figure: str) -> float:
 
 def _decode(row: dict[str, str]) -> float:
     return rig(int(row["dcp"]), int(row["guesses"])).decode_tok_s(int(row["concurrency"]), int(row["context"]))
+
+
+def _kernel(row: dict[str, str]) -> float:
+    model = "kimi-k2-instruct" if row["quant"] == "fp8" else "kimi-k2.6"
+    recipe = recipe_of("vllm", model, row["quant"], parallel=Parallel(tp=int(row["tp"])))
+    cards = speed_of(box_of(f"{row['tp']}x-rtx-pro-6000-server"), recipe).cards
+    assert cards is not None
+    alone = replace(cards, constants=replace(cards.constants, experts=1.0))
+    return alone.experts(float(row["tokens"])) / cards.rank.model.moe_layers * 1e6
 
 
 def _single(row: dict[str, Any]) -> float:
