@@ -24,6 +24,7 @@ from moebox.serve.twin.metrics import exposition
 SAYS = "simulation by moebox twin; no model wrote this and no engine timed it"
 FINGERPRINT = "moebox-twin-simulation"
 USUAL = 256  # tokens of an answer nobody limited
+GONE = 499  # nginx's code for a client that closed the connection
 LARGEST = 64 * 2**20  # bytes of a request body
 
 
@@ -104,9 +105,10 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
             return _error(problem)
         if asked.stream:
             return StreamingResponse(_streamed(engine, asked, model), media_type="text/event-stream")
-        async for _ in engine.tokens(asked.prompt_tokens, asked.output):
-            if await request.is_disconnected():
-                return Response(status_code=499)
+        async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
+            async for _ in made:
+                if await request.is_disconnected():
+                    return Response(status_code=GONE)
         return JSONResponse(_whole(asked, model))
 
     routes = [
