@@ -70,7 +70,8 @@ class Tab:
     def until(self, condition: str, *, seconds: float = 30.0) -> None:
         """Wait for a condition to hold."""
         end = time.monotonic() + seconds
-        while not self.run(f"Boolean({condition})"):
+        holds = f"(() => {{ try {{ return Boolean({condition}) }} catch {{ return false }} }})()"
+        while not self.run(holds):
             assert time.monotonic() < end, f"never became true: {condition}"
             time.sleep(0.03)
 

@@ -1,6 +1,9 @@
 """The local page in a real browser, and its doors."""
 
 import json
+import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -132,3 +135,17 @@ def test_bound_elsewhere_the_token_is_needed(serve: Serve) -> None:
     with opener.open(address) as reply:
         assert reply.status == 200
         assert "token" not in reply.url
+
+
+def test_ctrl_c_ends_it_quietly_even_while_a_page_watches(tmp_path: Path) -> None:
+    """SIGINT with an open event stream: exit code 0, one line on stdout, nothing on stderr but a line feed."""
+    run = a_run(tmp_path)
+    argv = [sys.executable, "-m", "moebox", "ui", "--port", "0", "--runs", str(tmp_path)]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    address = child.stdout.readline().strip()
+    with urllib.request.urlopen(f"{address}runs/{run.id}/events", timeout=30) as stream:
+        assert stream.readline().startswith(b"data: ")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err.strip()) == (0, "", "")

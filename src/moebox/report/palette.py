@@ -43,7 +43,7 @@ _LIGHT = """
 _DARK = """
     #121519 #181c21 #e8eaed #a9b0b8 #7c848d #333a42 #262c33 #4fd1a0 #ff8a80 #f0c060
     #5eb3ee #ff8a4c #3fc79a #e08fc0 #e8b93f #8fd0f5 #a9adf0 #b4b4b4
-    #2b73a6 #5aa3d6 #8cc0e3 #c3dcee #ff8a4c #ffc078 #7d858e #2a3037
+    #25669a #3f86b8 #8cc0e3 #c3dcee #c8581c #ffc078 #6f7780 #2a3037
 """
 LIGHT: dict[str, str] = dict(zip(_NAMES, _LIGHT.split(), strict=True))
 DARK: dict[str, str] = dict(zip(_NAMES, _DARK.split(), strict=True))

@@ -38,7 +38,7 @@ def picture(body: str, *, width: float, height: float, label: str, data: str = "
     return Markup(  # noqa: S704  (every part went through tag or text, which escape)
         tag(
             "svg",
-            tag("title", str(escape(label))) + body,
+            body,
             xmlns="http://www.w3.org/2000/svg",
             viewBox=f"0 0 {width:g} {height:g}",
             role="img",

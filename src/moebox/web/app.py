@@ -8,8 +8,9 @@ elsewhere cannot read it by pointing its own name here.
 import functools
 import hmac
 import json
+import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class Site:
 
     runs: Path | None = None
     token: str = ""  # "" on the loopback address: none needed
+    over: threading.Event = field(default_factory=threading.Event)  # set when the server stops
 
 
 def application(site: Site) -> "ASGIApp":
@@ -240,7 +242,8 @@ async def live_page(request: Request, *, site: Site) -> Response:
 def live_fragment(run: Run) -> Markup:
     """What there is right now."""
     template = templates().get_template("live_part.html")
-    text = template.render(sections=live.chapters(run), lines=live.lines(run), live=run.held)
+    sections, simulation = live.chapters(run)
+    text = template.render(sections=sections, simulation=simulation, lines=live.lines(run), live=run.held)
     return Markup(text)  # noqa: S704  (rendered with escaping)
 
 
@@ -249,7 +252,7 @@ async def live_stream(request: Request, *, site: Site) -> Response:
     run = await run_in_threadpool(run_of, request, site)
 
     async def events() -> AsyncIterator[str]:
-        async for fresh in live.changes(run):
+        async for fresh in live.changes(run, site.over):
             if fresh:
                 yield f"data: {json.dumps(await run_in_threadpool(live_fragment, run))}\n\n"
             else:

@@ -1,9 +1,10 @@
 """A run as it happens: the journal followed, and what it means rendered again whenever it grows."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
-from moebox.report.block import Block, Section
+from moebox.report.block import Section
 from moebox.report.naming import labelled
 from moebox.report.reading import read
 from moebox.report.sections import attempts, climb, ladder, performance, problems, summary, tables
@@ -16,10 +17,10 @@ SHOWN_EVENTS = 40
 CHAPTERS = (summary, ladder, performance, tables, climb, attempts, problems)
 
 
-def chapters(run: Run) -> list[Section]:
-    """What there is to say right now."""
+def chapters(run: Run) -> tuple[list[Section], bool]:
+    """What there is to say right now, and whether it is a simulation."""
     stories = labelled([read(run)])
-    return [found for chapter in CHAPTERS if (found := chapter.section(stories))]
+    return [found for chapter in CHAPTERS if (found := chapter.section(stories))], stories[0].simulation
 
 
 def lines(run: Run) -> list[tuple[str, str, str]]:
@@ -42,11 +43,11 @@ def state(run: Run) -> tuple[int, ...]:
     return (run.held, len(stats), *(number for one in stats for number in (one.st_size, one.st_mtime_ns)))
 
 
-async def changes(run: Run) -> AsyncIterator[bool]:
-    """True each time there is something new (and once at first), False when only a sign of life is due."""
+async def changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:
+    """True each time there is something new (and at first), False when only a sign of life is due; until `over`."""
     seen: tuple[int, ...] | None = None
     silent = 0.0
-    while True:
+    while not over.is_set():
         now = await asyncio.to_thread(state, run)
         if now != seen:
             seen, silent = now, 0.0
@@ -56,8 +57,3 @@ async def changes(run: Run) -> AsyncIterator[bool]:
             yield False
         await asyncio.sleep(LOOK_S)
         silent += LOOK_S
-
-
-def blocks_of(sections: list[Section]) -> list[tuple[Section, tuple[Block, ...]]]:
-    """Sections with their blocks, for the template."""
-    return [(section, section.blocks) for section in sections]

@@ -52,16 +52,30 @@ def address(host: str, port: int, token: str) -> str:
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
+class Server(uvicorn.Server):
+    """Tells open streams when it stops, so that none has to be cut off."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self.site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop."""
+        self.site.over.set()
+        await super().shutdown(sockets)
+
+
 def prepare(host: str, port: int, *, insist: bool, runs: Path | None) -> tuple[uvicorn.Server, socket.socket, str]:
     """The server, its socket, and the address to open."""
     planning.warm()
     token = "" if is_loopback(host) else secrets.token_urlsafe(18)
     made = listen(host, port, insist=insist)
+    site = Site(runs=runs, token=token)
     config = uvicorn.Config(
-        application(Site(runs=runs, token=token)),
+        application(site),
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=3,
     )
-    return uvicorn.Server(config), made, address(host, made.getsockname()[1], token)
+    return Server(config, site), made, address(host, made.getsockname()[1], token)

@@ -15,6 +15,7 @@
   const hovering = figure => {
     const svg = figure.querySelector("svg[data-chart]"); if (!svg) return;
     const chart = JSON.parse(svg.dataset.chart); if (!chart.stops.length) return;
+    svg.querySelectorAll(".series title").forEach(one => one.remove()); // the box below says it better
     const cursor = svg.querySelector(".cursor"), width = svg.viewBox.baseVal.width;
     let tip = null, place = -1;
     const hide = () => { tip?.remove(); tip = null; cursor?.setAttribute("visibility", "hidden"); };
