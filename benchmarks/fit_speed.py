@@ -211,7 +211,7 @@ GROUPS = (
         for engine in ("ik_llama.cpp", "llama.cpp")
         for what, group, names, spread in (
             ("decoding", "tg", "ram layer_us", "decode_spread"),
-            ("prompts", "pp", "core_flops upload", "prefill_spread"),
+            ("prompts", "pp", "upload", "prefill_spread"),
         )
     ),
 )

@@ -23,6 +23,9 @@ PROMPTS = (1024, 8192, 32768, 65536, 131072)
 HYBRID_CONTEXTS = (1024, 16384, 65536)
 # As many requests for each stream as published serving runs send (InferenceX 10, Lambda 16), within reason.
 PER_STREAM, LEAST, MOST = 10, 32, 20_000
+# The micro-batch of a pinned layout that does not say: what published rows were measured with, by their prompt rates
+# (loftllc.dev, Apr 2026: 185 and 223 tok/s with ik_llama.cpp and 188 with llama.cpp come out at 2048).
+UBATCH = 2048
 CAREFUL = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 Mode = Literal["decode", "prefill", "serving", "stream"]
@@ -97,6 +100,8 @@ def forecast(
         subject = subjects.from_recipe(Path(target), where)
     else:
         pins = replace(pinned, context=None, concurrency=None).pins(bold=bold)
+        if pins.experts is not None and pins.ubatch is None:
+            pins = replace(pins, ubatch=UBATCH)
         serving = max(streams) if streams and mode == "serving" else None
         longest = max((*contexts, _longest(asked)), default=0)
         subject = subjects.chosen(target, where, replace(pins, context=longest or None, concurrency=serving))

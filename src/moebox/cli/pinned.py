@@ -29,7 +29,7 @@ class Pinned:
         image: stock, or community for the patched vLLM image.
         experts_on_gpu: CPU+GPU engines: expert layers by card, head of the stack on the first and tail on the last,
             such as 3+3; 0 for none.
-        ub: CPU+GPU engines: micro-batch.
+        ub: CPU+GPU engines: micro-batch; `forecast` takes 2048 for a pinned layout without it.
         mla: ik_llama.cpp: attention mode.
         threads: CPU+GPU engines: threads.
     """

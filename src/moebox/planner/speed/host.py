@@ -8,9 +8,9 @@ from moebox.core.recipe import Recipe
 from moebox.planner.speed.constants import HostSide
 from moebox.planner.speed.rank import pair_flops, seen
 
-# A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), 32 cores.
+# A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
 RAM = 460.8e9
-CORES = 32
+CORES = 16
 PCIE = 31.5e9  # PCIe 4.0 x16
 
 
