@@ -18,6 +18,7 @@ from moebox.report.story import Expected, Level, Planned, Story
 from moebox.wire import plain
 
 MOST_LEVELS = 16
+MOST_QUEUED = 1_000_000  # output tokens; a long queue before a small cache is slow to simulate
 PROMPT = 4096  # tokens; prompt processing is forecast for this length where none is given
 
 
@@ -71,6 +72,8 @@ def expected(level: Level, speed: Speed, story: Story, kv_tokens: int) -> Expect
         return None
     assert story.recipe is not None
     work = workload(level)
+    if kv_tokens < work.concurrency * (work.input + work.output) and work.requests * work.output > MOST_QUEUED:
+        return None
     done = simulate(speed, rules_of(story.recipe, kv_tokens), work)
     return Expected(
         concurrency=level.concurrency,
