@@ -37,6 +37,8 @@ class Lane:
 
     __slots__ = (
         "alive",
+        "awaiting",
+        "closes",
         "context",
         "due",
         "fd",
@@ -46,6 +48,7 @@ class Lane:
         "mark",
         "number",
         "out",
+        "pending",
         "poller",
         "quiet",
         "recv",
@@ -74,8 +77,11 @@ class Lane:
         self.out = b""
         self.due = self.sent = self.alive = 0
         self.mark = self.seen = 0
-        self.quiet = False
+        self.quiet = False  # in the middle of a stream of events: what is read may wait
+        self.awaiting = False  # nothing of the reply has been read yet
+        self.closes = False  # the connection ends with the reply
         self.got: list[Message] = []
+        self.pending: list[list[Message]] = []  # full lists of the same, waiting for a quiet moment
 
     def connect(self, family: int, address: tuple[str, int]) -> str:
         """Begin to connect; the reason when that failed at once."""
@@ -128,6 +134,8 @@ class Lane:
         self.talk, self.due = talk, due
         self.tape = Tape(keep=talk.keep)
         self.quiet, self.mark, self.seen = False, 0, 0
+        self.awaiting = self.context is None
+        self.closes = False
         self.stage = Stage.BUSY
         if self.context is not None:
             self.tls.write(request)
@@ -180,14 +188,19 @@ class Lane:
         return True
 
     def settle(self, offset: int) -> None:
-        """Look at what was read."""
-        got = self.got
-        if got:
-            datas, sides, _, _ = zip(*got, strict=True)
-            self.tape.feed(datas, times_of(b"".join([side[0][2] for side in sides]), offset))
-            self.mark += len(got)
-            got.clear()
+        """Look at all that was read, and see whether the next read may wait to be looked at."""
+        self.look(offset)
+        self.awaiting = False
         self.quiet = self.tape.quiet
+        self.closes = self.tape.body.headers.get(b"connection", b"").lower() == b"close"
+
+    def look(self, offset: int) -> None:
+        """Look at all that was read."""
+        for messages in (*self.pending, self.got):
+            feed(self.tape, messages, offset)
+            self.mark += len(messages)
+        self.pending.clear()
+        self.got.clear()
 
     def close(self) -> None:
         """Hang up and forget what was read."""
@@ -197,6 +210,7 @@ class Lane:
             self.sock.close()
         self.sock, self.fd, self.stage, self.out = None, -1, Stage.CLOSED, b""
         self.got.clear()
+        self.pending.clear()
 
     def _decrypt(self) -> bytes | None:
         """Whatever is whole by now; None when the peer ended the TLS session badly."""
@@ -209,6 +223,31 @@ class Lane:
         except ssl.SSLError:
             return b"".join(parts) or None
         return b"".join(parts)
+
+
+def opens_stream(data: bytes) -> bool:
+    """The head of a chunked event stream on a connection that stays, with whole events behind it or nothing yet.
+
+    Only what is plainly so; anything else is parsed at once. It saves looking at thousands of heads in the very moment
+    in which first tokens come.
+    """
+    if not data.startswith(b"HTTP/1.1 200 ") or not data.endswith((b"\n\n\r\n", b"\r\n\r\n")):
+        return False
+    head, _, rest = data.partition(b"\r\n\r\n")
+    head = head.lower()
+    return (
+        b"\r\ntransfer-encoding: chunked" in head
+        and b"\r\ncontent-type: text/event-stream" in head
+        and b"\r\nconnection: close" not in head
+        and (not rest or rest.endswith(b"\n\n\r\n"))
+    )
+
+
+def feed(tape: Tape, messages: list[Message], offset: int) -> None:
+    """Hand over what was read, each with the time the kernel received it."""
+    if messages:
+        datas, sides, _, _ = zip(*messages, strict=True)
+        tape.feed(datas, times_of(b"".join([side[0][2] for side in sides]), offset))
 
 
 def times_of(stamps: bytes, offset: int) -> list[int]:

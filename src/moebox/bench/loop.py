@@ -10,21 +10,26 @@ import math
 import resource
 import select
 import time
+from collections import deque
 from collections.abc import Callable
 
+from moebox.bench.ended import Ended, judge
 from moebox.bench.job import Gauge, Job, Progress
-from moebox.bench.lane import BUFFER, Lane, Message, Stage, stamp_now
+from moebox.bench.lane import BUFFER, Lane, Message, Stage, opens_stream, stamp_now
 from moebox.bench.pace import Pace
-from moebox.bench.samples import CANCELLED, COMPLETED, EMPTY, FAILED, TRUNCATED, Samples
+from moebox.bench.samples import CANCELLED, COMPLETED, FAILED, Samples
 from moebox.bench.talk import Talk
 from moebox.bench.workloads import Source
-from moebox.stream import CONTENT, dial
+from moebox.stream import dial
 
 TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
 LONGEST_NAP_S = 0.004  # keeps a closed loop's next request from being late by more than that
 BUSY_READS = 2000  # reads a second from which on napping pays
 BATCH = 1024  # sockets taken from one poll
 UNREAD = 64  # reads kept unparsed for each stream: bounds memory at about 30 KB a stream
+MOST_BACKLOG = 1024  # items of it from which on looking at them no longer waits for a quiet moment
+AT_ONCE = 64  # requests sent before looking at the network again
+EVENT_END, STREAM_END = b"\n\n\r\n", b"\r\n0\r\n\r\n"
 BACK_OFF = 500_000_000  # ns before a lane asks again after a refusal (HTTP 429 or 503, or no connection)
 
 
@@ -45,6 +50,7 @@ class Loop:
         self.lanes: list[Lane | None] = []  # by file descriptor
         self._all: list[Lane] = []
         self._idle: list[Lane] = []
+        self._backlog: deque[Lane | Ended] = deque()  # read, to be looked at when there is time
         self._offset = dial.clock_offset()
         self._stopping = False
         self._nap_s = 0.0
@@ -57,6 +63,7 @@ class Loop:
             lane = self._open()
             lane.connect(*self._where[0])
             self._watch(lane)
+            self.pace.prepare()
             if len(self._all) % 256 == 0:
                 self._await_connections(2.0)
         self._await_connections(10.0)
@@ -83,6 +90,9 @@ class Loop:
                     break
             self.pace.tick(now)
             self._dispatch(now)
+            self._work_off(now)
+        while self._backlog:
+            self._look_at(self._backlog.popleft())
         self.gauge.cpu_s = time.process_time() - usage
         self.gauge.system_s = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
         self.gauge.wall_s = (time.monotonic_ns() - began) / 1e9
@@ -92,15 +102,13 @@ class Loop:
         self.poller.close()
 
     def _nap(self, reads_per_s: float) -> float:
-        """Seconds to wait between polls: an eighth of the mean gap between a stream's reads, so that few coincide."""
+        """Seconds to wait between polls: a fifth of the mean gap between a stream's reads, so that few coincide."""
         if reads_per_s < BUSY_READS or self.gauge.clock != "kernel":
             return 0.0
-        return min(LONGEST_NAP_S, self._in_flight() / reads_per_s / 8)
+        return min(LONGEST_NAP_S, self._in_flight() / reads_per_s / 5)
 
     def _pump(self) -> None:
         """Wait for the network once, and read what has come."""
-        if self._nap_s:
-            time.sleep(self._nap_s)
         lanes, gauge, side_bytes = self.lanes, self.gauge, dial.SIDE_BYTES
         ready = self.poller.poll(self._patience(), BATCH)
         first: Message | None = None
@@ -108,7 +116,7 @@ class Loop:
             lane = lanes[fd]
             if lane is None:
                 continue
-            if mask == 1 and lane.quiet:  # EPOLLIN alone, in the middle of a plain stream: the usual case
+            if mask == 1 and (lane.quiet or lane.awaiting):  # EPOLLIN alone, on a plain stream: the usual case
                 try:
                     message = lane.recv(BUFFER, side_bytes)
                 except BlockingIOError:
@@ -121,9 +129,20 @@ class Loop:
                     got = lane.got
                     got.append(message)
                     first = first or message
-                    if data[-4:] == b"\n\n\r\n" and len(got) < UNREAD:
-                        continue
-                    self._settle(lane)
+                    if lane.awaiting:
+                        lane.awaiting = False
+                        lane.quiet = opens_stream(data)
+                        if not lane.quiet:
+                            self._settle(lane)
+                    elif data[-4:] == EVENT_END:
+                        if len(got) >= UNREAD:
+                            lane.pending.append(got)
+                            lane.got = []
+                            self._backlog.append(lane)
+                    elif data[-7:] == STREAM_END and b"[DONE]" in data:
+                        self._hand_over(lane)
+                    else:
+                        self._settle(lane)
                     continue
                 if data:
                     gauge.unstamped += 1
@@ -209,49 +228,72 @@ class Loop:
 
     def _finish(self, lane: Lane, now: int, *, outcome: int | None = None, reason: str = "") -> None:
         """A request is over, one way or another: keep it, and let its lane go on."""
-        tape, talk = lane.tape, lane.talk
-        assert talk is not None
-        if outcome is None:
-            outcome, reason = judge(lane)
-        tokens = tape.tokens()
-        self.samples.add(
-            tape.times,
-            tokens,
-            tape.kinds,
-            reason=reason,
-            due=lane.due,
-            sent=lane.sent,
-            ended=tape.times[-1] if tape.complete and tape.times else now,
-            index=talk.index,
-            outcome=outcome,
-            status=tape.body.status,
-            prompt=tape.prompt_tokens,
-            output=tape.completion_tokens,
-            cached=tape.cached_tokens,
-            asked=talk.asked,
-            turn=talk.turn,
-        )
-        if tape.times:
-            self._ttft.append(tape.times[0] - lane.sent)
-        refused = tape.body.status in (0, 429, 503)
-        self._failed += outcome != COMPLETED
-        text = (
-            "".join(t for t, kind in zip(tape.text, tape.kinds, strict=False) if kind == CONTENT) if tape.keep else ""
-        )
-        keep_alive = tape.body.keep_alive and lane.stage is Stage.BUSY
-        lane.talk = None
-        lane.fresh = False
-        if keep_alive:
-            lane.stage, lane.quiet = Stage.IDLE, False
-            lane.got.clear()
-        else:
+        ended = self._ended(lane, now)
+        outcome = self._keep(ended, outcome=outcome, reason=reason)
+        refused = ended.tape.body.status in (0, 429, 503)
+        if not (ended.tape.body.keep_alive and lane.stage is Stage.BUSY):
             self._drop(lane)
-        self._idle.append(lane)
+        self._free(lane)
         if not self._stopping:
-            self.pace.went(talk, text, well=outcome == COMPLETED, at=now + (BACK_OFF if refused else 0))
+            at = now + (BACK_OFF if refused else 0)
+            self.pace.went(ended.talk, ended.text, well=outcome == COMPLETED, at=at)
+
+    def _hand_over(self, lane: Lane) -> None:
+        """[DONE] and the end of the response were read: the lane may go on at once, the reply be looked at later."""
+        if lane.talk is None or lane.talk.keep or lane.closes:
+            self._settle(lane)
+            return
+        now = time.monotonic_ns()
+        ended = self._ended(lane, now)
+        self._backlog.append(ended)
+        lane.got, lane.pending = [], []
+        self._free(lane)
+        self.pace.went(ended.talk, "", well=True, at=now)
+
+    def _ended(self, lane: Lane, now: int) -> Ended:
+        assert lane.talk is not None
+        unread = [*lane.pending, lane.got]
+        return Ended(lane.tape, unread, lane.talk, lane.talk.turn, lane.due, lane.sent, now)
+
+    def _free(self, lane: Lane) -> None:
+        if lane.stage is Stage.BUSY:
+            lane.stage = Stage.IDLE
+        lane.talk, lane.fresh, lane.quiet, lane.awaiting = None, False, False, False
+        self._idle.append(lane)
+
+    def _keep(self, ended: Ended, *, outcome: int | None = None, reason: str = "") -> int:
+        outcome = ended.keep(self.samples, outcome=outcome, reason=reason)
+        self._failed += outcome != COMPLETED
+        if ended.tape.times:
+            self._ttft.append(ended.tape.times[0] - ended.sent)
+        return outcome
+
+    def _work_off(self, now: int) -> None:
+        """Look at what was read for as long as a nap would last, and nap for the rest of it."""
+        until = now + int(self._nap_s * 1e9)
+        spare = 8 if len(self._backlog) > MOST_BACKLOG else 1
+        while self._backlog and (spare > 0 or time.monotonic_ns() < until):
+            self._look_at(self._backlog.popleft())
+            spare -= 1
+        while time.monotonic_ns() < until and self.pace.prepare():
+            pass
+        left = until - time.monotonic_ns()
+        if left > 0 and not self.pace.waiting:
+            time.sleep(left / 1e9)
+
+    def _look_at(self, item: Lane | Ended) -> None:
+        before = len(item.tape.times)
+        if isinstance(item, Lane):
+            item.look(self._offset)
+        else:
+            item.read(self._offset)
+            self._keep(item)
+        self._tokens += len(item.tape.times) - before
 
     def _dispatch(self, now: int) -> None:
-        while self.pace.waiting and (self._idle or len(self._all) < self.pace.lanes):
+        for _ in range(AT_ONCE):
+            if not self.pace.waiting or not (self._idle or len(self._all) < self.pace.lanes):
+                return
             taken = self.pace.take(now)
             if taken is not None:
                 due, talk = taken
@@ -281,30 +323,22 @@ class Loop:
         for lane in self._all:
             if lane.talk is not None:
                 self._check(lane, now)
-        ended = len(self.samples)
         ttft = sum(self._ttft) / len(self._ttft) / 1e6 if self._ttft else 0.0
         self._ttft.clear()
-        self.tell(
-            Progress(
-                worker=self.job.worker,
-                sent=self._sent,
-                ended=ended,
-                failed=self._failed,
-                in_flight=self._in_flight(),
-                tokens=self._tokens,
-                ttft_ms=ttft,
-                cpu_share=share,
-            )
-        )
+        counts = {"sent": self._sent, "ended": len(self.samples), "failed": self._failed, "tokens": self._tokens}
+        flight = self._in_flight()
+        self.tell(Progress(worker=self.job.worker, **counts, in_flight=flight, ttft_ms=ttft, cpu_share=share))
 
     def _check(self, lane: Lane, now: int) -> None:
-        seen = lane.mark + len(lane.got)
+        seen = lane.mark + len(lane.got) + UNREAD * len(lane.pending)
         if seen != lane.seen or not lane.alive:
             lane.seen, lane.alive = seen, now
             return
         silent = (now - lane.alive) / 1e9
+        if silent > 1 and lane.quiet:
+            lane.look(self._offset)
         if lane.tape.done and silent > 2:  # [DONE] came, the end of the response did not
-            self._end_early(lane, now, *judge(lane))
+            self._end_early(lane, now, *judge(lane.tape))
         elif silent > self.load.stall_s:
             self._end_early(lane, now, FAILED, f"silent for {self.load.stall_s:g} s")
         elif (now - (lane.sent or lane.alive)) / 1e9 > self.load.timeout_s:
@@ -351,7 +385,7 @@ class Loop:
         if lane.fd >= 0:
             self.lanes[lane.fd] = None
         lane.close()
-        lane.quiet = False
+        lane.quiet = lane.awaiting = False
 
     def _await_connections(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s
@@ -362,15 +396,3 @@ class Loop:
                 lane = self.lanes[fd]
                 if lane is not None:
                     self._event(lane, mask)
-
-
-def judge(lane: Lane) -> tuple[int, str]:
-    """What became of the request on this lane, and why."""
-    tape = lane.tape
-    if tape.error:
-        return FAILED, tape.error
-    if not (tape.done or tape.finish):
-        return (TRUNCATED, "ended without [DONE]") if tape.times else (FAILED, "ended before the first token")
-    if not tape.times:
-        return EMPTY, "no token came"
-    return COMPLETED, ""

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 from moebox.bench.arrivals import arrivals
 from moebox.bench.job import Job
-from moebox.bench.talk import Talk
+from moebox.bench.talk import Single, Talk
 from moebox.bench.workloads import Source
+
+MOST_READY = 32 * 2**20  # bytes of requests written ahead of time
 
 
 class Pace:
@@ -23,6 +25,8 @@ class Pace:
         self._timers: list[tuple[int, int, Talk | None]] = []  # when, order, whom; None is the next arrival
         self._order = itertools.count()
         self._indices = self._share()
+        self._ready: deque[Talk] = deque()  # talks to come whose requests are already written
+        self._spare = MOST_READY
         self._zero = self._stop_at = 0
         self._arrivals: Iterator[float] = iter(())
 
@@ -64,9 +68,9 @@ class Pace:
             if talk is not None:
                 self.waiting.append((at, talk))
                 continue
-            index = next(self._indices, None)
-            if index is not None:
-                self.waiting.append((at, self._source.talk(index)))
+            following = self._next()
+            if following is not None:
+                self.waiting.append((at, following))
                 self._await_arrival()
 
     def take(self, now: int) -> tuple[int, Talk] | None:
@@ -89,9 +93,30 @@ class Pace:
         """Another talk for a lane of the closed loop, if there is one left."""
         if self._stop_at and at >= self._stop_at:
             return
+        talk = self._next()
+        if talk is not None:
+            self._later(at, talk)
+
+    def prepare(self) -> bool:
+        """Write one request ahead of time, as many as there are lanes; False when there is nothing to prepare."""
+        if len(self._ready) >= self.lanes or self._spare <= 0:
+            return False
         index = next(self._indices, None)
-        if index is not None:
-            self._later(at, self._source.talk(index))
+        if index is None:
+            return False
+        talk = self._source.talk(index)
+        self._ready.append(talk)
+        if isinstance(talk, Single):
+            self._spare -= talk.prepare()
+        return isinstance(talk, Single)
+
+    def _next(self) -> Talk | None:
+        if self._ready:
+            if len(self._ready) == 1:
+                self._spare = MOST_READY
+            return self._ready.popleft()
+        index = next(self._indices, None)
+        return None if index is None else self._source.talk(index)
 
     def _await_arrival(self) -> None:
         seconds = next(self._arrivals, None)

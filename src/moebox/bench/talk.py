@@ -22,7 +22,7 @@ class Talk(Protocol):
 class Single:
     """One request."""
 
-    __slots__ = ("_make", "asked", "index", "keep", "turn")
+    __slots__ = ("_body", "_make", "asked", "index", "keep", "turn")
 
     def __init__(self, index: int, asked: int, make: Callable[[int], bytes], *, keep: bool = False) -> None:
         self.index = index
@@ -30,10 +30,17 @@ class Single:
         self.asked = asked
         self.keep = keep
         self._make = make
+        self._body = b""
+
+    def prepare(self) -> int:
+        """Write the body ahead of time; how many bytes it has."""
+        self._body = self._make(self.index)
+        return len(self._body)
 
     def body(self) -> bytes:
         """The JSON body."""
-        return self._make(self.index)
+        body, self._body = self._body or self._make(self.index), b""
+        return body
 
     def hear(self, text: str) -> float | None:
         """It is over."""
