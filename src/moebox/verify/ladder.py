@@ -138,7 +138,7 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
     probe = Probe(
         name=name,
         verdict=mark,
-        reason=reason,
+        reason=" ".join(reason.split()),  # an answer that is quoted may hold any number of lines
         seconds=time.monotonic() - began,
         requests=len(ask.exchanges),
         score=score,
