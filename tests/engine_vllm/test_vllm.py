@@ -58,7 +58,7 @@ def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe,
 
 def test_settings_that_vllm_refuses_are_told_in_its_own_words(recipe: Recipe, run: Run) -> None:
     """Its validation error names the setting on the line after; both are in the cause."""
-    odd = dataclasses.replace(recipe, context=32768, batched_tokens=2048)
+    odd = dataclasses.replace(recipe, batched_tokens=16, max_seqs=64)
     with pytest.raises(LaunchFailed) as caught, start(odd, run, model=model_of(odd), patience_s=600):
         pass
     assert "refused the combination of settings" in caught.value.message

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import resource
 import socket
 import stat
@@ -112,7 +113,7 @@ def test_an_engine_that_stands_still_at_99_percent_is_given_up(acting: Acting, r
     """It prints on, but nothing new: patience runs out and the phase is named."""
     failure = refused(acting("hangs-at-99"), run, patience_s=1.5)
     assert failure.fault == "stuck"
-    assert "made no progress for 2 s while loading weights (99 of 100)" in failure.message
+    assert re.search(r"made no progress for \d+ s while loading weights \(99 of 100\)", failure.message)
 
 
 def test_an_engine_that_ends_well_without_serving_is_a_failure(acting: Acting, run: Run) -> None:
@@ -135,9 +136,9 @@ def test_health_without_a_chat_is_a_failure(acting: Acting, run: Run, mode: str,
 
 def test_a_chat_that_is_never_answered_is_a_failure(acting: Acting, run: Run) -> None:
     """The chat may take long, as long as the engine shows progress; this one does not."""
-    failure = refused(acting("silent-chat"), run, patience_s=1.0)
+    failure = refused(acting("silent-chat"), run, patience_s=2.0)
     assert failure.fault == "mute"
-    assert "left a chat unanswered for 1 s" in failure.message
+    assert "answers /health but left a chat unanswered for" in failure.message
 
 
 def test_an_engine_that_dies_after_it_was_ready_is_told(acting: Acting, run: Run) -> None:
@@ -173,7 +174,8 @@ def test_a_gigabyte_of_log_stays_bounded_on_disk_and_in_memory(acting: Acting, r
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with start(acting("flood", env={"FLOOD_BYTES": str(size)}), run, patience_s=60, ladder=QUICK) as session:
         guard = Path(f"/proc/{session.guard.pid}/status").read_text()
-        assert session.instance.life["log_bytes"] > 0.9 * size
+    stopped = next(event["data"] for event in run.events() if event["kind"] == "engine.stopped")
+    assert stopped["log_bytes"] > 0.99 * size
     kept = sum(path.stat().st_size for path in pieces(run.path / "engine.log"))
     assert kept < 200 * 2**20
     peak = int(next(line for line in guard.splitlines() if line.startswith("VmHWM")).split()[1])

@@ -32,6 +32,13 @@ def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded
     }
 
 
+def test_the_phantom_takes_the_place_of_dummy_weights(embedded: Recipe, run: Run) -> None:
+    """The same engine and flags with a small model that knows something."""
+    found = rehearse(embedded, run, phantom=True, patience_s=60)
+    assert found.recipe.checkpoint.endswith("phantom-q8_0.gguf")
+    assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "down"]
+
+
 def test_a_crash_at_the_first_long_prompt_is_found_and_explained(acting: Acting, run: Run) -> None:
     """Short prompts pass, the long one hits SM120's shared memory: the log's cause is the answer."""
     recipe = acting("fails-at-length", engine="sglang", model="kimi-k2.6", checkpoint="moonshotai/Kimi-K2.6")

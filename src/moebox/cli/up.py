@@ -3,7 +3,7 @@
 import dataclasses
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,6 +14,13 @@ from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import as_text
 from moebox.errors import BadInput
 from moebox.units import parse_seconds
+
+if TYPE_CHECKING:
+    from moebox.core.model import Model
+    from moebox.serve.faults import LaunchFailed
+    from moebox.serve.reality import Row
+    from moebox.serve.session import Session
+    from moebox.store import Run
 
 
 def up(
@@ -68,7 +75,7 @@ def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def show_command(recipe: Recipe, model: Any) -> int:
+def show_command(recipe: Recipe, model: "Model | None") -> int:
     """What would be run, ready to paste; keys stand as the variables they come from."""
     from moebox import engines
     from moebox.serve.session import prepare
@@ -133,7 +140,7 @@ def heed_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def attempt(recipe: Recipe, run: Any, patience_s: float) -> Any:
+def attempt(recipe: Recipe, run: "Run", patience_s: float) -> "Session":
     """One try at a launch; a session that answers, or nothing is left of it."""
     from moebox.serve.recipes import model_of
     from moebox.serve.session import launch, prepare
@@ -150,14 +157,14 @@ def attempt(recipe: Recipe, run: Any, patience_s: float) -> Any:
     return session
 
 
-def remedy(recipe: Recipe, problem: Any) -> tuple[Recipe, dict[str, Any]] | None:
+def remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, Any]] | None:
     """The recipe with the finding's change, or None where there is none or it changes nothing."""
     change = problem.finding.change if problem.finding else {}
     mended = changed(recipe, change) if change else recipe
     return (mended, change) if mended != recipe else None
 
 
-def about(session: Any, rows: list[Any]) -> dict[str, Any]:
+def about(session: "Session", rows: "list[Row]") -> dict[str, Any]:
     """The document of a ready engine."""
     return {
         "id": session.instance.id,

@@ -108,7 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     done = threading.Event()
     for sign in (signal.SIGINT, signal.SIGTERM):  # after the server, which sets handlers that stop only its own loop
         signal.signal(sign, lambda *_: done.set())
-    print(f"embedded llama.cpp: model loaded, listening on {server.listening_address}", flush=True)
+    # llama.cpp's own log says that it listens, in its own time: a line of ours could overtake it.
+    assert server.listening_address
     done.wait()
     print("embedded llama.cpp: stopping", flush=True)
     sys.stdout.flush()

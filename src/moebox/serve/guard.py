@@ -63,6 +63,7 @@ class Guard:
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.life = Life(guard=os.getpid())
+        self.told = ""
         self.path = Path(order["life"])
         self.log = EngineLog(Path(order["log"]), limit=order.get("log_limit") or 32 * 2**20)
         self.ladder = [(signal.Signals[name], wait) for name, wait in order.get("ladder") or _named(LADDER)]
@@ -217,11 +218,15 @@ class Guard:
                 self.life.killed += 1
 
     def note(self) -> None:
-        """Tell the others, whole or not at all."""
+        """Tell the others, whole or not at all, when there is news."""
+        text = json.dumps(vars(self.life))
+        if text == self.told:
+            return
         half = self.path.with_name(f".{self.path.name}.part")
         with contextlib.suppress(OSError):
-            half.write_text(json.dumps(vars(self.life)), encoding="utf-8")
+            half.write_text(text, encoding="utf-8")
             half.replace(self.path)
+            self.told = text
 
 
 def spawn(order: dict[str, Any]) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
 
 PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
+FIRST_WORD_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
 LOOK_S = 0.1
 ASK_S = 0.5
 SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
@@ -105,8 +106,8 @@ class Session:
                     )
                 else:
                     break
-            if self.watch.idle_s > patience_s:
-                self._give_up(patience_s, chat is not None)
+            if self.watch.idle_s > (patience_s if self.watch.heard else max(patience_s, FIRST_WORD_S)):
+                self._give_up(self.watch.idle_s, chat is not None)
             time.sleep(LOOK_S)
         self._became_ready()
 
@@ -121,7 +122,7 @@ class Session:
                 if life.get("asked"):
                     return
                 raise self._fail("died", f"{self.recipe.engine} {ending(life.get('code'))} after it was ready")
-            time.sleep(LOOK_S)
+            time.sleep(ASK_S)
 
     def stop(self) -> None:
         """Down the ladder until nothing is left; harmless when it is over already."""
@@ -183,13 +184,13 @@ class Session:
             raise self._fail("quit", f"{self.recipe.engine} ended with code 0 without ever serving")
         raise self._fail("exited", f"{self.recipe.engine} {ending(code)} while {self.watch.seen.where}")
 
-    def _give_up(self, patience_s: float, asked: bool) -> None:
+    def _give_up(self, idle_s: float, asked: bool) -> None:
         if asked:
             raise self._fail(
-                "mute", f"{self.recipe.engine} answers {self._health} but left a chat unanswered for {patience_s:.0f} s"
+                "mute", f"{self.recipe.engine} answers {self._health} but left a chat unanswered for {idle_s:.0f} s"
             )
         raise self._fail(
-            "stuck", f"{self.recipe.engine} made no progress for {patience_s:.0f} s while {self.watch.seen.where}"
+            "stuck", f"{self.recipe.engine} made no progress for {idle_s:.0f} s while {self.watch.seen.where}"
         )
 
     def _fail(self, fault: Any, what: str) -> LaunchFailed:

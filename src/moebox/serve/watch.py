@@ -49,6 +49,7 @@ class Watch:
         self.search.lines = lines_before(log, start)
         self.seen = Seen()
         self.started = self.progressed = time.monotonic()
+        self.heard = False  # it has printed anything at all
         self._listener = listener
         self._rest = b""
         self._shapes: dict[bytes, bool] = {}  # kinds of lines: whether they tell anything
@@ -58,6 +59,7 @@ class Watch:
         data = self.tail.read()
         if not data:
             return False
+        self.heard = True
         for finding in self.search.feed(data):
             self._tell(finding)
         data = self._rest + data.replace(b"\r", b"\n")
