@@ -1,0 +1,149 @@
+"""Gains come with an interval, settings are changed one at a time, and steps are judged for a reason."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.core.recipe import Climb, Recipe, Speculate
+from moebox.core.verdict import Mark
+from moebox.errors import BadInput
+from moebox.flows.compare import acceptance
+from moebox.flows.gain import Gain, gain
+from moebox.flows.settings import changed, current, rungs_for
+from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
+from moebox.verify.rungs import NAMES
+
+RECIPE = Recipe(
+    name="r",
+    engine="vllm",
+    model="kimi-k2.6",
+    checkpoint="moonshotai/Kimi-K2.6",
+    served_name="kimi",
+    speculate=Speculate(draft="a/draft"),
+    climb=Climb(contexts=(65536, 98304), settings={"kv": ["fp8"], "flags.block-size": [32, 64]}),
+)
+POSITIVE = st.floats(0.1, 1e5)
+
+
+def trial(
+    verdict: Mark = "pass", *, gained: Gain | None = None, kv: int = 100, right: int = 20, why: str = ""
+) -> Trial:
+    return Trial(
+        number=0,
+        change="",
+        path="",
+        value=None,
+        recipe=RECIPE,
+        verdict=verdict,
+        gain=gained,
+        kv_tokens=kv,
+        right=right,
+        asked=20,
+        why=why,
+    )
+
+
+def test_a_gain_agrees_with_a_hand_calculation():
+    """Logarithms spread by 0.0200 and 0.0182: standard error 0.0156, 3.96 degrees taken as 3, t 3.182, reach 0.0497."""
+    found = gain([100, 102, 98], [110, 112, 108])
+
+    assert found
+    assert found.share == pytest.approx(0.1, abs=1e-3)
+    assert (found.low, found.high) == (pytest.approx(0.0469, abs=1e-3), pytest.approx(0.1563, abs=1e-3))
+    assert found.seen
+
+
+@given(st.lists(POSITIVE, min_size=2, max_size=6), st.lists(POSITIVE, min_size=2, max_size=6))
+def test_the_interval_holds_the_gain_and_turns_round(before: list[float], after: list[float]):
+    """B over A is the inverse of A over B."""
+    there, back = gain(before, after), gain(after, before)
+
+    assert there
+    assert back
+    assert there.low <= there.share <= there.high
+    assert (1 + there.share) * (1 + back.share) == pytest.approx(1, rel=1e-6)
+
+
+def test_too_little_says_nothing_and_the_same_is_no_difference():
+    """No difference seen is an answer."""
+    assert gain([100], [200]) is None
+    assert gain([100, 0], [100, 100]) is None
+    same = gain([100, 101, 99], [100, 99, 101])
+    assert same
+    assert str(same).startswith("no difference seen")
+
+
+def test_the_walk_is_context_then_guessing_then_settings():
+    """One setting at a time, from the first context and without a draft."""
+    assert [step.change for step in steps(RECIPE)] == [
+        "start",
+        "context 98304",
+        "speculate eagle3",
+        "kv fp8",
+        "flags.block-size 32",
+        "flags.block-size 64",
+    ]
+    start = beginning(RECIPE)
+    assert (start.context, start.speculate) == (65536, None)
+
+
+def test_settings_are_found_by_path():
+    """Nested ones and the engine's own flags too; misspelt ones are refused."""
+    assert changed(RECIPE, "parallel.tp", 8).parallel.tp == 8
+    assert changed(RECIPE, "flags.block-size", 32).flags == {"block-size": 32}
+    assert changed(RECIPE, "hybrid.ubatch", 2048).hybrid.ubatch == 2048  # type: ignore[union-attr]
+    assert changed(RECIPE, "speculate", "none").speculate is None
+    assert changed(RECIPE, "speculate", "eagle3").speculate == RECIPE.speculate
+    assert current(RECIPE, "speculate") == "eagle3"
+    assert current(RECIPE, "flags.block-size") is None
+    for path, value in (("contxt", 1), ("parallel.tq", 1), ("context", "long")):
+        with pytest.raises(BadInput):
+            changed(RECIPE, path, value)
+
+
+def test_every_change_is_followed_by_rungs_that_exist():
+    """Whatever the setting."""
+    for path in ("context", "speculate", "kv", "hybrid.mla", "flags.anything", "env.X"):
+        assert set(rungs_for(path)) <= set(NAMES)
+        assert "plain" in rungs_for(path)
+
+
+@pytest.mark.parametrize(
+    ("step", "after", "kept", "says"),
+    [
+        ("settings", trial(gained=Gain(share=0.2, low=0.1, high=0.3)), True, "faster"),
+        ("settings", trial(gained=Gain(share=-0.2, low=-0.3, high=-0.1)), False, "slower"),
+        ("settings", trial(gained=Gain(share=0.01, low=-0.1, high=0.1)), False, "no difference seen"),
+        ("settings", trial(gained=Gain(share=0.01, low=-0.1, high=0.1), kv=200), True, "more tokens of cache"),
+        ("settings", trial(gained=Gain(share=0.5, low=0.4, high=0.6), right=17), False, "says other things"),
+        ("settings", trial("fail", why="tools: broken"), False, "tools: broken"),
+        ("context", trial(gained=Gain(share=-0.02, low=-0.1, high=0.1)), True, "verified"),
+        ("context", trial(gained=Gain(share=-0.4, low=-0.5, high=-0.3)), False, "slower"),
+    ],
+)
+def test_a_step_is_kept_or_dropped_for_a_reason(step: str, after: Trial, kept: bool, says: str):
+    """Each reason in words."""
+    decided, why = decide(Step(group=step, path="x", value=1), after, trial())  # type: ignore[arg-type]
+
+    assert decided is kept
+    assert says in why
+
+
+def test_what_need_not_be_tried_is_said():
+    """Set already, or no draft to guess with."""
+    best = trial()
+    assert (
+        pointless(Step(group="settings", path="context", value=RECIPE.context), best, [], RECIPE) == "it is set already"
+    )
+    bare = changed(RECIPE, "speculate", "none")
+    draftless = dataclasses.replace(best, recipe=bare)
+    assert "no draft" in pointless(Step(group="speculate", path="speculate", value="eagle3"), draftless, [], bare)
+
+
+def test_acceptance_is_counted_between_two_looks():
+    """Accepted over guessed; SGLang's own rate where it has no counters."""
+    assert acceptance((100, 50, None), (300, 170, None)) == pytest.approx(0.6)
+    assert acceptance((0, 0, None), (0, 0, 0.7)) == 0.7
+    assert acceptance((0, 0, None), (0, 0, None)) is None
