@@ -4,6 +4,7 @@ llama-bench.
 What a tool does not say is left out; nothing is guessed. Each result says which `tool` it came from.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,10 @@ def _values(path: Path) -> Iterator[Any]:
         return
     except (json.JSONDecodeError, RecursionError):
         pass
+    table = text[text.find("[") : text.rfind("]") + 1]  # ik_llama.cpp's llama-bench logs before and after its table
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        yield json.loads(table)
+        return
     lines = [line for line in text.splitlines() if line.strip()]
     for number, line in enumerate(lines, 1):
         try:

@@ -32,6 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "llamacpp:tokens_predicted_total",
     ),
     "drafted_total": ("vllm:spec_decode_num_draft_tokens_total",),
+    "drafts_total": ("vllm:spec_decode_num_drafts_total",),
     "accepted_total": ("vllm:spec_decode_num_accepted_tokens_total",),
     "accept_length": ("sglang:spec_accept_length",),
     "cache_hit_rate": ("sglang:cache_hit_rate",),
@@ -86,7 +87,9 @@ class Scraper:
 
     def report(self, zero: int, duration_s: float, output_tokens: int) -> dict[str, Any]:
         """`server` and `power` as they go into a result; None where there was nothing to ask."""
-        return {"server": series(self._rows, zero), "power": self._energy(zero, duration_s, output_tokens)}
+        power = self._energy(zero, duration_s, output_tokens)
+        per_joule = power["output_tokens_per_joule"] if power else None
+        return {"server": series(self._rows, zero), "power": power, "tokens_per_joule": per_joule}
 
     def _metrics(self) -> None:
         import httpx2
@@ -159,6 +162,10 @@ def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, Any
         columns[name] = values
     if totals.get("drafted"):
         totals["acceptance"] = totals["accepted"] / totals["drafted"]
+    if totals.get("drafts"):
+        totals["accepted_per_step"] = 1 + totals.get("accepted", 0.0) / totals["drafts"]  # the step's own token besides
+    elif "mean_accept_length" in totals:
+        totals["accepted_per_step"] = totals["mean_accept_length"]
     if totals.get("prefix_queries"):
         totals["prefix_hit_rate"] = totals.get("prefix_hits", 0.0) / totals["prefix_queries"]
     return {**totals, "series": columns}

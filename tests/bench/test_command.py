@@ -1,0 +1,100 @@
+"""`moebox bench` from the outside: what it prints, keeps and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moebox.bench.samples import read
+from moebox.cli import main
+from tests.bench.server import good, serving
+
+
+def test_a_sweep_prints_a_table_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One row for each concurrency; the file and the samples beside it."""
+    file = tmp_path / "result.json"
+    with serving(good) as server:
+        flags = ["--concurrency", "1,2", "--requests", "4", "--output", "5", "--input", "8", "-o", str(file)]
+        code = main(["bench", server.url, "--model", "m", *flags])
+    kept = json.loads(file.read_text())
+    shown = capsys.readouterr().out
+
+    assert code == 0
+    assert "c1" in shown
+    assert "c2" in shown
+    assert [result["max_concurrency"] for result in kept["results"]] == [1, 2]
+    assert len(read(tmp_path / kept["results"][1]["samples"])) == 4
+
+
+def test_json_is_one_document_in_vllms_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else on stdout."""
+    with serving(good) as server:
+        words = ["bench", server.url, "--model", "m", "--requests", "2", "--output", "3", "--slo", "ttft=5s", "--json"]
+        code = main(words)
+    result = json.loads(capsys.readouterr().out)
+
+    assert code == 0
+    assert {"request_throughput", "output_throughput", "mean_ttft_ms", "p99_itl_ms", "mean_e2el_ms"} <= set(result)
+    assert (result["completed"], result["client_limited"]) == (2, False)
+    assert result["request_goodput"] == result["request_throughput"]
+
+
+def test_prefill_and_decode_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """PP cold and warm, TG once."""
+    with serving(good) as server:
+        words = ["bench", server.url, "--model", "m", "--pp", "32", "--tg", "8", "--repeat", "1", "--json"]
+        code = main(words)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+
+    assert code == 0
+    assert [(row["test"], row["cold"]) for row in rows] == [("pp32", True), ("pp32", False), ("tg8", True)]
+    assert all(row["mean_tok_s"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--concurrency", "many"],
+        ["--concurrency", "0"],
+        ["--rate", "fast"],
+        ["--rate", "-1"],
+        ["--duration", "soon"],
+        ["--input", "0"],
+        ["--preset", "nobody"],
+        ["--slo", "quick"],
+        ["--search", "rate"],
+        ["--workload", "prompts"],
+        ["--workload", "trace", "--file", "/nowhere"],
+        ["--extra-body", "[1]"],
+        ["--key-env", "MOEBOX_NO_SUCH_KEY"],
+        ["--pp", "x"],
+        ["--run", "no-such-run"],
+        ["--tokenizer", "/nowhere/tokenizer.json"],
+    ],
+)
+def test_bad_flags_get_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, an error that says which flag, and no traceback."""
+    with serving(good) as server:
+        code = main(["bench", server.url, "--model", "m", *words])
+    said = capsys.readouterr().err
+
+    assert code == 2
+    assert said.count("error:") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid:80"])
+def test_a_server_that_is_not_there_is_exit_code_3(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Something outside is missing."""
+    assert main(["bench", url, "--model", "m"]) == 3
+    assert "error:" in capsys.readouterr().err
+
+
+def test_another_tools_file_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench import` reads it, and keeps it in a run when asked to."""
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"request_throughput": 1.0, "mean_ttft_ms": 5.0, "output_throughput": 9.0}))
+
+    assert main(["bench", "import", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["tool"] == "vllm bench serve"
+    assert main(["bench", "import", str(tmp_path / "none.json")]) == 2
