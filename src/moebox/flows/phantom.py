@@ -11,14 +11,14 @@ from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 
 NAME = "phantom"
-CONTEXT = 8192  # over all slots; each request gets its share
+CONTEXT = 8192  # of each slot, as far as it was trained to read
 SLOTS = 4
 
 
 def plan(box: Box) -> Plan:
     """The planner's own answer for the phantom on this machine, in the embedded engine."""
     model, checkpoints = resolve(str(gguf_path()))
-    pins = Pins(engine="llama.cpp", context=CONTEXT, ubatch=512)
+    pins = Pins(engine="llama.cpp", context=CONTEXT, ubatch=512, concurrency=SLOTS)
     found = choose(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)
     return dataclasses.replace(found, recipe=recipe(found.recipe))
 
@@ -32,7 +32,6 @@ def recipe(planned: Recipe) -> Recipe:
         name=NAME,
         model=NAME,
         served_name=NAME,
-        max_seqs=SLOTS,
         hybrid=hybrid,
         runtime=Runtime(kind="embedded"),
         listen=Listen(port=0),

@@ -31,7 +31,7 @@ from moebox.verify.ladder import verify
 
 T = TypeVar("T")
 Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
-TWIN_RUNGS = ("alive", "streaming", "limits")  # what a simulation, which has no answers, can be asked
+TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 
 
 class Teller:
@@ -171,7 +171,9 @@ class Teller:
     def _verify(self) -> None:
         only = TWIN_RUNGS if self.request.twin else ()
         recipe = self._recipe()
-        options = Options(context=min(recipe.context // max(recipe.max_seqs or 1, 1), 16_384), trials=10, parallel=4)
+        short = not self.request.model
+        longest = min(recipe.context * 3 // 4, 4_096 if short else 16_384)
+        options = Options(context=longest, trials=6 if short else 10, parallel=4)
 
         def climb_ladder(endpoint: Endpoint) -> Any:
             return verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
