@@ -35,7 +35,7 @@ def look(venv: Path, engine: str, version: str, **settings: str) -> KernelScan:
 
 
 def test_the_figures_known_from_real_gpus(venv: Path):
-    """106,496 and 147,456 in SGLang 0.5.8; 71,680 and a clean bill in 0.5.23; 102,400 in vLLM 0.32.0 with an fp8 cache."""
+    """SGLang 0.5.8: 106,496 and 147,456; 0.5.23: clean, 71,680; vLLM 0.32.0 with an fp8 cache: 102,400."""
     old = look(venv, "sglang", "0.5.8")
     assert {one.shared_bytes for one in old.bad} == {106_496, 147_456}
     new = look(venv, "sglang", "0.5.23")
