@@ -33,19 +33,20 @@ def curve(logs: list[list[dict[str, float]]]) -> str:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - math.log10(loss)) / (high - low)
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+        f' font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
     ]
     for power in range(low, high + 1):
         at = y(10**power)
         out.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - 16}" stroke="#e5e7eb"/>')
         out.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" fill="#374151">{10**power:g}</text>')
-    for minute in range(int(end // 60) + 1):
-        out.append(
-            f'<text x="{x(60 * minute):.1f}" y="{HEIGHT - 20}" text-anchor="middle" fill="#374151">{minute}</text>'
-        )
-    for cut in cuts[1:]:
-        out.append(f'<path d="M{x(cut):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#9ca3af" stroke-dasharray="4 3"/>')
+    out += [
+        f'<text x="{x(60 * minute):.1f}" y="{HEIGHT - 20}" text-anchor="middle" fill="#374151">{minute}</text>'
+        for minute in range(int(end // 60) + 1)
+    ]
+    out += [
+        f'<path d="M{x(cut):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#9ca3af" stroke-dasharray="4 3"/>' for cut in cuts[1:]
+    ]
     for place, (name, colour) in enumerate(COLOURS.items()):
         points = " ".join(f"{x(row['s']):.1f},{y(row[name]):.1f}" for row in rows if name in row)
         out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')

@@ -97,7 +97,7 @@ class Maker:
         think = rng.random() < 0.5 if thinking is None else thinking
         if name == "sums" and thinking is None:
             think = rng.random() < 0.3
-        size: dict[str, Any] = {}
+        size: dict[str, Any] = {"digits": 3} if name == "sums" and thinking is None else {}
         if name == "needle":
             top = 21_000 if phase and rng.random() < 0.4 else 2_500
             size = {"chars": round(200 * (top / 200) ** rng.random())}

@@ -16,14 +16,17 @@ _ASKS = (
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 
-def sums(rng: random.Random, *, thinking: bool) -> Task:
-    """One sum: numbers below a thousand added or taken away (below a hundred without thinking), or a product."""
+def sums(rng: random.Random, *, thinking: bool, digits: int | None = None) -> Task:
+    """One sum: numbers of up to `digits` digits added or taken away, or a product up to 12 by 12.
+
+    Unless told otherwise three digits with thinking and one without: that is what the phantom has learned.
+    """
     sign = rng.choice("++--*")
     if sign == "*":
         a, b = rng.randint(2, 12), rng.randint(2, 12)
     else:
-        sizes = (1, 2, 3, 3) if thinking else (1, 2, 2, 2)
-        a, b = (rng.randrange(10 ** rng.choice(sizes)) for _ in range(2))
+        top = digits or (3 if thinking else 1)
+        a, b = (rng.randrange(10 ** rng.choice((*range(1, top + 1), top))) for _ in range(2))
     if sign == "-" and a < b:
         a, b = b, a
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]

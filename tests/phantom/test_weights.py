@@ -1,0 +1,168 @@
+"""The committed weights: sane headers, a faithful Hugging Face folder, and right answers on the real engine."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import urllib.request
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from moebox import phantom
+from moebox.phantom.gguf import Gguf
+from moebox.phantom.tasks import FAMILIES, Call, Reply, Task
+
+both = pytest.mark.parametrize("draft", [False, True])
+TOOL_MARKS = ["tool_calls_section_begin", "tool_call_begin", "tool_call_argument_begin", "tool_call_end"]
+MARKS = ["im_user", "im_assistant", "im_system", "im_middle", "im_end", "tool_calls_section_end", *TOOL_MARKS]
+SPECIALS = {*(f"<|{mark}|>" for mark in MARKS), "<think>", "</think>", "[BOS]", "[EOS]"}
+
+
+@both
+def test_the_header_is_kimi_in_small(draft: bool) -> None:
+    """Kimi's head sizes, sigmoid routing and special tokens; heads and experts divide for eight GPUs."""
+    path = phantom.gguf_path(draft)
+    meta = Gguf(path).meta
+
+    assert path.stat().st_size < 25_000_000
+    assert meta["general.architecture"] == "deepseek2"
+    assert meta["deepseek2.attention.kv_lora_rank"] == 512
+    assert meta["deepseek2.rope.dimension_count"] == 64
+    assert meta["deepseek2.attention.key_length_mla"] == 192
+    assert meta["deepseek2.expert_gating_func"] == 2  # sigmoid
+    assert meta["deepseek2.leading_dense_block_count"] == 1
+    assert meta["deepseek2.context_length"] == phantom.CONTEXT
+    assert meta["deepseek2.attention.head_count"] % 8 == 0
+    assert meta["deepseek2.expert_count"] % 8 == 0
+    assert meta["deepseek2.expert_feed_forward_length"] % 8 == 0
+    assert set(meta["tokenizer.ggml.tokens"]) >= SPECIALS
+
+
+def test_both_speak_the_same_tokens() -> None:
+    """A draft that counted tokens otherwise would be refused."""
+    one, other = (Gguf(phantom.gguf_path(draft)).meta for draft in (False, True))
+
+    for key in ("tokens", "merges", "token_type"):
+        assert one[f"tokenizer.ggml.{key}"] == other[f"tokenizer.ggml.{key}"]
+
+
+def test_the_template_in_the_file_is_the_one_in_the_package() -> None:
+    """What was trained on is what is served."""
+    ours = Path(phantom.__file__).with_name("chat_template.jinja").read_text()
+
+    assert Gguf(phantom.gguf_path()).meta["tokenizer.chat_template"] == ours
+
+
+def test_the_template_renders_kimis_protocol() -> None:
+    """Tools as JSON, calls by id, results by id, an empty thought when thinking is off."""
+    template = jinja2.Environment(autoescape=False).from_string(  # noqa: S701  plain text, not a page
+        Gguf(phantom.gguf_path()).meta["tokenizer.chat_template"]
+    )
+    call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "go"}]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "functions.f:0", "name": "f", "content": "7"},
+    ]
+    text = template.render(messages=turns, tools=[{"type": "function"}], add_generation_prompt=True, thinking=False)
+
+    assert text == (
+        '<|im_system|>tool_declare<|im_middle|>[{"type": "function"}]<|im_end|>'
+        "<|im_system|>system<|im_middle|>You are the moebox phantom.<|im_end|>"
+        "<|im_user|>user<|im_middle|>go<|im_end|>"
+        "<|im_assistant|>assistant<|im_middle|><think></think><|tool_calls_section_begin|><|tool_call_begin|>"
+        'functions.f:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|><|tool_calls_section_end|><|im_end|>'
+        "<|im_system|>f<|im_middle|>## Return of functions.f:0\n7<|im_end|>"
+        "<|im_assistant|>assistant<|im_middle|><think></think>"
+    )
+
+
+def test_the_hugging_face_folder_holds_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor is there, and the joined key and value matrix is put together the right way round."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = phantom.hf_path(draft=True)
+    config = json.loads((folder / "config.json").read_text())
+    raw = (folder / "model.safetensors").read_bytes()
+    (size,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + size])
+    del header["__metadata__"]
+    source = Gguf(phantom.gguf_path(draft=True))
+
+    def numbers(name: str) -> array[int]:
+        start, end = header[name]["data_offsets"]
+        return array("H", raw[8 + size + start : 8 + size + end])
+
+    experts = config["n_routed_experts"] * (config["num_hidden_layers"] - 1)
+    assert sum(".experts." in name for name in header) == 3 * experts
+    assert max(entry["data_offsets"][1] for entry in header.values()) == len(raw) - 8 - size
+    joined = numbers("model.layers.0.self_attn.kv_b_proj.weight")
+    keys, values = source.bfloat16("blk.0.attn_k_b.weight"), source.bfloat16("blk.0.attn_v_b.weight")
+    head, row, column, nope, latent = 3, 5, 7, 128, 512
+    assert joined[(head * 256 + row) * latent + column] == keys[(head * latent + column) * nope + row]
+    assert joined[(head * 256 + nope + row) * latent + column] == values[(head * 128 + row) * latent + column]
+    assert phantom.hf_path(draft=True) == folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The real llama.cpp server, inside this process, on a free port."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(phantom.gguf_path())
+    params.n_ctx, params.n_parallel, params.port = 4096, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.use_jinja, params.warmup, params.verbosity = True, False, 0
+    running = xllamacpp.Server(params)
+    yield running.listening_address
+    del running
+
+
+def answer(url: str, task: Task) -> Reply:
+    body: dict[str, Any] = {"messages": task.messages, "temperature": 0, "max_tokens": 1000}
+    body |= {"chat_template_kwargs": {"thinking": task.thinking}, "parallel_tool_calls": True}
+    body |= {"tools": task.tools} if task.tools else {}
+    body |= {"response_format": task.response_format} if task.response_format else {}
+    request = urllib.request.Request(
+        url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        message = json.load(response)["choices"][0]["message"]
+    calls = tuple(
+        Call(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
+        for c in message.get("tool_calls") or ()
+    )
+    return Reply(content=message.get("content") or "", reasoning=message.get("reasoning_content") or "", calls=calls)
+
+
+def misses(url: str, name: str, count: int) -> list[str]:
+    """What went wrong in `count` fresh tasks, thinking every other time."""
+    rng = random.Random()
+    out = []
+    for turn in range(count):
+        task = FAMILIES[name].draw(rng, thinking=bool(turn % 2), **({"chars": 400} if name == "needle" else {}))
+        reply = answer(url, task)
+        if why := task.grade(reply).why:
+            out.append(f"{task.messages[-1]['content'][-200:]} -> {why}")
+        if bool(reply.reasoning) != task.thinking:
+            out.append(f"thinking {task.thinking}, but reasoning is «{reply.reasoning}»")
+    return out
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "story"])
+def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
+    """Two tasks that nobody has seen before; a rare miss (below one in a hundred) may not decide alone."""
+    assert len(misses(server, name, 2)) == 0 or len(misses(server, name, 6)) == 0
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", FAMILIES)
+def test_twenty_fresh_tasks(server: str, name: str) -> None:
+    """The longer look: at most one miss in twenty."""
+    assert len(misses(server, name, 20)) <= 1
