@@ -1,0 +1,32 @@
+"""The ladder against a real engine: the embedded llama.cpp with the phantom."""
+
+from pathlib import Path
+
+from moebox import phantom
+from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
+from moebox.serve import session
+from moebox.store import Run
+from moebox.verify.ask import Options
+from moebox.verify.ladder import verify
+
+RUNGS = ("alive", "json", "streaming", "thinking", "limits")  # the quick ones; `moebox run` climbs all
+
+
+def test_real_llama_cpp_with_the_phantom_is_green(tmp_path: Path):
+    """Protocol and answers through real kernels, a real tokenizer and a real parser."""
+    recipe = Recipe(
+        name="phantom",
+        engine="llama.cpp",
+        model="kimi-k2.6",
+        checkpoint=str(phantom.gguf_path()),
+        served_name="phantom",
+        context=2048,
+        hybrid=Hybrid(threads=1),
+        runtime=Runtime(kind="embedded"),
+        listen=Listen(port=0),
+    )
+    with session.start(recipe, Run.create("embedded", runs=tmp_path)) as live:
+        ladder = verify(live.endpoint, Options(thinking="yes", seed=3), only=RUNGS)
+
+    assert [(rung.name, rung.verdict, rung.reason) for rung in ladder.rungs] == [(name, "pass", "") for name in RUNGS]
+    assert ladder.engine == "llama.cpp"
