@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton.language as tl
 
+from .experts import KINDS, launch
 from .shapes import Shape, call, empty, whole
 
 # The engine's files by name; where they lie changes from version to version, and the KV writer changed its name too.
@@ -43,7 +43,7 @@ def cases(root: Path, shape: Shape) -> Iterator[Case]:
         yield f"extend attention, full {full}/{shape.v}, {new} new", _extend(root, shape, new, absorbed=False)
     for batch in shape.decode:
         yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode(root, shape, batch)
-    for kind in ("bf16", "fp8_w8a8", "fp8_w8a8 block", "int4_w4a16"):
+    for kind in KINDS:
         for tokens in shape.moe_tokens:
             yield f"fused MoE {kind}, {tokens} tokens", _moe(root, shape, kind, tokens)
     yield f"KV cache writer, {shape.kv}", _writer(root, shape)
@@ -106,57 +106,8 @@ def _decode(root: Path, shape: Shape, batch: int) -> Callable[[], Any]:
 
 def _moe(root: Path, shape: Shape, kind: str, tokens: int) -> Callable[[], Any]:
     def run() -> Any:
-        kernels, configs = module(root, "moe"), module(root, "moe_config")
-        name, block = kind.split()[0], [128, 128] if kind.endswith("block") else None
-        experts, hidden, width = shape.experts, shape.hidden, shape.intermediate
-        group = [0, 32] if name == "int4_w4a16" else block
-        config = call(
-            configs.get_default_config,
-            M=tokens,
-            E=experts,
-            N=width,
-            K=hidden,
-            topk=shape.used,
-            dtype=None if name == "bf16" else name,
-            is_marlin=False,
-            block_shape=group,
-        )
-        padded = tokens * shape.used + experts * (config["BLOCK_SIZE_M"] - 1)
-        a_type, b_type, packed = torch.bfloat16, torch.bfloat16, 1
-        a_scale = b_scale = None
-        if name == "fp8_w8a8":
-            a_type = b_type = torch.float8_e4m3fn
-            a_scale = empty(tokens, hidden // 128, dtype=torch.float32) if block else empty(1, dtype=torch.float32)
-            sizes = (experts, 2 * width // 128, hidden // 128) if block else (experts,)
-            b_scale = empty(*sizes, dtype=torch.float32)
-        elif name == "int4_w4a16":
-            b_type, packed = torch.uint8, 2
-            b_scale = empty(experts, 2 * width, hidden // 32)
-        return call(
-            kernels.invoke_fused_moe_kernel,
-            A=empty(tokens, hidden, dtype=a_type if not block else torch.bfloat16),
-            B=empty(experts, 2 * width, hidden // packed, dtype=b_type),
-            bias=None,
-            C=empty(tokens, shape.used, 2 * width),
-            A_scale=None if block else a_scale,
-            B_scale=b_scale,
-            B_zp=None,
-            topk_weights=empty(tokens, shape.used, dtype=torch.float32),
-            topk_ids=whole(tokens, shape.used),
-            sorted_token_ids=whole(padded),
-            expert_ids=whole(-(-padded // config["BLOCK_SIZE_M"])),
-            num_tokens_post_padded=whole(1),
-            mul_routed_weight=False,
-            top_k=shape.used,
-            config=config,
-            compute_type=tl.bfloat16,
-            use_fp8_w8a8=name == "fp8_w8a8",
-            use_int8_w8a8=False,
-            use_int8_w8a16=False,
-            use_int4_w4a16=name == "int4_w4a16",
-            per_channel_quant=False,
-            block_shape=group,
-        )
+        choose = module(root, "moe_config").get_default_config
+        return launch(shape, kind, tokens, choose=choose, invoke=module(root, "moe").invoke_fused_moe_kernel)
 
     return run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton.language as tl
 
+from .experts import KINDS, launch
 from .shapes import Shape, call, empty, whole
 
 _DECODE = ("vllm.v1.attention.ops.triton_decode_attention", "vllm.attention.ops.triton_decode_attention")
@@ -19,7 +19,7 @@ def cases(root: Path, shape: Shape) -> Iterator[Case]:
     """Every launch this model and recipe would make, as (name, call)."""
     for batch in shape.decode:
         yield f"MLA decode, batch {batch}, {shape.kv} cache", _decode(root, shape, batch)
-    for kind in ("bf16", "fp8_w8a8", "fp8_w8a8 block", "int4_w4a16"):
+    for kind in KINDS:
         for tokens in shape.moe_tokens:
             yield f"fused MoE {kind}, {tokens} tokens", _moe(shape, kind, tokens)
 
@@ -53,75 +53,16 @@ def _decode(root: Path, shape: Shape, batch: int) -> Callable[[], Any]:
 
 def _moe(shape: Shape, kind: str, tokens: int) -> Callable[[], Any]:
     def run() -> Any:
-        kernels = importlib.import_module(_MOE)
-        name, block = kind.split()[0], [128, 128] if kind.endswith("block") else None
-        group = [0, 32] if name == "int4_w4a16" else block
-        experts, hidden, width = shape.experts, shape.hidden, shape.intermediate
-        cuda = getattr(kernels, "should_moe_wna16_use_cuda", None)
-        if name == "int4_w4a16" and cuda and cuda(tokens * shape.used, 32, experts, 4):
-            raise NotTriton("goes to the CUDA moe_wna16 kernel at this size")
-        config = call(
-            kernels.get_default_config,
-            M=tokens,
-            E=experts,
-            N=width,
-            K=hidden,
-            topk=shape.used,
-            dtype=None if name == "bf16" else name,
-            is_marlin=False,
-            block_shape=group,
-        )
-        common = _common(shape, tokens, config)
-        if name == "int4_w4a16":
-            return call(
-                kernels.invoke_fused_moe_wna16_triton_kernel,
-                A=empty(tokens, hidden),
-                B=empty(experts, 2 * width, hidden // 2, dtype=torch.uint8),
-                B_scale=empty(experts, 2 * width, hidden // 32),
-                B_zp=None,
-                block_shape=group,
-                use_int8_w8a16=False,
-                use_int4_w4a16=True,
-                **common,
-            )
-        fp8 = name == "fp8_w8a8"
-        element = torch.float8_e4m3fn if fp8 else torch.bfloat16
-        a_scale = b_scale = None
-        if fp8:
-            a_scale = empty(tokens, hidden // 128, dtype=torch.float32) if block else empty(1, dtype=torch.float32)
-            sizes = (experts, 2 * width // 128, hidden // 128) if block else (experts,)
-            b_scale = empty(*sizes, dtype=torch.float32)
-        return call(
-            kernels.invoke_fused_moe_triton_kernel,
-            A=empty(tokens, hidden, dtype=element),
-            B=empty(experts, 2 * width, hidden, dtype=element),
-            A_scale=a_scale,
-            B_scale=b_scale,
-            use_fp8_w8a8=fp8,
-            use_int8_w8a8=False,
-            use_int8_w8a16=False,
-            use_int4_w4a16=False,
-            per_channel_quant=False,
-            block_shape=block,
-            **common,
-        )
+        kernels: Any = importlib.import_module(_MOE)
+        invoke = kernels.invoke_fused_moe_triton_kernel
+        if kind == "int4_w4a16":
+            elsewhere = getattr(kernels, "should_moe_wna16_use_cuda", None)
+            if elsewhere and elsewhere(tokens * shape.used, 32, shape.experts, 4):
+                raise NotTriton("goes to the CUDA moe_wna16 kernel at this size")
+            invoke = kernels.invoke_fused_moe_wna16_triton_kernel
+        return launch(shape, kind, tokens, choose=kernels.get_default_config, invoke=invoke)
 
     return run
-
-
-def _common(shape: Shape, tokens: int, config: dict[str, int]) -> dict[str, Any]:
-    padded = tokens * shape.used + shape.experts * (config["BLOCK_SIZE_M"] - 1)
-    return {
-        "C": empty(tokens, shape.used, 2 * shape.intermediate),
-        "topk_weights": empty(tokens, shape.used, dtype=torch.float32),
-        "sorted_token_ids": whole(padded),
-        "expert_ids": whole(-(-padded // config["BLOCK_SIZE_M"])),
-        "num_tokens_post_padded": whole(1),
-        "mul_routed_weight": False,
-        "top_k": shape.used,
-        "config": config,
-        "compute_type": tl.bfloat16,
-    }
 
 
 class NotTriton(Exception):
