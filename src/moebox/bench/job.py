@@ -47,7 +47,6 @@ class Gauge:
     bytes: int = 0
     batches: int = 0
     peak_batch: int = 0  # sockets found readable at once
-    unstamped: int = 0  # reads the kernel gave no time for
     retried: int = 0  # sent again because a kept connection turned out to be closed
     naps: int = 0
     lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by how long they waited: quarter octaves of us

@@ -133,8 +133,8 @@ class Lane:
         """Send a request; the reason when the connection is gone."""
         self.talk, self.due = talk, due
         self.tape = Tape(keep=talk.keep)
-        self.quiet, self.mark, self.seen = False, 0, 0
-        self.awaiting = self.context is None
+        self.mark = self.seen = 0
+        self.awaiting = self.quiet = self.context is None
         self.closes = False
         self.stage = Stage.BUSY
         if self.context is not None:
@@ -247,6 +247,9 @@ def feed(tape: Tape, messages: list[Message], offset: int) -> None:
     """Hand over what was read, each with the time the kernel received it."""
     if messages:
         datas, sides, _, _ = zip(*messages, strict=True)
+        if not all(sides):  # the kernel gave no time: the moment it is looked at is the best there is
+            now = [(0, 0, stamp_now(offset))]
+            sides = tuple(side or now for side in sides)
         tape.feed(datas, times_of(b"".join([side[0][2] for side in sides]), offset))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from moebox.bench.ended import Ended, judge
 from moebox.bench.job import Gauge, Job, Progress
-from moebox.bench.lane import BUFFER, Lane, Message, Stage, opens_stream, stamp_now
+from moebox.bench.lane import BUFFER, Lane, Stage, opens_stream
 from moebox.bench.pace import Pace
 from moebox.bench.samples import CANCELLED, COMPLETED, FAILED, Samples
 from moebox.bench.talk import Talk
@@ -26,8 +26,8 @@ TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
 LONGEST_NAP_S = 0.004  # keeps a closed loop's next request from being late by more than that
 BUSY_READS = 2000  # reads a second from which on napping pays
 BATCH = 1024  # sockets taken from one poll
-UNREAD = 64  # reads kept unparsed for each stream: bounds memory at about 30 KB a stream
-MOST_BACKLOG = 1024  # items of it from which on looking at them no longer waits for a quiet moment
+UNREAD = 16384  # reads kept unparsed over all streams: few enough to be still in the processor's cache when parsed
+MOST_BACKLOG = 512  # items of it beyond which looking at them does not wait for a quiet moment: bounds memory
 AT_ONCE = 64  # requests sent before looking at the network again
 EVENT_END, STREAM_END = b"\n\n\r\n", b"\r\n0\r\n\r\n"
 BACK_OFF = 500_000_000  # ns before a lane asks again after a refusal (HTTP 429 or 503, or no connection)
@@ -47,7 +47,9 @@ class Loop:
         self._context = dial.tls_context(job.target) if job.target.tls else None
         head = dial.head(job.target, job.path, length=-1, headers=job.headers, accept="text/event-stream")
         self._head = head.replace(b"%", b"%%").replace(b"Content-Length: -1", b"Content-Length: %d")
-        self.lanes: list[Lane | None] = []  # by file descriptor
+        self._nobody = Lane(-1, self.poller, None)
+        self.lanes: list[Lane] = []  # by file descriptor; `_nobody` where there is none
+        self._unread = max(8, min(64, UNREAD // min(self.pace.lanes, UNREAD)))
         self._all: list[Lane] = []
         self._idle: list[Lane] = []
         self._backlog: deque[Lane | Ended] = deque()  # read, to be looked at when there is time
@@ -109,14 +111,11 @@ class Loop:
 
     def _pump(self) -> None:
         """Wait for the network once, and read what has come."""
-        lanes, gauge, side_bytes = self.lanes, self.gauge, dial.SIDE_BYTES
+        lanes, unread, side_bytes = self.lanes, self._unread, dial.SIDE_BYTES
         ready = self.poller.poll(self._patience(), BATCH)
-        first: Message | None = None
         for fd, mask in ready:
             lane = lanes[fd]
-            if lane is None:
-                continue
-            if mask == 1 and (lane.quiet or lane.awaiting):  # EPOLLIN alone, on a plain stream: the usual case
+            if mask == 1 and lane.quiet:  # EPOLLIN alone, in the middle of a plain stream: the usual case
                 try:
                     message = lane.recv(BUFFER, side_bytes)
                 except BlockingIOError:
@@ -124,38 +123,39 @@ class Loop:
                 except OSError:
                     self._lost(lane)
                     continue
-                data = message[0]
-                if data and message[1]:
-                    got = lane.got
-                    got.append(message)
-                    first = first or message
-                    if lane.awaiting:
-                        lane.awaiting = False
-                        lane.quiet = opens_stream(data)
-                        if not lane.quiet:
-                            self._settle(lane)
-                    elif data[-4:] == EVENT_END:
-                        if len(got) >= UNREAD:
-                            lane.pending.append(got)
-                            lane.got = []
-                            self._backlog.append(lane)
-                    elif data[-7:] == STREAM_END and b"[DONE]" in data:
-                        self._hand_over(lane)
-                    else:
-                        self._settle(lane)
-                    continue
-                if data:
-                    gauge.unstamped += 1
-                    lane.got.append((data, [(0, 0, stamp_now(self._offset))], 0, None))
-                    self._settle(lane)
-                    continue
-            self._event(lane, mask)
+                got = lane.got
+                got.append(message)
+                if message[0][-4:] != EVENT_END or len(got) >= unread:
+                    self._unusual(lane, message[0])
+            else:
+                self._event(lane, mask)
         if ready:
-            gauge.batches += 1
-            gauge.reads += len(ready)
-            gauge.peak_batch = max(gauge.peak_batch, len(ready))
-            if first:
-                self._note_lag(first[1][0][2], len(ready))
+            self.gauge.batches += 1
+            self.gauge.reads += len(ready)
+            self.gauge.peak_batch = max(self.gauge.peak_batch, len(ready))
+            oldest = lanes[ready[0][0]].got
+            if oldest and oldest[-1][1]:
+                self._note_lag(oldest[-1][1][0][2], len(ready))
+
+    def _unusual(self, lane: Lane, data: bytes) -> None:
+        """What was just read is the first or the last of a reply, half an event, or one too many to leave lying."""
+        if not data:
+            lane.got.pop()
+            self._settle(lane)
+            if lane.stage is Stage.BUSY:
+                self._lost(lane)
+        elif lane.awaiting and len(lane.got) == 1:
+            lane.awaiting = False
+            if not opens_stream(data):
+                self._settle(lane)
+        elif data[-4:] == EVENT_END:
+            lane.pending.append(lane.got)
+            lane.got = []
+            self._backlog.append(lane)
+        elif data[-7:] == STREAM_END and b"[DONE]" in data:
+            self._hand_over(lane)
+        else:
+            self._settle(lane)
 
     def _note_lag(self, stamp: bytes, reads: int) -> None:
         """How long the oldest read of a batch had waited when the batch was done: no read of it waited longer."""
@@ -165,6 +165,8 @@ class Loop:
 
     def _event(self, lane: Lane, mask: int) -> None:
         """Anything but plain bytes in the middle of a stream."""
+        if lane is self._nobody:
+            return
         if lane.stage is Stage.CONNECTING:
             self._up(lane, lane.connected(self.job.target.host))
             return
@@ -271,7 +273,7 @@ class Loop:
     def _work_off(self, now: int) -> None:
         """Look at what was read for as long as a nap would last, and nap for the rest of it."""
         until = now + int(self._nap_s * 1e9)
-        spare = 8 if len(self._backlog) > MOST_BACKLOG else 1
+        spare = max(1, len(self._backlog) - MOST_BACKLOG)
         while self._backlog and (spare > 0 or time.monotonic_ns() < until):
             self._look_at(self._backlog.popleft())
             spare -= 1
@@ -330,13 +332,15 @@ class Loop:
         self.tell(Progress(worker=self.job.worker, **counts, in_flight=flight, ttft_ms=ttft, cpu_share=share))
 
     def _check(self, lane: Lane, now: int) -> None:
-        seen = lane.mark + len(lane.got) + UNREAD * len(lane.pending)
+        seen = lane.mark + len(lane.got) + self._unread * len(lane.pending)
         if seen != lane.seen or not lane.alive:
             lane.seen, lane.alive = seen, now
             return
         silent = (now - lane.alive) / 1e9
         if silent > 1 and lane.quiet:
-            lane.look(self._offset)
+            self._settle(lane)
+            if lane.talk is None:
+                return
         if lane.tape.done and silent > 2:  # [DONE] came, the end of the response did not
             self._end_early(lane, now, *judge(lane.tape))
         elif silent > self.load.stall_s:
@@ -375,7 +379,7 @@ class Loop:
 
     def _watch(self, lane: Lane) -> None:
         if lane.fd >= len(self.lanes):
-            self.lanes.extend([None] * (lane.fd + 64 - len(self.lanes)))
+            self.lanes.extend([self._nobody] * (lane.fd + 64 - len(self.lanes)))
         if lane.fd >= 0:
             self.lanes[lane.fd] = lane
             if not lane.kernel:
@@ -383,7 +387,7 @@ class Loop:
 
     def _drop(self, lane: Lane) -> None:
         if lane.fd >= 0:
-            self.lanes[lane.fd] = None
+            self.lanes[lane.fd] = self._nobody
         lane.close()
         lane.quiet = lane.awaiting = False
 
@@ -393,6 +397,4 @@ class Loop:
             if not any(lane.stage in (Stage.CONNECTING, Stage.HANDSHAKE) for lane in self._all):
                 return
             for fd, mask in self.poller.poll(0.05, BATCH):
-                lane = self.lanes[fd]
-                if lane is not None:
-                    self._event(lane, mask)
+                self._event(self.lanes[fd], mask)

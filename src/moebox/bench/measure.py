@@ -112,7 +112,7 @@ def document(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, war
     load, work, samples = job.load, job.workload, driven.samples
     figures = metrics.summary(samples, slo=slo, prompt_tokens=work.input_tokens)
     unlimited = bool(load.rate) and not load.concurrency
-    own = client(samples, driven.gauges, open_loop=unlimited, itl_ms=figures["median_itl_ms"])
+    own = client(samples, driven.gauges, open_loop=unlimited, itl_ms=figures["mean_chunk_gap_ms"])
     return {
         "format": FORMAT,
         "kind": "serving",

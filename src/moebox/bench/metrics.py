@@ -15,7 +15,7 @@ from moebox.core.measure import Slo
 from moebox.stream import CONTENT
 
 PERCENTILES = (50, 90, 95, 99)
-EXACT = 200_000  # values up to which a distribution is kept exactly; above it, to a tenth of a microsecond
+EXACT = 200_000  # values up to which a distribution is kept exactly; above it, to a microsecond, which bounds memory
 MOST_BINS = 600  # of a timeline
 
 
@@ -145,13 +145,13 @@ def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "
         for i in range(one.request.first + 1, one.request.last):
             now, count = time[i], tokens[i]
             gap = now - chunk_before
-            by_chunk[gap if exact else gap // 100] += 1
+            by_chunk[gap if exact else gap // 1000] += 1
             chunk_before = now
             if count:
                 share = (now - before) / count
-                by_token[share if exact else share // 100] += count
+                by_token[share if exact else share // 1000] += count
                 before = now
-    scale = 1e6 if exact else 1e4
+    scale = 1e6 if exact else 1e3
     return Counter({k / scale: n for k, n in by_token.items()}), Counter({k / scale: n for k, n in by_chunk.items()})
 
 
