@@ -18,12 +18,12 @@ from moebox.store import Run
 from tests.report.making import a_run, level
 
 MEASURED = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from moebox.report.files import write_report
 from moebox.store import Run
 write_report([Run(Path(sys.argv[1]))], Path(sys.argv[2]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 

@@ -31,6 +31,7 @@ from moebox.store import Run
 PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
 FIRST_WORD_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
 LOOK_S = 0.1
+GRACE_S = 5.0  # for a guard to write its last word, beyond the waits of its ladder
 ASK_S = 0.5
 SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
 Ladder = Sequence[tuple[str, float]]
@@ -243,7 +244,7 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
     """Start the engine under its guard, once nothing speaks against it; it is not ready yet."""
     recipe = order.recipe
     name = run.id
-    if any(one.id == name and one.alive for one in state.instances()):
+    if not _ended(name):
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
     held = [f"port-{order.launch.port}", *(f"gpu-{card}" for card in order.gpus)]
     with state.leases(held, name) as leases:
@@ -278,6 +279,16 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
         )
     )
     return Session(order, run, instance, guard, start=begins, listener=listener)
+
+
+def _ended(name: str) -> bool:
+    """Whether no engine of this run lives; one whose moebox was killed gets the time its guard takes to stop it."""
+    until = time.monotonic() + sum(wait for _, wait in LADDER) + GRACE_S
+    while True:
+        alive = [one for one in state.instances() if one.id == name and one.alive]
+        if not alive or alive[0].detached or time.monotonic() > until:
+            return not alive
+        time.sleep(LOOK_S)
 
 
 def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder) -> "subprocess.Popen[bytes]":
