@@ -23,6 +23,7 @@ from moebox.bench.workloads import Source
 from moebox.stream import dial
 
 TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
+GLANCE = 50_000_000  # ns between looks at how busy the streams are
 LONGEST_NAP_S = 0.004  # keeps a closed loop's next request from being late by more than that
 BUSY_READS = 2000  # reads a second from which on napping pays
 BATCH = 1024  # sockets taken from one poll
@@ -77,15 +78,17 @@ class Loop:
         self.pace.start(zero)
         usage, system = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
         began = tick = time.monotonic_ns()
-        reads_before, cpu_before = 0, usage
+        cpu_before, glance, reads_before = usage, began, 0
         while self.pace.pending or self._in_flight():
             self._pump()
             now = time.monotonic_ns()
+            if now - glance >= GLANCE:
+                self._nap_s = self._nap((self.gauge.reads - reads_before) * 1e9 / (now - glance))
+                glance, reads_before = now, self.gauge.reads
             if now - tick >= TICK:
                 share = (time.process_time() - cpu_before) * 1e9 / (now - tick)
                 self.gauge.peak_cpu_share = max(self.gauge.peak_cpu_share, share)
-                self._nap_s = self._nap((self.gauge.reads - reads_before) * 1e9 / (now - tick))
-                tick, reads_before, cpu_before = now, self.gauge.reads, time.process_time()
+                tick, cpu_before = now, time.process_time()
                 self._look_around(now, share)
                 if not self._stopping and stopped():
                     self._stop()

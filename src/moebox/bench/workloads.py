@@ -20,7 +20,7 @@ from moebox.bench.talk import Single, Talk
 from moebox.core.measure import Workload
 
 STRETCH = 65536  # words in the long stretch; longer prompts wrap around
-OWN = 12  # words at the head of each prompt that are its own
+OWN = 4  # words at the head of each prompt that are its own: one in 10^10 prompts shares them with another
 BLOCK = 512  # tokens behind one hash id of a trace (the published Mooncake traces)
 
 

@@ -95,19 +95,14 @@ class Body:
                 return self._refuse(f"not an HTTP/1.1 response: {raw[:40]!r}")
             return b""
         self._raw = b""
-        lines = raw[:end].split(b"\r\n")
-        version, _, rest = lines[0].partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-            return self._refuse(f"not an HTTP/1.1 response: {lines[0][:40]!r}")
-        status = int(rest[:3])
+        parsed = _HEADS.get(raw[:end]) or _parse_head(raw[:end])
+        if parsed is None:
+            return self._refuse(f"not an HTTP/1.1 response: {raw[:40]!r}")
+        status, headers = parsed
         if 100 <= status < 200:  # "100 Continue": the real head follows
             return raw[end + 4 :]
         self.status = status
-        for line in lines[1:]:
-            name, _, value = line.partition(b":")
-            self.headers[name.strip().lower()] = value.strip()
-        if version == b"HTTP/1.0":
-            self.headers.setdefault(b"connection", b"close")
+        self.headers = dict(headers)
         self.streamed = status == 200 and self.headers.get(b"content-type", b"").startswith(b"text/event-stream")
         return self._frame(raw[end + 4 :])
 
@@ -177,6 +172,29 @@ class Body:
         self.problem = self.problem or problem
         self.state = State.OVER
         return b""
+
+
+# Heads already seen: a server sends the same one to thousands of requests.
+_HEADS: dict[bytes, tuple[int, dict[bytes, bytes]]] = {}
+_MOST_HEADS = 64
+
+
+def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
+    """Status and headers, names in lower case; None where it is not a head of HTTP/1.x."""
+    lines = head.split(b"\r\n")
+    version, _, rest = lines[0].partition(b" ")
+    if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
+        return None
+    headers = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        headers[name.strip().lower()] = value.strip()
+    if version == b"HTTP/1.0":
+        headers.setdefault(b"connection", b"close")
+    if len(_HEADS) >= _MOST_HEADS:
+        _HEADS.clear()
+    _HEADS[head] = int(rest[:3]), headers
+    return _HEADS[head]
 
 
 def _data_of(line: bytes) -> list[bytes]:

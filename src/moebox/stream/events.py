@@ -3,8 +3,7 @@
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,16 +12,15 @@ _TEXTS = (("content", CONTENT), ("text", CONTENT), ("reasoning_content", REASONI
 _decode = msgspec.json.Decoder().decode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """One decoded event. `usage` is (prompt, completion, cached, reasoning) tokens, -1 where not told."""
 
+    data: dict[str, Any]
     kind: int = 0
     text: str = ""
     finish: str = ""
     error: str = ""
     usage: tuple[int, int, int, int] | None = None
-    data: dict[str, Any]
 
 
 def decode(payload: bytes) -> Event | None:
@@ -34,9 +32,25 @@ def decode(payload: bytes) -> Event | None:
     if not isinstance(data, dict):
         return None
     kind, text, finish = _choice(data)
-    return Event(
-        kind=kind, text=text, finish=finish, error=_error(data.get("error")), usage=_usage(data.get("usage")), data=data
-    )
+    return Event(data, kind, text, finish, _error(data.get("error")), _usage(data.get("usage")))
+
+
+# Events without tokens (role, finish, usage) say the same in reply after reply but for the id they open with.
+_SEEN: dict[bytes, Event] = {}
+_MOST_SEEN = 256
+
+
+def recall(payload: bytes) -> Event | None:
+    """`decode`, remembering events without tokens by what follows their id."""
+    key = payload[payload.find(b'"', 7) :] if payload.startswith(b'{"id":"') else payload
+    event = _SEEN.get(key)
+    if event is None:
+        event = decode(payload)
+        if event is not None and not event.kind and len(key) < 2048:
+            if len(_SEEN) >= _MOST_SEEN:
+                _SEEN.clear()
+            _SEEN[key] = event
+    return event
 
 
 def describe(status: int, payload: bytes) -> str:

@@ -1,12 +1,14 @@
 """Events that differ from the one before only in their text, told by comparing bytes.
 
 A server writes the events of one stream from one template: same id, same model, same keys, another text. Once one of
-them has been decoded, a segment that is one whole HTTP chunk, opens as that event did, closes as it did and has no
-quote between is a token of the same kind; its JSON need not be read.
+them has been decoded, an HTTP chunk that opens as that event did, closes as it did and has no quote between is a
+token of the same kind; its JSON need not be read.
 """
 
+import bisect
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 from moebox.stream.events import CONTENT, REASONING
@@ -26,84 +28,75 @@ class Shape:
 
     def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
         self.opening = opening  # from "data: " up to the text
-        self.close = close  # from the text's closing quote to the end of the chunk
+        self.close = close  # from the text's closing quote to the end of the event
         self.kind = kind
 
-    def run(self, segments: Sequence[bytes], at: int) -> int:
-        """The first segment from `at` on that is not of this shape.
+    def sizes(self, parts: Sequence[bytes], *, end: bytes = b"") -> list[int] | None:
+        """Bytes of the event in each part, followed by `end`, if every one is of this shape, else None.
 
-        All are looked at together, one property after the other, so that the interpreter takes no step for each: that
-        halves the time of a loop.
+        A part is a chunk up to, but without, the blank line of its event. All are looked at together, one property
+        after the other, so that the interpreter takes no step for each: half the time of a loop.
         """
-        if not segments[at].endswith(self.close):
-            return at
-        part = segments[at:] if at else segments
-        part = part[: _first_not(map(bytes.endswith, part, repeat(self.close)), len(part))]
-        lines = [_LINES.get(length) or _line(length) for length in map(len, part)]
-        part = part[: _first_not(map(bytes.startswith, part, lines), len(part))]
-        starts = [len(line) for line in lines]
-        part = part[: _first_not(map(bytes.startswith, part, repeat(self.opening), starts), len(part))]
-        width, tail = len(self.opening), -len(self.close)
-        texts = [segment[start + width : tail] for segment, start in zip(part, starts, strict=False)]
+        close = self.close + end
+        if not all(map(bytes.endswith, parts, repeat(close))):
+            return None
+        lengths = [len(part) - len(end) for part in parts] if end else list(map(len, parts))
+        lines = [_LINES.get(length) or _line(length) for length in lengths]
+        starts = list(map(len, lines))
+        if not (
+            all(map(bytes.startswith, parts, lines)) and all(map(bytes.startswith, parts, repeat(self.opening), starts))
+        ):
+            return None
+        width, tail = len(self.opening), -len(close)
+        texts = [part[start + width : tail] for part, start in zip(parts, starts, strict=True)]
         together = b"".join(texts)
         if b'"' in together or b"\n" in together or not all(texts):
-            return at + next(i for i, text in enumerate(texts) if not text or b'"' in text or b"\n" in text)
-        return at + len(part)
+            return None
+        return [length - start - 6 for length, start in zip(lengths, starts, strict=True)]
 
 
-def _first_not(found: Iterable[bool], otherwise: int) -> int:
-    """Where the first False is."""
-    try:
-        return list(found).index(False)
-    except ValueError:
-        return otherwise
-
-
-# Segment length -> the size line of the one chunk it would hold; the same few lengths come again and again.
+# Length of a part -> the size line of the one chunk it would be; the same few lengths come again and again.
 _LINES: dict[int, bytes] = {}
-_SIZES: dict[int, int] = {}  # segment length -> bytes of its event
 
 
 def _line(length: int) -> bytes:
     for digits in range(1, 9):
-        line = b"%x\r\n" % max(length - digits - 4, 0)
+        line = b"%x\r\n" % max(length - digits, 0)  # the chunk holds the blank line besides
         if len(line) == digits + 2:
             _LINES[length] = line
-            _SIZES[length] = length - len(line) - len(b"data: ") - len(END)
             return line
-    return b"\0"  # no chunk has this length, and no segment opens so
-
-
-def sizes(segments: Sequence[bytes]) -> "map[int]":
-    """Bytes of the event in each of these segments, which are of some shape."""
-    return map(_SIZES.__getitem__, map(len, segments))
-
-
-def payload_of(segment: bytes) -> bytes | None:
-    """The data of the one event in a segment that is one whole chunk holding one line of data; None for any other."""
-    line = _LINES.get(len(segment)) or _line(len(segment))
-    start = len(line) + 6
-    if not segment.endswith(END) or not segment.startswith(line) or segment[len(line) : start] != b"data: ":
-        return None
-    payload = segment[start:-4]
-    return None if b"\n" in payload else payload
+    return b"\0"  # no chunk has this length, and no part opens so
 
 
 def shape_of(payload: bytes, kind: int) -> Shape | None:
     """The shape of an event that carried text of this kind, if it has the usual one."""
     pattern = _TEXT.get(kind)
     found = pattern.search(payload) if pattern else None
-    return Shape(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :] + END, kind) if found else None
+    return Shape(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :], kind) if found else None
 
 
-def pieces(segments: Sequence[bytes], times: Sequence[int]) -> tuple[list[bytes], list[int]]:
-    """Segments cut behind each event that ends with its chunk, so that each piece can be told by its shape."""
-    cut: list[bytes] = []
-    when: list[int] = []
-    for segment, time in zip(segments, times, strict=True):
-        *whole, rest = segment.split(END)
-        cut += [piece + END for piece in whole]
-        if rest:
-            cut.append(rest)
-        when += [time] * (len(whole) + bool(rest))
-    return cut, when
+def payload_of(part: bytes) -> bytes | None:
+    """The data of the one event in a part that is a whole chunk holding one line of data; None for any other."""
+    line = part.find(b"\r\n")
+    start = line + 8
+    if part[line + 2 : start] != b"data: ":
+        return None
+    payload = part[start:]
+    try:
+        whole = int(part[:line], 16) == len(payload) + 8
+    except ValueError:
+        return None
+    return payload if whole and b"\n" not in payload else None
+
+
+def parts_of(segments: Sequence[bytes], times: Sequence[int]) -> tuple[list[bytes], Sequence[int], bytes]:
+    """Segments cut behind each event that ends with its chunk: the parts, when each ended, and what is left over."""
+    *parts, rest = b"".join(segments).split(END)
+    if all(map(bytes.endswith, segments, repeat(END))):
+        if len(parts) == len(segments):
+            return parts, times, rest
+        counts = map(bytes.count, segments, repeat(END))
+        return parts, [time for time, count in zip(times, counts, strict=True) for _ in range(count)], rest
+    ends = list(itertools.accumulate(map(len, segments)))
+    at = itertools.accumulate(len(part) + len(END) for part in parts)
+    return parts, [times[bisect.bisect_left(ends, end)] for end in at], rest

@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Sequence
 
 from moebox.stream.body import Body
-from moebox.stream.events import Event, decode, describe, tokens_by_chunk
-from moebox.stream.shape import Shape, payload_of, pieces, shape_of, sizes
+from moebox.stream.events import Event, decode, describe, recall, tokens_by_chunk
+from moebox.stream.shape import END, Shape, parts_of, payload_of, shape_of
 
 
 class Tape:
@@ -65,29 +65,43 @@ class Tape:
 
     def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
         """Take what was read; `times[i]` is when `segments[i]` came."""
-        at = self._alike(segments, times, 0)
-        if at == len(segments):
-            return
-        segments, times = pieces(segments[at:], times[at:])  # many chunks may have come together, or part of one
-        at = 0
-        while at < len(segments):
-            at += self._alike(segments, times, at)
-            if at < len(segments):
-                self._long_way(segments[at], times[at])
-                at += 1
-
-    def _alike(self, segments: Sequence[bytes], times: Sequence[int], at: int) -> int:
-        """Take the segments from `at` on that have the shape of the event before; how many they are."""
         shape = self._shape
-        if shape is None or not self.body.between or not segments:
-            return 0
-        run = shape.run(segments, at)
-        if run > at:
-            self.times.extend(times[at:run])
-            self.kinds.frombytes(bytes((shape.kind,)) * (run - at))
-            self.sizes.extend(sizes(segments[at:run]))
-            self.events += run - at
-        return run - at
+        if shape is not None and self.body.between and (sizes := shape.sizes(segments, end=END)) is not None:
+            self._keep(times, sizes, shape.kind)
+            return
+        parts, when, rest = parts_of(segments, times)
+        at = 0
+        while at < len(parts):
+            upto = self._alike(parts, when, at)
+            if upto == at:
+                self._long_way(parts[at], when[at], whole=True)
+                upto += 1
+            at = upto
+        if rest:
+            self._long_way(rest, times[-1], whole=False)
+
+    def _alike(self, parts: Sequence[bytes], times: Sequence[int], at: int) -> int:
+        """Take the parts from `at` on that have the shape of the event before; where they end."""
+        shape = self._shape
+        if shape is None or not self.body.between or shape.opening not in parts[at]:
+            return at
+        upto = len(parts)
+        while upto - 1 > at and shape.opening not in parts[upto - 1]:  # the end of a reply looks different
+            upto -= 1
+        sizes = shape.sizes(parts[at:upto])
+        if sizes is None:  # something odd among them: only as far as single looks go
+            upto = at + 1
+            sizes = shape.sizes(parts[at:upto])
+        if sizes is None:
+            return at
+        self._keep(times[at:upto], sizes, shape.kind)
+        return upto
+
+    def _keep(self, times: Sequence[int], sizes: Sequence[int], kind: int) -> None:
+        self.times.extend(times)
+        self.kinds.frombytes(bytes((kind,)) * len(times))
+        self.sizes.extend(sizes)
+        self.events += len(times)
 
     def end(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
@@ -102,11 +116,13 @@ class Tape:
         """How many tokens each event carried, summing to the server's own count where it gave one."""
         return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
 
-    def _long_way(self, segment: bytes, time: int) -> None:
-        if self.body.between and self.body.streamed and (payload := payload_of(segment)) is not None:
+    def _long_way(self, part: bytes, time: int, *, whole: bool) -> None:
+        """Take bytes that need reading; `whole` parts were cut before the blank line of an event."""
+        body = self.body
+        if whole and body.between and body.streamed and (payload := payload_of(part)) is not None:
             self._take((payload,), time)
             return
-        self._take(self.body.feed(segment), time)
+        self._take(body.feed(part + END if whole else part), time)
         self._settle(time)
 
     def _settle(self, time: int) -> None:
@@ -122,7 +138,7 @@ class Tape:
             if payload == b"[DONE]":
                 self.done = True
                 continue
-            event = decode(payload)
+            event = recall(payload)
             if event is None:
                 if cut:  # half an event: the stream was cut, which `done` and `finish` tell
                     self.events -= 1
