@@ -21,12 +21,13 @@ from moebox.flows import answers, settings
 from moebox.flows.gain import gain
 from moebox.flows.pace import pace
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
-from moebox.serve import session
+from moebox.serve import session, state
 from moebox.store import Run
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 
 TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
+SETTLE_S = 120.0  # longer than a guard's whole way from a polite stop to a kill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,18 @@ def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
     table = run.read_json(TABLE) or {"steps": []}
     trials = [wire.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
     run.event("climb.resumed", steps=len(trials))
+    _settle(run)
     return trials
+
+
+def _settle(run: Run) -> None:
+    """Let the engine of a climb that was killed a moment ago go down: its guard sees to it, but not at once."""
+    until = time.monotonic() + SETTLE_S
+    while time.monotonic() < until:
+        mine = [one for one in state.instances() if Path(one.run).is_relative_to(run.path)]
+        if not any(one.alive for one in mine):
+            return
+        time.sleep(0.1)
 
 
 def _write_down(

@@ -1,7 +1,7 @@
 """The oracle as an engine: a program that takes llama-server's words, loads, logs, serves, or dies of what it is given.
 
 -c above 8192     dies like an engine without memory
--ub               words a second: a larger -ub is faster
+-ub, -c           words a second: larger is faster, by factors that no busy machine hides
 -ctk q4_0         makes it add wrongly
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
@@ -27,7 +27,7 @@ from moebox.phantom.task import Reply
 from . import bend, chat
 
 MOST_CONTEXT = 8192
-WORD_S = 0.002  # at -ub 512
+WORD_S = 0.008  # at -ub 512 and -c 2048
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def kill_parent_once(marker: str, context: int) -> None:
 def app(given: argparse.Namespace) -> Starlette:
     """The routes of a llama-server."""
     made = itertools.count()
-    delay = WORD_S * 512 / given.ub / (2 if given.spec_type else 1)
+    delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1)
 
     def bent(reply: Reply, body: bend.Body) -> Reply:
         if given.ctk == "q4_0" and reply.content.isdigit():
@@ -80,12 +80,12 @@ def app(given: argparse.Namespace) -> Starlette:
         next(made)
         if not body.get("stream"):
             return JSONResponse(chat.whole(answer))
-        slow = body["max_tokens"] in (PACED, TOKENS)  # only measurements are paced, so that ladders stay quick
+        slow = {PACED: 1.0, TOKENS: 0.2}.get(body["max_tokens"], 0)  # only measurements are paced: ladders stay quick
 
         async def events() -> AsyncIterator[bytes]:
             for chunk in chat.chunks(answer):
                 yield f"data: {json.dumps(chunk)}\n\n".encode()
-                await asyncio.sleep(delay if slow else 0)
+                await asyncio.sleep(delay * slow)
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")

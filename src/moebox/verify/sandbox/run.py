@@ -30,7 +30,7 @@ class Limits:
     """How much a piece of code may use."""
 
     time_s: float = 10.0  # by the clock
-    cpu_s: int = 2  # of computing
+    cpu_s: int = 1  # of computing; starting takes a tenth of it
     memory_bytes: int = 512 * 2**20
 
 
