@@ -125,16 +125,6 @@ def merged_calls(sent: list[Body]) -> list[Body]:
     return kept
 
 
-_held = itertools.count()
-
-
-async def hold(made: Made) -> Made:
-    """Answers once, then never again."""
-    if next(_held):
-        await asyncio.sleep(3600)
-    return made
-
-
 class Neighbours:
     """Requests that are in flight together, for faults that mix them up."""
 

@@ -1,6 +1,8 @@
 """One known breakage per name, each with the rung that is meant to catch it."""
 
+import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +33,16 @@ class Fault:
     no_anthropic: bool = False
 
 
+_held = itertools.count()
+
+
+async def hold(made: Made) -> Made:
+    """Answers once, then never again."""
+    if next(_held):
+        await asyncio.sleep(3600)
+    return made
+
+
 FAULTS: dict[str, Fault] = {
     "correct": Fault(),
     "no-anthropic": Fault(no_anthropic=True),
@@ -41,7 +53,7 @@ FAULTS: dict[str, Fault] = {
         rung="arithmetic", gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 8 else None)
     ),
     "stops-answering-midway": Fault(gate=bend.counted(lambda n: bend.error(500, "out of memory") if n > 12 else None)),
-    "never-answers": Fault(among=bend.hold),
+    "never-answers": Fault(among=hold),
     "ignores-secrets": Fault(rung="concurrency", reply=lambda reply, body: Reply(content="Z9")),
     "never-thinks": Fault(reply=lambda reply, body: dataclasses.replace(reply, reasoning="")),
     "exclaims": Fault(rung="plain", reply=bend.says(lambda text: "!" * 200)),
