@@ -172,8 +172,9 @@ class Teller:
         only = TWIN_RUNGS if self.request.twin else ()
         recipe = self._recipe()
         short = not self.request.model
-        longest = min(recipe.context * 3 // 4, 4_096 if short else 16_384)
+        longest = min(recipe.context, 1_024 if short else 16_384)
         options = Options(context=longest, trials=6 if short else 10, parallel=4)
+        options = dataclasses.replace(options, depths=(0.1, 0.9)) if short else options
 
         def climb_ladder(endpoint: Endpoint) -> Any:
             return verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
@@ -188,7 +189,9 @@ class Teller:
     def _climb(self) -> None:
         self.stand.down()
         short = not self.request.model
-        effort = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2) if short else Effort()
+        # It was verified just before, so the first step of a short climb looks only whether it is there.
+        quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
+        effort = quick if short else Effort(first=("alive", "plain"))
         asked = wire.read_toml(Recipe, self.run.path / "asked.toml")
         summit = climb(asked, self.run, effort=effort, tell=self._climbing)
         kept = [trial for trial in summit.trials if trial.kept]
