@@ -116,7 +116,8 @@ class View:
             return _ABOUT[step.name]
         if step.state in ("skipped", "failed"):
             return step.why
-        figures = ", ".join(f"{name} {_figure(value)}" for name, value in step.figures.items() if name != "report")
+        shown = {name.replace("_", " "): value for name, value in step.figures.items() if name != "report"}
+        figures = ", ".join(f"{name} {_figure(value)}" for name, value in shown.items())
         return f"{seconds(step.seconds)}{'  ' + figures if figures else ''}"
 
     def left(self) -> str:

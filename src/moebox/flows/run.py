@@ -221,6 +221,7 @@ class Teller:
     def _report(self) -> None:
         from moebox.report.files import write_report
 
+        self.run.release()  # nothing is measured any more, so the report need not say that the run goes on
         made = write_report([self.run], self.run.path / "report.html", markdown=True)
         self._figures |= {"report": str(made[0])}
 
