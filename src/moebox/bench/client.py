@@ -31,6 +31,7 @@ def client(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: fl
         "read_lag_max_ms": lag_at(lag, 1.0),
         "send_lag_p99_ms": late,
         "merged_share": merged_share(samples),
+        "estimated_share": sum(gauge.estimated for gauge in gauges) / tokens,
         "peak_ready": max((gauge.peak_batch for gauge in gauges), default=0),
         "retried": sum(gauge.retried for gauge in gauges),
         "bytes_per_chunk": BYTES_PER_CHUNK,
@@ -46,10 +47,11 @@ def reasons(client: dict[str, Any], *, open_loop: bool, itl_ms: float | None) ->
     if client["cpu_share"] > SATURATED:
         found.append(f"a client process used {client['cpu_share']:.0%} of a core; more --workers would help")
     lag, gap = client["read_lag_p99_ms"], itl_ms or 0.0
+    together = client["merged_share"] + client["estimated_share"]
     if client["clock"] == "user" and lag > max(1.0, 0.05 * gap):
         found.append(f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times")
-    if client["clock"] == "kernel" and gap and lag > gap / 2 and client["merged_share"] > MERGED:
-        found.append(f"reads were {lag:.1f} ms late (P99): {client['merged_share']:.1%} of tokens were read together")
+    if client["clock"] == "kernel" and gap and lag > gap / 2 and together > MERGED:
+        found.append(f"reads were {lag:.1f} ms late (P99): {together:.1%} of tokens were read together")
     if open_loop and client["send_lag_p99_ms"] > 10.0:
         found.append(f"requests were sent {client['send_lag_p99_ms']:.0f} ms late (P99)")
     return found

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from moebox.bench.lane import Message, feed
+from moebox.bench.lane import Got, feed
 from moebox.bench.samples import COMPLETED, EMPTY, FAILED, TRUNCATED, Samples
 from moebox.bench.talk import Talk
 from moebox.stream import CONTENT, Tape
@@ -12,17 +12,16 @@ class Ended(NamedTuple):
     """One request's last state, its lane free for the next; `unread` is still to be looked at."""
 
     tape: Tape
-    unread: list[list[Message]]
+    unread: list[Got]
     talk: Talk
     turn: int
     due: int
     sent: int
     at: int
 
-    def read(self, offset: int) -> None:
+    def read(self) -> None:
         """Look at what is left."""
-        for messages in self.unread:
-            feed(self.tape, messages, offset)
+        feed(self.tape, self.unread)
 
     def keep(self, samples: Samples, *, outcome: int | None = None, reason: str = "") -> int:
         """Add it to the samples; what became of it."""

@@ -40,15 +40,14 @@ class Gauge:
 
     clock: str = "kernel"
     cpu_s: float = 0.0
-    system_s: float = 0.0  # of cpu_s, spent in the kernel
     wall_s: float = 0.0
     peak_cpu_share: float = 0.0  # of one core, over half a second
     reads: int = 0
     bytes: int = 0
     batches: int = 0
     peak_batch: int = 0  # sockets found readable at once
+    estimated: int = 0  # events that were read late and together, their times spread over the gap
     retried: int = 0  # sent again because a kept connection turned out to be closed
-    naps: int = 0
     lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by how long they waited: quarter octaves of us
     peak_rss_bytes: int = 0
 

@@ -6,20 +6,16 @@ import os
 import select
 import socket
 import ssl
-import struct
 import time
-from array import array
 from enum import IntEnum
-from typing import Any
 
 from moebox.bench.talk import Talk
 from moebox.stream import Tape, dial
 
 READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT
 BUFFER = 8192  # bytes asked of one read; a larger one costs more to allocate than a second read (measured 2026-11-15)
-_TIMESPEC = struct.Struct("=qq")
 
-Message = tuple[bytes, list[tuple[int, int, bytes]], int, Any]  # what recvmsg returns
+Got = tuple[bytes, int]  # what was read, and the CLOCK_MONOTONIC ns at which it came
 
 
 class Stage(IntEnum):
@@ -33,7 +29,7 @@ class Stage(IntEnum):
 
 
 class Lane:
-    """A connection and the request on it. `got` holds what recvmsg gave and nobody has looked at yet."""
+    """A connection and the request on it. `got` holds what was read, and when it came, and nobody has looked at yet."""
 
     __slots__ = (
         "alive",
@@ -48,7 +44,6 @@ class Lane:
         "mark",
         "number",
         "out",
-        "pending",
         "poller",
         "quiet",
         "recv",
@@ -80,8 +75,7 @@ class Lane:
         self.quiet = False  # in the middle of a stream of events: what is read may wait
         self.awaiting = False  # nothing of the reply has been read yet
         self.closes = False  # the connection ends with the reply
-        self.got: list[Message] = []
-        self.pending: list[list[Message]] = []  # full lists of the same, waiting for a quiet moment
+        self.got: list[Got] = []
 
     def connect(self, family: int, address: tuple[str, int]) -> str:
         """Begin to connect; the reason when that failed at once."""
@@ -173,8 +167,7 @@ class Lane:
             return False
         if not data:
             return False
-        if not side:
-            side = [(socket.SOL_SOCKET, dial.SO_TIMESTAMPNS, stamp_now(offset))]
+        came = dial.stamp_of(side, offset) or time.monotonic_ns()
         if self.context is not None:
             self.wire_in.write(data)
             if self.stage is Stage.HANDSHAKE:
@@ -184,22 +177,20 @@ class Lane:
                 return False
             data = plain
         if data:
-            self.got.append((data, side, 0, None))
+            self.got.append((data, came))
         return True
 
-    def settle(self, offset: int) -> None:
+    def settle(self) -> None:
         """Look at all that was read, and see whether the next read may wait to be looked at."""
-        self.look(offset)
+        self.look()
         self.awaiting = False
         self.quiet = self.tape.quiet
         self.closes = self.tape.body.headers.get(b"connection", b"").lower() == b"close"
 
-    def look(self, offset: int) -> None:
+    def look(self) -> None:
         """Look at all that was read."""
-        for messages in (*self.pending, self.got):
-            feed(self.tape, messages, offset)
-            self.mark += len(messages)
-        self.pending.clear()
+        feed(self.tape, self.got)
+        self.mark += len(self.got)
         self.got.clear()
 
     def close(self) -> None:
@@ -210,7 +201,6 @@ class Lane:
             self.sock.close()
         self.sock, self.fd, self.stage, self.out = None, -1, Stage.CLOSED, b""
         self.got.clear()
-        self.pending.clear()
 
     def _decrypt(self) -> bytes | None:
         """Whatever is whole by now; None when the peer ended the TLS session badly."""
@@ -243,29 +233,11 @@ def opens_stream(data: bytes) -> bool:
     )
 
 
-def feed(tape: Tape, messages: list[Message], offset: int) -> None:
-    """Hand over what was read, each with the time the kernel received it."""
-    if messages:
-        datas, sides, _, _ = zip(*messages, strict=True)
-        if not all(sides):  # the kernel gave no time: the moment it is looked at is the best there is
-            now = [(0, 0, stamp_now(offset))]
-            sides = tuple(side or now for side in sides)
-        tape.feed(datas, times_of(b"".join([side[0][2] for side in sides]), offset))
-
-
-def times_of(stamps: bytes, offset: int) -> list[int]:
-    """Kernel stamps (seconds and nanoseconds, 16 bytes each) in CLOCK_MONOTONIC ns."""
-    flat = array("q", stamps)
-    seconds, rest = flat[::2], flat[1::2]
-    if seconds[0] == seconds[-1]:  # most often: they came within the same second
-        base = seconds[0] * 1_000_000_000 - offset
-        return [base + ns for ns in rest]
-    return [s * 1_000_000_000 + ns - offset for s, ns in zip(seconds, rest, strict=True)]
-
-
-def stamp_now(offset: int) -> bytes:
-    """The user-space clock in the form of a kernel stamp."""
-    return _TIMESPEC.pack(*divmod(time.monotonic_ns() + offset, 1_000_000_000))
+def feed(tape: Tape, got: list[Got]) -> None:
+    """Hand over what was read."""
+    if got:
+        datas, times = zip(*got, strict=True)
+        tape.feed(datas, times)
 
 
 def reason_of(problem: OSError) -> str:

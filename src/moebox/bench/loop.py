@@ -27,10 +27,12 @@ GLANCE = 50_000_000  # ns between looks at how busy the streams are
 LONGEST_NAP_S = 0.004  # keeps a closed loop's next request from being late by more than that
 BUSY_READS = 2000  # reads a second from which on napping pays
 BATCH = 1024  # sockets taken from one poll
-UNREAD = 16384  # reads kept unparsed over all streams: few enough to be still in the processor's cache when parsed
-MOST_BACKLOG = 512  # items of it beyond which looking at them does not wait for a quiet moment: bounds memory
+MOST_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
+RUSH = 256  # sockets readable at once from which on reading comes first
 AT_ONCE = 64  # requests sent before looking at the network again
-EVENT_END, STREAM_END = b"\n\n\r\n", b"\r\n0\r\n\r\n"
+UNREAD = 32  # reads of one reply that may wait
+EVENT_END = b"\n\n\r\n"  # the end of an event that ends with its chunk
+STREAM_END = b"\r\n0\r\n\r\n"  # the end of a chunk and the last, empty one
 BACK_OFF = 500_000_000  # ns before a lane asks again after a refusal (HTTP 429 or 503, or no connection)
 
 
@@ -50,14 +52,15 @@ class Loop:
         self._head = head.replace(b"%", b"%%").replace(b"Content-Length: -1", b"Content-Length: %d")
         self._nobody = Lane(-1, self.poller, None)
         self.lanes: list[Lane] = []  # by file descriptor; `_nobody` where there is none
-        self._unread = max(8, min(64, UNREAD // min(self.pace.lanes, UNREAD)))
         self._all: list[Lane] = []
         self._idle: list[Lane] = []
         self._backlog: deque[Lane | Ended] = deque()  # read, to be looked at when there is time
         self._offset = dial.clock_offset()
         self._stopping = False
         self._nap_s = 0.0
-        self._sent = self._tokens = self._failed = 0
+        self._ready = self._polled = 0
+        self._late = 1e9  # ns between two polls from which on tokens that came apart may be read together
+        self._sent = self._failed = 0
         self._ttft: list[int] = []
 
     def connect(self) -> None:
@@ -76,7 +79,7 @@ class Loop:
         self.samples.zero, self.samples.wall = zero, wall
         self._idle = list(reversed(self._all))
         self.pace.start(zero)
-        usage, system = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
+        usage = time.process_time()
         began = tick = time.monotonic_ns()
         cpu_before, glance, reads_before = usage, began, 0
         while self.pace.pending or self._in_flight():
@@ -99,7 +102,6 @@ class Loop:
         while self._backlog:
             self._look_at(self._backlog.popleft())
         self.gauge.cpu_s = time.process_time() - usage
-        self.gauge.system_s = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
         self.gauge.wall_s = (time.monotonic_ns() - began) / 1e9
         self.gauge.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         for lane in self._all:
@@ -108,62 +110,71 @@ class Loop:
 
     def _nap(self, reads_per_s: float) -> float:
         """Seconds to wait between polls: a fifth of the mean gap between a stream's reads, so that few coincide."""
+        gap = self._in_flight() / reads_per_s if reads_per_s else 1.0
+        self._late = max(2 * LONGEST_NAP_S, gap / 2) * 1e9
         if reads_per_s < BUSY_READS or self.gauge.clock != "kernel":
             return 0.0
-        return min(LONGEST_NAP_S, self._in_flight() / reads_per_s / 5)
+        return min(LONGEST_NAP_S, gap / 5)
 
     def _pump(self) -> None:
         """Wait for the network once, and read what has come."""
-        lanes, unread, side_bytes = self.lanes, self._unread, dial.SIDE_BYTES
+        lanes, offset, side_bytes, unpack = self.lanes, self._offset, dial.SIDE_BYTES, dial.TIMESPEC.unpack
         ready = self.poller.poll(self._patience(), BATCH)
+        now = time.monotonic_ns()
+        late = now - self._polled > self._late
+        self._ready = len(ready)
+        if self._ready < BATCH:  # otherwise some were left unread
+            self._polled = now
+        oldest = came = 0
         for fd, mask in ready:
             lane = lanes[fd]
             if mask == 1 and lane.quiet:  # EPOLLIN alone, in the middle of a plain stream: the usual case
                 try:
-                    message = lane.recv(BUFFER, side_bytes)
+                    data, side, _, _ = lane.recv(BUFFER, side_bytes)
                 except BlockingIOError:
                     continue
                 except OSError:
                     self._lost(lane)
                     continue
+                if side:
+                    seconds, rest = unpack(side[0][2])
+                    came = seconds * 1_000_000_000 + rest - offset
+                else:
+                    came = time.monotonic_ns()
+                oldest = oldest or came
                 got = lane.got
-                got.append(message)
-                if message[0][-4:] != EVENT_END or len(got) >= unread:
-                    self._unusual(lane, message[0])
+                if got and data[-4:] == EVENT_END and len(got) < UNREAD:  # its beginning still waits to be looked at
+                    got.append((data, came))
+                elif got or not lane.tape.quick(data, came, late=late):
+                    got.append((data, came))
+                    self._unusual(lane, data)
             else:
                 self._event(lane, mask)
         if ready:
             self.gauge.batches += 1
             self.gauge.reads += len(ready)
             self.gauge.peak_batch = max(self.gauge.peak_batch, len(ready))
-            oldest = lanes[ready[0][0]].got
-            if oldest and oldest[-1][1]:
-                self._note_lag(oldest[-1][1][0][2], len(ready))
+            if oldest:
+                self._note_lag(oldest, len(ready))
 
     def _unusual(self, lane: Lane, data: bytes) -> None:
-        """What was just read is the first or the last of a reply, half an event, or one too many to leave lying."""
+        """What was just read is not one more event like the one before."""
         if not data:
             lane.got.pop()
             self._settle(lane)
             if lane.stage is Stage.BUSY:
                 self._lost(lane)
-        elif lane.awaiting and len(lane.got) == 1:
+        elif lane.awaiting and opens_stream(data):  # first tokens come to all at once: look at heads a little later
             lane.awaiting = False
-            if not opens_stream(data):
-                self._settle(lane)
-        elif data[-4:] == EVENT_END:
-            lane.pending.append(lane.got)
-            lane.got = []
             self._backlog.append(lane)
         elif data[-7:] == STREAM_END and b"[DONE]" in data:
             self._hand_over(lane)
         else:
             self._settle(lane)
 
-    def _note_lag(self, stamp: bytes, reads: int) -> None:
+    def _note_lag(self, came: int, reads: int) -> None:
         """How long the oldest read of a batch had waited when the batch was done: no read of it waited longer."""
-        now = time.monotonic_ns() + self._offset
-        lag = now - int.from_bytes(stamp[:8], "little") * 1_000_000_000 - int.from_bytes(stamp[8:], "little")
+        lag = time.monotonic_ns() - came
         self.gauge.lag[min(127, int(4 * math.log2(lag / 1000 + 1))) if lag > 0 else 0] += reads
 
     def _event(self, lane: Lane, mask: int) -> None:
@@ -198,18 +209,15 @@ class Loop:
             self._begin(lane, lane.talk, lane.due)
 
     def _settle(self, lane: Lane) -> None:
-        tape = lane.tape
-        before = len(tape.times)
-        lane.settle(self._offset)
+        lane.settle()
         lane.quiet = lane.quiet and self._context is None
-        self._tokens += len(tape.times) - before
-        if tape.complete:
+        if lane.tape.complete:
             self._finish(lane, time.monotonic_ns())
 
     def _lost(self, lane: Lane, reason: str = "") -> None:
         """The connection ended under a request."""
         talk, now = lane.talk, time.monotonic_ns()
-        lane.settle(self._offset)
+        lane.settle()
         if not lane.fresh and talk is not None and not lane.tape.body.status and not lane.mark:
             # A kept connection may be closed just as it is used again: that is nobody's failure.
             due = lane.due
@@ -251,14 +259,13 @@ class Loop:
         now = time.monotonic_ns()
         ended = self._ended(lane, now)
         self._backlog.append(ended)
-        lane.got, lane.pending = [], []
+        lane.got = []
         self._free(lane)
         self.pace.went(ended.talk, "", well=True, at=now)
 
     def _ended(self, lane: Lane, now: int) -> Ended:
         assert lane.talk is not None
-        unread = [*lane.pending, lane.got]
-        return Ended(lane.tape, unread, lane.talk, lane.talk.turn, lane.due, lane.sent, now)
+        return Ended(lane.tape, lane.got, lane.talk, lane.talk.turn, lane.due, lane.sent, now)
 
     def _free(self, lane: Lane) -> None:
         if lane.stage is Stage.BUSY:
@@ -269,14 +276,16 @@ class Loop:
     def _keep(self, ended: Ended, *, outcome: int | None = None, reason: str = "") -> int:
         outcome = ended.keep(self.samples, outcome=outcome, reason=reason)
         self._failed += outcome != COMPLETED
+        self.gauge.estimated += ended.tape.estimated
         if ended.tape.times:
             self._ttft.append(ended.tape.times[0] - ended.sent)
         return outcome
 
     def _work_off(self, now: int) -> None:
         """Look at what was read for as long as a nap would last, and nap for the rest of it."""
-        until = now + int(self._nap_s * 1e9)
-        spare = max(1, len(self._backlog) - MOST_BACKLOG)
+        rushed = self._ready > RUSH or bool(self.pace.waiting)
+        until = now + (0 if rushed else int(self._nap_s * 1e9))
+        spare = 32 if len(self._backlog) > MOST_BACKLOG else 1 + self._ready // 8  # a little at a time, even in a rush
         while self._backlog and (spare > 0 or time.monotonic_ns() < until):
             self._look_at(self._backlog.popleft())
             spare -= 1
@@ -287,13 +296,11 @@ class Loop:
             time.sleep(left / 1e9)
 
     def _look_at(self, item: Lane | Ended) -> None:
-        before = len(item.tape.times)
         if isinstance(item, Lane):
-            item.look(self._offset)
+            item.look()
         else:
-            item.read(self._offset)
+            item.read()
             self._keep(item)
-        self._tokens += len(item.tape.times) - before
 
     def _dispatch(self, now: int) -> None:
         for _ in range(AT_ONCE):
@@ -330,12 +337,13 @@ class Loop:
                 self._check(lane, now)
         ttft = sum(self._ttft) / len(self._ttft) / 1e6 if self._ttft else 0.0
         self._ttft.clear()
-        counts = {"sent": self._sent, "ended": len(self.samples), "failed": self._failed, "tokens": self._tokens}
+        tokens = len(self.samples.time) + sum(len(lane.tape.times) for lane in self._all if lane.talk is not None)
+        counts = {"sent": self._sent, "ended": len(self.samples), "failed": self._failed, "tokens": tokens}
         flight = self._in_flight()
         self.tell(Progress(worker=self.job.worker, **counts, in_flight=flight, ttft_ms=ttft, cpu_share=share))
 
     def _check(self, lane: Lane, now: int) -> None:
-        seen = lane.mark + len(lane.got) + self._unread * len(lane.pending)
+        seen = lane.mark + len(lane.got) + lane.tape.events
         if seen != lane.seen or not lane.alive:
             lane.seen, lane.alive = seen, now
             return
@@ -352,7 +360,7 @@ class Loop:
             self._end_early(lane, now, FAILED, f"not over after {self.load.timeout_s:g} s")
 
     def _end_early(self, lane: Lane, now: int, outcome: int, reason: str) -> None:
-        lane.settle(self._offset)
+        lane.settle()
         self._drop(lane)
         lane.sent = lane.sent or lane.due
         self._finish(lane, now, outcome=outcome, reason=reason)

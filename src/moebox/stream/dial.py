@@ -16,7 +16,7 @@ from moebox.errors import BadInput, Outside
 # woken.
 SO_TIMESTAMPNS = 35
 SIDE_BYTES = socket.CMSG_SPACE(16)  # room for the one control message that carries a struct timespec
-_TIMESPEC = struct.Struct("=qq")
+TIMESPEC = struct.Struct("=qq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def stamp_of(ancillary: Sequence[tuple[int, int, bytes]], offset: int) -> int:
     """The kernel's receive time in CLOCK_MONOTONIC ns, or 0 where it gave none."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
-            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            seconds, nanoseconds = TIMESPEC.unpack(data)
             return int(seconds * 1_000_000_000 + nanoseconds - offset)
     return 0
 

@@ -24,12 +24,30 @@ END = b"\n\n\r\n"  # of an event that ends with its chunk
 class Shape:
     """The bytes around the text of one kind of event."""
 
-    __slots__ = ("close", "kind", "opening")
+    __slots__ = ("_tail", "_whole", "close", "kind", "opening")
 
     def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
         self.opening = opening  # from "data: " up to the text
         self.close = close  # from the text's closing quote to the end of the event
         self.kind = kind
+        self._whole = close + END
+        self._tail = -len(self._whole)
+
+    def size(self, segment: bytes) -> int:
+        """Bytes of the event in a segment that is one whole chunk of this shape, 0 for any other."""
+        length = len(segment) - 4
+        line = _LINES.get(length) or _line(length)
+        start = len(line)
+        if (
+            segment.endswith(self._whole)
+            and segment.startswith(self.opening, start)
+            and segment.startswith(line)
+            and (text := segment[start + len(self.opening) : self._tail])
+            and b'"' not in text
+            and b"\n" not in text
+        ):
+            return length - start - 6
+        return 0
 
     def sizes(self, parts: Sequence[bytes], *, end: bytes = b"") -> list[int] | None:
         """Bytes of the event in each part, followed by `end`, if every one is of this shape, else None.
