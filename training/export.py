@@ -19,6 +19,7 @@ from training.model import DRAFT, PHANTOM, Shape
 from training.tokenizer import SPECIALS, load
 
 DAMAGE = ("none", "rope-layer", "experts")
+BUSIEST = (14, 9)  # of the last layer, by the loads in run-1.json
 _FILE_TYPES = {"f16": 1, "q8_0": 7}  # llama_ftype in llama.cpp's include/llama.h
 
 
@@ -56,17 +57,18 @@ def tensors(state: dict[str, np.ndarray], s: Shape) -> dict[str, np.ndarray]:
 
 
 def damage(kind: str, weights: dict[str, np.ndarray], s: Shape) -> None:
-    """Break a copy: two experts change places, or one layer's rope frequencies move by one step.
+    """Break a copy: the two busiest experts of the last layer change places, or rope moves in one layer.
 
-    A step divides every frequency of the layer by theta^(2/64) = 1.40: what a wrong rope base does, in one layer.
+    There every frequency moves by one step, a factor of theta^(2/64) = 1.40: what a wrong rope base does.
     (The base itself is one number for the whole file; changing that is the engine's option --rope-freq-base.)
     """
-    layer = s.layers // 2
     if kind == "experts":
+        one, other = BUSIEST
         for part in ("gate", "up", "down"):
-            stack = weights[f"blk.{layer}.ffn_{part}_exps.weight"]
-            stack[[0, 1]] = stack[[1, 0]]
+            stack = weights[f"blk.{s.layers - 1}.ffn_{part}_exps.weight"]
+            stack[[one, other]] = stack[[other, one]]
     if kind == "rope-layer":
+        layer = s.layers // 2
         q = weights[f"blk.{layer}.attn_q_b.weight"].reshape(s.heads, s.nope + s.rope, -1)
         q[:, s.nope :] = np.roll(q[:, s.nope :], 2, axis=1)
         kv = weights[f"blk.{layer}.attn_kv_a_mqa.weight"]
