@@ -64,7 +64,8 @@ def run(
         story = stories.take_up(folder)
     else:
         request = asked(model, box, recipe, ram, ram_bandwidth, twin, until, skip, concurrency, port, keep)
-        folder = Run.create(f"run-{(model and Path(model).stem) or 'phantom'}", runs=runs)
+        name = Path(model).name.removesuffix(".gguf") or (recipe.stem if recipe else "phantom")
+        folder = Run.create(f"run-{name}", runs=runs)
         story = stories.begin(request, folder)
     from moebox.cli.run_view import View
 
