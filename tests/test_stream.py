@@ -15,6 +15,7 @@ from moebox.core.endpoint import endpoint_of
 from moebox.errors import Outside
 from moebox.stream import CONTENT, REASONING, TOOL, Exchange, Tape, ask
 from moebox.stream.events import tokens_by_chunk
+from moebox.stream.shape import spread
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -285,3 +286,15 @@ def test_leaving_an_exchange_early_hangs_up() -> None:
         exchange.close()
         assert first.text == "x"
         assert closed.wait(10)
+
+
+def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
+    """The last one's time is known, the others lie between it and the token before; the first has none before it."""
+    assert spread([5, 5, 20, 60, 60, 60]) == ([5, 5, 20, 33, 46, 60], 2)
+    piece = chunked(event({"content": "x"}))[:-5]
+    tape = Tape()
+    tape.feed([HEAD + piece], [100])
+
+    assert tape.quick(piece * 2, 140, late=True)
+    assert tape.quick(piece * 2, 150)
+    assert (list(tape.times), tape.estimated) == ([100, 120, 140, 150, 150], 1)

@@ -1,5 +1,6 @@
 """What a worker process is told, and what it tells: plain data that crosses a pipe."""
 
+import math
 from dataclasses import dataclass, field
 
 from moebox.core.measure import Load, Workload
@@ -50,6 +51,14 @@ class Gauge:
     retried: int = 0  # sent again because a kept connection turned out to be closed
     lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by how long they waited: quarter octaves of us
     peak_rss_bytes: int = 0
+
+    def note(self, reads: int, lag_ns: int) -> None:
+        """A batch of reads, and how long the oldest had waited when it was done: none of it waited longer."""
+        self.batches += 1
+        self.reads += reads
+        self.peak_batch = max(self.peak_batch, reads)
+        if lag_ns > 0:
+            self.lag[min(127, int(4 * math.log2(lag_ns / 1000 + 1)))] += reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@ import time
 from enum import IntEnum
 
 from moebox.bench.talk import Talk
+from moebox.core.measure import Load
 from moebox.stream import Tape, dial
 
 READ, WRITE = select.EPOLLIN | select.EPOLLRDHUP, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT
 BUFFER = 8192  # bytes asked of one read; a larger one costs more to allocate than a second read (measured 2026-11-15)
 
-Got = tuple[bytes, int]  # what was read, and the CLOCK_MONOTONIC ns at which it came
+Got = tuple[bytes, int, bool]  # what was read, the CLOCK_MONOTONIC ns at which it came, whether the reader was late
 
 
 class Stage(IntEnum):
@@ -177,7 +178,7 @@ class Lane:
                 return False
             data = plain
         if data:
-            self.got.append((data, came))
+            self.got.append((data, came, False))
         return True
 
     def settle(self) -> None:
@@ -215,6 +216,15 @@ class Lane:
         return b"".join(parts)
 
 
+def overdue(lane: Lane, now: int, load: Load) -> str:
+    """Why the request on this lane has to be given up; "" when it has not."""
+    if (now - lane.alive) / 1e9 > load.stall_s:
+        return f"silent for {load.stall_s:g} s"
+    if (now - (lane.sent or lane.alive)) / 1e9 > load.timeout_s:
+        return f"not over after {load.timeout_s:g} s"
+    return ""
+
+
 def opens_stream(data: bytes) -> bool:
     """The head of a chunked event stream on a connection that stays, with whole events behind it or nothing yet.
 
@@ -236,8 +246,8 @@ def opens_stream(data: bytes) -> bool:
 def feed(tape: Tape, got: list[Got]) -> None:
     """Hand over what was read."""
     if got:
-        datas, times = zip(*got, strict=True)
-        tape.feed(datas, times)
+        datas, times, late = zip(*got, strict=True)
+        tape.feed(datas, times, late=any(late))
 
 
 def reason_of(problem: OSError) -> str:

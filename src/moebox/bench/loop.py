@@ -6,7 +6,6 @@ many streams are busy it even naps between polls, which halves the system calls.
 time.
 """
 
-import math
 import resource
 import select
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 
 from moebox.bench.ended import Ended, judge
 from moebox.bench.job import Gauge, Job, Progress
-from moebox.bench.lane import BUFFER, Lane, Stage, opens_stream
+from moebox.bench.lane import BUFFER, Lane, Stage, opens_stream, overdue
 from moebox.bench.pace import Pace
 from moebox.bench.samples import CANCELLED, COMPLETED, FAILED, Samples
 from moebox.bench.talk import Talk
@@ -144,18 +143,14 @@ class Loop:
                 oldest = oldest or came
                 got = lane.got
                 if got and data[-4:] == EVENT_END and len(got) < UNREAD:  # its beginning still waits to be looked at
-                    got.append((data, came))
+                    got.append((data, came, late))
                 elif got or not lane.tape.quick(data, came, late=late):
-                    got.append((data, came))
+                    got.append((data, came, late))
                     self._unusual(lane, data)
             else:
                 self._event(lane, mask)
         if ready:
-            self.gauge.batches += 1
-            self.gauge.reads += len(ready)
-            self.gauge.peak_batch = max(self.gauge.peak_batch, len(ready))
-            if oldest:
-                self._note_lag(oldest, len(ready))
+            self.gauge.note(len(ready), time.monotonic_ns() - oldest if oldest else 0)
 
     def _unusual(self, lane: Lane, data: bytes) -> None:
         """What was just read is not one more event like the one before."""
@@ -171,11 +166,6 @@ class Loop:
             self._hand_over(lane)
         else:
             self._settle(lane)
-
-    def _note_lag(self, came: int, reads: int) -> None:
-        """How long the oldest read of a batch had waited when the batch was done: no read of it waited longer."""
-        lag = time.monotonic_ns() - came
-        self.gauge.lag[min(127, int(4 * math.log2(lag / 1000 + 1))) if lag > 0 else 0] += reads
 
     def _event(self, lane: Lane, mask: int) -> None:
         """Anything but plain bytes in the middle of a stream."""
@@ -354,10 +344,8 @@ class Loop:
                 return
         if lane.tape.done and silent > 2:  # [DONE] came, the end of the response did not
             self._end_early(lane, now, *judge(lane.tape))
-        elif silent > self.load.stall_s:
-            self._end_early(lane, now, FAILED, f"silent for {self.load.stall_s:g} s")
-        elif (now - (lane.sent or lane.alive)) / 1e9 > self.load.timeout_s:
-            self._end_early(lane, now, FAILED, f"not over after {self.load.timeout_s:g} s")
+        elif reason := overdue(lane, now, self.load):
+            self._end_early(lane, now, FAILED, reason)
 
     def _end_early(self, lane: Lane, now: int, outcome: int, reason: str) -> None:
         lane.settle()

@@ -118,3 +118,18 @@ def parts_of(segments: Sequence[bytes], times: Sequence[int]) -> tuple[list[byte
     ends = list(itertools.accumulate(map(len, segments)))
     at = itertools.accumulate(len(part) + len(END) for part in parts)
     return parts, [times[bisect.bisect_left(ends, end)] for end in at], rest
+
+
+def spread(times: Sequence[int]) -> tuple[list[int], int]:
+    """Equal times, but for those of the first, at even steps from the time before; and how many were moved."""
+    found: list[int] = []
+    moved = 0
+    for time, same in itertools.groupby(times):
+        count = len(list(same))
+        if count > 1 and found:
+            before = found[-1]
+            found += [before + (time - before) * i // count for i in range(1, count + 1)]
+            moved += count - 1
+        else:
+            found += [time] * count
+    return found, moved

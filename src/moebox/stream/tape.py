@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from moebox.stream.body import Body
 from moebox.stream.events import Event, decode, describe, recall, tokens_by_chunk
-from moebox.stream.shape import END, Shape, parts_of, payload_of, shape_of
+from moebox.stream.shape import END, Shape, parts_of, payload_of, shape_of, spread
 
 
 class Tape:
@@ -98,13 +98,16 @@ class Tape:
         self._keep(times, sizes, shape.kind)
         return True
 
-    def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
-        """Take what was read; `times[i]` is when `segments[i]` came."""
+    def feed(self, segments: Sequence[bytes], times: Sequence[int], *, late: bool = False) -> None:
+        """Take what was read; `times[i]` is when `segments[i]` came. `late` as in `quick`."""
         shape = self._shape
         if shape is not None and self.body.between and (sizes := shape.sizes(segments, end=END)) is not None:
             self._keep(times, sizes, shape.kind)
             return
         parts, when, rest = parts_of(segments, times)
+        if late and len(parts) > len(segments):
+            when, moved = spread(when)
+            self.estimated += moved
         at = 0
         while at < len(parts):
             upto = self._alike(parts, when, at)
