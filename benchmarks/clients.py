@@ -1,6 +1,6 @@
 """Load generators against a server whose schedule is known: what each costs, and how far off its figures are.
 
-    python benchmarks/clients.py [--streams 256,1024,2048] [--repeat 3] [--background 1] [--vllm PATH] [--json]
+    python benchmarks/clients.py [--streams 256,1024,2048] [--repeat 3] [--background 1] [--json]
 
 Compiles the server and the C client next to nothing but a C compiler, runs every client in turn (so that a noisy
 machine is noisy for all), and prints one table of medians and ratios to the C client in the same round. Method:
@@ -37,7 +37,7 @@ def main() -> int:
         built = {name: compiled(name, Path(folder)) for name in ("schedule_server", "floor_client")}
         rows: list[Row] = []
         with server(built["schedule_server"]) as url:
-            clients = chosen(built["floor_client"], Path(folder), options.vllm)
+            clients = chosen(built["floor_client"], Path(folder), options.vllm, options.tokenizer)
             for streams in options.streams:
                 for number in range(options.repeat):
                     for name, client in clients.items():
@@ -62,6 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vllm", default=shutil.which("vllm") or "", help="a vllm command to run `vllm bench serve` with"
     )
+    parser.add_argument("--tokenizer", default="", help="a tokenizer for it, any: it insists on one")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -111,14 +112,16 @@ def get(url: str) -> Row:
         return dict(json.load(reply))
 
 
-def chosen(floor: Path, folder: Path, vllm: str) -> dict[str, Callable[[str, int, int], Row]]:
+def chosen(floor: Path, folder: Path, vllm: str, tokenizer: str) -> dict[str, Callable[[str, int, int], Row]]:
     """The clients there are: ours and the C one always, others where they are installed."""
     clients: dict[str, Callable[[str, int, int], Row]] = {
         "C, epoll": lambda url, streams, requests: c_client(floor, url, streams, requests),
         "moebox": moebox,
     }
-    if vllm:
-        clients["vllm bench serve"] = lambda url, streams, requests: vllm_client(vllm, folder, url, streams, requests)
+    if vllm and tokenizer:
+        clients["vllm bench serve"] = lambda url, streams, requests: vllm_client(
+            vllm, tokenizer, folder, url, streams, requests
+        )
     return clients
 
 
@@ -172,20 +175,20 @@ def moebox(url: str, streams: int, requests: int) -> Row:
     }
 
 
-def vllm_client(program: str, folder: Path, url: str, streams: int, requests: int) -> Row:
+def vllm_client(program: str, tokenizer: str, folder: Path, url: str, streams: int, requests: int) -> Row:
     """vLLM's own, whose CPU time includes starting up: a run of one request is taken off."""
-    prompts, saved = folder / "prompts.jsonl", folder / "vllm.json"
-    text = " ".join(f"word{i % 97}" for i in range(256))
-    prompts.write_text("".join(json.dumps({"prompt": f"{i} {text}"}) + "\n" for i in range(requests)))
+    saved = folder / "vllm.json"
 
     def run(count: int, lanes: int) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         words = [program, "bench", "serve", "--backend", "openai-chat", "--base-url", url, "--model", "schedule"]
-        words += ["--endpoint", "/v1/chat/completions", "--dataset-name", "custom", "--dataset-path", str(prompts)]
-        words += ["--custom-output-len", str(TOKENS), "--skip-tokenizer-init", "--skip-chat-template", "--disable-tqdm"]
+        words += ["--endpoint", "/v1/chat/completions", "--tokenizer", tokenizer, "--disable-tqdm"]
+        words += ["--dataset-name", "random", "--random-input-len", "256", "--random-output-len", str(TOKENS)]
         words += ["--num-prompts", str(count), "--max-concurrency", str(lanes), "--percentile-metrics", "ttft,tpot,itl"]
         words += ["--save-result", "--result-dir", str(folder), "--result-filename", saved.name]
-        subprocess.run(words, check=True, capture_output=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = subprocess.run(words, capture_output=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if done.returncode:
+            sys.exit(f"vllm bench serve failed: {done.stderr.decode(errors='replace')[-2000:]}")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
