@@ -55,10 +55,10 @@ class Tab:
         """A command of the DevTools protocol."""
         return self.browser.call(method, session=self.session, **parameters)
 
-    def open(self, url: str, *, ready: str = "document.readyState === 'complete'") -> None:
-        """Go there and wait until it is there."""
+    def open(self, url: str, *, ready: str = "true") -> None:
+        """Go there and wait until it is there and its scripts listen."""
         self.call("Page.navigate", url=url)
-        self.until(ready)
+        self.until(f"document.readyState === 'complete' && ({ready})")
 
     def run(self, script: str) -> Any:
         """What a script gives."""
