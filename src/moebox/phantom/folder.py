@@ -90,8 +90,8 @@ def config(model: Gguf) -> dict[str, Any]:
         "max_position_embeddings": m["context_length"],
         "rms_norm_eps": round(m["attention.layer_norm_rms_epsilon"], 9),
         "rope_theta": m["rope.freq_base"],
-        # Kimi K2 stretches its rope by YaRN; so does this, by a factor of one, which changes no angle. It takes engines down
-        # the road that Kimi takes: on the plain one vLLM 0.32's CPU kernel turns only the first head of the queries.
+        # Kimi K2 stretches its rope by YaRN; so does this, by a factor of one, which changes no angle. It takes engines
+        # down Kimi's road: on the plain one vLLM 0.32's CPU kernel turns only the first head of the queries.
         "rope_scaling": {
             "type": "yarn",
             "factor": 1.0,
