@@ -39,6 +39,7 @@ args=(
   --kv-cache-dtype bfloat16
   --language-model-only
   --attention-backend TRITON_MLA
+  --exclude-tools-when-tool-choice-none
 )
 if [[ "$ENABLE_EAGLE3" == 1 ]]; then
   args+=(

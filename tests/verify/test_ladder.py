@@ -87,6 +87,20 @@ def test_a_server_without_anthropics_api_is_not_blamed(oracle: str):
     assert climb(oracle, "no-anthropic", "anthropic").rungs[0].verdict == "skip"
 
 
+def test_what_no_setting_mends_is_a_caution(oracle: str):
+    """Calls as text under tool_choice none: a fault of vLLM's settings, which are named; with llama.cpp a warning."""
+    rungs = {
+        engine: verify(endpoint_of(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]).rungs[0]
+        for engine in ("vllm", "llama.cpp")
+    }
+
+    assert rungs["vllm"].verdict == "fail"
+    assert "--exclude-tools-when-tool-choice-none" in rungs["vllm"].reason
+    assert rungs["llama.cpp"].verdict == "pass"
+    assert [probe.name for probe in rungs["llama.cpp"].probes if probe.caution] == ["choice none"]
+    assert "llama.cpp shows tools" in rungs["llama.cpp"].reason
+
+
 def test_busy_answers_are_waited_out(oracle: str):
     """429 with Retry-After now and then is no fault."""
     assert climb(oracle, "busy-at-times", "alive", "arithmetic", "streaming").verdict == "pass"

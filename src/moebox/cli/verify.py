@@ -86,15 +86,16 @@ def verify(
 
 
 def _tell(rung: Verdict) -> None:
-    """One line as each rung is done, and one for each probe that did not pass."""
+    """One line as each rung is done, and one for each probe that did not pass or has a caution."""
     from rich.markup import escape
 
     score = f"  {rung.score.passed}/{rung.score.trials}" if rung.score else ""
     note = f"[dim]{seconds(rung.seconds)}{score}[/]" if rung.probes else "[dim]not tried[/]"
     people().print(f"{_MARKS[rung.verdict]} {rung.name:<13} {note}")
     for probe in rung.probes:
-        if probe.verdict != "pass":
-            people().print(f"    {_MARKS[probe.verdict]} {probe.name}: {escape(probe.reason)}")
+        if probe.verdict != "pass" or probe.caution:
+            mark = "[yellow]![/]" if probe.caution else _MARKS[probe.verdict]
+            people().print(f"    {mark} {probe.name}: {escape(probe.reason)}")
 
 
 def _sum_up(ladder: Ladder, folder: Path) -> None:

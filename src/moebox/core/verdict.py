@@ -42,6 +42,7 @@ class Probe:
     name: str
     verdict: Mark
     reason: str = ""
+    caution: bool = False  # passed, and `reason` is something that people should know all the same
     seconds: float = 0.0
     requests: int = 0
     score: Score | None = None

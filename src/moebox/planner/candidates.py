@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.core.recipe import EngineName, Flag, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.errors import BadInput
 from moebox.planner import place
 from moebox.planner.memory import cards, shards
@@ -22,6 +22,8 @@ SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
 START_UTILIZATION = 0.90
 BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
 DRAFT_UTILIZATION = 0.88  # the same: with a draft under DCP, 0.90 ran out of memory at the first long request
+# vLLM shows tools to the model even under tool_choice "none" unless told not to; then its call comes out as text
+HIDE_TOOLS: dict[str, Flag] = {"exclude-tools-when-tool-choice-none": True}
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
 UBATCHES = (512, 2048, 4096, 8192)
 # Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
@@ -163,6 +165,7 @@ def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) 
         tool_parser="" if gguf else tools,
         reasoning_parser="" if gguf else thoughts,
         trust_remote_code=model.trust_remote_code and not gguf,
+        flags=HIDE_TOOLS if engine == "vllm" and tools else {},
     )
 
 

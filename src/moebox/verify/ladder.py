@@ -13,7 +13,7 @@ from moebox.errors import UnknownName
 from moebox.store import Run
 from moebox.verify.ask import Asker, Failed, Options, Skipped, Unusable
 from moebox.verify.client import Client
-from moebox.verify.rung import ProbeFunction, Rung
+from moebox.verify.rung import Caution, ProbeFunction, Rung
 from moebox.verify.rungs import NAMES, RUNGS
 from moebox.verify.score import share_text
 
@@ -109,8 +109,10 @@ async def _rung(ask: Asker, rung: Rung) -> Verdict:
         probes.append(probe)
     marks = {probe.verdict for probe in probes}
     mark: Mark = "fail" if "fail" in marks else "pass" if "pass" in marks else "skip"
-    telling = [probe for probe in probes if probe.verdict == mark and probe.reason]
-    reason = f"{telling[0].name}: {telling[0].reason}" if telling and mark != "pass" else ""
+    telling = [
+        probe for probe in probes if probe.verdict == mark and probe.reason and (mark != "pass" or probe.caution)
+    ]
+    reason = f"{telling[0].name}: {telling[0].reason}" if telling else ""
     score = next((probe.score for probe in probes if probe.score), None)
     seconds = time.monotonic() - began
     return Verdict(name=rung.name, verdict=mark, reason=reason, seconds=seconds, score=score, probes=tuple(probes))
@@ -121,12 +123,12 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
     ask.exchanges = []
     began = time.monotonic()
     mark: Mark = "pass"
-    reason, gone = "", ""
+    reason, gone, caution = "", "", False
     score: Score | None = None
     try:
         async with asyncio.timeout(PROBE_S):
             found = await function(ask)
-        score = found if isinstance(found, Score) else None
+        score, caution = found if isinstance(found, Score) else None, isinstance(found, Caution)
         reason = share_text(score) if score else found if isinstance(found, str) else ""
     except Skipped as problem:
         mark, reason = "skip", str(problem)
@@ -139,6 +141,7 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
         name=name,
         verdict=mark,
         reason=" ".join(reason.split()),  # an answer that is quoted may hold any number of lines
+        caution=caution,
         seconds=time.monotonic() - began,
         requests=len(ask.exchanges),
         score=score,

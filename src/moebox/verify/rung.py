@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from moebox.core.verdict import Score
 from moebox.verify.ask import Asker
 
-# A probe returns nothing, a remark or a score when all is well, and raises Failed or Skipped otherwise.
+
+class Caution(str):
+    """A remark on what is no fault of this server's settings, but will surprise its users."""
+
+    __slots__ = ()
+
+
+# A probe returns nothing, a remark, a caution or a score when all is well, and raises Failed or Skipped otherwise.
 ProbeFunction = Callable[[Asker], Awaitable[str | Score | None]]
 
 

@@ -15,6 +15,7 @@ from moebox.phantom.task import Reply
 
 from . import chat
 from .chat import Made
+from .solve import solve
 
 Body = dict[str, Any]
 Stream = AsyncIterator[bytes]
@@ -285,6 +286,12 @@ def as_text(reply: Reply, body: Body) -> Reply:
     begin, end = "<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_end|><|tool_calls_section_end|>"
     text = f"{begin}{call.id}<|tool_call_argument_begin|>{call.arguments}{end}"
     return Reply(content=text, reasoning=reply.reasoning)
+
+
+def under_none(reply: Reply, body: Body) -> Reply:
+    """Shows the model its tools under tool_choice none, and passes on what it writes then."""
+    calls = solve(body["messages"], body.get("tools") or []).calls if body.get("tool_choice") == "none" else ()
+    return as_text(dataclasses.replace(reply, calls=calls), body) if calls else reply
 
 
 def never_calls(choice: Callable[[Any], bool]) -> Callable[[Reply, Body], Reply]:

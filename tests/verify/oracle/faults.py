@@ -95,6 +95,7 @@ FAULTS: dict[str, Fault] = {
     "required-ignored": Fault(rung="tools", reply=bend.never_calls(lambda choice: choice == "required")),
     "named-ignored": Fault(rung="tools", reply=bend.never_calls(lambda choice: isinstance(choice, dict))),
     "none-ignored": Fault(rung="tools", request=bend.calls_anyway),
+    "none-as-text": Fault(rung="tools", reply=bend.under_none),
     "one-call-only": Fault(rung="tools", reply=bend.one_call),
     "results-ignored": Fault(rung="tools", reply=bend.ignores_results),
     "crashes-on-bad-history": Fault(rung="tools", gate=bend.crash_on_bad_history),

@@ -8,13 +8,15 @@ from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
-from moebox.verify.rung import Rung
+from moebox.verify.rung import Caution, Rung
 from moebox.verify.rungs import tool_history
 from moebox.verify.rungs.json_modes import misfit
 from moebox.verify.score import share_text, wilson
 from moebox.verify.trials import Attempt, asking, draw, judge, no_leak, sure
 
 VALID_SHARE = 0.9  # of calls whose arguments fit the schema; Kimi's vendor verifier finds 100% at the vendor's own API
+ALWAYS_SHOWN = ("llama.cpp", "ik_llama.cpp", "embedded")  # llama.cpp's server gives its template the tools in any case
+HIDING = {"vllm": "; start vLLM with --exclude-tools-when-tool-choice-none"}  # SGLang hides them by itself
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
 
 
@@ -100,14 +102,23 @@ async def not_needed(ask: Asker) -> None:
     await sure(asking(ask, "tool_none"))
 
 
-async def choice_none(ask: Asker) -> str:
-    """tool_choice none: no call, even when the question begs for one."""
+async def choice_none(ask: Asker) -> Caution | None:
+    """tool_choice none: no call, even when the question begs for one, and none written into the text."""
     await sure(asking(ask, "tool_none", tool_choice="none"))
-    answer = await ask.ask(draw(ask, "tool_call"), tool_choice="none", max_tokens=64)
+    task = draw(ask, "tool_call")
+    answer = await ask.ask(task, tool_choice="none", max_tokens=64)
     if answer.calls:
         raise Failed(f"tool_choice is none, yet {answer.calls[0].name} was called")
-    # vLLM and llama.cpp show the tools to the model all the same; then its call comes out as text
-    return "asked for what only a tool can do, it writes the call into the text" if answer.leak else ""
+    if not answer.leak:
+        return None
+    bare = await ask.ask(task, tools=None, max_tokens=64)
+    if bare.leak:
+        return Caution(f"{bare.leak} in the text even with no tool on offer: a habit of the model, not of the server")
+    if ask.engine in ALWAYS_SHOWN:
+        return Caution(f"{answer.leak} in the text: {ask.engine} shows tools to the model even under none")
+    raise Failed(
+        f"{answer.leak} in the text: the model was shown tools that it may not call{HIDING.get(ask.engine, '')}"
+    )
 
 
 async def choice_required(ask: Asker) -> None:
