@@ -102,22 +102,25 @@ def kernels(
 
 def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
     """Tune on this machine's GPU and write what the engines read."""
-    from moebox.doctor.kernels import tuning
+    from moebox.doctor.kernels import moefiles, tuning
 
     here = tuning.gpu_here()
     if here.name != request.arch.name:
         talk().print(
             f"this GPU is {here.name}: fits are exact for {request.arch.name}, speeds are a hint", soft_wrap=True
         )
-    rows = tuning.tune(request, here, limit=request.arch)
+    tuned = tuning.tune(request, here, limit=request.arch)
     device = here.device if here.name == request.arch.name else request.arch.device
-    made = tuning.write(rows, folder, device)
+    made, gaps = moefiles.write(tuned, folder, device)
     if as_json:
-        emit({"rows": rows, "files": [str(path) for path in made]})
+        emit({"rows": tuned.rows, "files": [str(path) for path in made], "left_out": gaps})
     else:
-        people().print(tuning.table(rows), soft_wrap=True)
-        for path in made:
-            talk().print(f"wrote {path}", soft_wrap=True)
+        people().print(tuning.table(tuned.rows), soft_wrap=True)
+    for line in [*(f"wrote {path}" for path in made), *gaps]:
+        talk().print(line, soft_wrap=True, markup=False)
+    if len(made) > 1:
+        setting = "SGLANG_MOE_CONFIG_DIR" if request.engine == "sglang" else "VLLM_TUNED_CONFIG_FOLDER"
+        talk().print(f"{setting}={folder.resolve()} makes {request.engine} read them", soft_wrap=True, markup=False)
     return 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.kernel import KernelLaunch, arch
-from moebox.doctor.kernels import cache, configs, patch, tuning
+from moebox.doctor.kernels import cache, configs, patch
 from moebox.doctor.kernels.fix import Candidate, Remedy
 from moebox.errors import BadInput, Outside, Unsupported
 
@@ -72,18 +72,28 @@ def tuned(folder: Path, name: str, **blocks: int) -> None:
 
 
 def test_tuned_files_that_cannot_launch_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """bf16: (stages - 1) x (M + N) x K x 2 bytes, exact against the compiler; int4 needs compiling to know."""
+    """bf16: (stages - 1) x (M + N) x K x 2 bytes, exact against the compiler; another kind needs compiling to know."""
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100.json")
     tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=fp8_w8a8,block_shape=[128,128].json", BLOCK_SIZE_K=256)
-    tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=int4_w4a16.json")
+    tuned(tmp_path, "E=384,N=256,device_name=NVIDIA_H100,dtype=int8_w8a16.json")
     plain, block, packed = sorted(configs.check(tmp_path, arch("sm_120")), key=lambda one: len(one.file))
     assert plain.bad is not None
     assert [entry.shared_bytes for entry in plain.bad] == [4 * 192 * 128 * 2]
     verdicts = {one.file.split("dtype=")[-1][:4]: one.verdict for one in (plain, block, packed)}
-    assert verdicts["int4"] == "needs compiling"
+    assert verdicts["int8"] == "needs compiling"
     assert verdicts["fp8_"] == "launches", "BLOCK_SIZE_K is cut to the quantisation block"
     assert main(["doctor", "kernels", "--configs", str(tmp_path)]) == 1
     assert "1 of 2 entries" in capsys.readouterr().out
+
+
+def test_int4_files_are_judged_and_those_of_other_kernels_are_not(tmp_path: Path):
+    """int4: (stages - 1) x M x K x 2 + N x K x 2 bytes; files without Triton's blocks need another judge."""
+    tuned(tmp_path, "E=384,N=128,device_name=X,dtype=int4_w4a16_down.json", BLOCK_SIZE_N=256)
+    (tmp_path / "E=384,N=256,device_name=X,dtype=int4_w4a16,backend=flydsl.json").write_text('{"1": {"tile_m": 16}}')
+    other, ours = sorted(configs.check(tmp_path, arch("sm_120")), key=lambda one: one.bad is not None)
+    assert other.verdict == "needs compiling"
+    assert ours.bad is not None
+    assert [entry.shared_bytes for entry in ours.bad] == [4 * 64 * 128 * 2 + 256 * 128 * 2]
 
 
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path):
@@ -154,33 +164,6 @@ def test_the_table_knows_every_scanned_release():
     ]
     assert clean
     assert all(not row["bad"] for row in clean)
-
-
-def row(case: str, ms: float, baseline: float, *, fits: bool = True) -> dict[str, object]:
-    beside = {"choice": {"tokens": 1}, "ms": baseline, "fits": fits, "shared_bytes": 1}
-    best = {"BLOCK_SIZE_M": 16, "num_warps": 4}
-    return {"case": case, "best": best, "ms": ms, "error": 0.001, "shared_bytes": 2, "baselines": {"upstream": beside}}
-
-
-def test_tuned_files_carry_only_gains_above_the_noise(tmp_path: Path):
-    """What the engine's own default does as well is left to it; names are those that vLLM and SGLang look for."""
-    rows = [row("fused MoE bf16, 64 tokens", 1.0, 1.2), row("fused MoE bf16, 128 tokens", 1.0, 1.01)]
-    rows += [
-        row("fused MoE int4_w4a16, 8 tokens", 1.0, 0.5, fits=False),
-        row("extend 576/512, 1024 new on 4096", 1.0, 2.0),
-    ]
-    kept = [tuning.settled(one) for one in rows]
-    made = tuning.write(kept, tmp_path / "tuned", "NVIDIA RTX PRO 6000 Blackwell Server Edition")
-    names = {path.name for path in made}
-    device = "NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition"
-    assert names == {
-        "tuned.json",
-        f"E=384,N=256,device_name={device}.json",
-        f"E=384,N=256,device_name={device},dtype=int4_w4a16.json",
-    }
-    plain = json.loads((tmp_path / "tuned" / f"E=384,N=256,device_name={device}.json").read_text())
-    assert list(plain) == ["64"]
-    assert "2.00x" in tuning.table(kept)
 
 
 def test_tuning_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):

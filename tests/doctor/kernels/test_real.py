@@ -1,6 +1,8 @@
 """The real probe: real engines' files compiled by the real Triton, without a GPU. `make test-kernels` runs it."""
 
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, arch
+from moebox.doctor.kernels import moefiles, tuning
+from moebox.doctor.kernels.probe import space
 from moebox.doctor.kernels.scan import Request, scan
 
 pytestmark = pytest.mark.engine
@@ -59,3 +63,88 @@ def test_a_fix_compiles_applies_and_reverts(venv: Path, capsys: pytest.CaptureFi
     finally:
         main([*words, "--revert"])
     assert path.read_bytes() == before
+
+
+# Asks the engine itself, from its unpacked wheel: which file would you read for these weights, and what is in it?
+ASK = """
+import json, sys
+from importlib import import_module
+from pathlib import Path
+from moebox.doctor.kernels.probe import importing, sglang
+
+engine, root, device, shapes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
+if engine == "sglang":
+    importing.open_sglang(root, 120, device)
+    module = sglang.module(root, "moe_config")
+else:
+    importing.open_vllm(root, 120, device, 188)
+    module = import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+import_module(module.__name__.rpartition(".")[0]).get_config = lambda: None
+more = {"return_down_config": True} if engine == "sglang" else {}
+for kind, first, second, block in shapes:
+    dtype = None if kind == "bf16" else kind.split()[0]
+    for tokens in (1, 5, 64, 300, 4096, 9000):
+        found = module.try_get_optimal_moe_config(first, second, 8, dtype, tokens, block_shape=block, **more)
+        print(json.dumps([kind, tokens, found]))
+"""
+
+
+@pytest.mark.parametrize("release", ["sglang-0.5.8", "sglang-0.5.23", "vllm-0.32.0"])
+def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, release: str):
+    """The engine's own lookup, given its own weights' shapes, reads our entries for both products of each kind."""
+    engine, device = release.split("-")[0], "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    triton = subprocess.run(
+        [venv / "bin/python", "-c", "import triton; print(triton.__version__)"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    rows = [one for number, kind in enumerate(space.KEPT) for one in marked_rows(engine, kind, number)]
+    moefiles.write(tuning.Tuned(engine=engine, triton=triton, rows=rows), tmp_path, device)
+    packed = 2  # int4 weights to a byte
+    shapes = [
+        ["bf16", [384, 512, 7168], [384, 7168, 256], None],
+        ["fp8_w8a8 block", [384, 512, 7168], [384, 7168, 256], [128, 128]],
+        ["int4_w4a16", [384, 512, 7168 // packed], [384, 7168, 256 // packed], [0, 32]],
+    ]
+    source = Path(__file__).parents[3] / "src"
+    env = {**os.environ, "PYTHONPATH": str(source), "VLLM_TUNED_CONFIG_FOLDER": str(tmp_path)}
+    done = subprocess.run(
+        [venv / "bin/python", "-c", ASK, engine, venv / "engines" / release, device, json.dumps(shapes)],
+        env={**env, "SGLANG_MOE_CONFIG_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(answers) == 18
+    for kind, tokens, found in answers:
+        number = list(space.KEPT).index(kind)
+        if engine == "sglang":
+            assert found[0]["mark"] == number
+            assert found[1][0]["mark"] == number + 100, "the second product has its own file"
+        elif (kind, tokens) not in (("int4_w4a16", 1), ("int4_w4a16", 5), ("int4_w4a16", 64)):
+            assert found["mark"] == number
+
+
+def marked_rows(engine: str, kind: str, number: int) -> list[dict[str, object]]:
+    """A whole tuning of one kind whose entries can be told from any other file's."""
+    rows = []
+    for tokens in space.SIZES:
+        for product, mark in (("up", number), ("down", number + 100)):
+            own = {"choice": {}, "config": {"BLOCK_SIZE_M": 1}, "ms": 9.0, "fits": True, "shared_bytes": 1}
+            best = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "mark": mark}
+            case = f"SGLang fused MoE {kind} {product}" if engine == "sglang" else f"fused MoE {kind}"
+            about = {"case": f"{case}, {tokens} tokens", "best": best, "ms": 1.0, "baselines": {"default": own}}
+            rows.append({**about, "groups": {"16": {"config": best, "ms": 1.0}}})
+    return rows if engine == "sglang" else rows[::2]
+
+
+@pytest.mark.parametrize("release", ["sglang-0.5.23", "vllm-0.32.0"])
+def test_what_the_tuner_times_computes_what_it_should(venv: Path, release: str):
+    """Both products of an expert, bf16, block-wise fp8 and int4, run by Triton's interpreter, against float32."""
+    program, source = Path(__file__).parent / "interpreted.py", Path(__file__).parents[3] / "src"
+    done = subprocess.run(
+        [venv / "bin/python", program, release.split("-")[0], venv / "engines" / release],
+        env={**os.environ, "PYTHONPATH": str(source)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == 6
+    assert all(error < 1e-2 for _, _, error in found), found

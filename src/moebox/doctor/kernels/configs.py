@@ -1,7 +1,7 @@
 """Checks tuned fused-MoE files for entries that cannot launch on an architecture.
 
-For bf16 and fp8 weights the shared memory follows exactly from the block sizes: the pipeline keeps all but one
-stage of both tiles. Mixed int4 tiles do not follow that rule and are left to the compiler.
+For bf16, fp8 and int4 weights the shared memory follows from the block sizes (`probe.space.shared_bytes`); files of
+other kinds, and those for kernels that are not Triton's, are left to the compiler.
 """
 
 import json
@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from moebox.core.kernel import Arch
+from moebox.doctor.kernels.probe.space import shared_bytes
 from moebox.errors import BadInput
 
 _NAME = re.compile(
-    r"E=\d+,N=\d+,device_name=[^,]+?(?:,dtype=(?P<dtype>[a-z0-9_]+))?"
+    r"E=\d+,N=\d+,device_name=[^,]+?(?:,dtype=(?P<dtype>[a-z0-9_]+?))?"
     r"(?:,block_shape=\[(?P<n>\d+), ?(?P<k>\d+)\])?(?:,.*)?(?:_down)?\.json"
 )
-_BYTES = {None: 2, "bf16": 2, "fp8_w8a8": 1, "int8_w8a8": 1}
+_KINDS = {None: "bf16", "bf16": "bf16", "fp8_w8a8": "fp8_w8a8 block", "int8_w8a8": "fp8_w8a8 block"}
+_KINDS |= {"int4_w4a16": "int4_w4a16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +45,6 @@ class TunedFile:
         return "needs compiling" if self.bad is None else "does not fit" if self.bad else "launches"
 
 
-def shared_bytes(config: dict[str, Any], element: int, deepest: int = 1 << 30) -> int:
-    """Shared memory of the fused MoE kernel: (stages - 1) tiles of A and B.
-
-    `deepest` is the quantisation block, to which the engines cut BLOCK_SIZE_K.
-    """
-    rows, columns = int(config["BLOCK_SIZE_M"]), int(config["BLOCK_SIZE_N"])
-    depth = min(int(config["BLOCK_SIZE_K"]), deepest)
-    return max(int(config.get("num_stages", 3)) - 1, 1) * (rows + columns) * depth * element
-
-
 def check(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
     """Every tuned file under `folder`."""
     if not folder.is_dir():
@@ -68,9 +60,10 @@ def _check(path: Path, arch: Arch) -> TunedFile:
     try:
         document: Any = json.loads(path.read_text())
         rows = {int(tokens): row for tokens, row in document.items() if tokens.isdigit()}
-        if kind not in _BYTES:
+        triton = {tokens: row for tokens, row in rows.items() if "BLOCK_SIZE_N" in row}
+        if kind not in _KINDS or not triton:
             return TunedFile(file=path.name, entries=len(rows), bad=None)
-        sizes = {tokens: shared_bytes(row, _BYTES[kind], deepest) for tokens, row in rows.items()}
+        sizes = {tokens: _size(_KINDS[kind], row, deepest) for tokens, row in triton.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: not a fused-MoE configuration") from None
     bad = tuple(
@@ -83,3 +76,8 @@ def _check(path: Path, arch: Arch) -> TunedFile:
         if size > arch.smem
     )
     return TunedFile(file=path.name, entries=len(rows), bad=bad)
+
+
+def _size(kind: str, row: dict[str, Any], deepest: int) -> int:
+    """Bytes that an entry asks; `deepest` is the quantisation block, to which vLLM cuts BLOCK_SIZE_K."""
+    return shared_bytes(kind, {**row, "BLOCK_SIZE_K": min(int(row["BLOCK_SIZE_K"]), deepest)})

@@ -1,6 +1,6 @@
-"""Tunes on the GPU at hand, and writes what engines read: fused-MoE files and the attention block table.
+"""Tunes on the GPU at hand: what is asked of the timing process, and what its answer means.
 
-The timing is done by `probe/tune.py` in a process of its own; here is what is asked of it and what is made of it.
+The timing is done by `probe/tune.py` in a process of its own; `moefiles` writes what engines read.
 """
 
 import json
@@ -8,28 +8,56 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import moebox
 from moebox.core.kernel import Arch, arch
 from moebox.doctor.kernels.scan import Request, cache_dir, check_triton, engine_root
-from moebox.errors import Outside
+from moebox.errors import BadInput, Outside
 
-KINDS = {"sglang": ["extend"], "vllm": ["decode", "moe"]}
-SECONDS = 1500.0  # for all of an engine's cases; an H200 took 340 s for SGLang's and vLLM's together (2026-11-15)
+SECONDS = 1500.0  # for all of an engine's cases
 NOISE = 0.02  # a gain below this is none: the same configuration timed twice differed by up to 2% on an H200
-_DTYPE = {"bf16": "", "int4_w4a16": ",dtype=int4_w4a16"}
 
 
-def tune(request: Request, here: Arch, *, limit: Arch) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What was timed, and with which Triton."""
+
+    engine: str
+    triton: str
+    rows: list[dict[str, Any]]
+
+
+def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
     """Time every candidate of the engine's kernels on the GPU `here` that fits the limits of `limit`."""
     python = request.python or Path(sys.executable)
-    check_triton(python)
     root = engine_root(request)
-    asked = {
-        "sglang": str(root) if request.engine == "sglang" else "",
-        "vllm": str(root) if request.engine == "vllm" else "",
+    check_triton(python)
+    asked = question(request, root, here, limit=limit)
+    with tempfile.TemporaryDirectory() as folder:
+        given, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+        given.write_text(json.dumps(asked))
+        command = [str(python), "-m", "moebox.doctor.kernels.probe.tune", str(given), str(answer)]
+        env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
+        try:
+            done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=SECONDS * 1.5)
+        except subprocess.TimeoutExpired:
+            raise Outside(f"the tuner did not finish in {SECONDS * 1.5:.0f} s") from None
+        if done.returncode:
+            raise Outside("the tuner failed; its words are above", hint="`--debug` shows more")
+        if not answer.exists():
+            raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
+        found = json.loads(answer.read_text())
+    return Tuned(engine=request.engine, triton=found["triton"], rows=[settled(row) for row in found["rows"]])
+
+
+def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> dict[str, Any]:
+    """The request in the timing process's words."""
+    return {
+        "engine": request.engine,
+        "root": str(root),
         "capability": here.capability,
         "device": here.device,
         "sms": here.sms,
@@ -37,17 +65,8 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> list[dict[str, Any]]:
         "limit_capability": limit.capability,
         "cache": str(cache_dir()),
         "seconds": SECONDS,
-        "kinds": KINDS[request.engine],
+        "only": request.only,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-        question.write_text(json.dumps(asked))
-        command = [str(python), "-m", "moebox.doctor.kernels.probe.tune", str(question), str(answer)]
-        env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
-        done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=SECONDS * 1.5)
-        if done.returncode or not answer.exists():
-            raise Outside("the tuner failed; its words are above", hint="`--debug` shows more")
-        return [settled(row) for row in json.loads(answer.read_text())["rows"]]
 
 
 def gpu_here() -> Arch:
@@ -66,51 +85,25 @@ def gpu_here() -> Arch:
     return replace(arch(f"{major}.{minor}"), device=name if isinstance(name, str) else name.decode())
 
 
-def moe_file(kind: str, device: str, *, experts: int = 384, width: int = 256) -> str:
-    """The name under which vLLM and SGLang look for a tuned file."""
-    return f"E={experts},N={width},device_name={device.replace(' ', '_')}{_DTYPE[kind]}.json"
-
-
 def settled(row: dict[str, Any]) -> dict[str, Any]:
     """The row with the best choice that gains more than the noise; a baseline that fits wins otherwise."""
-    for one in row["baselines"].values():
+    for name, one in row["baselines"].items():
         if row["best"] and one["fits"] and one["ms"] <= row["ms"] * (1 + NOISE):
-            return {**row, "best": one["choice"], "ms": one["ms"], "shared_bytes": one["shared_bytes"]}
+            kept = {"best": one["config"], "ms": one["ms"], "shared_bytes": one["shared_bytes"], "kept": name}
+            return {**row, **kept}
     return row
-
-
-def moe_configs(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Tuned configurations by kind and batch size; sizes at which the engine's own default won are left to it."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for row in rows:
-        words = row["case"].replace(",", "").split()
-        if words[:2] != ["fused", "MoE"] or not row["best"] or "tokens" in row["best"]:
-            continue
-        found.setdefault(words[2], {})[words[3]] = row["best"]
-    return found
-
-
-def write(rows: list[dict[str, Any]], folder: Path, device: str) -> list[Path]:
-    """The files that engines read, and the whole table beside them."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = [folder / "tuned.json"]
-        made[0].write_text(json.dumps(rows, indent=1) + "\n")
-        for kind, configs in moe_configs(rows).items():
-            made.append(folder / moe_file(kind, device))
-            made[-1].write_text(json.dumps(configs, indent=4) + "\n")
-    except OSError as problem:
-        raise Outside(f"{folder}: cannot be written: {problem.strerror}") from None
-    return made
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """What was found, as Markdown: the best, beside each baseline, and how much faster."""
     lines = ["| case | best found | ms | error | beside |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        best = row["best"] or {}
+        best = row["best"]
+        if best is None:
+            lines.append(f"| {row['case']} | none that fits is right | | | |")
+            continue
         blocks = " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in best.items())
-        if "tokens" in best:
+        if "tokens" in best or row.get("kept", "").endswith("default"):
             blocks = "the engine's own default"
         beside = "; ".join(
             f"{name} {one['ms']:.3f} ms ({one['ms'] / row['ms']:.2f}x{'' if one['fits'] else ', does not fit'})"

@@ -219,6 +219,27 @@ def install(recorder: Recorder) -> None:
     _torch_answers(recorder.arch)
 
 
+def sizes_only() -> None:
+    """Stop each compile once its shared memory is laid out: most of the time goes to what comes after.
+
+    What is left in Triton's cache has no code in it, so it must be a cache of its own.
+    """
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    original = CUDABackend.add_stages
+
+    def add_stages(self: Any, stages: dict[str, Any], *args: Any) -> None:
+        original(self, stages, *args)
+
+        def ptx(source: Any, metadata: dict[str, Any]) -> str:
+            metadata["name"] = "unnamed"
+            return ""
+
+        stages["ptx"], stages["cubin"] = ptx, lambda source, metadata: b""
+
+    CUDABackend.add_stages = add_stages
+
+
 def _keep_logs(recorder: Recorder, compiler: Any) -> None:
     """Catch the assembler's own word on spills while a kernel compiles."""
     original = compiler.compile

@@ -9,6 +9,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
+import os
 import sys
 import types
 from pathlib import Path
@@ -160,7 +161,7 @@ def yes(*args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def open_sglang(root: Path, capability: int) -> Engine:
+def open_sglang(root: Path, capability: int, device_name: str = "stand-in") -> Engine:
     """SGLang's files, told that they run on CUDA of this capability."""
     utils: dict[str, Any] = {
         "is_cuda": yes,
@@ -173,7 +174,7 @@ def open_sglang(root: Path, capability: int) -> Engine:
         "get_int_env_var": lambda name, default=0: default,
         "direct_register_custom_op": lambda *args, **kwargs: None,
         "register_custom_op": lambda *args, **kwargs: lambda function: function,
-        "get_device_name": lambda *args: "stand-in",
+        "get_device_name": lambda *args: device_name,
     }
     for other in ("xpu", "npu", "cpu", "musa", "hpu", "mps"):
         utils[f"is_{other}"] = no
@@ -225,13 +226,14 @@ def open_vllm(root: Path, capability: int, device_name: str, sms: int) -> Engine
 
     for name in ("info_once", "warning_once", "debug_once"):
         setattr(logging.Logger, name, lambda self, *args, **kwargs: None)
+    tuned = "VLLM_TUNED_CONFIG_FOLDER"
     stand_ins: dict[str, dict[str, Any]] = {
         "vllm.platforms": {"current_platform": _platform(capability, device_name, sms)},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.triton_utils": {"tl": language, "triton": triton, "HAS_TRITON": True},
         "vllm._custom_ops": {},
         "vllm.triton_utils.allocation": {},
-        "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_TUNED_CONFIG_FOLDER": None},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False, tuned: os.environ.get(tuned)},
         "vllm.utils.torch_utils": {"direct_register_custom_op": lambda *args, **kwargs: None},
         "vllm.utils.math_utils": {"next_power_of_2": triton.next_power_of_2, "cdiv": triton.cdiv},
         "vllm.utils.platform_utils": {"get_device_name_as_file_name": lambda: device_name.replace(" ", "_")},

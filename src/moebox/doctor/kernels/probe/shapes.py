@@ -49,6 +49,11 @@ def whole(*sizes: int) -> torch.Tensor:
 
 def call(function: Callable[..., Any], **values: Any) -> Any:
     """Call with those of `values` that this version of the function takes."""
+    return function(**taken(function, values))
+
+
+def taken(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `values` that this version of the function takes."""
     wanted = inspect.signature(function).parameters
     missing = [
         name
@@ -57,4 +62,4 @@ def call(function: Callable[..., Any], **values: Any) -> Any:
     ]
     if missing:
         raise TypeError(f"{function.__name__} wants {', '.join(missing)}, which this moebox does not know")
-    return function(**{name: value for name, value in values.items() if name in wanted})
+    return {name: value for name, value in values.items() if name in wanted}

@@ -16,24 +16,23 @@ from pathlib import Path
 from typing import Any
 
 ROUNDS = ((10, 0.34), (40, 0.34), (120, 0.0))  # milliseconds a candidate, and the share that goes on
+HOPELESS = 2.5  # times slower than the best so far at first sight: not timed again
 LARGEST_ERROR = 1e-2  # relative, of a bf16 answer against float32
 
 
 def cases_of(request: dict[str, Any]) -> list[Any]:
     """The cases asked for, with the engines' files opened."""
-    from . import importing, tune_cases
+    from . import importing, tune_cases, tune_experts
 
-    wanted = request["kinds"]
-    found = []
-    if request.get("sglang"):
-        root = Path(request["sglang"]).resolve()
+    limits = {"smem": request["limit"], "sms": request["sms"]}
+    root = Path(request["root"]).resolve()
+    if request["engine"] == "sglang":
         importing.open_sglang(root, request["capability"])
-        found += tune_cases.extend_cases(root)
-    if request.get("vllm"):
-        root = Path(request["vllm"]).resolve()
+        found = tune_cases.extend_cases(root) + tune_experts.sglang_cases(root, **limits)
+    else:
         importing.open_vllm(root, request["capability"], request["device"], request["sms"])
-        found += tune_cases.decode_cases(root) + tune_cases.moe_cases(root)
-    return [case for case in found if any(case.kind.startswith(kind) for kind in wanted)]
+        found = tune_cases.decode_cases(root) + tune_experts.vllm_cases(**limits)
+    return [case for case in found if request["only"] in case.name]
 
 
 def compile_share(request: dict[str, Any], capability: int, number: int, of: int) -> dict[str, int]:
@@ -43,6 +42,8 @@ def compile_share(request: dict[str, Any], capability: int, number: int, of: int
     notes = Path(request["cache"]) / f"tune-{capability}-{number}.json"
     arch = driver.Arch(capability, request["sms"], request["device"], 96 << 30, 1 << 30)
     driver.install(driver.Recorder(arch=arch, root=Path("/"), notes=notes))
+    if capability != request["capability"]:
+        driver.sizes_only()  # nothing of this architecture is run here
     jobs: dict[str, Any] = {}
     for case in cases_of({**request, "capability": capability}):
         for choice in [*case.candidates, *case.baselines.values()]:
@@ -90,57 +91,105 @@ def compile_all(request: dict[str, Any], path: str) -> dict[int, dict[str, int]]
 
 def measure(case: Any, sizes: dict[int, dict[str, int]], request: dict[str, Any]) -> dict[str, Any]:
     """The best candidate of a case beside the baselines."""
-    import torch
-    from triton.testing import do_bench
-
     limit, there = request["limit"], sizes[request["limit_capability"]]
     bench = case.build("cuda")
-    wanted = bench.reference() if bench.reference else None
+    watch = Watch(bench)
 
     def fits(choice: dict[str, int]) -> bool:
         return bool(there.get(key(case, choice), 1 << 30) <= limit)
 
-    def timed(choice: dict[str, int], milliseconds: int) -> float:
-        try:
-            return float(do_bench(lambda: bench.run(choice), warmup=5, rep=milliseconds, return_mode="median"))
-        except Exception:
-            torch.cuda.synchronize()
-            return float("inf")
-
-    def error(choice: dict[str, int]) -> float:
-        if wanted is None or bench.output is None:
-            return 0.0
-        bench.run(choice)
-        return float((bench.output() - wanted).norm() / wanted.norm())
-
-    field = [choice for choice in [*case.candidates, *case.baselines.values()] if fits(choice)]
+    field = watch.hopeful([choice for choice in [*case.candidates, *case.baselines.values()] if fits(choice)])
     times: dict[str, float] = {}
     for milliseconds, share in ROUNDS:
-        times = {json.dumps(choice): timed(choice, milliseconds) for choice in field}
-        keep = max(4, round(len(field) * share)) if share else len(field)
-        field = sorted(field, key=lambda choice: times[json.dumps(choice)])[:keep]
-    good = [choice for choice in field if error(choice) < LARGEST_ERROR]
+        times = {json.dumps(choice): watch.timed(choice, milliseconds) for choice in field}
+        field = sorted(field, key=lambda choice: times[json.dumps(choice)])
+        if share:
+            field = halved(field, share, case.group)
+    good = [choice for choice in field if watch.error(choice) < LARGEST_ERROR]
     best = good[0] if good else None
     baselines = {
         name: {
             "choice": choice,
-            "ms": timed(choice, ROUNDS[-1][0]),
+            "config": bench.config(choice),
+            "ms": watch.timed(choice, ROUNDS[-1][0]),
             "shared_bytes": there.get(key(case, choice)),
             "fits": fits(choice),
         }
         for name, choice in case.baselines.items()
     }
+    groups: dict[str, Any] = {}
+    for choice in good if case.group else []:
+        config = bench.config(choice)
+        groups.setdefault(str(config[case.group]), {"config": config, "ms": times[json.dumps(choice)]})
     return {
         "case": case.name,
         "tried": len([choice for choice in case.candidates if fits(choice)]),
         "of": len(case.candidates),
-        "best": best,
-        "ms": timed(best, ROUNDS[-1][0]) if best else None,
+        "best": bench.config(best) if best else None,
+        "ms": watch.timed(best, ROUNDS[-1][0]) if best else None,
         "shared_bytes": there.get(key(case, best)) if best else None,
-        "error": error(best) if best else None,
+        "error": watch.error(best) if best else None,
         "wrong": len(field) - len(good),
         "baselines": baselines,
+        **({"groups": groups} if case.group else {}),
     }
+
+
+def halved(field: list[dict[str, int]], share: float, group: str) -> list[dict[str, int]]:
+    """The share of a field, fastest first, that goes on; and the fastest of each group."""
+    kept = field[: max(4, round(len(field) * share))]
+    firsts: dict[int, dict[str, int]] = {}
+    for choice in field:
+        if group in choice:
+            firsts.setdefault(choice[group], choice)
+    return kept + [choice for choice in firsts.values() if choice not in kept]
+
+
+class Watch:
+    """Times and checks the choices of one case on the GPU at hand."""
+
+    def __init__(self, bench: Any) -> None:
+        self.bench, self.wanted = bench, bench.references()
+
+    def timed(self, choice: dict[str, int], milliseconds: int) -> float:
+        """The median in ms, L2 flushed between launches; infinite for what does not run."""
+        import torch
+        from triton.testing import do_bench
+
+        try:
+            return float(do_bench(lambda: self.bench.run(choice), warmup=5, rep=milliseconds, return_mode="median"))
+        except Exception:
+            torch.cuda.synchronize()
+            return float("inf")
+
+    def hopeful(self, field: list[dict[str, int]]) -> list[dict[str, int]]:
+        """Without those that one launch shows to be far slower than the best."""
+        seen = [(self.once(choice), choice) for choice in field]
+        best = min((ms for ms, _ in seen), default=0.0)
+        return [choice for ms, choice in seen if ms <= best * HOPELESS and ms != float("inf")]
+
+    def once(self, choice: dict[str, int]) -> float:
+        """One launch after one to warm up, in ms."""
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        try:
+            self.bench.run(choice)
+            torch.cuda.synchronize()
+            start.record()
+            self.bench.run(choice)
+            end.record()
+            torch.cuda.synchronize()
+            return float(start.elapsed_time(end))
+        except Exception:
+            torch.cuda.synchronize()
+            return float("inf")
+
+    def error(self, choice: dict[str, int]) -> float:
+        """The largest relative error of what the choice computes."""
+        self.bench.run(choice)
+        pairs = zip(self.bench.outputs(), self.wanted, strict=True)
+        return max(float((got - wanted).norm() / wanted.norm()) for got, wanted in pairs)
 
 
 def main() -> int:
@@ -151,8 +200,12 @@ def main() -> int:
     Path(request["cache"]).mkdir(parents=True, exist_ok=True)
     if "--share" in sys.argv:
         capability, number, of = (int(word) for word in sys.argv[-3:])
+        if capability != request["capability"]:  # half-compiled kernels have a cache of their own
+            os.environ["TRITON_CACHE_DIR"] = str(Path(request["cache"]) / "sizes")
         print(json.dumps(compile_share(request, capability, number, of)))
         return 0
+    import triton
+
     began = time.monotonic()
     sizes = compile_all(request, path)
     print(f"compiled {sum(map(len, sizes.values()))} kernels in {time.monotonic() - began:.0f} s", flush=True)
@@ -163,13 +216,11 @@ def main() -> int:
             break
         rows.append(measure(case, sizes, request))
         row = rows[-1]
-        beside = "  ".join(
-            f"{name} {one['ms']:.3f}{'' if one['fits'] else ' (does not fit)'}"
-            for name, one in row["baselines"].items()
-        )
+        beside = "  ".join(_said(name, one) for name, one in row["baselines"].items())
         shown = "none fits" if row["best"] is None else f"{row['ms']:.3f} ms {row['best']} error {row['error']:.4f}"
         print(f"{row['case']}: {shown} | {beside}", flush=True)
-        Path(sys.argv[2]).write_text(json.dumps({"request": request, "rows": rows}, indent=1))
+        answer = {"request": request, "triton": triton.__version__, "rows": rows}
+        Path(sys.argv[2]).write_text(json.dumps(answer, indent=1))
     return 0
 
 

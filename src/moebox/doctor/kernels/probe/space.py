@@ -1,0 +1,122 @@
+"""What a tuner tries: candidates of each kernel, and a cost model that says which of them are worth compiling.
+
+Pure arithmetic on the standard library: nothing here needs Triton, PyTorch or a GPU.
+"""
+
+import functools
+import itertools
+import math
+
+Choice = dict[str, int]
+
+# Batch sizes that 309 of SGLang 0.5.23's tuned files and 288 of vLLM 0.32.0's list.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+# Candidates of a fused MoE case that are compiled and timed, and how many of them may share one tile: with these, the
+# tile of each of the 18 bf16 winners of the first tuning (H200, 2026-11-15) is among the candidates. int4 has the wider
+# space, and the model knows it less well.
+KEPT = {"bf16": 28, "fp8_w8a8 block": 28, "int4_w4a16": 32}
+PER_TILE = 3
+EXPERTS, USED = 384, 8  # Kimi K2
+UP, DOWN = (512, 7168), (7168, 256)  # both products of an expert on one rank of TP8: columns and depth
+_ELEMENT = {"bf16": 2.0, "fp8_w8a8 block": 1.0, "int4_w4a16": 0.5}  # bytes of a weight
+
+
+def combos(**axes: list[int]) -> list[Choice]:
+    """Every combination."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def extend(width: int) -> list[Choice]:
+    """Prefill attention: rows and columns of a tile, warps, stages.
+
+    576-wide heads leave room for 16 of their combinations on SM120, none with more than 32 rows; 192-wide ones for 78.
+    """
+    sides = [16, 32, 64] if width > 256 else [16, 32, 64, 128]
+    everything = combos(BLOCK_M=sides, BLOCK_N=sides, num_warps=[4, 8], num_stages=[1, 2, 3])
+    # What streams through a block alone exceeds SM120's memory by far: not worth compiling.
+    return [one for one in everything if one["num_stages"] * one["BLOCK_N"] * width * 2 <= 130_000]
+
+
+def decode() -> list[Choice]:
+    """MLA decode: columns of a tile, warps, stages."""
+    return combos(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
+
+
+def moe(kind: str, tokens: int, products: tuple[tuple[int, int], ...], *, smem: int, sms: int) -> list[Choice]:
+    """Fused MoE at one batch size: what fits by the closed form, the cheapest by the cost model."""
+    heights = [16] if tokens <= 64 else [16, 32, 64] if tokens <= 1024 else [32, 64, 128]
+    choices = combos(
+        BLOCK_SIZE_M=heights,
+        BLOCK_SIZE_N=[32, 64, 128, 256],
+        # A block-wise scale covers 128 of the depth, and SGLang does not cut a deeper tile to it.
+        BLOCK_SIZE_K=[32, 64, 128, 256] if kind == "int4_w4a16" else [64, 128],
+        GROUP_SIZE_M=[1 if tokens <= 64 else 8],
+        num_warps=[4, 8],
+        num_stages=[2, 3, 4, 5],
+    )
+    fitting = [one for one in choices if shared_bytes(kind, one) <= smem]
+
+    def cost(one: Choice) -> float:
+        return sum(moe_cost(kind, one, tokens, columns=wide, depth=deep, sms=sms) for wide, deep in products)
+
+    ranked, seen = [], dict.fromkeys(map(tile, fitting), 0)
+    for one in sorted(fitting, key=lambda one: (cost(one), str(one))):
+        seen[tile(one)] += 1
+        if seen[tile(one)] <= PER_TILE:
+            ranked.append(one)
+    # The best of each height too: both products of an expert must agree on it.
+    firsts = [next(one for one in ranked if one["BLOCK_SIZE_M"] == height) for height in heights]
+    return list({str(one): one for one in [*ranked[: KEPT[kind]], *firsts]}.values())
+
+
+def tile(choice: Choice) -> tuple[int, int, int]:
+    """The block sizes alone."""
+    return choice["BLOCK_SIZE_M"], choice["BLOCK_SIZE_N"], choice["BLOCK_SIZE_K"]
+
+
+def shared_bytes(kind: str, choice: Choice) -> int:
+    """Shared memory of the fused MoE kernel, from its blocks alone.
+
+    bf16 and fp8: all stages but one of both tiles; block-wise scales may add 4 bytes a column. int4: all stages but one
+    of the activations, and one tile of weights as bf16. Exact for every bf16 block compiled for sm_120, and for 480 of
+    480 int4 ones (Triton 3.7.1).
+    """
+    rows, columns, depth = tile(choice)
+    ahead = max(int(choice.get("num_stages", 3)) - 1, 1)
+    if kind == "int4_w4a16":
+        return ahead * rows * depth * 2 + columns * depth * 2
+    return int(ahead * (rows + columns) * depth * _ELEMENT[kind])
+
+
+@functools.lru_cache(maxsize=256)
+def blocks(tokens: int, rows: int) -> float:
+    """Tiles of rows that `tokens` make on average when each goes to 8 of 384 experts at random."""
+    share = USED / EXPERTS
+    mean, chance, found = tokens * share, (1 - share) ** tokens, 0.0
+    for count in range(1, min(tokens, int(mean + 10 * math.sqrt(mean) + 20)) + 1):
+        chance *= (tokens - count + 1) / count * share / (1 - share)  # of an expert that `count` tokens go to
+        found += chance * math.ceil(count / rows)
+    return EXPERTS * found
+
+
+def moe_cost(kind: str, choice: Choice, tokens: int, *, columns: int, depth: int, sms: int) -> float:
+    """What a candidate costs against others of the same case; only the order means anything.
+
+    Tiles are dealt to multiprocessors in waves; each step of a tile moves its operands and multiplies them, and what
+    moves is hidden behind the multiplying as far as stages and resident blocks allow.
+    """
+    high, wide, deep = tile(choice)
+    warps, ahead = choice["num_warps"], choice["num_stages"] - 1
+    threads, packed = warps * 32, kind == "int4_w4a16"
+    tiles = blocks(tokens, high) * math.ceil(columns / wide)
+    registers = 40 + high * wide / threads + (1.5 * wide * deep / threads if packed else 0)
+    resident = max(1, min(101_376 // (shared_bytes(kind, choice) + 1_024), int(65_536 / (registers * threads)), 8))
+    moved = deep * (high * (1.0 if kind == "fp8_w8a8 block" else 2.0) + wide * _ELEMENT[kind])
+    flying = min(1.0, moved * ahead * resident / 32_768)  # bytes in flight that keep a multiprocessor's memory busy
+    busy = min(1.0, high * wide / (warps * 512))  # a warp's share of the tile below 16x32 leaves its matrix unit idle
+    step = max(moved / (24 * flying), high * wide * deep / (2_048 * busy)) + 60 / resident
+    if packed:  # unpacking is arithmetic, which wants warps to hide behind: int4 took longer than bf16 on an H200
+        step += wide * deep / 24 / min(1.0, resident * warps / 24)
+    spilled = max(0.0, registers - 168) / 84
+    waves = max(tiles / (sms * resident), math.ceil(tiles / (sms * resident)) * 0.5 + 0.5)
+    return waves * resident * math.ceil(depth / deep) * step * (1 + spilled)

@@ -1,0 +1,255 @@
+"""The fused MoE kernels a tuner times: vLLM's, both products of an expert under one configuration, and SGLang's, each
+product under its own, at every batch size that tuned files list.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from . import sglang, space
+from .shapes import call, taken
+from .space import EXPERTS, USED, Choice
+from .tune_cases import Bench, Case, Chosen, chosen, values
+
+WIDTH, HIDDEN = 256, 7168  # of an expert on one rank of TP8, and of the model: Kimi K2
+PRODUCTS = (space.UP, space.DOWN)
+CHECKED = 8  # tokens whose answers are compared with float32
+BLOCK = 128  # of a block-wise fp8 scale, each way
+GROUP = 32  # int4 weights that share a scale
+
+
+@dataclass
+class Weights:
+    """Both matrices of every expert."""
+
+    matrices: list[torch.Tensor]
+    scales: list[torch.Tensor | None]
+
+    def expert(self, product: int, number: int) -> torch.Tensor:
+        """One matrix in float32."""
+        matrix, scale = self.matrices[product][number], self.scales[product]
+        if scale is None:
+            return matrix.float()
+        if matrix.dtype == torch.uint8:
+            whole = torch.stack([matrix & 15, matrix >> 4], dim=-1).flatten(-2).float() - 8  # 8 stands for zero
+            return whole * scale[number].float().repeat_interleave(GROUP, dim=-1)
+        wide = scale[number].repeat_interleave(BLOCK, dim=0).repeat_interleave(BLOCK, dim=1)
+        return matrix.float() * wide
+
+
+def vllm_cases(smem: int, sms: int) -> list[Case]:
+    """vLLM's fused MoE: one file serves both products."""
+    return [
+        Case(
+            name=f"fused MoE {kind}, {tokens} tokens",
+            kind=f"moe-{kind}-{sort(tokens)}",
+            # vLLM's kernels take SPLIT_K, and its int4 one has no default for it.
+            candidates=[{**one, "SPLIT_K": 1} for one in space.moe(kind, tokens, PRODUCTS, smem=smem, sms=sms)],
+            baselines={"the engine's default": {"tokens": tokens}},
+            build=functools.partial(build, VllmExperts(), kind, tokens, (0, 1)),
+        )
+        for kind in space.KEPT
+        for tokens in space.SIZES
+    ]
+
+
+def sglang_cases(root: Path, smem: int, sms: int) -> list[Case]:
+    """SGLang's fused MoE: a file for each product, which must agree on the height of a tile."""
+    return [
+        Case(
+            name=f"SGLang fused MoE {kind} {('up', 'down')[product]}, {tokens} tokens",
+            kind=f"sgl-moe-{kind}-{('up', 'down')[product]}-{sort(tokens)}",
+            candidates=space.moe(kind, tokens, (PRODUCTS[product],), smem=smem, sms=sms),
+            baselines={"the engine's default": {"tokens": tokens}},
+            build=functools.partial(build, SglangExperts(root), kind, tokens, (product,)),
+            group="BLOCK_SIZE_M",
+        )
+        for kind in space.KEPT
+        for tokens in space.SIZES
+        for product in (0, 1)
+    ]
+
+
+def sort(tokens: int) -> str:
+    """Batch sizes for which Triton makes one kernel: it looks at divisibility by 16, SGLang at 512 tokens."""
+    return "one" if tokens == 1 else "few" if tokens <= 512 else "many"
+
+
+class VllmExperts:
+    """vLLM's launch code."""
+
+    name = "vllm.model_executor.layers.fused_moe.fused_moe"
+
+    def open(self, kind: str) -> tuple[Any, Chosen]:
+        """The engine's module, and its kernel for such weights."""
+        engine = importlib.import_module(self.name)
+        return engine, chosen(engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel")
+
+    def default(self, kind: str, tokens: int) -> Choice:
+        """What the engine takes without a file."""
+        engine: Any = importlib.import_module(self.name)
+        return dict(call(engine.get_default_config, **_about(kind, tokens)))
+
+    def launcher(self, engine: Any, kind: str, quantised: Any, given: dict[str, Any]) -> Callable[..., Any]:
+        """One product, all but its blocks settled."""
+        if kind == "int4_w4a16":
+            invoke = engine.invoke_fused_moe_wna16_triton_kernel
+            return functools.partial(invoke, **taken(invoke, given))
+        invoke = engine.invoke_fused_moe_triton_kernel
+        activations = {} if quantised is None else {"A": quantised[0], "A_scale": quantised[1]}
+        return functools.partial(invoke, **taken(invoke, {**given, **activations}))
+
+
+class SglangExperts:
+    """SGLang's launch code."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, kind: str) -> tuple[Any, Chosen]:
+        """The engine's module, and its kernel for such weights."""
+        engine = sglang.module(self.root, "moe")
+        return engine, chosen(engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel")
+
+    def default(self, kind: str, tokens: int) -> Choice:
+        """What the engine takes without a file."""
+        return dict(call(sglang.module(self.root, "moe_config").get_default_config, **_about(kind, tokens)))
+
+    def launcher(self, engine: Any, kind: str, quantised: Any, given: dict[str, Any]) -> Callable[..., Any]:
+        """One product, all but its blocks settled; what the engine quantises first is quantised already."""
+        for name in ("sglang_per_token_group_quant_fp8", "per_token_group_quant_fp8"):
+            setattr(engine, name, lambda activations, group, **settings: quantised)
+        invoke = engine.invoke_fused_moe_kernel
+        return functools.partial(invoke, **taken(invoke, given))
+
+
+def _about(kind: str, tokens: int) -> dict[str, Any]:
+    return {
+        "M": tokens, "E": EXPERTS, "N": WIDTH, "K": HIDDEN, "topk": USED, "is_marlin": False,
+        "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _shape(kind),
+    }  # fmt: skip
+
+
+def _shape(kind: str) -> list[int] | None:
+    return [0, GROUP] if kind == "int4_w4a16" else [BLOCK, BLOCK] if kind.endswith("block") else None
+
+
+def build(experts: Any, kind: str, tokens: int, products: tuple[int, ...], device: str) -> Bench:
+    """The tensors of a case, and how to run it."""
+    engine, kernel = experts.open(kind)
+    weights = _weights(kind, device)
+    inputs = [values(device, tokens, HIDDEN), values(device, tokens * USED, WIDTH)]
+    quantised = [_quantised(one) if kind.endswith("block") else None for one in inputs]
+    outputs = [values(device, tokens, USED, 2 * WIDTH), values(device, tokens, USED, HIDDEN)]
+    where = "cpu" if device == "meta" else device
+    picks = torch.rand(tokens, EXPERTS, device=where).topk(USED).indices
+    share = values(device, tokens, USED, dtype=torch.float32)
+    ids = torch.empty(tokens, USED, dtype=torch.int32, device="meta") if device == "meta" else picks.to(torch.int32)
+    sorted_by: dict[int, Any] = {}  # the engines sort in a kernel of its own, which is not timed here
+    launchers = []
+    for product in products:
+        given = {
+            "A": inputs[product], "A_scale": None, "B": weights.matrices[product], "B_scale": weights.scales[product],
+            "B_zp": None, "bias": None, "B_bias": None, "C": outputs[product], "topk_weights": share, "topk_ids": ids,
+            "mul_routed_weight": product == 1, "top_k": 1 if product else USED, "compute_type": tl.bfloat16,
+            "use_fp8_w8a8": kind.startswith("fp8"), "use_int8_w8a8": False, "use_int8_w8a16": False,
+            "use_int4_w4a16": kind == "int4_w4a16", "per_channel_quant": False, "block_shape": _shape(kind),
+            "sorted_token_ids": None, "expert_ids": None, "num_tokens_post_padded": None, "config": None,
+        }  # fmt: skip
+        launchers.append(experts.launcher(engine, kind, quantised[product], given))
+
+    def config(choice: Choice) -> Choice:
+        return experts.default(kind, tokens) if "tokens" in choice else dict(choice)
+
+    def run(choice: Choice) -> Any:
+        blocks = config(choice)
+        height = blocks["BLOCK_SIZE_M"]
+        if height not in sorted_by:
+            sorted_by[height] = aligned(picks, height, device)
+        kernel.choose({})
+        tokens_sorted, by_expert, total = sorted_by[height]
+        for launch in launchers:
+            launch(sorted_token_ids=tokens_sorted, expert_ids=by_expert, num_tokens_post_padded=total, config=blocks)
+        return kernel.compiled
+
+    def references() -> list[torch.Tensor]:
+        found = []
+        for product in products:
+            packed = quantised[product]
+            given = inputs[product] if packed is None else _whole(*packed)
+            rows = []
+            for token, row in enumerate(picks[:CHECKED].tolist()):
+                for place, number in enumerate(row):
+                    line = given[token] if product == 0 else given[token * USED + place] * share[token, place]
+                    rows.append(weights.expert(product, number) @ line.float())
+            found.append(torch.stack(rows))
+        return found
+
+    def answers() -> list[torch.Tensor]:
+        return [outputs[product][:CHECKED].flatten(0, 1).float() for product in products]
+
+    return Bench(run=run, outputs=answers, references=references, config=config)
+
+
+@functools.lru_cache(maxsize=1)  # gigabytes on a GPU: one kind at a time
+def _weights(kind: str, device: str) -> Weights:
+    matrices, scales = [], []
+    for rows, depth in PRODUCTS:
+        scale: torch.Tensor | None = None
+        if kind == "int4_w4a16":
+            sizes = (EXPERTS, rows, depth // 2)
+            matrix = torch.empty(sizes, dtype=torch.uint8, device="meta")
+            if device != "meta":
+                matrix = torch.randint(0, 256, sizes, dtype=torch.uint8, device=device)
+            scale = _positive(values(device, EXPERTS, rows, depth // GROUP))
+        elif kind.endswith("block"):
+            matrix = values(device, EXPERTS, rows, depth, dtype=torch.float8_e4m3fn)
+            scale = _positive(values(device, EXPERTS, rows // BLOCK, depth // BLOCK, dtype=torch.float32))
+        else:
+            matrix = values(device, EXPERTS, rows, depth)
+        matrices.append(matrix)
+        scales.append(scale)
+    return Weights(matrices=matrices, scales=scales)
+
+
+def _positive(scale: torch.Tensor) -> torch.Tensor:
+    return scale if scale.is_meta else scale.abs_()
+
+
+def _quantised(activations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations as fp8 with a scale for each 128 of a row."""
+    rows, width = activations.shape
+    if activations.is_meta:
+        scale = torch.empty(rows, width // BLOCK, dtype=torch.float32, device="meta")
+        return activations.to(torch.float8_e4m3fn), scale
+    groups = activations.float().view(rows, width // BLOCK, BLOCK)
+    scale = groups.abs().amax(-1).clamp(min=1e-4) / 448  # the largest number that e4m3 holds
+    return (groups / scale[..., None]).view(rows, width).to(torch.float8_e4m3fn), scale
+
+
+def _whole(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return packed.float() * scale.repeat_interleave(BLOCK, dim=-1)
+
+
+def aligned(picks: torch.Tensor, block: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens sorted by expert, each expert's padded to whole blocks: what the engines' align kernel makes."""
+    flat = picks.flatten()
+    counts = torch.bincount(flat, minlength=EXPERTS)
+    padded = (counts + block - 1) // block * block
+    ends = padded.cumsum(0)
+    order = flat.argsort(stable=True)
+    ranks = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[flat[order]]
+    most = flat.numel() + EXPERTS * (block - 1)
+    most = -(-most // block) * block
+    ids = torch.full((most,), flat.numel(), dtype=torch.int32, device=flat.device)
+    ids[(ends - padded)[flat[order]] + ranks] = order.to(torch.int32)
+    blocks = torch.arange(most // block, device=flat.device) * block
+    experts = torch.searchsorted(ends, blocks, right=True).clamp(max=EXPERTS - 1).to(torch.int32)
+    total = ends[-1:].to(torch.int32)
+    return (ids.to("meta"), experts.to("meta"), total.to("meta")) if device == "meta" else (ids, experts, total)
