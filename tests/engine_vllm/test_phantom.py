@@ -1,5 +1,6 @@
 """The ladder, the climb and the phantom's answers on real vLLM 0.32."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 
 from moebox import phantom
 from moebox.core.endpoint import Endpoint
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Climb, Recipe
+from moebox.flows.climb import Effort, climb
+from moebox.flows.compare import ask_side, compare
 from moebox.serve.recipes import model_of
 from moebox.serve.session import start
 from moebox.store import Run
@@ -41,3 +44,37 @@ def test_every_rung_is_green(endpoint: Endpoint) -> None:
     told = {rung.name: rung.reason for rung in ladder.rungs if rung.verdict != "pass"}
     assert (ladder.engine, told) == ("vllm", {})
     assert [rung.name for rung in ladder.rungs] == list(NAMES)
+
+
+def test_guessing_ahead_by_lookup_says_nothing_else(rehearsal: Recipe, endpoint: Endpoint, run: Run) -> None:
+    """The same questions with and without it: as many right, and vLLM's own count of what it accepted."""
+    guessing = dataclasses.replace(
+        rehearsal,
+        flags={**rehearsal.flags, "speculative-config": '{"method":"ngram","num_speculative_tokens":4}'},
+    )
+    plain = ask_side("plain", endpoint, concurrency=(1,), rounds=2)
+    with start(guessing, run, model=model_of(guessing), patience_s=600) as session:
+        ahead = ask_side("ahead", session.endpoint, concurrency=(1,), rounds=2)
+    found = compare(plain, ahead)
+
+    assert found.as_good, found.verdict
+    assert found.answers.right_b.share == 1
+    assert found.acceptance_a is None
+    assert found.acceptance_b
+    assert 0 < found.acceptance_b < 1
+
+
+def test_a_climb_restarts_and_verifies_the_real_engine(rehearsal: Recipe, run: Run) -> None:
+    """One longer context, then lookup: each step comes up, passes its rungs and is measured."""
+    recipe = dataclasses.replace(rehearsal, climb=Climb(contexts=(1024, 2048), speculate=("none", "ngram")))
+    light = Effort(concurrency=2, rounds=2, tokens=32, questions=8, trials=4, parallel=4, first=("alive", "plain"))
+    summit = climb(recipe, run, effort=light)
+
+    assert [(trial.change, trial.verdict) for trial in summit.trials] == [
+        ("start", "pass"),
+        ("context 2048", "pass"),
+        ("speculate ngram", "pass"),
+    ], [trial.why for trial in summit.trials]
+    assert all(trial.output_tok_s > 0 and trial.kv_tokens > 0 for trial in summit.trials)
+    assert summit.trials[-1].acceptance is not None
+    assert "guesses accepted" in summit.trials[-1].why

@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
 from moebox.errors import BadInput
-from moebox.flows.compare import acceptance
 from moebox.flows.gain import Gain, gain
+from moebox.flows.guesses import Guesses, accepted, read
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
 from moebox.verify.rungs import NAMES
+
+# vLLM 0.32 with prompt lookup, as its /metrics says it
+VLLM_METRICS = """\
+vllm:spec_decode_num_drafts_total{engine="0",model_name="phantom"} 26.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="phantom"} 102.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="phantom"} 54.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="phantom",position="0"} 19.0
+"""
 
 RECIPE = Recipe(
     name="r",
@@ -142,8 +150,11 @@ def test_what_need_not_be_tried_is_said():
     assert "no draft" in pointless(Step(group="speculate", path="speculate", value="eagle3"), draftless, [], bare)
 
 
-def test_acceptance_is_counted_between_two_looks():
+def test_acceptance_is_read_from_the_engines_counters():
     """Accepted over guessed; SGLang's own rate where it has no counters."""
-    assert acceptance((100, 50, None), (300, 170, None)) == pytest.approx(0.6)
-    assert acceptance((0, 0, None), (0, 0, 0.7)) == 0.7
-    assert acceptance((0, 0, None), (0, 0, None)) is None
+    vllm = read(VLLM_METRICS)
+
+    assert (vllm.made, vllm.accepted) == (102, 54)
+    assert accepted(vllm, Guesses(made=302, accepted=174)) == pytest.approx(0.6)
+    assert accepted(Guesses(), read('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
+    assert accepted(Guesses(), Guesses()) is None

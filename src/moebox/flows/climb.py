@@ -7,6 +7,7 @@ RUN/  climb.json      every step so far, and the best; written after each step, 
 """
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,16 +18,19 @@ from moebox import wire
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError
-from moebox.flows import answers, settings
+from moebox.flows import answers, guesses, settings
 from moebox.flows.gain import gain
 from moebox.flows.pace import pace
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
 from moebox.serve import session, state
 from moebox.store import Run
+from moebox.stream.awake import Awake
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 
 TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
+CHANCES = 2  # of a step whose engine was killed
+ENDINGS = ("attempt.failed", "attempt.stopped", "engine.died", "engine.stopped")
 SETTLE_S = 120.0  # longer than a guard's whole way from a polite stop to a kill
 
 
@@ -109,18 +113,39 @@ def _try(
         verdict="fail",
         folder=f"climb/{run.id}-{number:02d}",
     )
-    try:
-        trial = _measured(trial, step, best, run, effort, tell)
-    except MoeboxError as problem:  # an engine that will not start, or dies, is an answer here
-        trial = dataclasses.replace(trial, verdict="fail", why=problem.message)
+    trial = _tried(trial, step, best, run, effort, tell)
     kept, why = decide(step, trial, best)
     return dataclasses.replace(trial, kept=kept, why=why, seconds=time.monotonic() - began)
+
+
+def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effort, tell: Listener) -> Trial:
+    """The step's result; a failure gets a second chance where its engine was killed or the machine slept."""
+    for left in reversed(range(CHANCES)):
+        with Awake() as awake:
+            try:
+                found = _measured(trial, step, best, run, effort, tell)
+            except MoeboxError as problem:  # an engine that will not start, or dies, is an answer here
+                found = dataclasses.replace(trial, verdict="fail", why=problem.message)
+        spoilt = "the machine slept" if awake.away_s else "its engine was killed" if _killed(run, trial) else ""
+        if found.verdict != "fail" or not spoilt or not left:
+            break
+        run.event("climb.again", change=step.change, why=spoilt)
+    return found
+
+
+def _killed(run: Run, trial: Trial) -> bool:
+    """Whether the step's engine ended by a SIGKILL that was not ours: the kernel's for want of memory, or anybody's."""
+    last = next((one for one in reversed(list(Run(run.path / trial.folder).events())) if one["kind"] in ENDINGS), None)
+    data = last["data"] if last else {}
+    if "message" in data:  # it never served
+        return "was killed by SIGKILL" in str(data["message"])
+    return data.get("code") == -signal.SIGKILL and "SIGKILL" not in (data.get("signals") or ())
 
 
 def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effort, tell: Listener) -> Trial:
     folder = run.path / trial.folder
     folder.mkdir(parents=True, exist_ok=True)
-    mine = Run(folder)
+    mine = Run(folder, strict=run.strict)
     with session.start(trial.recipe, mine, patience_s=effort.patience_s) as live:
         kv_tokens = int(live.facts.get("kv_tokens") or 0)
         options = _options(trial.recipe, effort)
@@ -135,10 +160,12 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         )
         if ladder.verdict != "pass":
             return dataclasses.replace(trial, verdict="fail", why=trial.why or "no rung could be judged")
+        guessed = guesses.count(live.endpoint)
         said = answers.collect(live.endpoint, questions=effort.questions)
         mine.write_json("answers.json", said)
         speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
         mine.write_json("measurements/pace.json", speed)
+        accepted = guesses.accepted(guessed, guesses.count(live.endpoint))
     before = _answers_of(run, best)
     return dataclasses.replace(
         trial,
@@ -149,6 +176,7 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         asked=len(said),
         right=sum(one.right for one in said),
         same=sum(one.text == other for one, other in zip(said, before, strict=False)),
+        acceptance=accepted,
     )
 
 
@@ -186,7 +214,7 @@ def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
     trials = [wire.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
     run.event("climb.resumed", steps=len(trials))
     _settle(run)
-    return trials
+    return trials if any(trial.kept for trial in trials) else []  # a start that failed is tried again
 
 
 def _settle(run: Run) -> None:

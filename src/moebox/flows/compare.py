@@ -1,24 +1,16 @@
 """A against B with judgement: does it say the same, is it as right, and is it faster."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import httpx2
-
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
+from moebox.flows import guesses
 from moebox.flows.answers import QUESTIONS, Judgement, Said, collect, judge
 from moebox.flows.gain import Gain, gain
 from moebox.flows.pace import ROUNDS, Pace, pace
 from moebox.serve import session
 from moebox.store import Run
-
-# vLLM's and llama.cpp's counters have the same name behind their prefix; SGLang has a gauge.
-_COUNTER = re.compile(
-    r"^\w+:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE
-)
-_GAUGE = re.compile(r"^sglang:spec_accept_rate(?:\{[^}]*\})? ([\d.e+-]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +57,10 @@ def ask_side(
     name: str, endpoint: Endpoint, *, concurrency: Sequence[int], questions: int = QUESTIONS, rounds: int = ROUNDS
 ) -> Side:
     """Ask and measure one server that is up."""
-    before = counters(endpoint)
+    before = guesses.count(endpoint)
     said = tuple(collect(endpoint, questions=questions))
     paces = tuple(pace(endpoint, concurrency=number, rounds=rounds) for number in concurrency)
-    return Side(name=name, said=said, paces=paces, acceptance=acceptance(before, counters(endpoint)))
+    return Side(name=name, said=said, paces=paces, acceptance=guesses.accepted(before, guesses.count(endpoint)))
 
 
 def start_side(
@@ -131,23 +123,3 @@ def _sentence(answers: Judgement, worse: str, gains: Sequence[AtConcurrency]) ->
     )
     speed = "; ".join(f"at {row.concurrency}: {row.gain or 'not measured'}" for row in gains)
     return f"{said}; speed {speed}"
-
-
-def counters(endpoint: Endpoint) -> tuple[float, float, float | None]:
-    """Tokens guessed, tokens accepted, and SGLang's rate, from /metrics; zeros where there are none."""
-    try:
-        answer = httpx2.get(f"{endpoint.root}/metrics", headers=endpoint.headers, timeout=10, trust_env=False)
-        text = answer.text if answer.status_code == 200 else ""
-    except httpx2.HTTPError:
-        text = ""
-    sums = {"draft": 0.0, "accepted": 0.0}
-    for kind, value in _COUNTER.findall(text):
-        sums[kind] += float(value)
-    gauge = _GAUGE.search(text)
-    return sums["draft"], sums["accepted"], float(gauge[1]) if gauge else None
-
-
-def acceptance(before: tuple[float, float, float | None], after: tuple[float, float, float | None]) -> float | None:
-    """The share of guessed tokens that were accepted in between."""
-    guessed, accepted = after[0] - before[0], after[1] - before[1]
-    return accepted / guessed if guessed > 0 else after[2]

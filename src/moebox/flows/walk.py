@@ -50,6 +50,7 @@ class Trial:
     right: int = 0  # of `asked` questions with known answers
     asked: int = 0
     same: int = 0  # answers word for word as those of the last good step
+    acceptance: float | None = None  # of tokens guessed ahead, where the engine counts them
     rungs: dict[str, Mark] = field(default_factory=dict)
     seconds: float = 0.0
     folder: str = ""  # of this step's engine, in the run
@@ -101,6 +102,8 @@ def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
         return False, f"says other things: {trial.right} of {trial.asked} answers right, {best.right} before"
     gain = trial.gain
     told = str(gain) if gain else "not measured"
+    if trial.acceptance is not None:
+        told += f"; {trial.acceptance:.0%} of guesses accepted"
     if step.group == "context":
         if gain and gain.high < SLOWER:
             return False, f"longer, but slower: {told}"

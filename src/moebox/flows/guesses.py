@@ -1,0 +1,48 @@
+"""Tokens guessed ahead, as the engine itself counts them in /metrics."""
+
+import re
+from dataclasses import dataclass
+
+import httpx2
+
+from moebox.core.endpoint import Endpoint
+
+# vLLM's and llama.cpp's counters have the same name behind their prefix; SGLang has a gauge.
+_COUNTER = re.compile(
+    r"^\w+:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE
+)
+_GAUGE = re.compile(r"^sglang:spec_accept_rate(?:\{[^}]*\})? ([\d.e+-]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guesses:
+    """What the counters stood at; zeros where there are none."""
+
+    made: float = 0.0
+    accepted: float = 0.0
+    rate: float | None = None  # SGLang's own, of its last steps
+
+
+def count(endpoint: Endpoint) -> Guesses:
+    """Read them now."""
+    try:
+        answer = httpx2.get(f"{endpoint.root}/metrics", headers=endpoint.headers, timeout=10, trust_env=False)
+        text = answer.text if answer.status_code == 200 else ""
+    except httpx2.HTTPError:
+        text = ""
+    return read(text)
+
+
+def read(text: str) -> Guesses:
+    """The counters in a page of Prometheus metrics."""
+    sums = {"draft": 0.0, "accepted": 0.0}
+    for kind, value in _COUNTER.findall(text):
+        sums[kind] += float(value)
+    gauge = _GAUGE.search(text)
+    return Guesses(made=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
+
+
+def accepted(before: Guesses, after: Guesses) -> float | None:
+    """The share of guessed tokens that were accepted in between; None where nothing was guessed."""
+    made = after.made - before.made
+    return (after.accepted - before.accepted) / made if made > 0 else after.rate
