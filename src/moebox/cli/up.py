@@ -124,10 +124,11 @@ def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool
 def warn(recipe: Recipe) -> None:
     """Say beforehand what is known to go wrong; the person who asked decides."""
     from moebox import detect, engines
+    from moebox.engines.refuse import MLA_FP8
     from moebox.serve.recipes import model_of
 
     for one in engines.refusals(recipe, detect.box(), model_of(recipe)):
-        if one.severity != "note":
+        if one.severity != "note" and one.symptom != MLA_FP8:  # which is refused, or was mended
             talk().print(f"warning: {one.text}" + (f" ({one.remedy})" if one.remedy else ""), markup=False)
 
 

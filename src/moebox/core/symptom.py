@@ -28,7 +28,13 @@ class Applies:
     versions: str = ""  # ">=0.24,<0.28", of the engine
     sm: tuple[str, ...] = ()  # compute capabilities
     models: tuple[str, ...] = ()  # beginnings of model names: "kimi-k2" is the whole family
+    except_models: tuple[str, ...] = ()  # beginnings of those among them that it does not concern
     settings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # path -> "fp8", "*nvfp4*", ">1", "set", "unset"
+
+    def concerns(self, model: str) -> bool:
+        """Whether a model of that name is meant."""
+        name = model.lower()
+        return name.startswith(self.models or ("",)) and not name.startswith(self.except_models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,7 @@ def applies(
         return False
     if where.sm and sm and sm not in where.sm:
         return False
-    if where.models and model and not model.lower().startswith(where.models):
+    if model and not where.concerns(model):
         return False
     if where.versions and not in_range(version, where.versions):
         return False

@@ -30,6 +30,9 @@ IK_QUANT = re.compile(r"IQ\d_K|IQ\d_KS|IQ\d_KL|IQ\d_KT|IQ\d_KSS|Q8_KV|IQ\d_S_R4|
 MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
 
 
+MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a kernel that a patch mends
+
+
 def caution(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
     """A Caution, written shortly."""
     return Caution(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
@@ -89,8 +92,10 @@ def vllm(recipe: Recipe, box: Box | None, model: Model | None) -> list[Caution]:
                 "fatal",
                 "TRITON_MLA with an fp8 cache needs 102,400 bytes of shared memory in its two-stage decode tile, "
                 "and SM120 has 101,376: it does not start",
-                'kv = "bf16", or runtime.preset = "community"',
+                'kv = "bf16", or runtime.preset = "community", or patch vLLM: '
+                "`moebox doctor kernels --engine vllm --kv fp8 --fix --apply`",
                 "https://github.com/vllm-project/vllm/issues/53748; compiled again for 0.32.0 in November 2026",
+                symptom=MLA_FP8,
             )
         )
     if mla and backend and sm in VLLM_MLA and backend not in VLLM_MLA[sm]:

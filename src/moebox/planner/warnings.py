@@ -37,6 +37,7 @@ def _kernels(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
     if (
         gpu is None
         or model.mla is None
+        or model.mla.indexer is not None  # sparse attention has other kernels, which were not compiled
         or recipe.runtime.preset
         or recipe.flags.get("attention-backend", "triton") != "triton"
     ):
@@ -48,7 +49,7 @@ def _kernels(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
             symptom="",
             text=f"{bad['kernel']} of {recipe.engine} {version} asks {count(bad['shared_bytes'])} bytes of shared "
             f"memory; SM{gpu.sm.replace('.', '')} gives {count(gpu.smem)}: {bad['case']} does not launch",
-            remedy=f"`moebox doctor kernels --engine {recipe.engine} --fix` writes the patch",
+            remedy=f"`moebox doctor kernels --engine {recipe.engine} --kv {kv} --fix --apply` patches it",
             severity="fatal",
             source="compiled for the card's architecture by `moebox doctor kernels`",
         )

@@ -7,13 +7,19 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from moebox import wire
+from moebox import detect, engines, wire
+from moebox.core.box import Box
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
+from moebox.doctor.kernels.patch import patched
+from moebox.doctor.kernels.scan import packages
+from moebox.engines.refuse import MLA_FP8
 from moebox.engines.words import weights_of
-from moebox.errors import BadInput, Outside
+from moebox.errors import AnswerIsNo, BadInput, Outside
+from moebox.serve.recipes import model_of
 
 INSTALL = {
     "vllm": "pip install vllm, or --runtime docker",
@@ -29,6 +35,7 @@ def check(recipe: Recipe, launch: Launch, argv: tuple[str, ...]) -> None:
     checkpoint(recipe)
     engine(recipe, argv)
     version(recipe, argv)
+    kernels(recipe, argv, detect.box if recipe.kv == "fp8" else None)
     port(launch.host, launch.port)
 
 
@@ -113,6 +120,20 @@ def installed(recipe: Recipe, argv: tuple[str, ...]) -> str:
     text = said([argv[0], "--version"])
     match = re.search(r"version:\s*(\d+)", text)
     return f"b{match.group(1)}" if match else ""
+
+
+def kernels(recipe: Recipe, argv: tuple[str, ...], look: Callable[[], Box] | None) -> None:
+    """A kernel that cannot launch on these cards is refused, unless the engine that would run carries the patch."""
+    if look is None or recipe.engine != "vllm" or recipe.runtime.preset:
+        return
+    for one in engines.refusals(recipe, look(), model_of(recipe)):
+        if one.symptom == MLA_FP8 and not _patched(recipe, argv):
+            raise AnswerIsNo(one.text, hint=one.remedy)
+
+
+def _patched(recipe: Recipe, argv: tuple[str, ...]) -> bool:
+    places = packages(Path(interpreter(argv[0]))) if recipe.runtime.kind == "native" else []
+    return any(patched(place, recipe.engine) for place in places)
 
 
 def interpreter(program: str) -> str:

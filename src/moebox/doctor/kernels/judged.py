@@ -15,6 +15,6 @@ def judged(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCov
         if one.area in _AREAS
         and engine in one.applies.engine
         and sm in (one.applies.sm or (sm,))
-        and model.startswith(one.applies.models or ("",))
+        and one.applies.concerns(model)
         and (not one.applies.versions or in_range(version, one.applies.versions))
     )

@@ -135,16 +135,20 @@ def apply(patch: Patch, *, anyway: bool = False) -> Path:
 def revert(root: Path, engine: str) -> list[Path]:
     """Restore every file that has a backup, byte for byte."""
     restored = []
-    for backup in sorted((root / engine).rglob(f"*{BACKUP}")):
-        path = backup.with_name(backup.name.removesuffix(BACKUP))
+    for path in patched(root, engine):
         try:
-            backup.replace(path)
+            path.with_name(path.name + BACKUP).replace(path)
         except OSError as problem:
             raise Outside(f"{path}: cannot be restored: {problem.strerror}") from None
         restored.append(path)
     if not restored:
         raise BadInput(f"{root / engine}: nothing was patched here")
     return restored
+
+
+def patched(root: Path, engine: str) -> list[Path]:
+    """Files of the engine that carry a patch of ours."""
+    return [path.with_name(path.name.removesuffix(BACKUP)) for path in sorted((root / engine).rglob(f"*{BACKUP}"))]
 
 
 def known(path: Path) -> bool:

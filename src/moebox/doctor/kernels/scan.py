@@ -76,9 +76,7 @@ def engine_root(request: Request) -> Path:
         if not (request.site_packages / request.engine).is_dir():
             raise BadInput(f"{request.site_packages}: holds no {request.engine} package")
         return request.site_packages
-    places = [Path(entry) for entry in sys.path if entry]
-    if request.python:
-        places = sorted(request.python.parent.parent.glob("lib/python3*/site-packages"))
+    places = packages(request.python) if request.python else [Path(entry) for entry in sys.path if entry]
     for place in places:
         if (place / request.engine / "version.py").exists() or (place / request.engine / "__init__.py").exists():
             return place
@@ -86,6 +84,13 @@ def engine_root(request: Request) -> Path:
         f"{request.engine} is not installed here",
         hint="name its venv with --python, or a folder with its unpacked wheel with --site-packages",
     )
+
+
+def packages(python: Path) -> list[Path]:
+    """Folders where a Python keeps packages: a venv's, and those of Debian's own."""
+    home = python.parent.parent
+    kinds = ("lib/python3*/site-packages", "local/lib/python3*/dist-packages", "lib/python3*/dist-packages")
+    return [place for kind in kinds for place in sorted(home.glob(kind))]
 
 
 def engine_version(root: Path, engine: str) -> str:
