@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from moebox.core.measure import Load, Workload
 from moebox.stream.dial import Target
 
+STEP = 20_000_000  # ns by which the wall clock was set, or the machine slept: slewing moves both clocks alike
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
@@ -48,6 +50,7 @@ class Gauge:
     batches: int = 0
     peak_batch: int = 0  # sockets found readable at once
     estimated: int = 0  # events that were read late and together, their times spread over the gap
+    clock_step_s: float = 0.0  # the wall clock, which kernel stamps follow, was set by this much
     retried: int = 0  # sent again because a kept connection turned out to be closed
     lag: list[int] = field(default_factory=lambda: [0] * 128)  # reads by how long they waited: quarter octaves of us
     peak_rss_bytes: int = 0
@@ -59,6 +62,11 @@ class Gauge:
         self.peak_batch = max(self.peak_batch, reads)
         if lag_ns > 0:
             self.lag[min(127, int(4 * math.log2(lag_ns / 1000 + 1)))] += reads
+
+    def note_clocks(self, drift_ns: int) -> None:
+        """How far the wall clock moved against CLOCK_MONOTONIC between two looks."""
+        if abs(drift_ns) > STEP:
+            self.clock_step_s += abs(drift_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

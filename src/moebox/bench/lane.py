@@ -168,7 +168,7 @@ class Lane:
             return False
         if not data:
             return False
-        came = dial.stamp_of(side, offset) or time.monotonic_ns()
+        came = dial.stamp_of(side, offset, self.sent)
         if self.context is not None:
             self.wire_in.write(data)
             if self.stage is Stage.HANDSHAKE:

@@ -321,7 +321,8 @@ class Loop:
 
     def _look_around(self, now: int, share: float) -> None:
         """Twice a second: the clocks, timeouts, and a word to whoever watches."""
-        self._offset = dial.clock_offset()
+        before, self._offset = self._offset, dial.clock_offset()
+        self.gauge.note_clocks(self._offset - before)
         for lane in self._all:
             if lane.talk is not None:
                 self._check(lane, now)

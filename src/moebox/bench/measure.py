@@ -16,6 +16,8 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import Outside
 from moebox.stream import ask, dial
+from moebox.stream.awake import Awake
+from moebox.units import seconds
 
 FORMAT = 1
 WARM = 1 << 30  # indices of warm-up requests start here, so that none of them is measured later
@@ -100,19 +102,24 @@ def measure(
         warm = Load(concurrency=lanes, requests=warmup * max(1, workload.turns), timeout_s=load.timeout_s)
         if drive(replace(job, load=warm, offset=WARM + offset)).interrupted:
             raise KeyboardInterrupt
-    with Scraper(subject.endpoint, enabled=scrape) as scraper:
+    with Awake() as awake, Scraper(subject.endpoint, enabled=scrape) as scraper:
         driven = drive(job, watch=watch)
-    result = document(subject, job, driven, slo=slo, warmup=warmup, label=label)
+    away_s = max([awake.away_s, *(gauge.clock_step_s for gauge in driven.gauges)])
+    result = document(subject, job, driven, slo=slo, warmup=warmup, label=label, away_s=away_s)
     result |= scraper.report(driven.samples.zero, result["duration"], result["total_output_tokens"])
     return Measurement(result=result, samples=driven.samples)
 
 
-def document(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, warmup: int, label: str) -> dict[str, Any]:
+def document(
+    subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, warmup: int, label: str, away_s: float = 0.0
+) -> dict[str, Any]:
     """The result as it is printed and kept; its keys are listed in docs/metrics.md."""
     load, work, samples = job.load, job.workload, driven.samples
     figures = metrics.summary(samples, slo=slo, prompt_tokens=work.input_tokens)
     unlimited = bool(load.rate) and not load.concurrency
     own = client(samples, driven.gauges, open_loop=unlimited, itl_ms=figures["mean_chunk_gap_ms"])
+    if away_s:
+        own["reasons"].append(f"the machine slept, was stopped or its clock was set for {seconds(away_s)} meanwhile")
     return {
         "format": FORMAT,
         "kind": "serving",
@@ -129,6 +136,7 @@ def document(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, war
         "max_concurrency": load.concurrency or None,
         **figures,
         "partial": driven.interrupted,
+        "away_s": away_s,
         "workload": wire.plain(work),
         "load": wire.plain(load),
         "warmup": warmup,

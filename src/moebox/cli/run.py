@@ -24,7 +24,7 @@ def run(
     ram: str = "",
     ram_bandwidth: str = "",
     twin: Switch = False,
-    until: str = "report",
+    until: str = "",
     skip: Words = None,
     concurrency: str = "",
     port: int | None = None,
@@ -45,7 +45,7 @@ def run(
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         twin: Tell the story against a simulation of the box; everything is marked as such.
-        until: The last step: plan, doctor, rehearse, up, verify, climb, bench or report.
+        until: The last step: plan, doctor, rehearse, up, verify, climb, bench or report; --resume may go further.
         skip: Steps to leave out (comma-separated or repeated).
         concurrency: Streams to measure at, such as 1,8,32.
         port: Listen here; a free port is taken when it is in use.
@@ -56,28 +56,34 @@ def run(
         json: Print the story as one JSON document at the end.
     """
     from moebox.flows.run import Teller
+    from moebox.stream.awake import Awake
 
     if resume:
         folder = Run.open(resume, runs=runs)
         if not folder.hold():
             raise BadInput(f"{folder.path} is being worked on by another moebox")
-        story = stories.take_up(folder)
+        stories.check([until] if until else [])
+        with stories.room(folder):
+            story = stories.take_up(folder, until=until or None)  # type: ignore[arg-type]
     else:
-        request = asked(model, box, recipe, ram, ram_bandwidth, twin, until, skip, concurrency, port, keep)
+        request = asked(model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep)
         name = Path(model).name.removesuffix(".gguf") or (recipe.stem if recipe else "phantom")
         folder = Run.create(f"run-{name}", runs=runs)
-        story = stories.begin(request, folder)
+        with stories.room(folder):
+            story = stories.begin(request, folder)
     from moebox.cli.run_view import View
 
-    view = View(story, folder, stories.expected(folder, story.request.model), quiet=json)
-    teller = Teller(folder, story, tell=view.hear, ask=lambda question: yes or confirm(question))
+    awake = Awake()
+    view = View(story, folder, stories.expected(folder, story.request.model), now=awake.now, quiet=json)
+    teller = Teller(folder, story, awake=awake, tell=view.hear, ask=lambda question: yes or confirm(question))
     try:
-        with view:
+        with awake, view:
             told = teller.go()
     except KeyboardInterrupt:
         talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
     finally:
+        folder.release()
         if json:
             emit({"run": str(folder.path), **_plain(teller.story)})
     if not json:

@@ -1,6 +1,6 @@
 """The story as it is told: a ladder of steps with their state, the figures as they come, and the time left."""
 
-import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -33,8 +33,10 @@ _ABOUT = {
 class View:
     """Hears the story and draws it: live on a terminal, a line a step elsewhere."""
 
-    def __init__(self, story: Story, run: Run, expected: dict[str, float], *, quiet: bool) -> None:
-        self.run, self.expected, self.quiet = run, expected, quiet
+    def __init__(
+        self, story: Story, run: Run, expected: dict[str, float], *, now: Callable[[], float], quiet: bool
+    ) -> None:
+        self.run, self.expected, self.now, self.quiet = run, expected, now, quiet
         self.steps = {step.name: step for step in story.steps}
         self.until, self.simulated = story.request.until, story.simulated
         self.started: dict[str, float] = {}
@@ -67,7 +69,7 @@ class View:
             self.steps[what.name] = what
             self.lines = []
             if what.state == "running":
-                self.started[what.name] = time.monotonic()
+                self.started[what.name] = self.now()
         elif kind == "rung":
             self.lines.append(f"{_RUNGS[what.verdict]} {what.name} {what.reason}".rstrip())
         elif kind == "trial":
@@ -107,7 +109,7 @@ class View:
         return Group(head, Text(), table, Text(), Text(left, style="dim")) if left else Group(head, Text(), table)
 
     def _running(self, name: str) -> RenderableType:
-        past = seconds(time.monotonic() - self.started.get(name, time.monotonic()))
+        past = seconds(self.now() - self.started.get(name, self.now()))
         lines = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self.lines[-14:]]
         return Group(Text(f"{_ABOUT[name]} ({past})"), *lines)
 
@@ -130,7 +132,7 @@ class View:
             if step.state == "waiting":
                 rest += self.expected.get(name, 0.0)
             elif step.state == "running":
-                rest += max(0.0, self.expected.get(name, 0.0) - (time.monotonic() - self.started.get(name, 0.0)))
+                rest += max(0.0, self.expected.get(name, 0.0) - (self.now() - self.started.get(name, 0.0)))
         return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
 
     def close(self, story: Story, teller: Any) -> None:

@@ -3,26 +3,33 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moebox.bench.measure import look
+from moebox.bench.measure import Measurement, Subject, look
 from moebox.bench.measure import measure as one_measurement
 from moebox.bench.vocabulary import text_for
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
-from moebox.errors import AnswerIsNo
+from moebox.errors import AnswerIsNo, Outside
 from moebox.store import Run
-from moebox.units import tok_s
+from moebox.units import seconds, tok_s
 
 ROUNDS = 4  # requests of each lane
+TRIES = 3  # of a level during which the machine slept; the last one is kept, and marked
 SHORT = Workload(input_tokens=96, output_tokens=64)
 LONG = Workload(input_tokens=1024, output_tokens=256)
 
 
 def measure(
-    endpoint: Endpoint, run: Run, *, levels: Sequence[int], short: bool, tell: Callable[[str], None]
+    endpoint: Endpoint,
+    run: Run,
+    *,
+    levels: Sequence[int],
+    short: bool,
+    tell: Callable[[str], None],
+    alive: Callable[[], bool] = lambda: True,
 ) -> list[dict[str, Any]]:
     """Measure each level that has no measurement in the run yet; all of them are returned.
 
-    AnswerIsNo when not one request of a level is answered.
+    AnswerIsNo when not one request of a level is answered; Outside when requests failed because the engine died.
     """
     subject = look(endpoint, text_for(endpoint))
     rows: list[dict[str, Any]] = []
@@ -30,12 +37,11 @@ def measure(
         name = f"measurements/random-c{level}"
         kept = run.read_json(f"{name}.json")
         if kept is None:
-            load = Load(concurrency=level, requests=ROUNDS * level)
-            made = one_measurement(subject, SHORT if short else LONG, load, warmup=min(level, 4), label="random")
-            if made.interrupted:
-                raise KeyboardInterrupt
+            made = _level(subject, level, run, short=short, tell=tell)
+            if made.result["failed"] and not alive():
+                raise Outside(f"the engine died while {level} streams were measured")
             if not made.result["completed"]:
-                raise AnswerIsNo(f"not one of {load.requests} requests at {level} streams was answered")
+                raise AnswerIsNo(f"not one of {ROUNDS * level} requests at {level} streams was answered")
             kept = {**made.result, "samples": f"random-c{level}.samples"}
             run.write(f"{name}.samples", made.samples.pack())
             run.write_json(f"{name}.json", kept)
@@ -45,3 +51,19 @@ def measure(
         ttft = kept.get("mean_ttft_ms") or 0.0
         tell(f"{level} streams: {tok_s(kept['output_throughput'])}, first token after {ttft:.0f} ms{limited}")
     return rows
+
+
+def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callable[[str], None]) -> Measurement:
+    """One level; once more where the machine slept meanwhile."""
+    load = Load(concurrency=level, requests=ROUNDS * level)
+    for left in reversed(range(TRIES)):
+        run.event("bench.begin", concurrency=level)
+        made = one_measurement(subject, SHORT if short else LONG, load, warmup=min(level, 4), label="random")
+        if made.interrupted:
+            raise KeyboardInterrupt
+        away_s = made.result["away_s"]
+        if not away_s:
+            break
+        run.event("bench.slept", concurrency=level, away_s=away_s)
+        tell(f"{level} streams: nobody was here for {seconds(away_s)}; {'measured again' if left else 'kept as it is'}")
+    return made

@@ -10,9 +10,11 @@ from moebox import stream
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
 from moebox.phantom.tasks import FAMILIES
+from moebox.stream.awake import Awake
 
 ROUNDS = 5  # measurements per setting: the fewest that make a useful interval
 WARM = 1  # rounds thrown away: graphs are captured and caches filled by the first
+NAPS = 3  # rounds measured again because the machine slept
 TOKENS = 128  # asked of each stream
 PATIENCE_S = 600.0
 
@@ -39,21 +41,38 @@ class Pace:
 def pace(endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS) -> Pace:
     """Measure; Outside when the server does not answer."""
     rng = random.Random()
-    speeds, firsts = [], []
-    with ThreadPoolExecutor(concurrency) as pool:
-        for number in range(WARM + rounds):
+    speeds: list[float] = []
+    firsts: list[float] = []
+    warm, naps = WARM, NAPS
+    with ThreadPoolExecutor(concurrency) as pool, Awake() as awake:
+        while len(speeds) < rounds:
             bodies = [_body(endpoint, rng, tokens) for _ in range(concurrency)]
-            began = time.monotonic()
-            replies = list(pool.map(lambda body: stream.ask(endpoint, body, timeout_s=PATIENCE_S), bodies))
+            began, away = time.monotonic(), awake.away_s
+            try:
+                replies = _round(endpoint, bodies, pool)
+            except Outside:
+                if awake.away_s == away or not naps:
+                    raise
             seconds = time.monotonic() - began
-            wrong = next((reply for reply in replies if reply.error or reply.status != 200 or not reply.times_s), None)
-            if wrong:
-                raise Outside(f"{endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
-            if number >= WARM:
-                made = sum(reply.completion_tokens or len(reply.times_s) for reply in replies)
-                speeds.append(made / seconds)
-                firsts.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
+            if awake.away_s > away and naps:  # the machine slept: this round says nothing
+                naps -= 1
+                continue
+            if warm:
+                warm -= 1
+                continue
+            made = sum(reply.completion_tokens or len(reply.times_s) for reply in replies)
+            speeds.append(made / seconds)
+            firsts.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
     return Pace(concurrency=concurrency, tok_s=tuple(speeds), ttft_ms=tuple(firsts))
+
+
+def _round(endpoint: Endpoint, bodies: list[dict[str, object]], pool: ThreadPoolExecutor) -> list[stream.Reply]:
+    """All streams of a round, at once; Outside when one of them breaks off."""
+    replies = list(pool.map(lambda body: stream.ask(endpoint, body, timeout_s=PATIENCE_S), bodies))
+    wrong = next((reply for reply in replies if reply.error or reply.status != 200 or not reply.times_s), None)
+    if wrong:
+        raise Outside(f"{endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
+    return replies
 
 
 def _body(endpoint: Endpoint, rng: random.Random, tokens: int) -> dict[str, object]:

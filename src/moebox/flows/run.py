@@ -4,6 +4,7 @@ Each step is the same function that its own command calls. The engine lives acro
 step needs it and it is not there: after a crash, a resume, or a climb that found a better recipe.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -21,24 +22,26 @@ from moebox.flows import phantom
 from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.measure import measure
 from moebox.flows.stand import Stand
-from moebox.flows.story import STEPS, Clock, Name, Request, Step, Story, save
+from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.store import Run
+from moebox.stream.awake import Awake
 from moebox.units import count, seconds, tok_s
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 
 T = TypeVar("T")
 Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
+LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 
 
 class Teller:
     """Tells one story in one run folder."""
 
-    def __init__(self, run: Run, story: Story, *, tell: Listener, ask: Callable[[str], bool]) -> None:
-        self.run, self.story, self.tell, self.ask = run, story, tell, ask
+    def __init__(self, run: Run, story: Story, *, awake: Awake, tell: Listener, ask: Callable[[str], bool]) -> None:
+        self.run, self.story, self.awake, self.tell, self.ask = run, story, awake, tell, ask
         self.request: Request = story.request
         self.stand = Stand(run, twin=story.request.twin, box=story.request.box, tell=self.news)
         self._figures: dict[str, Any] = {}
@@ -61,7 +64,7 @@ class Teller:
             for name in STEPS[: last + 1]:
                 if self.story.step(name).state in ("done", "skipped"):
                     continue
-                if problem and name != "report":
+                if problem and (name != "report" or isinstance(problem, NoRoom)):
                     continue
                 problem = self._step(name) or problem
         finally:
@@ -77,24 +80,33 @@ class Teller:
         if why:
             self._mark(Step(name=name, state="skipped", why=why))
             return None
-        self._figures, clock = {}, Clock()
-        self._mark(Step(name=name, state="running"))
+        self._figures, began, away = {}, self.awake.now(), self.awake.away_s
+        step = Step(name=name, state="running")
+        self._mark(step)
+        problem: MoeboxError | None = None
         try:
-            self._work[name]()
-        except MoeboxError as problem:
-            self._mark(
-                Step(name=name, state="failed", why=problem.message, seconds=clock.seconds, figures=self._figures)
-            )
-            return problem
-        self._mark(Step(name=name, state="done", seconds=clock.seconds, figures=self._figures))
-        return None
+            with room(self.run):
+                self._work[name]()
+                if self.awake.away_s > away:
+                    self.run.event("story.slept", step=name, seconds=self.awake.away_s - away)
+                done = dataclasses.replace(step, state="done", figures=self._figures)
+                self._mark(dataclasses.replace(done, seconds=self.awake.now() - began))
+        except MoeboxError as found:
+            problem = found
+            failed = dataclasses.replace(step, state="failed", why=found.message, figures=self._figures)
+            with contextlib.suppress(NoRoom), room(self.run):  # then the story on disk still says that it waits
+                self._mark(dataclasses.replace(failed, seconds=self.awake.now() - began))
+        return problem
 
     def _mark(self, step: Step) -> None:
         self.story = self.story.with_step(step)
+        self.run.event(f"story.{step.state}", sync=step.state == "done", step=step.name, why=step.why)
+        if step.state == "failed":
+            self.tell("step", step)
         if step.state != "running":
             save(self.story, self.run)
-        self.run.event(f"story.{step.state}", sync=step.state == "done", step=step.name, why=step.why)
-        self.tell("step", step)
+        if step.state != "failed":
+            self.tell("step", step)
 
     def _pointless(self, name: Name) -> str:
         """Why a step is left out; "" when it is to be done."""
@@ -176,15 +188,16 @@ class Teller:
         options = Options(context=longest, trials=6 if short else 10, parallel=4)
         options = dataclasses.replace(options, depths=(0.1, 0.9)) if short else options
 
-        def climb_ladder(endpoint: Endpoint) -> Any:
-            return verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
+        def climb_ladder(endpoint: Endpoint) -> None:
+            ladder = verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
+            marks = [rung.verdict for rung in ladder.rungs]
+            self._figures = {mark: marks.count(mark) for mark in ("pass", "fail", "skip") if marks.count(mark)}
+            if ladder.verdict != "pass":
+                failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
+                hint = f"evidence in {self.run.path}"
+                raise AnswerIsNo(f"the endpoint did not pass the ladder ({failing})", hint=hint)
 
-        ladder = self._with_engine(climb_ladder)
-        marks = [rung.verdict for rung in ladder.rungs]
-        self._figures |= {mark: marks.count(mark) for mark in ("pass", "fail", "skip") if marks.count(mark)}
-        if ladder.verdict != "pass":
-            failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
-            raise AnswerIsNo(f"the endpoint did not pass the ladder ({failing})", hint=f"evidence in {self.run.path}")
+        self._with_engine(climb_ladder)
 
     def _climb(self) -> None:
         self.stand.down()
@@ -210,7 +223,9 @@ class Teller:
         levels = self.request.concurrency or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= 2 * most)
         short = not self.request.model
         rows = self._with_engine(
-            lambda endpoint: measure(endpoint, self.run, levels=levels, short=short, tell=self.news)
+            lambda endpoint: measure(
+                endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.stand.died()
+            )
         )
         best = max(rows, key=lambda row: float(row["output_throughput"]))
         self._figures |= {
@@ -228,23 +243,28 @@ class Teller:
     # What the steps share.
 
     def _with_engine(self, work: Callable[[Endpoint], T]) -> T:
-        """Do `work` against the live engine; when the engine dies under it, once more with a fresh one."""
-        for attempt in (1, 2):
+        """Do `work` against the live engine; once more when the engine dies under it, or when it slept and failed."""
+        deaths, naps = 0, NAPS
+        while True:
             endpoint = self.stand.up(self._recipe())
+            away = self.awake.away_s
             try:
-                done = work(endpoint)
+                return work(endpoint)
             except MoeboxError:
-                if self.stand.alive:
+                if self.stand.died():
+                    deaths += 1
+                elif self.awake.away_s > away and naps:  # deadlines passed while nobody was here
+                    naps -= 1
+                    self.news("the machine slept or moebox was stopped; once more")
+                    continue
+                else:
                     raise
-                done = None
-            if self.stand.alive and done is not None:
-                return done
-            self.run.event("story.engine_lost", attempt=attempt)
-            self.news("the engine died; it is started again" if attempt == 1 else "the engine died again")
+            self.run.event("story.engine_lost", attempt=deaths)
             self.stand.down()
-        raise Outside(
-            "the engine died twice under the same step", hint=f"`moebox doctor logs {self.run.path}/engine.log`"
-        )
+            if deaths == LIVES:
+                log = f"{self.run.path}/engine.log"
+                raise Outside("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")
+            self.news("the engine died; it is started again")
 
     def _recipe(self) -> Recipe:
         best = self.run.path / BEST
@@ -265,4 +285,5 @@ class Teller:
         from moebox.detect.declared import with_ram
         from moebox.detect.machine import detect as look
 
-        return with_ram(look(measure=True), ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)
+        told = self.request.ram_bandwidth
+        return with_ram(look(measure=not told), ram=self.request.ram, ram_bandwidth=told)

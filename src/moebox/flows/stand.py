@@ -2,15 +2,20 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
-from moebox.serve import preflight
+from moebox.errors import MoeboxError, Outside
+from moebox.serve import preflight, state
 from moebox.serve.recipes import model_of
 from moebox.serve.session import PATIENCE_S, Session, launch, prepare
 from moebox.store import Run
+
+PORTS = 3  # tried when others take them under our nose
+DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before it is gone
 
 
 class Stand:
@@ -33,24 +38,41 @@ class Stand:
             self._twin = Twin(recipe, box=self.box, run=self.run)
             self._recipe = recipe
             return self.endpoint
-        settled = self._settled(recipe)
-        session = launch(prepare(settled, model=model_of(settled), name=self.run.id), self.run)
+        for left in reversed(range(PORTS)):
+            settled = self._settled(recipe)
+            try:
+                self.live = self._started(settled)
+                break
+            except Outside:
+                if not left or self._free(settled):
+                    raise
+        self._recipe = recipe
+        return self.endpoint
+
+    def _started(self, recipe: Recipe) -> Session:
+        session = launch(prepare(recipe, model=model_of(recipe), name=self.run.id), self.run)
         try:
             session.wait_ready(patience_s=PATIENCE_S)
         except BaseException:
             session.stop()
             raise
-        self.live, self._recipe = session, recipe
-        return session.endpoint
+        return session
 
     def _settled(self, recipe: Recipe) -> Recipe:
         """The recipe on a port that is free: its own if it is, another one otherwise."""
         listen = recipe.listen
-        if listen.port and not _free(listen.host, listen.port):
-            port = preflight.free_port(listen.host)
+        port = listen.port if listen.port and self._free(recipe) else preflight.free_port(listen.host)
+        if listen.port not in (0, port):
             self.tell(f"port {listen.port} is taken; using {port}")
-            return dataclasses.replace(recipe, listen=dataclasses.replace(listen, port=port))
-        return recipe
+        return dataclasses.replace(recipe, listen=dataclasses.replace(listen, port=port))
+
+    def _free(self, recipe: Recipe) -> bool:
+        """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
+        with contextlib.suppress(MoeboxError):
+            preflight.port(recipe.listen.host, recipe.listen.port)
+            state.Lease(f"port-{recipe.listen.port}", self.run.id).close()
+            return True
+        return False
 
     def _same(self, recipe: Recipe) -> bool:
         return self._recipe is not None and _portless(self._recipe) == _portless(recipe)
@@ -60,7 +82,16 @@ class Stand:
         """There is one, and its process is there."""
         if self._twin is not None:
             return bool(self._twin.alive)
-        return self.live is not None and self.live.alive
+        if self.live is None or not self.live.alive:
+            return False
+        return state.start_tick(int(self.live.instance.life.get("engine", 0))) >= 0
+
+    def died(self) -> bool:
+        """It is dead; one that has just been killed gets the moment that takes to show."""
+        until = time.monotonic() + DYING_S
+        while self.alive and time.monotonic() < until:
+            time.sleep(LOOK_S)
+        return not self.alive
 
     @property
     def endpoint(self) -> Endpoint:
@@ -102,12 +133,3 @@ class Stand:
 def _portless(recipe: Recipe) -> Recipe:
     """The recipe whatever port it found; a launch writes the port it took back into the recipe."""
     return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
-
-
-def _free(host: str, port: int) -> bool:
-    from moebox.errors import MoeboxError
-
-    with contextlib.suppress(MoeboxError):
-        preflight.port(host, port)
-        return True
-    return False

@@ -4,14 +4,16 @@ RUN/story.json holds both; it is written whole after every step, so that a story
 last step that was done.
 """
 
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from errno import ENOSPC
+from os import strerror
 from typing import Any, Literal
 
 from moebox import wire
-from moebox.errors import BadInput, UnknownName
-from moebox.store import Run
+from moebox.errors import BadInput, Outside, UnknownName
+from moebox.store import FULL, Run
 
 Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "report"]
 STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "report")
@@ -77,22 +79,47 @@ def check(names: Iterable[str]) -> None:
             raise UnknownName("step", name, STEPS)
 
 
+class NoRoom(Outside):
+    """The disk is full; nothing is half-written, and the story can go on from where it was."""
+
+
+@contextmanager
+def room(run: Run) -> Iterator[None]:
+    """NoRoom for what a full disk refused in the block."""
+    try:
+        yield
+        if run.lost:
+            raise OSError(ENOSPC, strerror(ENOSPC))
+    except (OSError, Outside) as problem:
+        refused = problem.__cause__ if isinstance(problem, Outside) else problem
+        if not isinstance(refused, OSError) or refused.errno not in FULL:
+            raise
+        hint = f"free some space, then `moebox run --resume {run.id}`; what was measured is kept"
+        raise NoRoom(f"{run.path} cannot be written: {refused.strerror}", hint=hint) from problem
+
+
 def begin(request: Request, run: Run) -> Story:
     """A new story in a new run."""
+    run.strict = True
     story = Story(request=request, simulated=request.twin)
     run.event("story.begin", sync=True, simulation=request.twin, **wire.plain(request))
     return save(story, run)
 
 
-def take_up(run: Run) -> Story:
-    """The story in a run folder; a step that was cut off is to be done again."""
+def take_up(run: Run, *, until: Name | None = None) -> Story:
+    """The story in a run folder, to go on `until` a step; what was cut off or failed is to be done again."""
+    run.strict = True
+    run.tidy()
     document = run.read_json(FILE)
     if document is None:
         raise BadInput(f"{run.path} holds no story", hint="only what `moebox run` began can be resumed")
     story = wire.decode(Story, document, where=str(run.path / FILE))
+    story = replace(story, request=replace(story.request, until=until or story.request.until))
     steps = tuple(Step(name=step.name) if step.state in ("running", "failed") else step for step in story.steps)
+    if any(step.state == "waiting" for step in steps[:-1]):  # a report of what was there is not one of what will be
+        steps = (*steps[:-1], Step(name=STEPS[-1]) if steps[-1].state == "done" else steps[-1])
     run.event("story.resumed", done=[step.name for step in steps if step.state == "done"])
-    return replace(story, steps=steps)
+    return save(replace(story, steps=steps), run)
 
 
 def save(story: Story, run: Run) -> Story:
@@ -119,15 +146,3 @@ def _document(run: Run) -> dict[str, Any]:
     except BadInput:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-class Clock:
-    """How long a step takes, whatever the wall clock does meanwhile."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Since it was made."""
-        return time.monotonic() - self.began

@@ -27,6 +27,7 @@ from moebox.serve.guard import LADDER
 from moebox.serve.order import Order, prepare
 from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
+from moebox.stream.awake import Awake
 
 PATIENCE_S = 900.0  # without progress; a cold autotune of FlashInfer's kernels was seen to take 20 min in pieces
 FIRST_WORD_S = 60.0  # at least, before the first line: importing vLLM from a cold disk takes half of it
@@ -84,8 +85,16 @@ class Session:
 
     def wait_ready(self, *, patience_s: float = PATIENCE_S, probe: bool = True) -> None:
         """Until it answers a chat; LaunchFailed with the first cause when it will not."""
-        asked, chat = 0.0, None
+        with Awake() as awake:
+            self._wait_ready(awake, patience_s, probe)
+        self._became_ready()
+
+    def _wait_ready(self, awake: Awake, patience_s: float, probe: bool) -> None:
+        asked, chat, away = 0.0, None, 0.0
         while True:
+            if awake.away_s > away:  # the machine slept, and so did the engine: neither patience nor a chat counts
+                away, chat = awake.away_s, None
+                self.watch.progress()
             while self.watch.look():
                 pass
             self._raise_if_ended()
@@ -110,7 +119,6 @@ class Session:
             if self.watch.idle_s > (patience_s if self.watch.heard else max(patience_s, FIRST_WORD_S)):
                 self._give_up(self.watch.idle_s, chat is not None)
             time.sleep(LOOK_S)
-        self._became_ready()
 
     def wait(self) -> None:
         """Until it ends, which a ready engine should not do by itself."""

@@ -9,6 +9,6 @@ Killed at any byte, the folder still reads: files are replaced whole, and a torn
 from moebox.store.journal import Journal, Torn
 from moebox.store.listing import Brief, briefs
 from moebox.store.log import EngineLog, rotate
-from moebox.store.run import FORMAT, Run, runs_dir
+from moebox.store.run import FORMAT, FULL, Run, runs_dir
 
-__all__ = ["FORMAT", "Brief", "EngineLog", "Journal", "Run", "Torn", "briefs", "rotate", "runs_dir"]
+__all__ = ["FORMAT", "FULL", "Brief", "EngineLog", "Journal", "Run", "Torn", "briefs", "rotate", "runs_dir"]

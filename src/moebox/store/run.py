@@ -1,7 +1,7 @@
 """One run's folder, open for writing and reading.
 
-A full disk never ends a run: what could not be written is counted, told once on stderr, and noted in the
-journal as `journal.lost` as soon as there is room again, so that the report can say what is missing.
+A full disk ends a run only where it is `strict`. Elsewhere what could not be written is counted, told once on stderr,
+and noted in the journal as `journal.lost` as soon as there is room again, so that the report can say what is missing.
 """
 
 import errno
@@ -35,8 +35,9 @@ def runs_dir() -> Path:
 class Run:
     """One run's folder."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, strict: bool = False) -> None:
         self.path = Path(path)
+        self.strict = strict  # a file that a full disk refuses raises its OSError; events are counted as ever
         self.lost: dict[str, int] = {}  # file -> writes that a full disk refused
         self._lock: BinaryIO | None = None
         self._told = False
@@ -137,7 +138,7 @@ class Run:
         return journal.read(self.path / "events.jsonl")
 
     def write(self, name: str, text: str | bytes) -> Path:
-        """Write a file of the run whole or not at all; on a full disk it is counted as lost and the run goes on."""
+        """Write a file of the run whole or not at all; refused by a full disk it is counted as lost, unless strict."""
         path = self.path / name
         half = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
@@ -149,8 +150,15 @@ class Run:
             half.replace(path)
         except OSError as problem:
             half.unlink(missing_ok=True)
+            if self.strict:
+                raise
             self._losing(name, problem)
         return path
+
+    def tidy(self) -> None:
+        """Remove what a writer that was killed left half-written; only for who holds the run."""
+        for half in self.path.rglob(".*.part"):
+            half.unlink(missing_ok=True)
 
     def write_json(self, name: str, value: Any) -> Path:
         """`write`, as JSON; NaN becomes null."""
@@ -165,7 +173,7 @@ class Run:
         """Count a write that a full disk refused; anything else is raised."""
         if problem.errno not in FULL:
             raise problem
-        if not self._told:
+        if not self._told and not self.strict:
             print(
                 f"warning: {self.path}: {problem.strerror}; going on without writing everything down", file=sys.stderr
             )

@@ -101,13 +101,19 @@ def clock_offset() -> int:
     return min(tries)[1]
 
 
-def stamp_of(ancillary: Sequence[tuple[int, int, bytes]], offset: int) -> int:
-    """The kernel's receive time in CLOCK_MONOTONIC ns, or 0 where it gave none."""
+def stamp_of(ancillary: Sequence[tuple[int, int, bytes]], offset: int, since: int) -> int:
+    """When the kernel received what was just read, in CLOCK_MONOTONIC ns; now where it did not say.
+
+    Nothing comes before `since` or after now: where a stamp says so, the wall clock was set or the machine slept after
+    `offset` was taken.
+    """
+    now = time.monotonic_ns()
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
             seconds, nanoseconds = TIMESPEC.unpack(data)
-            return int(seconds * 1_000_000_000 + nanoseconds - offset)
-    return 0
+            stamp = int(seconds * 1_000_000_000 + nanoseconds - offset)
+            return stamp if since <= stamp <= now else now
+    return now
 
 
 def head(

@@ -131,7 +131,7 @@ class Exchange:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
             raise Outside(f"{self._where}: {problem.strerror or problem}") from None
-        stamp = dial.stamp_of(side, self._offset) or time.monotonic_ns()
+        stamp = dial.stamp_of(side, self._offset, self._sent)
         return data, (stamp - self._sent) / 1e9
 
 

@@ -3,6 +3,8 @@
 -c above 8192     dies like an engine without memory
 -ub, -c           words a second: larger is faster, by factors that no busy machine hides
 -ctk q4_0         makes it add wrongly
+ORACLE_HOLDS      (environment) PATH,WHICH,N: leaves PATH and waits until PATH.go is there, once: before it listens when
+                  WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH or of `any`
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
 
@@ -13,6 +15,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import uvicorn
@@ -47,8 +50,11 @@ def main() -> None:
     if marker := os.environ.get("ORACLE_KILLS"):
         kill_parent_once(marker, given.c)
     chat.CONTEXT = given.c
+    holds = Holds(os.environ.get("ORACLE_HOLDS", ""))
+    while holds.held("start"):
+        time.sleep(0.02)
     print("srv  llama_server: model loaded", flush=True)
-    uvicorn.run(app(given), host="127.0.0.1", port=given.port, log_level="warning")
+    uvicorn.run(app(given, holds), host="127.0.0.1", port=given.port, log_level="warning")
 
 
 def kill_parent_once(marker: str, context: int) -> None:
@@ -59,7 +65,27 @@ def kill_parent_once(marker: str, context: int) -> None:
             file.write(str(os.getpid()))
 
 
-def app(given: argparse.Namespace) -> Starlette:
+class Holds:
+    """Makes one request wait for a test, so that what the test does to the process happens in the middle of it."""
+
+    def __init__(self, spec: str) -> None:
+        self.path, self.which, number = spec.split(",") if spec else ("", "", "0")
+        self.left = int(number)
+        self.holding = False
+
+    def held(self, *which: object) -> bool:
+        """Whether to wait, of something that is any of `which`; asked until it is False."""
+        if self.holding:
+            self.holding = not os.path.exists(f"{self.path}.go")
+        elif self.path and self.which in map(str, which) and self.left:
+            self.left -= 1
+            if not self.left and not os.path.exists(self.path):
+                self.holding = True
+                open(self.path, "w").close()
+        return self.holding
+
+
+def app(given: argparse.Namespace, holds: Holds) -> Starlette:
     """The routes of a llama-server."""
     made = itertools.count()
     delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1)
@@ -78,13 +104,18 @@ def app(given: argparse.Namespace) -> Starlette:
         except chat.Refused as problem:
             return JSONResponse({"error": {"message": str(problem)}}, problem.status)
         next(made)
+        wait = holds.held("any", body.get("max_tokens"))
         if not body.get("stream"):
+            while wait and holds.held():  # noqa: ASYNC110  (a file is what another process can leave)
+                await asyncio.sleep(0.02)
             return JSONResponse(chat.whole(answer))
         slow = {PACED: 1.0, TOKENS: 0.2}.get(body["max_tokens"], 0)  # only measurements are paced: ladders stay quick
 
         async def events() -> AsyncIterator[bytes]:
             for chunk in chat.chunks(answer):
                 yield f"data: {json.dumps(chunk)}\n\n".encode()
+                while wait and holds.held():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
                 await asyncio.sleep(delay * slow)
             yield b"data: [DONE]\n\n"
 

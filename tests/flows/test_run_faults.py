@@ -1,0 +1,243 @@
+"""What happens to a story: moebox or its engine killed at every step, no room, a closed lid, a stolen port."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from moebox.cli import main
+from moebox.flows.story import FILE, Name
+from moebox.serve import preflight, state
+from moebox.store import Run
+from moebox.stream.awake import STOPPED_S
+
+from .stories import Hold, begin, events, gone, halves, measured, only, oracles, resume, the_run, until
+
+MEASURED = 64  # max_tokens of a measurement in a story without a model's name
+# The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
+SECOND_LEVEL = 8
+ASKED: dict[Name, tuple[str | int, int]] = {
+    "up": ("any", 1),
+    "verify": ("any", 12),
+    "climb": ("any", 3),
+    "bench": (MEASURED, SECOND_LEVEL),
+}
+
+
+def held_in(step: Name, recipe: Path, hold: Hold) -> tuple["subprocess.Popen[str]", Run]:
+    """A story in the middle of that step: its engine waits before it answers. In a bench, one level is measured."""
+    hold.at(*ASKED[step])
+    moebox = begin("--recipe", str(recipe), *only(step, streams="1,2"))
+    hold.wait()
+    return moebox, the_run()
+
+
+def over(moebox: "subprocess.Popen[str]") -> str:
+    """What it said, once it ended well."""
+    output, _ = moebox.communicate(timeout=240)
+    assert moebox.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("step", ["up", "verify", "climb", "bench"])
+def test_moebox_killed_in_a_step_leaves_no_orphan_and_resumes(
+    step: Name, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+):
+    """kill -9 of moebox: the guard takes the engine down; --resume completes without measuring again what was kept."""
+    moebox, run = held_in(step, story_recipe, hold)
+    moebox.kill()
+    moebox.communicate()
+    hold.go()
+    assert gone()
+    kept = measured(run)
+    assert bool(kept) == (step == "bench")
+    resume(run, capsys)
+    assert all(path.read_bytes() == before for path, before in kept.items())
+    assert not halves(run)
+    assert gone()
+
+
+def test_moebox_killed_while_it_plans_resumes(story_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """kill -9 in the plan, which waits for its recipe: nothing was decided, and --resume plans."""
+    pipe = tmp_path / "late.toml"
+    os.mkfifo(pipe)
+    moebox = begin("--recipe", str(pipe), *only())
+    run = the_run()
+    until(lambda: events(run, "story.running", step="plan"), "the plan has begun")
+    moebox.kill()
+    moebox.communicate()
+    assert not (run.path / "recipe.toml").exists()
+    pipe.unlink()
+    story_recipe.rename(pipe)
+    assert resume(run, capsys)["steps"][0]["state"] == "done"
+    assert gone()
+
+
+def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """kill -9 in the report, which waits for a file: the figures are there, and --resume only reports."""
+    assert main(["run", "--recipe", str(story_recipe), *only("bench")]) == 0
+    run = the_run()
+    kept = measured(run)
+    pipe = run.path / "measurements" / "late.json"
+    os.mkfifo(pipe)
+    moebox = begin("--resume", run.id, "--until", "report")
+    until(lambda: events(run, "story.running", step="report"), "the report has begun")
+    moebox.kill()
+    moebox.communicate()
+    assert not (run.path / "report.html").exists()
+    pipe.unlink()
+    (run.path / ".report.html.1.part").write_text("<p>half of")
+    resume(run, capsys)
+    assert "oracle" in (run.path / "report.html").read_text()
+    assert measured(run) == kept
+    assert len(events(run, "bench.level")) == 1
+    assert not halves(run)
+
+
+def test_an_engine_killed_while_it_starts_is_started_by_resume(
+    story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+):
+    """kill -9 of the engine before it answers: one line that says so, exit code 3, and --resume completes."""
+    moebox, run = held_in("up", story_recipe, hold)
+    for process in oracles():
+        process.kill()
+    output, _ = moebox.communicate(timeout=120)
+    assert moebox.returncode == 3, output
+    assert "was killed by SIGKILL" in output
+    resume(run, capsys)
+    assert gone()
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"), [("verify", "story.engine_lost"), ("climb", "climb.again"), ("bench", "story.engine_lost")]
+)
+def test_an_engine_killed_under_a_step_is_started_again(step: Name, kind: str, story_recipe: Path, hold: Hold):
+    """kill -9 of the engine: the story notes it, goes on with a fresh one, and keeps no figure of the dead one."""
+    moebox, run = held_in(step, story_recipe, hold)
+    for process in oracles():
+        process.kill()
+    over(moebox)
+    assert len(events(run, kind)) == 1
+    assert all(b'"failed": 0' in text for path, text in measured(run).items() if path.suffix == ".json")
+    assert gone()
+
+
+@pytest.mark.parametrize("step", ["verify", "climb", "bench"])
+def test_without_room_it_stops_and_resumes_when_there_is_some(
+    step: Name, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+):
+    """Every write is refused from the middle of a step on: one line, exit code 3, nothing half-written, nothing lost.
+
+    A limit of nought bytes on files stands for the full disk: the kernel refuses the same writes, and no mount is
+    needed.
+    """
+    moebox, run = held_in(step, story_recipe, hold)
+    kept = measured(run)
+    resource.prlimit(moebox.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    hold.go()
+    output, _ = moebox.communicate(timeout=120)
+    assert moebox.returncode == 3, output
+    assert output.count("cannot be written: File too large") == 2, output  # in the ladder of steps, and as the error
+    assert f"moebox run --resume {run.id}" in output
+    assert not halves(run)
+    assert measured(run) == kept
+    assert gone()
+    resume(run, capsys)
+    assert all(path.read_bytes() == before for path, before in kept.items())
+    assert len(events(run, "bench.level", concurrency=1)) == (step == "bench")
+
+
+@contextmanager
+def asleep(moebox: "subprocess.Popen[str]") -> Iterator[None]:
+    """Everything that belongs to a story stopped, as by a closed lid, for a little longer than goes unnoticed."""
+    top = psutil.Process(moebox.pid)
+    everything = [top, *top.children(recursive=True)]  # the guard and the engine are below it in the tree
+    for process in everything:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(2 * STOPPED_S)
+    yield
+    for process in everything:
+        process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("step", ["up", "verify", "climb", "bench"])
+def test_a_sleep_in_a_step_is_in_no_figure(step: Name, story_recipe: Path, hold: Hold):
+    """All processes stopped in mid-answer: the story goes on, says so, and measures again what the sleep spoilt."""
+    moebox, run = held_in(step, story_recipe, hold)
+    with asleep(moebox):
+        hold.go()
+    over(moebox)
+    assert len(events(run, "story.slept", step=step)) == 1
+    assert events(run, "bench.slept") or step != "bench"
+    told = Run(run.path).read_json(FILE)
+    took = next(one["seconds"] for one in told["steps"] if one["name"] == step)
+    slept = events(run, "story.slept")[0]["data"]["seconds"]
+    begun, done = (events(run, f"story.{state}", step=step)[0]["time"] for state in ("running", "done"))
+    assert took < done - begun - slept / 2, "the step's time leaves the sleep out"
+    for path in run.path.glob("measurements/*.json"):
+        figures = Run(run.path).read_json(f"measurements/{path.name}")
+        assert not figures["away_s"] or figures["client_limited"], "a spoilt figure is measured again, or says so"
+    assert gone()
+
+
+def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """The engine takes another port, and says so."""
+    port = preflight.free_port()
+    assert main(["run", "--recipe", str(story_recipe), "--port", str(port), "--skip", "doctor,rehearse", *only()]) == 0
+    run = the_run()
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+        assert main(["run", "--resume", run.id, "--until", "up"]) == 0
+    said = capsys.readouterr().out
+    assert f"port {port} is taken; using" in said
+    assert f"http://127.0.0.1:{port}/" not in said
+    assert gone()
+
+
+def test_two_at_once_keep_apart(story_recipe: Path, hold: Hold):
+    """The second one, told the same port while the first one's engine loads, takes another, and its own folder."""
+    port = preflight.free_port()
+    words = ["--recipe", str(story_recipe), "--port", str(port), *only("up")]
+    hold.at("start")
+    first = begin(*words)
+    hold.wait()
+    second = over(begin(*words))
+    assert f"port {port} is taken; using" in second
+    hold.go()
+    assert f"http://127.0.0.1:{port}/v1" in over(first)
+    assert len(list(Path(os.environ["MOEBOX_RUNS"]).iterdir())) == 2
+    assert gone()
+    assert state.instances() == []
+
+
+def test_one_run_is_not_told_twice(story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]):
+    """--resume of a run that another moebox is at work on is refused."""
+    hold.at("start")
+    moebox = begin("--recipe", str(story_recipe), *only("up"))
+    hold.wait()
+    assert main(["run", "--resume", the_run().id]) == 2
+    assert "another moebox" in capsys.readouterr().err
+    hold.go()
+    over(moebox)
+
+
+def test_a_report_of_a_failure_is_made_again(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """A story that failed has a report; once it is resumed and complete, the report is of the whole."""
+    weights = story_recipe.with_name("oracle.gguf")
+    weights.unlink()
+    assert main(["run", "--recipe", str(story_recipe), *only("up", "report")]) == 3
+    run = the_run()
+    before = (run.path / "report.html").read_text()
+    weights.write_bytes(b"GGUF")
+    resume(run, capsys)
+    assert (run.path / "report.html").read_text() != before
+    assert gone()
