@@ -168,9 +168,10 @@ def test_keys_in_evidence_and_commands_are_hidden(tmp_path: Path) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
-    st.sampled_from(["run.json", "plan.json", "climb.json", "story.json", "measurements/a.json", "verdicts/a.json"]),
-    JSON
-    | st.dictionaries(st.sampled_from(["steps", "memory", "forecast", "levels", "rungs", "facts", "sources"]), JSON),
+    st.sampled_from(
+        ["run.json", "plan.json", "climb.json", "story.json", "kernels.json", "measurements/a.json", "verdicts/a.json"]
+    ),
+    JSON | st.dictionaries(st.sampled_from(["steps", "memory", "forecast", "levels", "rungs", "facts", "scans"]), JSON),
     st.sampled_from(
         ["attempt.started", "attempt.failed", "attempt.ready", "engine.finding", "climb.kept", "journal.lost"]
     ),

@@ -14,6 +14,7 @@ from moebox.errors import BadInput
 
 if TYPE_CHECKING:
     from moebox.doctor.kernels.scan import Request
+    from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
 
@@ -36,6 +37,7 @@ def kernels(
     yes: Switch = False,
     tune: Switch = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    run: str = "",
     json: Switch = False,
 ) -> int:
     """Compile the kernels that this model needs for an architecture, and say which of them will not launch.
@@ -57,9 +59,12 @@ def kernels(
         yes: Also touch a file that differs from the engine's release.
         tune: Time candidates on this machine's GPU, under the architecture's limits, checked against float32.
         output: With --tune: the folder for tuned fused-MoE files and the table.
+        run: Keep the findings in this run's folder; its report shows them.
         json: Print JSON.
     """
     target = arch(arch_name)
+    if run and (cache or configs or tune or revert):
+        raise BadInput("--run keeps the findings of a scan; it does not go with --cache, --configs, --tune or --revert")
     if cache:
         return show_cache(cache, arch_name if arch_name != "sm_120" else "", as_json=json)
     if configs:
@@ -86,7 +91,12 @@ def kernels(
         for path in undo(scans.engine_root(request), engine):
             people().print(f"restored {path}")
         return 0
+    folder = opened(run) if run else None
     found = scans.scan(request)
+    if folder:
+        from moebox.flows.kernels import compiled, keep
+
+        keep(folder, compiled(found))
     if json and not fix:
         emit(document(found))
     elif not fix:
@@ -96,8 +106,15 @@ def kernels(
     if fix:
         from moebox.cli.kernels_fix import mend
 
-        return mend(request, found, apply=apply, yes=yes, as_json=json)
+        return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
     return 1 if found.bad else 0
+
+
+def opened(run: str) -> "Run":
+    """The run that the findings go to; told before minutes are spent."""
+    from moebox.store import Run
+
+    return Run.open(run)
 
 
 def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:

@@ -1,14 +1,21 @@
 """`moebox doctor kernels --fix`: the remedies, their patch, and applying it."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from moebox.cli.output import emit, people, talk
 from moebox.core.kernel import KernelScan
 from moebox.doctor.kernels import fix, patch
 from moebox.doctor.kernels.scan import Request, engine_root, scan
+from moebox.flows.kernels import compiled, keep
+
+if TYPE_CHECKING:
+    from moebox.store import Run
 
 
-def mend(request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json: bool) -> int:
+def mend(
+    request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json: bool, run: "Run | None" = None
+) -> int:
     """Search, show the patch, and apply it when asked; afterwards the scan is made again."""
     if not found.bad:
         talk().print(f"nothing to mend: every launch fits {request.arch.name}")
@@ -18,6 +25,8 @@ def mend(request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json
     remedies = fix.search(request)
     made = patch.patches(remedies, engine_root(request), request.arch.capability)
     diff = "".join(one.diff for one in made)
+    if run:
+        run.write(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
     if as_json:
         emit({"remedies": remedies, "diff": diff})
     else:
@@ -31,6 +40,8 @@ def mend(request: Request, found: KernelScan, *, apply: bool, yes: bool, as_json
         backup = patch.apply(one, anyway=yes)
         talk().print(f"patched {one.path}; the original is {backup.name}", soft_wrap=True)
     again = scan(request)
+    if run:
+        keep(run, compiled(again))
     talk().print("every launch fits now" if not again.bad else f"{len(again.bad)} launches still do not fit")
     return 1 if again.bad else 0
 

@@ -20,6 +20,8 @@ from moebox.wire import plain
 
 FILE = "kernels.json"
 Findings = dict[str, Any]
+# A table row counts these, and does not name them.
+_UNNAMED = "kernels that are not Triton's, or launches that need a GPU; `moebox doctor kernels` names them"
 _SAME = ("engine", "version", "arch", "model", "tp", "kv")
 
 
@@ -58,15 +60,21 @@ def looked_up(recipe: Recipe, box: Box, model: Model | None) -> Findings | None:
         "launches": row["launches"],
         "spills": 0,
         "bad": [{**bad, "limit_bytes": gpu.smem} for bad in attention],
-        "not_covered": [
-            {
-                "what": f"{bad['kernel']} ({bad['case']}): {count(bad['shared_bytes'])} bytes do not fit",
-                "why": "only weights of that kind use it",
-            }
-            for bad in others
-        ],
+        "not_covered": [*_left_out(row), *map(_other_weights, others)],
         "judged": _judged(found),
     }
+
+
+def _left_out(row: Findings) -> list[Findings]:
+    """The table counts what a scan could not judge."""
+    number = row["not_covered"]
+    what = f"{number} case{'s' * (number != 1)} of the scan"
+    return [{"what": what, "why": _UNNAMED}] if number else []
+
+
+def _other_weights(bad: Findings) -> Findings:
+    asked = f"{bad['kernel']} ({bad['case']}): {count(bad['shared_bytes'])} bytes do not fit"
+    return {"what": asked, "why": "only weights of that kind use it"}
 
 
 def _about(engine: str, version: str, arch_name: str, model: str, tp: int, kv: str) -> Findings:

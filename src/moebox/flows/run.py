@@ -18,13 +18,14 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
-from moebox.flows import phantom
+from moebox.flows import kernels, phantom
 from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.measure import measure
 from moebox.flows.stand import Stand
 from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
+from moebox.serve.recipes import model_of
 from moebox.store import Run
 from moebox.stream.awake import Awake
 from moebox.units import count, seconds, tok_s
@@ -163,10 +164,22 @@ class Teller:
         self.run.write_json("doctor.json", {"checks": checks})
         bad = [check for check in checks if check.verdict == "fail"]
         self._figures |= {"checked": len(checks), "failed": len(bad)}
+        self._kernels()
         for check in bad:
             self.news(f"{check.name}: {check.found}. {check.mend}")
         if bad and not self.ask(f"{len(bad)} checks of this machine failed; go on?"):
             raise AnswerIsNo(f"{bad[0].name}: {bad[0].found}", hint=bad[0].mend)
+
+    def _kernels(self) -> None:
+        """Which kernels of the engine are known not to launch here, from the table; the report shows it."""
+        found = kernels.looked_up(self._recipe(), self._box(), model_of(self._recipe()))
+        if found is None:
+            return
+        kernels.keep(self.run, found)
+        self._figures["kernels_failing"] = len(found["bad"])
+        for bad in found["bad"]:
+            asked = f"{bad['kernel']} asks {count(bad['shared_bytes'])} bytes of {count(bad['limit_bytes'])}"
+            self.news(f"{asked}: `moebox doctor kernels --engine {found['engine']} --kv {found['kv']} --fix` mends it")
 
     def _rehearse(self) -> None:
         from moebox.flows.rehearse import rehearse

@@ -187,6 +187,37 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSeen:
+    """A kernel that does not launch."""
+
+    name: str
+    case: str = ""
+    asked: float | None = None  # bytes of shared memory
+    limit: float | None = None
+    blocks: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsSeen:
+    """One look at the kernels of an engine release: compiled for the card, or looked up."""
+
+    engine: str = ""
+    version: str = ""
+    arch: str = ""
+    model: str = ""
+    tp: str = ""
+    kv: str = ""
+    compiled: bool = False
+    triton: str = ""
+    launches: int = 0
+    spills: int = 0
+    bad: tuple[KernelSeen, ...] = ()
+    not_covered: tuple[tuple[str, str], ...] = ()  # what, why
+    judged: tuple[tuple[str, str], ...] = ()  # what is known by version, remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     """One run, as far as its folder tells."""
 
@@ -214,6 +245,7 @@ class Story:
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
     problems: tuple[Problem, ...] = ()
+    kernels: tuple[KernelsSeen, ...] = ()
     phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
     commands: tuple[tuple[str, str], ...] = ()  # title, text
     versions: tuple[tuple[str, str], ...] = ()

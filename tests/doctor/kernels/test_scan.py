@@ -16,6 +16,9 @@ from moebox.core.kernel import arch
 from moebox.doctor.kernels import fix
 from moebox.doctor.kernels.scan import Request, engine_version, scan
 from moebox.errors import BadInput, MoeboxError, Outside, UnknownName, Unsupported
+from moebox.report.files import report
+from moebox.report.markdown import markdown
+from moebox.store import Run
 
 HERE = Path(__file__).parent
 
@@ -87,6 +90,21 @@ def test_the_command_says_no_and_names_the_kernel(tmp_path: Path, capsys: pytest
         document["launches"][0]
     )
     assert document["bad"] >= 2
+
+
+def test_the_command_keeps_its_findings_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The run's folder has them, its report shows them; a run that is not there is told before anything compiles."""
+    site = engine(tmp_path / "site", "sglang", "0.5.8")
+    python = python_that_answers(tmp_path, "sglang-0.5.8-sm_120-bf16.jsonl")
+    words = ["doctor", "kernels", "--engine", "sglang", "--site-packages", str(site), "--python", str(python)]
+    run = Run.create("k26", runs=tmp_path / "runs")
+    run.release()
+    assert main([*words, "--run", str(run.path)]) == 1
+    assert "106,496" in markdown(report([run]))
+    assert [event["kind"] for event in run.events()] == ["kernels.judged"]
+    assert main([*words, "--run", str(tmp_path / "none")]) == 2
+    assert main(["doctor", "kernels", "--cache", str(tmp_path), "--run", str(run.path)]) == 2
+    assert "--run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

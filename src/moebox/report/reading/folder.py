@@ -10,7 +10,7 @@ from moebox import wire
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
-from moebox.report.reading import climbed, happened, measured, planned, verified
+from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
 from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
 from moebox.report.story import Device, Story
 from moebox.store import FORMAT, Run
@@ -28,7 +28,7 @@ OURS = {
     "answers.json",
 }
 OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
-OURS |= {"answers.json", "report.html", "report.pdf", "report.md", "launch.sh"}
+OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh"}
 
 
 def read(run: Run) -> Story:
@@ -80,6 +80,7 @@ def read(run: Run) -> Story:
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.events)),
         problems=tuple(happened.problems_of(journal.events, attempts)),
+        kernels=tuple(kernels.kernels_of(attempt(gaps, lambda: run.read_json("kernels.json")))),
         phases=tuple(steps_of(told) or happened.phases_of(journal.events)),
         commands=commands_of(run.path, about, journal.events),
         versions=versions_of(about, box, journal.events),

@@ -1,0 +1,46 @@
+"""kernels.json to what was found out about an engine's kernels."""
+
+from typing import Any
+
+from moebox.report.reading.loose import figure, inner, rows, words
+from moebox.report.story import KernelSeen, KernelsSeen
+
+
+def kernels_of(document: Any) -> list[KernelsSeen]:
+    """Every look at an engine's kernels, in the order they were taken."""
+    return [seen_of(row) for row in rows(document, "scans")]
+
+
+def seen_of(row: dict[str, Any]) -> KernelsSeen:
+    """One look."""
+    return KernelsSeen(
+        engine=words(row, "engine"),
+        version=words(row, "version"),
+        arch=words(row, "arch"),
+        model=words(row, "model"),
+        tp=words(row, "tp"),
+        kv=words(row, "kv"),
+        compiled=words(row, "by") == "compiling",
+        triton=words(row, "triton"),
+        launches=int(figure(row, "launches") or 0),
+        spills=int(figure(row, "spills") or 0),
+        bad=tuple(bad_of(one) for one in rows(row, "bad")),
+        not_covered=tuple((words(one, "what"), words(one, "why")) for one in rows(row, "not_covered")),
+        judged=tuple((words(one, "what"), words(one, "why")) for one in rows(row, "judged")),
+    )
+
+
+def bad_of(row: dict[str, Any]) -> KernelSeen:
+    """A launch that fails."""
+    blocks = inner(row, "blocks")
+    sides = [(name.removeprefix("BLOCK_").removeprefix("SIZE_"), words(blocks, name)) for name in blocks]
+    settings = [f"{name}={value}" for name, value in sides if value and len(name) <= 2]
+    settings += [f"{words(row, name)} {name[4:]}" for name in ("num_warps", "num_stages") if words(row, name)]
+    return KernelSeen(
+        name=words(row, "kernel"),
+        case=words(row, "case"),
+        asked=figure(row, "shared_bytes"),
+        limit=figure(row, "limit_bytes"),
+        blocks=", ".join(settings),
+        place=words(row, "launched_from", "file"),
+    )

@@ -1,0 +1,108 @@
+"""Kernel findings travel: from the doctor into the run folder, from there into the report."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from moebox import detect
+from moebox.core import catalogue
+from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
+from moebox.core.recipe import Recipe
+from moebox.flows.kernels import compiled, keep, looked_up
+from moebox.report.files import report
+from moebox.report.markdown import markdown
+from moebox.report.page import html
+from moebox.report.reading import read
+from moebox.serve.recipes import read_recipe
+from moebox.store import Run
+from tests.report.making import a_run
+
+BAD = KernelLaunch(
+    case="MLA decode, batch 1, fp8 cache",
+    kernel="_fwd_grouped_kernel_stage1",
+    file="vllm/v1/attention/ops/triton_decode_attention.py",
+    line=200,
+    launched_from="vllm/v1/attention/ops/triton_decode_attention.py:537",
+    blocks={"BLOCK_N": 32, "BLOCK_DMODEL": 512, "BLOCK_H": 8},
+    num_warps=4,
+    num_stages=2,
+    shared_bytes=102_400,
+    limit_bytes=101_376,
+    verdict="does not fit",
+)
+FITS = dataclasses.replace(BAD, kernel="fused_moe_kernel", shared_bytes=49_152, verdict="launches")
+SCAN = KernelScan(
+    engine="vllm",
+    version="0.32.0",
+    arch="sm_120",
+    model="kimi-k2.6",
+    tp=8,
+    kv="fp8",
+    triton="3.7.1",
+    launches=(BAD, FITS),
+    not_covered=(NotCovered(what="fused MoE <b>int</b>, 1 tokens", why="goes to a CUDA kernel"),),
+    judged=(NotCovered(what="marlin-x: something", why="do this"),),
+)
+
+
+def recipe(**changes: object) -> Recipe:
+    return dataclasses.replace(read_recipe("kimi-k26-vllm"), engine_version="0.32.0", **changes)  # type: ignore[arg-type]
+
+
+def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
+    """What was judged and how, what will not launch and why, what was not covered; escaped; the event is there."""
+    run = a_run(tmp_path)
+    keep(run, compiled(SCAN))
+    (event,) = [one for one in run.events() if one["kind"] == "kernels.judged"]
+    assert (event["data"]["by"], event["data"]["bad"]) == ("compiling", 1)
+    page = report([run])
+    text = markdown(page)
+    assert "by compiling (Triton 3.7.1)" in text
+    assert "2 launches compiled; 1 will not launch" in text
+    assert "102,400" in text
+    assert "N=32, H=8, 4 warps, 2 stages" in text
+    assert "goes to a CUDA kernel" in text
+    assert "marlin-x: something → do this" in text
+    assert "<b>int</b>" not in html(page)
+
+
+def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Mended and scanned again, the old verdict is gone; another cache type stands beside it."""
+    run = a_run(tmp_path)
+    keep(run, compiled(SCAN))
+    keep(run, compiled(dataclasses.replace(SCAN, kv="bf16", launches=(FITS,))))
+    keep(run, compiled(dataclasses.replace(SCAN, launches=(FITS,))))
+    seen = read(run).kernels
+    assert [(one.kv, len(one.bad)) for one in seen] == [("bf16", 0), ("fp8", 0)]
+    assert "all of them fit" in markdown(report([run]))
+
+
+def test_without_triton_the_table_answers(tmp_path: Path) -> None:
+    """A scanned release is looked up and marked so; an unknown one is not passed over in silence."""
+    box, model = detect.box("8x-rtx-pro-6000"), catalogue.model("kimi-k2.6")
+    run = a_run(tmp_path)
+    found = looked_up(recipe(kv="fp8"), box, model)
+    assert found
+    assert {(one["shared_bytes"], one["limit_bytes"]) for one in found["bad"]} == {(102_400, 101_376)}
+    keep(run, found)
+    assert "by table" in markdown(report([run]))
+    unknown = looked_up(dataclasses.replace(recipe(), engine_version="0.99.0"), box, model)
+    assert unknown
+    assert "moebox doctor kernels --engine vllm" in unknown["not_covered"][0]["why"]
+    sparse = looked_up(recipe(kv="fp8", model="deepseek-v3.2"), box, catalogue.model("deepseek-v3.2"))
+    assert sparse
+    assert (sparse["bad"], sparse["launches"]) == ([], 0)
+    assert looked_up(dataclasses.replace(recipe(), engine="llama.cpp"), box, model) is None
+    assert looked_up(recipe(), detect.box("8x-rtx-pro-6000"), None) is None
+
+
+def test_findings_that_cannot_be_read_cost_only_themselves(tmp_path: Path) -> None:
+    """Cut off or somebody else's: the report says so, and a new look replaces it."""
+    run = a_run(tmp_path)
+    for text in ("{", "[]", '{"scans": 3}', json.dumps({"scans": [3, {"bad": [{}, 4], "launches": "x"}]})):
+        (run.path / "kernels.json").write_text(text)
+        assert html(report([run]))
+    (run.path / "kernels.json").write_text("{")
+    assert any("kernels.json" in gap for gap in read(run).gaps)
+    keep(run, compiled(SCAN))
+    assert len(read(Run(run.path)).kernels) == 1
