@@ -65,6 +65,8 @@ def kernels(
     target = arch(arch_name)
     if run and (cache or configs or tune or revert):
         raise BadInput("--run keeps the findings of a scan; it does not go with --cache, --configs, --tune or --revert")
+    if apply and not fix:
+        raise BadInput("--apply goes with --fix")
     if cache:
         return show_cache(cache, arch_name if arch_name != "sm_120" else "", as_json=json)
     if configs:

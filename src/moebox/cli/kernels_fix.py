@@ -7,6 +7,7 @@ from moebox.cli.output import emit, people, talk
 from moebox.core.kernel import KernelScan
 from moebox.doctor.kernels import fix, patch
 from moebox.doctor.kernels.scan import Request, engine_root, scan
+from moebox.errors import Outside
 from moebox.flows.kernels import compiled, keep
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ def mend(
         if as_json:
             emit({"remedies": [], "diff": ""})
         return 0
+    if all(one.verdict == "does not compile" for one in found.bad):
+        raise Outside(
+            f"{found.bad[0].kernel} does not compile, which other block sizes do not mend: {found.bad[0].error}",
+            hint="another version of Triton, or of the engine",
+        )
     remedies = fix.search(request)
     made = patch.patches(remedies, engine_root(request), request.arch.capability)
     diff = "".join(one.diff for one in made)
@@ -36,9 +42,8 @@ def mend(
     if not apply:
         talk().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
         return 1
-    for one in made:
-        backup = patch.apply(one, anyway=yes)
-        talk().print(f"patched {one.path}; the original is {backup.name}", soft_wrap=True)
+    for one, backup in zip(made, patch.apply_all(made, anyway=yes), strict=True):
+        talk().print(f"patched {one.path}; the original is {backup.name}", soft_wrap=True, markup=False)
     again = scan(request)
     if run:
         keep(run, compiled(again))

@@ -12,18 +12,15 @@ _ORDER = {"does not fit": 0, "does not compile": 1, "spills": 2, "launches": 3}
 
 def report(scan: KernelScan) -> RenderableType:
     """The scan, the worst first."""
-    head = (
-        f"{scan.engine} {scan.version} · {scan.model} TP{scan.tp}, {scan.kv} cache · {scan.arch} · Triton {scan.triton}"
-    )
+    whose = f"{scan.engine} {scan.version or '(version unknown)'} · {scan.model} TP{scan.tp}, {scan.kv} cache"
+    head = f"{whose} · {scan.arch} · Triton {scan.triton}"
     parts: list[RenderableType] = [Text(head, style="bold"), Text(), rows(scan.launches), Text()]
     for kernel in dict.fromkeys(one.kernel for one in scan.bad):
         bad = [one for one in scan.bad if one.kernel == kernel]
-        asked = (
-            f"{kernel} asks {bad[0].shared_bytes:,} bytes of shared memory; {scan.arch} gives {bad[0].limit_bytes:,}"
-        )
-        parts.append(Text(f"{asked}. It is launched at {bad[0].launched_from}.", style="bold red"))
+        fault = f"{fault_of(bad[0], scan.arch)}. It is launched at {bad[0].launched_from}."
+        parts.append(Text(fault, style="bold red"))
         parts.append(Text(f"It fails in: {'; '.join(dict.fromkeys(one.case for one in bad))}"))
-    if scan.bad:
+    if any(one.verdict == "does not fit" for one in scan.bad):
         parts.append(Text("`--fix` searches block sizes that fit and writes the patch."))
     if not scan.bad:
         parts.append(Text(f"every one of {len(scan.launches)} launches fits {scan.arch}"))
@@ -37,6 +34,13 @@ def report(scan: KernelScan) -> RenderableType:
         parts += [Text(), Text("not Triton's: known by version, not compiled here", style="bold")]
         parts += [Text(f"- {one.what} → {one.why}") for one in scan.judged]
     return Group(*parts)
+
+
+def fault_of(launch: KernelLaunch, arch: str) -> str:
+    """Why a launch fails."""
+    if launch.verdict == "does not compile":
+        return f"{launch.kernel} does not compile: {launch.error}"
+    return f"{launch.kernel} asks {launch.shared_bytes:,} bytes of shared memory; {arch} gives {launch.limit_bytes:,}"
 
 
 def rows(launches: tuple[KernelLaunch, ...]) -> Table:

@@ -67,6 +67,7 @@ class KernelLaunch:
     stack_bytes: int = 0
     spill_bytes: int = 0
     blocks_per_sm: int = 0
+    error: str = ""  # the compiler's words, where it does not compile
     verdict: Verdict
 
 

@@ -41,6 +41,11 @@ def read(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
             f"{folder}: no such folder", hint="Triton's cache is ~/.triton/cache unless TRITON_CACHE_DIR says"
         )
     found = [kernel for path in _descriptions(folder) if (kernel := _kernel(path, arch_name)) is not None]
+    if not found:
+        raise BadInput(
+            f"{folder}: holds no kernel that Triton compiled for a GPU moebox knows",
+            hint="the crashed server's cache is ~/.triton/cache of its user, in a container that of the container",
+        )
     return tuple(sorted(found, key=lambda one: (-one.shared_bytes, one.kernel, one.folder)))
 
 

@@ -18,6 +18,8 @@ SIDES = (16, 32, 64, 128)
 WARPS = (4, 8)
 STAGES = (1, 2, 3)
 COMPILED = 10  # candidates of each launch that are compiled, cheapest first
+# What the engines' launch code writes down as a number, out of a patch's reach.
+FIXED = {"_fwd_kernel": "num_stages", "_fwd_grouped_kernel_stage1": "num_warps"}
 SLACK = 1.2  # the estimate was within 20% of the compiled size for both attention kernels (Triton 3.7.1, sm_120)
 
 
@@ -63,6 +65,8 @@ def proposals(launch: dict[str, Any], arch: Arch) -> list[dict[str, int]]:
     names = axes(launch["constants"])
     combinations = itertools.product(*([SIDES] * len(names)), WARPS, STAGES)
     choices = [dict(zip([*names, "num_warps", "num_stages"], values, strict=True)) for values in combinations]
+    settled = FIXED.get(launch["kernel"], "")
+    choices = [one for one in choices if not settled or one[settled] == launch[settled]]
     fitting = [one for one in choices if estimate(launch, one) <= arch.smem * SLACK]
     return sorted(fitting, key=lambda one: (cost(one, 0, 1), str(one)))[:COMPILED] + _least(launch)
 

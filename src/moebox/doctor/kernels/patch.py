@@ -4,10 +4,15 @@ A patch adds a branch for the capability and leaves what other GPUs run as it wa
 own (by its hash) is not touched unless the person says so, and a patch applies whole or not at all.
 """
 
+import contextlib
 import difflib
+import fcntl
 import hashlib
 import os
 import re
+import shutil
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,25 +116,75 @@ def _insert(text: str, anchor: str, lines: list[str], *, last: bool = False) -> 
     return text[:at] + block + "\n" + text[at:]
 
 
+def apply_all(made: tuple[Patch, ...], *, anyway: bool = False) -> list[Path]:
+    """Apply every patch, or none: what fails or is interrupted takes back those before it. Returns the backups."""
+    done: list[Patch] = []
+    try:
+        for one in made:
+            done.append(one)
+            apply(one, anyway=anyway)
+    except BaseException:
+        for one in done:
+            _take_back(one, wait=one is not done[-1])  # the last may itself have waited for its turn
+        raise
+    return [_backup(one.path) for one in made]
+
+
 def apply(patch: Patch, *, anyway: bool = False) -> Path:
     """Write the patched file, the original kept beside it; returns the backup."""
-    if _read(patch.path) != patch.before:
-        raise Outside(f"{patch.path}: changed while the patch was made")
-    if MARK in patch.before:
+    backup = _backup(patch.path)
+    try:
+        with _alone(patch.path.parent):
+            _refuse(patch, backup, anyway=anyway)
+            _write(backup, patch.before.encode(), like=patch.path)
+            _write(patch.path, patch.after.encode(), like=patch.path)
+    except OSError as problem:
+        raise Outside(
+            f"{patch.path}: cannot be written: {problem.strerror}", hint="patch it as the user who owns the engine"
+        ) from None
+    return backup
+
+
+def _refuse(patch: Patch, backup: Path, *, anyway: bool) -> None:
+    now = _read(patch.path)
+    if MARK in now or (backup.exists() and backup.read_bytes() != now.encode()):
         raise BadInput(f"{patch.path}: is patched already", hint="`--revert` restores the original first")
+    if now != patch.before:
+        raise Outside(f"{patch.path}: changed while the patch was made")
+    if not patch.path.stat().st_mode & stat.S_IWUSR:
+        raise Outside(f"{patch.path}: is read-only", hint=f"chmod u+w {patch.path}, if it may be changed")
     if not anyway and not known(patch.path):
         raise BadInput(
             f"{patch.path}: is not a file of a release moebox knows; it may have been edited",
             hint="look at the diff, then add --yes to patch it anyway",
         )
-    backup = patch.path.with_name(patch.path.name + BACKUP)
+
+
+def _take_back(patch: Patch, *, wait: bool) -> None:
+    """Undo what `apply` did of a patch, as far as it came; what somebody else wrote stays."""
+    backup = _backup(patch.path)
+    with contextlib.suppress(OSError), _alone(patch.path.parent, wait=wait):
+        if backup.exists() and backup.read_bytes() == patch.before.encode():
+            now = patch.path.read_bytes()
+            if now == patch.after.encode():
+                backup.replace(patch.path)
+            elif now == patch.before.encode():
+                backup.unlink()
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(path.name + BACKUP)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """One moebox at a time changes files of a folder."""
+    held = os.open(folder, os.O_RDONLY)
     try:
-        raw = patch.path.read_bytes()
-        _write(backup, raw)
-        _write(patch.path, patch.after.encode())
-    except OSError as problem:
-        raise Outside(f"{patch.path}: cannot be written: {problem.strerror}") from None
-    return backup
+        fcntl.flock(held, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)
 
 
 def revert(root: Path, engine: str) -> list[Path]:
@@ -137,7 +192,8 @@ def revert(root: Path, engine: str) -> list[Path]:
     restored = []
     for path in patched(root, engine):
         try:
-            path.with_name(path.name + BACKUP).replace(path)
+            with _alone(path.parent):
+                _backup(path).replace(path)
         except OSError as problem:
             raise Outside(f"{path}: cannot be restored: {problem.strerror}") from None
         restored.append(path)
@@ -162,9 +218,16 @@ def _read(path: Path) -> str:
         return path.read_bytes().decode()
     except OSError as problem:
         raise Outside(f"{path}: cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: is not text; it cannot be patched") from None
 
 
-def _write(path: Path, raw: bytes) -> None:
+def _write(path: Path, raw: bytes, *, like: Path) -> None:
+    """Whole or not at all, with the permissions of `like`."""
     half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    half.write_bytes(raw)
-    half.replace(path)
+    try:
+        half.write_bytes(raw)
+        shutil.copymode(like, half)
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import moebox
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
 from moebox.core.model import Model
 from moebox.doctor.kernels.judged import judged
-from moebox.errors import BadInput, Outside, Unsupported
+from moebox.errors import BadInput, MoeboxError, Outside, Unsupported
 
 TRITON_LEAST, TRITON_MOST = (3, 5), (3, 9)  # the probe was tried on these, 2026-11
 _SECONDS = 900.0
@@ -56,6 +56,11 @@ def scan(request: Request) -> KernelScan:
         if "empty" in a and a["empty"]["case"] not in named
     ]
     version = engine_version(root, request.engine)
+    if not launches:
+        raise _nothing(request, missed)
+    if not version:
+        why = f"the package under {root} does not say its version, so what is known of releases was not looked up"
+        missed.append(NotCovered(what="kernels that are not Triton's", why=why))
     return KernelScan(
         engine=request.engine,
         version=version,
@@ -66,8 +71,20 @@ def scan(request: Request) -> KernelScan:
         triton=done["triton"],
         launches=launches,
         not_covered=tuple(missed),
-        judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
+        judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name)
+        if version
+        else (),
     )
+
+
+def _nothing(request: Request, missed: list[NotCovered]) -> MoeboxError:
+    """No launch at all is no clean bill: it means that the files are not what they should be, or a word misspelt."""
+    if missed:
+        return Outside(
+            f"no kernel of {request.engine} could be judged: {missed[0].what}: {missed[0].why}",
+            hint="its files may have been edited, or be of a release this moebox does not know",
+        )
+    return BadInput(f"--only {request.only}: no case of {request.engine} has that in its name")
 
 
 def engine_root(request: Request) -> Path:
@@ -107,7 +124,7 @@ def ask(request: Request, root: Path) -> dict[str, Any]:
     model, moe = request.model, request.model.moe
     if model.mla is None or moe is None:
         raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
-    if model.mla.heads % request.tp or moe.intermediate % request.tp:
+    if request.tp < 1 or model.mla.heads % request.tp or moe.intermediate % request.tp:
         raise BadInput(f"--tp {request.tp} does not divide {model.mla.heads} heads and experts of {moe.intermediate}")
     arch = request.arch
     return {
@@ -162,7 +179,9 @@ def check_triton(python: Path) -> None:
         done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=False)
     except OSError as problem:
         raise BadInput(f"{python}: cannot be run: {problem.strerror}") from None
-    if done.returncode:
+    except subprocess.TimeoutExpired:
+        raise Outside(f"{python} did not answer in 60 s") from None
+    if done.returncode or len(done.stdout.split()) != 2:
         raise Outside(
             f"{python} has no Triton and PyTorch",
             hint="`pip install moebox[kernels] torch`, or name the engine's own Python with --python",
@@ -178,7 +197,9 @@ def judge(launch: dict[str, Any], arch: Arch) -> KernelLaunch:
     """What the probe recorded, with a verdict for the architecture."""
     shared, registers, warps = launch["shared_bytes"], launch.get("registers", 0), launch["num_warps"]
     spill = launch.get("spill_bytes", launch.get("stack_bytes", 0))
+    error = launch.get("error", "")
     verdict: Verdict = "does not fit" if shared > arch.smem else "spills" if spill else "launches"
+    verdict = "does not compile" if error else verdict
     return KernelLaunch(
         case=launch["case"],
         kernel=launch["kernel"],
@@ -194,5 +215,6 @@ def judge(launch: dict[str, Any], arch: Arch) -> KernelLaunch:
         stack_bytes=launch.get("stack_bytes", 0),
         spill_bytes=spill,
         blocks_per_sm=arch.blocks_per_sm(shared, registers, warps),
+        error=error,
         verdict=verdict,
     )

@@ -38,7 +38,7 @@ def bad_of(row: dict[str, Any]) -> KernelSeen:
     settings += [f"{words(row, name)} {name[4:]}" for name in ("num_warps", "num_stages") if words(row, name)]
     return KernelSeen(
         name=words(row, "kernel"),
-        case=words(row, "case"),
+        case=words(row, "error") or words(row, "case"),
         asked=figure(row, "shared_bytes"),
         limit=figure(row, "limit_bytes"),
         blocks=", ".join(settings),

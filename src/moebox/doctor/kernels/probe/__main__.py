@@ -44,11 +44,14 @@ def main() -> int:
     for name, run in cases(root, shape):
         if wanted and wanted not in name:
             continue
-        recorder.case, before = name, len(recorder.launches)
+        recorder.case, recorder.broken, before = name, None, len(recorder.launches)
         try:
             with torch.no_grad():
                 run()
         except Exception as problem:
+            if recorder.broken and recorder.broken[1] is problem:
+                tell(launch=recorder.broken[0])
+                continue
             tell(missed={"case": name, "why": f"{type(problem).__name__}: {str(problem).strip()[:300]}"})
         for launch in recorder.launches[before:]:
             tell(launch=launch)

@@ -45,11 +45,13 @@ class Recorder:
     costs: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     sources: list[Any] = dataclasses.field(default_factory=list)
     case: str = ""
+    broken: tuple[dict[str, Any], BaseException] | None = None  # the last kernel that did not compile, and why
 
     def load(self) -> None:
         """Costs that earlier scans learned (Triton's cache answers without a compiler log)."""
-        with contextlib.suppress(OSError, ValueError):
-            self.costs = json.loads(self.notes.read_text())
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            known = json.loads(self.notes.read_text())
+            self.costs = {mark: cost for mark, cost in known.items() if isinstance(cost, dict)}
 
     def save(self) -> None:
         """Keep them for the next scan, whole or not at all."""
@@ -59,25 +61,10 @@ class Recorder:
 
     def note(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
         """Record one launch."""
-        function = source.fn
-        code = function.fn.__code__
-        names = function.arg_names
-        blocks = {
-            names[path[0]]: value
-            for path, value in source.constants.items()
-            if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
-        }
         self.launches.append(
             {
-                "case": self.case,
+                **self._about(source),
                 "kernel": metadata.name,
-                "file": _inside(code.co_filename, self.root),
-                "line": code.co_firstlineno,
-                "launched_from": self._site(),
-                "blocks": {
-                    name: value for name, value in blocks.items() if name.isupper() and not isinstance(value, bool)
-                },
-                "constants": {name: value for name, value in blocks.items() if not isinstance(value, float)},
                 "grid": list(grid),
                 "num_warps": metadata.num_warps,
                 "num_stages": getattr(metadata, "num_stages", 0),
@@ -87,6 +74,32 @@ class Recorder:
             }
         )
         self.sources.append((source, metadata))
+
+    def fail(self, source: Any, options: dict[str, Any], problem: BaseException) -> None:
+        """Remember a kernel that does not compile; whether that ends the case is the engine's to say."""
+        words = " ".join(str(problem).split())[:300]
+        about = {"num_warps": options.get("num_warps", 4), "num_stages": options.get("num_stages", 3)}
+        record = {**self._about(source), **about, "shared_bytes": 0, "hash": ""}
+        self.broken = ({**record, "error": f"{type(problem).__name__}: {words}"}, problem)
+
+    def _about(self, source: Any) -> dict[str, Any]:
+        function = source.fn
+        code = function.fn.__code__
+        names = function.arg_names
+        blocks = {
+            names[path[0]]: value
+            for path, value in source.constants.items()
+            if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
+        }
+        return {
+            "case": self.case,
+            "kernel": function.fn.__name__,
+            "file": _inside(code.co_filename, self.root),
+            "line": code.co_firstlineno,
+            "launched_from": self._site(),
+            "blocks": {name: value for name, value in blocks.items() if name.isupper() and not isinstance(value, bool)},
+            "constants": {name: value for name, value in blocks.items() if not isinstance(value, float)},
+        }
 
     def _site(self) -> str:
         """file:line of the engine's code that launched the kernel."""
@@ -247,8 +260,14 @@ def _keep_logs(recorder: Recorder, compiler: Any) -> None:
 
     def compile_and_listen(*args: Any, **kwargs: Any) -> Any:
         log = io.StringIO()
-        with contextlib.redirect_stdout(log):
-            kernel = original(*args, **kwargs)
+        try:
+            with contextlib.redirect_stdout(log):
+                kernel = original(*args, **kwargs)
+        except Exception as problem:
+            source = args[0] if args else kwargs.get("src")
+            if hasattr(source, "fn"):
+                recorder.fail(source, kwargs.get("options") or {}, problem)
+            raise
         found = _SPILLS.search(log.getvalue())
         if found:
             recorder.costs.setdefault(kernel.metadata.hash, {})["spill_bytes"] = int(found.group(2))
