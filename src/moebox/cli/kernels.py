@@ -104,7 +104,7 @@ def kernels(
     elif not fix:
         from moebox.cli.kernels_view import report
 
-        people().print(report(found))
+        people().print(report(found, people().width))
     if fix:
         from moebox.cli.kernels_fix import mend
 

@@ -10,11 +10,11 @@ _STYLE = {"launches": "", "spills": "", "does not fit": "bold red", "does not co
 _ORDER = {"does not fit": 0, "does not compile": 1, "spills": 2, "launches": 3}
 
 
-def report(scan: KernelScan) -> RenderableType:
+def report(scan: KernelScan, width: int = 120) -> RenderableType:
     """The scan, the worst first."""
     whose = f"{scan.engine} {scan.version or '(version unknown)'} · {scan.model} TP{scan.tp}, {scan.kv} cache"
     head = f"{whose} · {scan.arch} · Triton {scan.triton}"
-    parts: list[RenderableType] = [Text(head, style="bold"), Text(), rows(scan.launches), Text()]
+    parts: list[RenderableType] = [Text(head, style="bold"), Text(), rows(scan.launches, width), Text()]
     for kernel in dict.fromkeys(one.kernel for one in scan.bad):
         bad = [one for one in scan.bad if one.kernel == kernel]
         fault = f"{fault_of(bad[0], scan.arch)}. It is launched at {bad[0].launched_from}."
@@ -43,11 +43,11 @@ def fault_of(launch: KernelLaunch, arch: str) -> str:
     return f"{launch.kernel} asks {launch.shared_bytes:,} bytes of shared memory; {arch} gives {launch.limit_bytes:,}"
 
 
-def rows(launches: tuple[KernelLaunch, ...]) -> Table:
+def rows(launches: tuple[KernelLaunch, ...], width: int) -> Table:
     """Launches that are alike share a row."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis")
-    table.add_column("tile", no_wrap=True, min_width=11)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=max(12, width - 64))
+    table.add_column("tile", no_wrap=True, min_width=10)
     for name, width in (("warps", 5), ("stages", 6), ("shared", 7), ("regs", 4), ("spill", 5), ("per SM", 6)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     table.add_column("verdict", no_wrap=True, min_width=12)

@@ -13,6 +13,7 @@ from moebox.core.kernel import KernelScan, arch
 from moebox.doctor.kernels import moefiles, tuning
 from moebox.doctor.kernels.probe import space
 from moebox.doctor.kernels.scan import Request, scan
+from moebox.errors import Outside
 
 pytestmark = pytest.mark.engine
 
@@ -63,6 +64,32 @@ def test_a_fix_compiles_applies_and_reverts(venv: Path, capsys: pytest.CaptureFi
     finally:
         main([*words, "--revert"])
     assert path.read_bytes() == before
+
+
+def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the compiler's own words, also over notes that are garbage; a file that is broken is no clean bill."""
+    monkeypatch.setenv("MOEBOX_CACHE", str(tmp_path / "cache"))
+    name = "vllm/v1/attention/ops/triton_decode_attention.py"
+    copy = tmp_path / "site" / name
+    copy.parent.mkdir(parents=True)
+    whole = (venv / "engines/vllm-0.32.0" / name).read_text()
+    start = whole.index("def _fwd_grouped_kernel_stage1")
+    body = whole.index("\n):\n", start) + len("\n):\n")
+    copy.write_text(whole[:body] + '    tl.static_assert(False, "edited by hand")\n' + whole[body:])
+    asked = Request(
+        engine="vllm", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), site_packages=tmp_path / "site",
+        python=venv / "bin/python", only="decode, batch 1,",
+    )  # fmt: skip
+    notes = tmp_path / "cache/kernels"
+    notes.mkdir(parents=True)
+    for version in ("3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"):
+        (notes / f"costs-{version}.json").write_text("[1, 2]")
+    (broken,) = scan(asked).bad
+    assert broken.verdict == "does not compile"
+    assert "edited by hand" in broken.error
+    copy.write_text("def decode_attention_fwd(:\n")
+    with pytest.raises(Outside, match="SyntaxError"):
+        scan(asked)
 
 
 # Asks the engine itself, from its unpacked wheel: which file would you read for these weights, and what is in it?

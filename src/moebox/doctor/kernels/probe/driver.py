@@ -262,7 +262,7 @@ def _keep_logs(recorder: Recorder, compiler: Any) -> None:
         log = io.StringIO()
         try:
             with contextlib.redirect_stdout(log):
-                kernel = original(*args, **kwargs)
+                kernel = _compiled(original, args, kwargs)
         except Exception as problem:
             source = args[0] if args else kwargs.get("src")
             if hasattr(source, "fn"):
@@ -277,6 +277,18 @@ def _keep_logs(recorder: Recorder, compiler: Any) -> None:
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType) and getattr(module, "compile", None) is original:
             module.compile = compile_and_listen  # type: ignore[attr-defined]
+
+
+def _compiled(compile_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compile; a damaged entry of Triton's cache is compiled again, and mended by that."""
+    try:
+        return compile_(*args, **kwargs)
+    except (ValueError, OSError, KeyError):
+        triton.knobs.compilation.always_compile = True
+        try:
+            return compile_(*args, **kwargs)
+        finally:
+            triton.knobs.compilation.always_compile = False
 
 
 def _keep_costs(recorder: Recorder, stand_in: Driver, compiler: Any) -> None:
