@@ -11,12 +11,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from moebox.doctor.kernels.probe.space import SIZES, USED
+from moebox.doctor.kernels.probe.space import EXPERTS, SIZES, USED
 from moebox.doctor.kernels.tuning import NOISE, Tuned
 from moebox.errors import Outside
 
 Configs = dict[int, dict[str, Any]]  # by batch size
-EXPERTS, WIDTH = 384, 256  # Kimi K2, one rank of TP8
+WIDTH = 256  # of an expert on one rank of TP8: Kimi K2
 # vLLM sends int4 batches to a CUDA kernel up to this many tokens an expert (fused_moe.py, should_moe_wna16_use_cuda).
 # That kernel reads the same file, and takes tiles meant for Triton, so its entries must leave them out.
 CUDA_TOKENS = 6
