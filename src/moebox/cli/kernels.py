@@ -10,10 +10,11 @@ from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, arch
 from moebox.doctor.kernels import cache as caches
 from moebox.doctor.kernels import configs as tuned
-from moebox.errors import BadInput
+from moebox.errors import BadInput, Unsupported
 
 if TYPE_CHECKING:
     from moebox.doctor.kernels.scan import Request
+    from moebox.doctor.kernels.tuning import Tuned
     from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
@@ -130,17 +131,34 @@ def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
         )
     tuned = tuning.tune(request, here, limit=request.arch)
     device = here.device if here.name == request.arch.name else request.arch.device
-    made, gaps = moefiles.write(tuned, folder, device)
+    beside, lost = attention(tuned, request)
+    made, gaps = moefiles.write(tuned, folder, device, beside)
+    gaps += lost
     if as_json:
         emit({"rows": tuned.rows, "files": [str(path) for path in made], "left_out": gaps})
     else:
         people().print(tuning.table(tuned.rows), soft_wrap=True)
     for line in [*(f"wrote {path}" for path in made), *gaps]:
         talk().print(line, soft_wrap=True, markup=False)
-    if len(made) > 1:
+    if any(path.name.startswith("E=") for path in made):
         setting = "SGLANG_MOE_CONFIG_DIR" if request.engine == "sglang" else "VLLM_TUNED_CONFIG_FOLDER"
         talk().print(f"{setting}={folder.resolve()} makes {request.engine} read them", soft_wrap=True, markup=False)
     return 0
+
+
+def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:
+    """The attention block table and its patch, by file name; what could not be made of it."""
+    from moebox.doctor.kernels import blocktable
+    from moebox.doctor.kernels.scan import engine_root
+    from moebox.wire import to_json
+
+    table = blocktable.block_table(tuned.rows)
+    made = {f"attention-{tuned.engine}.json": to_json(table) + "\n"} if table else {}
+    try:
+        diff = "".join(one.diff for one in blocktable.patches(tuned, engine_root(request), request.arch))
+    except Unsupported as problem:
+        return made, [f"no attention patch: {problem.message}"]
+    return {**made, **({f"attention-{tuned.engine}.diff": diff} if diff else {})}, []
 
 
 def document(scan: KernelScan) -> dict[str, Any]:

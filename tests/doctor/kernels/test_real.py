@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, arch
-from moebox.doctor.kernels import moefiles, tuning
+from moebox.doctor.kernels import blocktable, moefiles, tuning
 from moebox.doctor.kernels.probe import space
 from moebox.doctor.kernels.scan import Request, scan
 from moebox.errors import Outside
@@ -90,6 +91,31 @@ def test_an_edited_kernel_that_no_longer_compiles_is_told(venv: Path, tmp_path: 
     copy.write_text("def decode_attention_fwd(:\n")
     with pytest.raises(Outside, match="SyntaxError"):
         scan(asked)
+
+
+@pytest.mark.parametrize("release", ["sglang-0.5.8", "sglang-0.5.23"])
+def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, release: str):
+    """The patch made of it, in the engine's own file: what is compiled has the tuned blocks, warps and stages."""
+    root = venv / "engines" / release
+    tuned = {"576/512": (32, 32, 4, 1), "192/128": (128, 32, 4, 3)}
+    rows = []
+    for name, sizes in tuned.items():
+        choice = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), sizes, strict=True))
+        about = {"case": f"extend {name}, 4096 new on 4096", "best": choice, "ms": 1.0, "baselines": {}}
+        rows.append({**about, "field": [{"config": choice, "ms": 1.0}]})
+    found = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
+    (made,) = blocktable.patches(found, root, arch("sm_120"))
+    shutil.copytree(root.resolve() / "sglang", tmp_path / "sglang", copy_function=os.symlink)
+    (tmp_path / made.name).unlink()
+    (tmp_path / made.name).write_text(made.after)
+    asked = Request(
+        engine="sglang", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), site_packages=tmp_path,
+        python=venv / "bin/python", only="256 new",
+    )  # fmt: skip
+    launches = scan(asked).launches
+    seen = {(one.blocks["BLOCK_M"], one.blocks["BLOCK_N"], one.num_warps, one.num_stages) for one in launches}
+    assert seen == set(tuned.values())
+    assert all(one.shared_bytes <= one.limit_bytes for one in launches)
 
 
 # Asks the engine itself, from its unpacked wheel: which file would you read for these weights, and what is in it?

@@ -1,16 +1,17 @@
 """What a tuning leaves behind: files under the names engines look for, whole, with blocks that fit."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moebox.core.kernel import arch
-from moebox.doctor.kernels import moefiles, tuning
+from moebox.doctor.kernels import blocktable, moefiles, tuning
 from moebox.doctor.kernels.probe import space
 from moebox.doctor.kernels.probe.tune import halved
-from moebox.errors import Outside
+from moebox.errors import Outside, Unsupported
 
 DEVICE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 NAMED = DEVICE.replace(" ", "_")
@@ -125,6 +126,52 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(Outside, match="cannot be written"):
         moefiles.write(vllm("bf16"), tmp_path / "file", DEVICE)
+
+
+SGLANG = """def _get_block_sizes_for_extend_attention(Lq, Lv):
+    BLOCK_M, BLOCK_N, num_warps = 32, 64, 8
+    return BLOCK_DMODEL, BLOCK_DPE, BLOCK_DV, BLOCK_M, BLOCK_N, num_warps
+
+
+def extend_attention_fwd(q):
+    num_stages = 1
+    _fwd_kernel[grid](
+        num_stages=num_stages,
+    )
+"""
+
+
+def extended(case: str, **times: float) -> dict[str, Any]:
+    """A row of prefill attention: m32n64s3=0.2 is 32 x 64 in three stages, in ms."""
+    field = []
+    for name, ms in sorted(times.items(), key=lambda item: item[1]):
+        rows, columns, stages = (int(part) for part in re.findall(r"\d+", name))
+        choice = {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": 4, "num_stages": stages}
+        field.append({"config": choice, "ms": ms})
+    return {"case": case, "best": field[0]["config"], "ms": field[0]["ms"], "baselines": {}, "field": field}
+
+
+def test_one_choice_serves_every_length_and_becomes_a_patch(tmp_path: Path):
+    """Of those timed at every length the one that loses least; a branch for the capability, stages included."""
+    rows = [
+        extended("extend 192/128, 1024 new on 4096", m32n64s3=0.2, m128n32s3=0.25),
+        extended("extend 192/128, 4096 new on 32768", m128n32s3=3.0, m32n64s3=6.0, m16n16s1=9.0),
+        extended("extend 576/512, 1024 new on 4096", m32n32s1=1.0),
+    ]
+    table = blocktable.block_table(rows)
+    assert table["extend 192/128"] == {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
+    path = tmp_path / "sglang/srt/extend_attention.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(SGLANG)
+    tuned = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
+    (made,) = blocktable.patches(tuned, tmp_path, arch("sm_120"))
+    compile(made.after, "extend_attention.py", "exec")
+    assert "+    if _is_cuda and CUDA_CAPABILITY[0] == 12 and Lq == 192:" in made.diff
+    assert "+        num_stages = 3" in made.diff
+    assert made.after.count("Lq == 576") == 1, "one stage is what the engine has"
+    path.write_text("def _get_block_sizes_for_extend_attention(: changed\n")
+    with pytest.raises(Unsupported, match="no known place"):
+        blocktable.patches(tuned, tmp_path, arch("sm_120"))
 
 
 def test_the_cost_model_keeps_what_was_measured_fastest():

@@ -8,6 +8,7 @@ written out, and a file that would have gaps is not written.
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,12 @@ def pair(up: dict[str, Any], down: dict[str, Any]) -> tuple[dict[str, Any], dict
     return (up["groups"][best]["config"], down["groups"][best]["config"]) if best is not None else None
 
 
-def write(tuned: Tuned, folder: Path, device: str) -> tuple[list[Path], list[str]]:
-    """The files that the engine reads, and the whole table beside them; and what was left out."""
+def write(
+    tuned: Tuned, folder: Path, device: str, beside: Mapping[str, str] | None = None
+) -> tuple[list[Path], list[str]]:
+    """The files that the engine reads, the whole table and what goes beside it; and what was left out."""
     whole, gaps = files(tuned, device)
-    texts = {f"tuned-{tuned.engine}.json": json.dumps(tuned.rows, indent=1) + "\n"}
+    texts = {f"tuned-{tuned.engine}.json": json.dumps(tuned.rows, indent=1) + "\n", **(beside or {})}
     texts |= {name: json.dumps(configs, indent=4) + "\n" for name, configs in whole.items()}
     made = [folder / name for name in texts]
     try:

@@ -50,7 +50,7 @@ def patches(remedies: tuple[Remedy, ...], root: Path, capability: int) -> tuple[
     made: dict[Path, Patch] = {}
     for remedy in remedies:
         path = root / _place(remedy, root)
-        before = made[path].before if path in made else _read(path)
+        before = made[path].before if path in made else read_text(path)
         text = made[path].after if path in made else before
         after = _mended(text, remedy, capability)
         made[path] = Patch(path=path, name=str(path.relative_to(root)), before=before, after=after)
@@ -72,14 +72,9 @@ def _mended(text: str, remedy: Remedy, capability: int) -> str:
     about = f"{MARK} {about} {best.shared_bytes:,}"
     family = capability // 10
     if launch.kernel == "_fwd_kernel" and "BLOCK_M" in best.blocks:
-        wide = int(launch.blocks.get("BLOCK_DMODEL", 0)) + int(launch.blocks.get("BLOCK_DPE", 0))
-        lines = [
-            f"if _is_cuda and CUDA_CAPABILITY[0] == {family} and Lq == {wide}:",
-            f"    {about}",
-            f"    BLOCK_M, BLOCK_N = ({best.blocks['BLOCK_M']}, {best.blocks['BLOCK_N']})",
-            f"    num_warps = {best.num_warps}",
-        ]
-        return _insert(text, r"^    return BLOCK_DMODEL, BLOCK_DPE, BLOCK_DV, BLOCK_M, BLOCK_N, num_warps$", lines)
+        width = int(launch.blocks.get("BLOCK_DMODEL", 0)) + int(launch.blocks.get("BLOCK_DPE", 0))
+        choice = {**best.blocks, "num_warps": best.num_warps, "num_stages": best.num_stages}
+        return extend_blocks(text, capability=capability, width=width, choice=choice, about=about)
     if launch.kernel == "_fwd_grouped_kernel_stage1":
         lines = [
             f"if torch.cuda.get_device_capability()[0] == {family} and k_buffer.element_size() == 1:",
@@ -101,6 +96,19 @@ def _mended(text: str, remedy: Remedy, capability: int) -> str:
             raise Unsupported(f"{launch.file}: no place for a patch of {launch.kernel} is known")
         return text[:start] + _insert(text[start:], r"^    return config$", lines, last=True)
     raise Unsupported(f"{launch.file}: no place for a patch of {launch.kernel} is known")
+
+
+def extend_blocks(text: str, *, capability: int, width: int, choice: dict[str, int], about: str) -> str:
+    """SGLang's extend attention with a branch for one capability and width of head; `about` is its comment."""
+    branch = f"if _is_cuda and CUDA_CAPABILITY[0] == {capability // 10} and Lq == {width}:"
+    blocks = f"    BLOCK_M, BLOCK_N = ({choice['BLOCK_M']}, {choice['BLOCK_N']})"
+    lines = [branch, f"    {about}", blocks, f"    num_warps = {choice['num_warps']}"]
+    text = _insert(text, r"^    return BLOCK_DMODEL, BLOCK_DPE, BLOCK_DV, BLOCK_M, BLOCK_N, num_warps$", lines)
+    if choice["num_stages"] == 1:  # as the engine has it
+        return text
+    return _insert(
+        text, r"^    _fwd_kernel\[grid\]\($", [branch, f"    num_stages = {choice['num_stages']}  {MARK} as well"]
+    )
 
 
 def _insert(text: str, anchor: str, lines: list[str], *, last: bool = False) -> str:
@@ -146,7 +154,7 @@ def apply(patch: Patch, *, anyway: bool = False) -> Path:
 
 
 def _refuse(patch: Patch, backup: Path, *, anyway: bool) -> None:
-    now = _read(patch.path)
+    now = read_text(patch.path)
     if MARK in now or (backup.exists() and backup.read_bytes() != now.encode()):
         raise BadInput(f"{patch.path}: is patched already", hint="`--revert` restores the original first")
     if now != patch.before:
@@ -213,7 +221,8 @@ def known(path: Path) -> bool:
     return mark in catalogue.table("kernel_files")["sha256"]
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of an engine, to the byte."""
     try:
         return path.read_bytes().decode()
     except OSError as problem:

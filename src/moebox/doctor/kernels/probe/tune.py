@@ -130,6 +130,7 @@ def measure(case: Any, sizes: dict[int, dict[str, int]], request: dict[str, Any]
         "shared_bytes": there.get(key(case, best)) if best else None,
         "error": watch.error(best) if best else None,
         "wrong": len(field) - len(good),
+        "field": [{"config": bench.config(choice), "ms": times[json.dumps(choice)]} for choice in good],
         "baselines": baselines,
         **({"groups": groups} if case.group else {}),
     }
