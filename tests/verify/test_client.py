@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Exchange
+from moebox.stream.awake import Awake
 from moebox.verify.ask import Options
 from moebox.verify.client import MOST_BYTES, Client
 from moebox.verify.ladder import verify
@@ -141,3 +143,25 @@ def test_a_certificate_that_nobody_signed(tmp_path: Path):
 
     assert ladder.rungs[0].reason.startswith("models: TLS")
     assert ladder.verdict == "fail"
+
+
+def test_a_request_during_which_this_machine_slept_is_sent_again():
+    """The connection is lost while the lid is closed: no fault of the server's, so it is asked once more."""
+    slept, asked = [0.0], []
+
+    def speak(line: socket.socket) -> None:
+        asked.append(line)
+        if len(asked) == 1:
+            slept[0] = 3600.0  # and the line is dropped without an answer
+        else:
+            line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def once(url: str) -> Exchange:
+        awake = Awake(boot=lambda: time.monotonic() + slept[0])
+        async with Client(endpoint_of(url, "m"), awake=awake) as client:
+            return await client.get(url)
+
+    with raw_server(speak) as url:
+        exchange = asyncio.run(once(url))
+
+    assert (exchange.status, exchange.error, len(asked)) == (200, "", 2)

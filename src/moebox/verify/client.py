@@ -14,11 +14,12 @@ import httpx2
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Exchange
+from moebox.stream.awake import Awake
 
 MOST_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
 CONNECT_S = 10.0
 LONGEST_WAIT_S = 20.0  # honoured of one Retry-After
-WAITS = 4  # times a 429 or 503 is waited out
+WAITS = 4  # times a 429 or 503 is waited out, or a request repeated during which this machine slept
 
 Watch = Callable[[bytes], str]  # sees each piece of a stream; a word in return ends it, and is the error
 
@@ -26,8 +27,9 @@ Watch = Callable[[bytes], str]  # sees each piece of a stream; a word in return 
 class Client:
     """Talks to one server. `deadline_s` bounds every exchange and shrinks when the server lets one pass."""
 
-    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0) -> None:
+    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 300.0, awake: Awake | None = None) -> None:
         self.endpoint = endpoint
+        self._awake = awake or Awake()
         self.deadline_s = deadline_s
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
         # A connection for each request: llama.cpp hangs up on kept ones after a while, which would look like a fault
@@ -37,9 +39,11 @@ class Client:
         self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False)
 
     async def __aenter__(self) -> "Client":
+        self._awake.__enter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._awake.__exit__(None, None, None)
         await self._http.aclose()
 
     async def get(self, url: str) -> Exchange:
@@ -57,7 +61,10 @@ class Client:
     ) -> Exchange:
         """Send, and while the answer is "not now", wait as long as it asks, within bounds, and send again."""
         for wait in range(WAITS + 1):
+            away_s = self._awake.away_s
             exchange = await self._once(method, url, body, headers, watch)
+            if exchange.error and self._awake.away_s > away_s and wait < WAITS:
+                continue  # nobody was here to receive it: that is no fault of the server's
             if exchange.status not in (429, 503) or wait == WAITS:
                 break
             await asyncio.sleep(_asked_wait(exchange.headers.get("retry-after", ""), wait))
