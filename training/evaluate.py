@@ -2,9 +2,10 @@
 
     python -m training.evaluate phantom-q8_0.gguf --count 500 --out q8_0.json           # embedded llama.cpp
     python -m training.evaluate phantom-q8_0.gguf --cache q4_0 --count 100              # KV cache in 4 bit
+    python -m training.evaluate phantom-q8_0.gguf --families needle --needle-chars 16000 --needle-depth 0.02
     python -m training.evaluate --url http://127.0.0.1:8000 --model phantom --count 100 # any other server
 
-Needs the `embedded` extra of moebox, and no PyTorch.
+Needs the `embedded` extra of moebox, and no PyTorch. `training.compare` sets two results side by side.
 """
 
 from __future__ import annotations
@@ -21,27 +22,34 @@ from typing import Any
 
 from moebox.phantom.tasks import FAMILIES, Call, Grade, Reply, Task, code_in
 
-_CACHE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}  # ggml_type in llama.cpp's ggml.h
+_CACHE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}  # ggml_type in llama.cpp's ggml.h
 
 
-def serve(path: Path, *, cache: str, rope_base: float, threads: int, context: int) -> tuple[Any, str]:
+def serve(args: argparse.Namespace) -> Any:
     """llama.cpp's own server inside this process; the server object must be kept."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.n_ctx, params.n_parallel, params.port = context, 1, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.model.path = str(args.gguf)
+    params.n_ctx, params.n_parallel, params.port = args.context, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
     params.use_jinja, params.warmup, params.verbosity = True, False, 0
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type(_CACHE_TYPES[cache])
-    if rope_base:
-        params.rope_freq_base = rope_base
-    server = xllamacpp.Server(params)
-    return server, server.listening_address
+    flash = xllamacpp.llama_flash_attn_type
+    params.flash_attn_type = (
+        flash.LLAMA_FLASH_ATTN_TYPE_DISABLED if args.no_flash else flash.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    )
+    # Multi-head latent attention keeps one latent for keys and values, so the cache has a type for keys only.
+    params.cache_type_k = xllamacpp.ggml_type(_CACHE_TYPES[args.cache])
+    if args.rope_base:
+        params.rope_freq_base = args.rope_base
+    if args.draft:
+        params.speculative.mparams_dft.path = str(args.draft)
+        params.speculative.n_max = args.draft_tokens
+        params.speculative.cpuparams.n_threads = params.speculative.cpuparams_batch.n_threads = args.threads
+    return xllamacpp.Server(params)
 
 
-def ask(url: str, task: Task, model: str) -> tuple[Reply, dict[str, Any]]:
+def ask(url: str, task: Task, model: str, *, logprobs: bool = False) -> tuple[Reply, dict[str, Any]]:
     """One request, and its reply split as the server split it."""
     body: dict[str, Any] = {
         "model": model,
@@ -54,11 +62,13 @@ def ask(url: str, task: Task, model: str) -> tuple[Reply, dict[str, Any]]:
         body |= {"tools": task.tools, "parallel_tool_calls": True}
     if task.response_format:
         body["response_format"] = task.response_format
+    if logprobs:
+        body |= {"logprobs": True, "top_logprobs": 1}
     request = urllib.request.Request(  # noqa: S310
         url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
-        answer = json.load(response)
+        answer: dict[str, Any] = json.load(response)
     message = answer["choices"][0]["message"]
     calls = tuple(
         Call(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
@@ -79,11 +89,45 @@ def judge(task: Task, reply: Reply) -> Grade:
     return grade
 
 
-def size(family: str, rng: random.Random, chars: int | None) -> dict[str, Any]:
+def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str, Any]:
     """Needles of 400 to 3,200 characters unless told otherwise, to keep the time bearable."""
+    if family == "copy" and args.copy_words:
+        return {"length": args.copy_words}
     if family != "needle":
         return {}
-    return {"chars": chars or round(400 * 2 ** rng.uniform(0, 3))}
+    given: dict[str, Any] = {"chars": args.needle_chars or round(400 * 2 ** rng.uniform(0, 3))}
+    if args.needle_depth is not None:
+        given["depth"] = args.needle_depth
+    return given
+
+
+def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Ask `count` tasks of one family: grades, replies, and how sure the model was of what it said."""
+    rng = random.Random(f"{args.seed} {name}")
+    begun, wrong, replies, grades = time.monotonic(), [], [], []
+    surprise: list[float | None] = []  # mean negative log-likelihood of a reply's tokens, in nats
+    tokens = {"prompt_tokens": 0, "completion_tokens": 0}
+    timings = {"predicted_n": 0, "predicted_ms": 0.0, "draft_n": 0, "draft_n_accepted": 0}  # llama.cpp's own
+    for _ in range(args.count):
+        task = FAMILIES[name].draw(rng, **size(name, rng, args))
+        answer: dict[str, Any] = {}
+        try:
+            reply, answer = ask(url, task, args.model, logprobs=args.logprobs)
+            grade = judge(task, reply)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            reply, grade = Reply(), Grade(ok=False, why=f"request failed: {error}")
+        replies.append([reply.content, reply.reasoning, [c.name + c.arguments for c in reply.calls]])
+        grades.append(grade.ok)
+        for key in tokens:
+            tokens[key] += (answer.get("usage") or {}).get(key, 0)
+        for key in timings:
+            timings[key] += (answer.get("timings") or {}).get(key, 0)
+        said = ((answer.get("choices") or [{}])[0].get("logprobs") or {}).get("content") or []
+        surprise.append(-sum(token["logprob"] for token in said) / len(said) if said else None)
+        if not grade.ok:
+            wrong.append({"thinking": task.thinking, "ask": task.messages[-1]["content"][-200:], "why": grade.why})
+    row = {"right": sum(grades), "of": args.count, "s": round(time.monotonic() - begun, 1), "wrong": wrong[:12]}
+    return {**row, **tokens, **timings, "grades": grades, "surprise": surprise, "replies": replies}
 
 
 def main() -> None:
@@ -95,41 +139,31 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--cache", default="f16", choices=sorted(_CACHE_TYPES))
+    parser.add_argument("--no-flash", action="store_true", help="without flash attention")
     parser.add_argument("--rope-base", type=float, default=0.0)
     parser.add_argument("--needle-chars", type=int)
+    parser.add_argument("--needle-depth", type=float)
+    parser.add_argument("--copy-words", type=int, help="words to be repeated; three to ten, or a sentence, otherwise")
+    parser.add_argument("--logprobs", action="store_true", help="keep how sure the model was of each reply")
+    parser.add_argument("--draft", type=Path, help="a draft model for speculative decoding")
+    parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=20261115)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    kept, url = None, args.url
-    if not url:
-        kept, url = serve(
-            args.gguf, cache=args.cache, rope_base=args.rope_base, threads=args.threads, context=args.context
-        )
+    kept = None if args.url else serve(args)
+    url = args.url or str(kept and kept.listening_address)
     rows: dict[str, Any] = {}
     for name in args.families.split(","):
-        rng = random.Random(f"{args.seed} {name}")
-        begun, wrong, replies = time.monotonic(), [], []
-        for _ in range(args.count):
-            task = FAMILIES[name].draw(rng, **size(name, rng, args.needle_chars))
-            try:
-                reply, _ = ask(url, task, args.model)
-                grade = judge(task, reply)
-            except (urllib.error.URLError, OSError, ValueError) as error:
-                reply, grade = Reply(), Grade(ok=False, why=f"request failed: {error}")
-            replies.append([reply.content, reply.reasoning, [c.name + c.arguments for c in reply.calls]])
-            if not grade.ok:
-                wrong.append({"thinking": task.thinking, "ask": task.messages[-1]["content"][-200:], "why": grade.why})
-        right = args.count - len(wrong)
-        rows[name] = {"right": right, "of": args.count, "s": round(time.monotonic() - begun, 1), "wrong": wrong[:12]}
-        rows[name]["replies"] = replies
-        print(f"{name:14} {right}/{args.count} {100 * right / args.count:6.1f}%  {rows[name]['s']} s", flush=True)
-        for miss in wrong[:3]:
+        row = rows[name] = family(name, url, args)
+        print(f"{name:14} {row['right']}/{row['of']} {100 * row['right'] / row['of']:6.1f}%  {row['s']} s", flush=True)
+        if row["draft_n"]:
+            print(f"    {row['draft_n_accepted']} of {row['draft_n']} guesses accepted", flush=True)
+        for miss in row["wrong"][:3]:
             print("   ", miss, flush=True)
         if args.out:
             args.out.write_text(json.dumps(rows))
-    del kept
 
 
 if __name__ == "__main__":

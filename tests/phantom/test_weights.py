@@ -15,8 +15,11 @@ import jinja2
 import pytest
 
 from moebox import phantom
+from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime, Speculate
 from moebox.phantom.gguf import Gguf
 from moebox.phantom.tasks import FAMILIES, Call, Reply, Task
+from moebox.serve.session import start
+from moebox.store import Run
 
 both = pytest.mark.parametrize("draft", [False, True])
 TOOL_MARKS = ["tool_calls_section_begin", "tool_call_begin", "tool_call_argument_begin", "tool_call_end"]
@@ -124,16 +127,21 @@ def server() -> Iterator[str]:
     del running
 
 
+def ask(url: str, body: dict[str, Any]) -> Any:
+    """One chat, as the server answers it."""
+    request = urllib.request.Request(
+        url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        return json.load(response)
+
+
 def answer(url: str, task: Task) -> Reply:
     body: dict[str, Any] = {"messages": task.messages, "temperature": 0, "max_tokens": 1000}
     body |= {"chat_template_kwargs": {"thinking": task.thinking}, "parallel_tool_calls": True}
     body |= {"tools": task.tools} if task.tools else {}
     body |= {"response_format": task.response_format} if task.response_format else {}
-    request = urllib.request.Request(
-        url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=300) as response:
-        message = json.load(response)["choices"][0]["message"]
+    message = ask(url, body)["choices"][0]["message"]
     calls = tuple(
         Call(id=c["id"], name=c["function"]["name"], arguments=c["function"]["arguments"])
         for c in message.get("tool_calls") or ()
@@ -159,6 +167,32 @@ def misses(url: str, name: str, count: int) -> list[str]:
 def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
     """Two tasks that nobody has seen before; a rare miss (below one in a hundred) may not decide alone."""
     assert len(misses(server, name, 2)) == 0 or len(misses(server, name, 6)) == 0
+
+
+def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> None:
+    """A recipe's draft on the embedded engine: guesses are accepted, and greedy answers are the same to the letter."""
+    recipe = Recipe(
+        name="drafted",
+        engine="llama.cpp",
+        model="phantom",
+        checkpoint=str(phantom.gguf_path()),
+        served_name="phantom",
+        context=1024,
+        max_seqs=1,
+        hybrid=Hybrid(threads=1, threads_batch=1),
+        speculate=Speculate(method="draft-simple", draft=str(phantom.gguf_path(draft=True)), tokens=3),
+        runtime=Runtime(kind="embedded"),
+        listen=Listen(port=0),
+    )
+    rng = random.Random(7)  # the same tasks each time: batches of another size may break a tie otherwise
+    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "code", "json_object")]
+    with start(recipe, Run.create("drafted", runs=tmp_path)) as session:
+        for task in tasks:
+            body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
+            body |= {"chat_template_kwargs": {"thinking": False}}
+            said = [ask(url, body) for url in (server, session.endpoint.root)]
+            assert said[0]["choices"][0]["message"]["content"] == said[1]["choices"][0]["message"]["content"]
+            assert said[1]["timings"]["draft_n_accepted"] > 0
 
 
 @pytest.mark.engine

@@ -21,12 +21,15 @@ from moebox.serve.dummy import write_gguf
 from moebox.serve.session import PATIENCE_S, Session, start
 from moebox.serve.watch import Listener
 from moebox.store import Run
+from moebox.verify.ask import Options
+from moebox.verify.ladder import verify
 
 # One prompt must not fit into one prefill step; these are the engines' own defaults for a step on large cards
 # (vLLM 0.32 batched tokens, SGLang 0.5.23 chunked prefill, llama.cpp -ub).
 BLOCK = {"vllm": 8192, "sglang": 8192, "llama.cpp": 512, "ik_llama.cpp": 512}
 BEYOND = 64  # tokens over the block
 DECODE = 16
+LADDER, TRIALS = 1024, 4  # the ladder's longest text in tokens and its tries of each kind: a minute on a laptop
 WORD = "word "  # one or two tokens in every vocabulary met so far; what it comes to is read from the answer
 ALWAYS = (
     "loading and downloading the real weights is not rehearsed",
@@ -79,6 +82,7 @@ def rehearse(
         with start(small, run, model=known, patience_s=patience_s, listener=listener) as session:
             steps = [Step(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
             steps += [long_prompt(session, small), decode(session)]
+            steps += [answers(session, small, run)] if phantom else []
             facts = session.facts
     finally:
         dummy.unlink(missing_ok=True)
@@ -202,6 +206,19 @@ def decode(session: Session) -> Step:
     if problem:
         raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=explain(session))
     return Step(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
+
+
+def answers(session: Session, recipe: Recipe, run: Run) -> Step:
+    """The ladder, which the phantom can climb: rope, cache, routing, template and parsers of this very launch."""
+    began = time.monotonic()
+    options = Options(context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,))
+    ladder = verify(session.endpoint, options, run=run)
+    marks = [rung.verdict for rung in ladder.rungs]
+    if ladder.verdict != "pass":
+        failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
+        raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({failing})", hint=f"evidence in {run.path}")
+    detail = f"answered right on {marks.count('pass')} rungs of the ladder"
+    return Step(name="answers", detail=detail, seconds=time.monotonic() - began)
 
 
 def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:

@@ -99,10 +99,10 @@ _REPEATS = (
 )
 
 
-def copy(rng: random.Random, *, thinking: bool) -> Task:
-    """Words or a sentence to be repeated exactly."""
-    loose = " ".join(words.word(rng) for _ in range(rng.randint(3, 10)))
-    text = words.sentence(rng) if rng.random() < 0.3 else loose
+def copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Task:
+    """Words or a sentence to be repeated exactly; `length` loose words where it is given (the phantom learned ten)."""
+    loose = " ".join(words.word(rng) for _ in range(length or rng.randint(3, 10)))
+    text = words.sentence(rng) if not length and rng.random() < 0.3 else loose
     return Task(
         family="copy",
         messages=(user(rng.choice(_REPEATS).format(text=text)),),

@@ -46,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
     add("--reasoning-budget", type=int, default=-1)
     add("--no-warmup", action="store_true")
     add("--cache-ram", type=int, default=0)
+    add("--spec-type", choices=("none", "draft-simple"), default="none")
+    add("-md", "--spec-draft-model", default="")
+    add("--spec-draft-n-max", type=int, default=3)
     add("-ot", "--override-tensor", type=in_memory, action="append")
     return words
 
@@ -81,6 +84,10 @@ def parameters(given: argparse.Namespace) -> Any:
     p.default_template_kwargs = {key: json.dumps(value) for key, value in given.chat_template_kwargs.items()}
     if given.chat_template:
         p.chat_template = given.chat_template
+    if given.spec_type == "draft-simple":
+        p.speculative.mparams_dft.path, p.speculative.n_max = given.spec_draft_model, given.spec_draft_n_max
+        p.speculative.cpuparams.n_threads = p.cpuparams.n_threads
+        p.speculative.cpuparams_batch.n_threads = p.cpuparams_batch.n_threads
     p.reasoning_budget, p.webui = given.reasoning_budget, False
     if os.environ.get("LLAMA_API_KEY"):
         p.api_keys = [os.environ["LLAMA_API_KEY"]]
