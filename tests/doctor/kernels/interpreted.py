@@ -17,6 +17,7 @@ import torch
 import triton.language as tl
 
 from moebox.doctor.kernels.probe import importing, tune_experts
+from moebox.doctor.kernels.probe.space import Shape
 
 CHOICE = {
     "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2,
@@ -41,11 +42,10 @@ def main(engine: str, root: Path) -> None:
         experts, choice = tune_experts.VllmExperts(), {**CHOICE, "SPLIT_K": 1}
     tune_experts.values = values
     tune_experts.tl = types.SimpleNamespace(bfloat16=tl.float16)
-    tune_experts.EXPERTS, tune_experts.HIDDEN, tune_experts.WIDTH = 16, 256, 128
-    tune_experts.PRODUCTS = ((256, 256), (256, 128))
+    shape = Shape(hidden=256, experts=16, width=128)
     for kind in ("bf16", "fp8_w8a8 block", "int4_w4a16"):
         for product in (0, 1):
-            bench = tune_experts.build(experts, kind, 3, (product,), "cpu")
+            bench = tune_experts.build(experts, shape, kind, 3, (product,), "cpu")
             (wanted,) = bench.references()
             bench.run(choice)
             (found,) = bench.outputs()

@@ -1,5 +1,6 @@
 """What a tuning leaves behind: files under the names engines look for, whole, with blocks that fit."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from moebox.core import catalogue
 from moebox.core.kernel import arch
 from moebox.doctor.kernels import blocktable, moefiles, tuning
 from moebox.doctor.kernels.probe import space
 from moebox.doctor.kernels.probe.tune import halved
+from moebox.doctor.kernels.scan import Request
 from moebox.errors import Outside, Unsupported
 
 DEVICE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
@@ -62,6 +65,19 @@ def test_names_are_the_engines_own():
     assert down == f"E=384,N=256,device_name={NAMED},dtype=fp8_w8a8,block_shape=[128, 128]_down.json"
     assert moefiles.sglang_name("int4_w4a16", DEVICE) == f"E=384,N=128,device_name={NAMED},dtype=int4_w4a16.json"
     assert moefiles.sglang_folder("3.7.1") == "configs/triton_3_7_1"
+
+
+def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
+    """TP4 doubles heads and experts' width on a rank; vLLM's CUDA kernel ends where its tokens an expert do."""
+    (tmp_path / "vllm").mkdir()
+    asked = Request(engine="vllm", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), tp=4)
+    shape = space.Shape(**tuning.question(asked, tmp_path, arch("sm_90"), limit=arch("sm_120"))["shape"])
+    assert shape == space.Shape(heads=16, width=512)
+    assert moefiles.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
+    few = space.Shape(experts=64)
+    whole, _ = moefiles.files(dataclasses.replace(vllm("int4_w4a16"), shape=few), DEVICE)
+    (configs,) = whole.values()
+    assert ["BLOCK_SIZE_N" in nearest(configs, tokens) for tokens in (47, 48, 49, 50)] == [False, False, True, True]
 
 
 def test_a_file_has_every_batch_size_also_where_the_default_won(tmp_path: Path):
@@ -181,7 +197,7 @@ def test_the_cost_model_keeps_what_was_measured_fastest():
         kind, _, tokens = one["case"].removeprefix("fused MoE ").partition(", ")
         if kind == "bf16" and "tokens" not in one["best"]:
             size = int(tokens.split()[0])
-            tried = space.moe(kind, size, (space.UP, space.DOWN), smem=101_376, sms=132)
+            tried = space.moe(kind, size, (0, 1), smem=101_376, sms=132)
             assert space.tile(one["best"]) in {space.tile(choice) for choice in tried}, one["case"]
             checked += 1
     assert checked == 18
@@ -193,7 +209,7 @@ def test_candidates_fit_are_few_and_reach_every_height(kind: str):
     limit = arch("sm_120").smem
     depths = set()
     for tokens in space.SIZES:
-        both = [space.moe(kind, tokens, (product,), smem=limit, sms=188) for product in (space.UP, space.DOWN)]
+        both = [space.moe(kind, tokens, (product,), smem=limit, sms=188) for product in (0, 1)]
         for tried in both:
             assert all(space.shared_bytes(kind, one) <= limit for one in tried)
             assert 12 <= len(tried) <= space.KEPT[kind] + 3

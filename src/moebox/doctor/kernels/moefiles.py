@@ -12,33 +12,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moebox.doctor.kernels.probe.space import EXPERTS, SIZES, USED
+from moebox.doctor.kernels.probe.space import KIMI, SIZES, Shape
 from moebox.doctor.kernels.tuning import NOISE, Tuned
 from moebox.errors import Outside
 
 Configs = dict[int, dict[str, Any]]  # by batch size
-WIDTH = 256  # of an expert on one rank of TP8: Kimi K2
 # vLLM sends int4 batches to a CUDA kernel up to this many tokens an expert (fused_moe.py, should_moe_wna16_use_cuda).
 # That kernel reads the same file, and takes tiles meant for Triton, so its entries must leave them out.
 CUDA_TOKENS = 6
 _SHAPE = {"fp8_w8a8 block": [128, 128]}
 
 
-def vllm_name(kind: str, device: str, *, experts: int = EXPERTS, width: int = WIDTH) -> str:
+def vllm_name(kind: str, device: str, shape: Shape = KIMI) -> str:
     """The name vLLM asks for (fused_moe.py, get_config_file_name; 0.24 to 0.32)."""
     named = re.sub(r"[\s/]+", "_", device)
     named = "NVIDIA_H200" if "H200" in named.split("_") else named
-    return f"E={experts},N={width},device_name={named}{_selectors(kind).replace(' ', '')}.json"
+    return f"E={shape.experts},N={shape.width},device_name={named}{_selectors(kind).replace(' ', '')}.json"
 
 
-def sglang_name(kind: str, device: str, *, down: bool = False, experts: int = EXPERTS, width: int = WIDTH) -> str:
+def sglang_name(kind: str, device: str, shape: Shape = KIMI, *, down: bool = False) -> str:
     """The name SGLang asks for (fused_moe_triton_config.py, get_config_file_name; 0.5.7 to 0.5.23).
 
     It counts an int4 expert's width in packed bytes, two to a byte, where vLLM counts weights.
     """
-    packed = width // 2 if kind == "int4_w4a16" else width
+    packed = shape.width // 2 if kind == "int4_w4a16" else shape.width
     last = "_down" if down else ""
-    return f"E={experts},N={packed},device_name={device.replace(' ', '_')}{_selectors(kind)}{last}.json"
+    return f"E={shape.experts},N={packed},device_name={device.replace(' ', '_')}{_selectors(kind)}{last}.json"
 
 
 def sglang_folder(triton: str) -> str:
@@ -55,16 +54,16 @@ def files(tuned: Tuned, device: str) -> tuple[dict[str, Configs], list[str]]:
     """Every whole file by its name below the folder, and a line on each that would have gaps."""
     whole: dict[str, Configs] = {}
     gaps = []
-    for kind, found in (_sglang(tuned.rows) if tuned.engine == "sglang" else _vllm(tuned.rows)).items():
+    for kind, found in (_sglang(tuned.rows) if tuned.engine == "sglang" else _vllm(tuned.rows, tuned.shape)).items():
         missing = [tokens for tokens in SIZES if tokens not in found[0]]
         if missing:
             gaps.append(f"fused MoE {kind}: {len(missing)} of {len(SIZES)} batch sizes were not timed, no file written")
         elif tuned.engine == "sglang":
             place = sglang_folder(tuned.triton)
-            whole[f"{place}/{sglang_name(kind, device)}"] = found[0]
-            whole[f"{place}/{sglang_name(kind, device, down=True)}"] = found[1]
+            whole[f"{place}/{sglang_name(kind, device, tuned.shape)}"] = found[0]
+            whole[f"{place}/{sglang_name(kind, device, tuned.shape, down=True)}"] = found[1]
         else:
-            whole[vllm_name(kind, device)] = found[0]
+            whole[vllm_name(kind, device, tuned.shape)] = found[0]
     return whole, gaps
 
 
@@ -74,7 +73,7 @@ def _case(row: dict[str, Any], head: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def _vllm(rows: list[dict[str, Any]]) -> dict[str, tuple[Configs, ...]]:
+def _vllm(rows: list[dict[str, Any]], shape: Shape) -> dict[str, tuple[Configs, ...]]:
     """By kind; each entry serves both products."""
     found: dict[str, tuple[Configs, ...]] = {}
     for row in rows:
@@ -82,16 +81,15 @@ def _vllm(rows: list[dict[str, Any]]) -> dict[str, tuple[Configs, ...]]:
         if case and row["best"]:
             kind, tokens = case
             default = next(iter(row["baselines"].values()))["config"]
-            own = kind == "int4_w4a16" and tokens * USED <= CUDA_TOKENS * EXPERTS
+            own = kind == "int4_w4a16" and tokens * shape.used <= CUDA_TOKENS * shape.experts
             found.setdefault(kind, ({},))[0][tokens] = default if own else row["best"]
     if "int4_w4a16" in found:
-        found["int4_w4a16"] = (_parted(found["int4_w4a16"][0]),)
+        found["int4_w4a16"] = (_parted(found["int4_w4a16"][0], CUDA_TOKENS * shape.experts // shape.used),)
     return found
 
 
-def _parted(configs: Configs) -> Configs:
-    """With an entry on either side of the size at which vLLM changes kernels, so that none takes the other's."""
-    last = CUDA_TOKENS * EXPERTS // USED
+def _parted(configs: Configs, last: int) -> Configs:
+    """With an entry on either side of `last`, after which vLLM changes kernels, so that none takes the other's."""
     below = [tokens for tokens in configs if tokens <= last]
     above = [tokens for tokens in configs if tokens > last]
     if below and above:

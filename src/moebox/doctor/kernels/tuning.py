@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import moebox
 from moebox.core.kernel import Arch, arch
-from moebox.doctor.kernels.scan import Request, cache_dir, check_triton, engine_root
+from moebox.doctor.kernels.probe.space import KIMI, Shape
+from moebox.doctor.kernels.scan import Request, ask, cache_dir, check_triton, engine_root
 from moebox.errors import BadInput, Outside
 
 SECONDS = 1500.0  # for all of an engine's cases
@@ -28,6 +29,7 @@ class Tuned:
     engine: str
     triton: str
     rows: list[dict[str, Any]]
+    shape: Shape = KIMI
 
 
 def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
@@ -50,12 +52,16 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
         if not answer.exists():
             raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
         found = json.loads(answer.read_text())
-    return Tuned(engine=request.engine, triton=found["triton"], rows=[settled(row) for row in found["rows"]])
+    rows = [settled(row) for row in found["rows"]]
+    return Tuned(engine=request.engine, triton=found["triton"], rows=rows, shape=Shape(**asked["shape"]))
 
 
 def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> dict[str, Any]:
     """The request in the timing process's words."""
+    sizes = ask(request, root)["shape"]
+    names = {"latent": "kv_lora", "value": "v", "width": "intermediate"}
     return {
+        "shape": {one.name: sizes[names.get(one.name, one.name)] for one in fields(Shape)},
         "engine": request.engine,
         "root": str(root),
         "capability": here.capability,

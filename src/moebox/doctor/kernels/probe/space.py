@@ -6,6 +6,7 @@ Pure arithmetic on the standard library: nothing here needs Triton, PyTorch or a
 import functools
 import itertools
 import math
+from dataclasses import dataclass
 
 Choice = dict[str, int]
 
@@ -16,9 +17,30 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 30
 # space, and the model knows it less well.
 KEPT = {"bf16": 28, "fp8_w8a8 block": 28, "int4_w4a16": 32}
 PER_TILE = 3
-EXPERTS, USED = 384, 8  # Kimi K2
-UP, DOWN = (512, 7168), (7168, 256)  # both products of an expert on one rank of TP8: columns and depth
 _ELEMENT = {"bf16": 2.0, "fp8_w8a8 block": 1.0, "int4_w4a16": 0.5}  # bytes of a weight
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One rank's share of a model; without more, Kimi K2 at TP8."""
+
+    heads: int = 8
+    latent: int = 512
+    rope: int = 64
+    nope: int = 128
+    value: int = 128
+    hidden: int = 7168
+    experts: int = 384
+    used: int = 8
+    width: int = 256  # of an expert
+
+    @property
+    def products(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Both products of an expert, up and down: columns and depth."""
+        return (2 * self.width, self.hidden), (self.hidden, self.width)
+
+
+KIMI = Shape()
 
 
 def combos(**axes: list[int]) -> list[Choice]:
@@ -42,8 +64,8 @@ def decode() -> list[Choice]:
     return combos(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
 
 
-def moe(kind: str, tokens: int, products: tuple[tuple[int, int], ...], *, smem: int, sms: int) -> list[Choice]:
-    """Fused MoE at one batch size: what fits by the closed form, the cheapest by the cost model."""
+def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: int, shape: Shape = KIMI) -> list[Choice]:
+    """Fused MoE at one batch size, for one product or both: what fits by the closed form, the cheapest by the cost."""
     heights = [16] if tokens <= 64 else [16, 32, 64] if tokens <= 1024 else [32, 64, 128]
     choices = combos(
         BLOCK_SIZE_M=heights,
@@ -57,7 +79,7 @@ def moe(kind: str, tokens: int, products: tuple[tuple[int, int], ...], *, smem: 
     fitting = [one for one in choices if shared_bytes(kind, one) <= smem]
 
     def cost(one: Choice) -> float:
-        return sum(moe_cost(kind, one, tokens, columns=wide, depth=deep, sms=sms) for wide, deep in products)
+        return sum(moe_cost(kind, one, tokens, product, shape=shape, sms=sms) for product in products)
 
     ranked, seen = [], dict.fromkeys(map(tile, fitting), 0)
     for one in sorted(fitting, key=lambda one: (cost(one), str(one))):
@@ -89,26 +111,27 @@ def shared_bytes(kind: str, choice: Choice) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def blocks(tokens: int, rows: int) -> float:
-    """Tiles of rows that `tokens` make on average when each goes to 8 of 384 experts at random."""
-    share = USED / EXPERTS
+def blocks(tokens: int, rows: int, experts: int, used: int) -> float:
+    """Tiles of rows that `tokens` make on average when each goes to `used` of the experts at random."""
+    share = used / experts
     mean, chance, found = tokens * share, (1 - share) ** tokens, 0.0
     for count in range(1, min(tokens, int(mean + 10 * math.sqrt(mean) + 20)) + 1):
         chance *= (tokens - count + 1) / count * share / (1 - share)  # of an expert that `count` tokens go to
         found += chance * math.ceil(count / rows)
-    return EXPERTS * found
+    return experts * found
 
 
-def moe_cost(kind: str, choice: Choice, tokens: int, *, columns: int, depth: int, sms: int) -> float:
+def moe_cost(kind: str, choice: Choice, tokens: int, product: int, *, shape: Shape, sms: int) -> float:
     """What a candidate costs against others of the same case; only the order means anything.
 
     Tiles are dealt to multiprocessors in waves; each step of a tile moves its operands and multiplies them, and what
     moves is hidden behind the multiplying as far as stages and resident blocks allow.
     """
     high, wide, deep = tile(choice)
+    columns, depth = shape.products[product]
     warps, ahead = choice["num_warps"], choice["num_stages"] - 1
     threads, packed = warps * 32, kind == "int4_w4a16"
-    tiles = blocks(tokens, high) * math.ceil(columns / wide)
+    tiles = blocks(tokens, high, shape.experts, shape.used) * math.ceil(columns / wide)
     registers = 40 + high * wide / threads + (1.5 * wide * deep / threads if packed else 0)
     resident = max(1, min(101_376 // (shared_bytes(kind, choice) + 1_024), int(65_536 / (registers * threads)), 8))
     moved = deep * (high * (1.0 if kind == "fp8_w8a8 block" else 2.0) + wide * _ELEMENT[kind])

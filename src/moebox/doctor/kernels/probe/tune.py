@@ -23,15 +23,17 @@ LARGEST_ERROR = 1e-2  # relative, of a bf16 answer against float32
 def cases_of(request: dict[str, Any]) -> list[Any]:
     """The cases asked for, with the engines' files opened."""
     from . import importing, tune_cases, tune_experts
+    from .space import Shape
 
+    shape = Shape(**request["shape"])
     limits = {"smem": request["limit"], "sms": request["sms"]}
     root = Path(request["root"]).resolve()
     if request["engine"] == "sglang":
         importing.open_sglang(root, request["capability"])
-        found = tune_cases.extend_cases(root) + tune_experts.sglang_cases(root, **limits)
+        found = tune_cases.extend_cases(root, shape) + tune_experts.sglang_cases(root, shape, **limits)
     else:
         importing.open_vllm(root, request["capability"], request["device"], request["sms"])
-        found = tune_cases.decode_cases(root) + tune_experts.vllm_cases(**limits)
+        found = tune_cases.decode_cases(shape) + tune_experts.vllm_cases(shape, **limits)
     return [case for case in found if request["only"] in case.name]
 
 

@@ -13,9 +13,8 @@ import torch
 
 from . import sglang, space
 from .shapes import call
-from .space import Choice
+from .space import Choice, Shape
 
-HEADS, LATENT, ROPE, NOPE, VALUE = 8, 512, 64, 128, 128  # Kimi K2, one rank of TP8
 # New tokens and the prefix they follow: the chunk an engine prefills at once (4,096), and a short turn.
 EXTENDS = ((1024, 4096), (4096, 4096), (4096, 16384), (4096, 32768))
 
@@ -78,12 +77,12 @@ def values(device: str, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> tor
     return (torch.randn(*sizes, device=device, dtype=torch.float32) * 0.5).to(dtype)
 
 
-def extend_cases(root: Path) -> list[Case]:
+def extend_cases(root: Path, shape: Shape) -> list[Case]:
     """SGLang's prefill attention: absorbed (576/512) and full (192/128), at several prefixes."""
     found = []
     for width, out, seed, upstream in (
-        (LATENT + ROPE, LATENT, (32, 32), (32, 32)),
-        (NOPE + ROPE, VALUE, (32, 64), (64, 64)),
+        (shape.latent + shape.rope, shape.latent, (32, 32), (32, 32)),
+        (shape.nope + shape.rope, shape.value, (32, 64), (64, 64)),
     ):
         for new, prefix in EXTENDS:
             found.append(
@@ -95,7 +94,7 @@ def extend_cases(root: Path) -> list[Case]:
                         "report of January 2026": _blocks(*seed),
                         "SGLang 0.5.9 and newer": _blocks(*upstream),
                     },
-                    build=_extend(root, width, out, new, prefix),
+                    build=_extend(root, shape, width, out, new, prefix),
                 )
             )
     return found
@@ -105,23 +104,23 @@ def _blocks(rows: int, columns: int) -> Choice:
     return {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": 8, "num_stages": 1}
 
 
-def _extend(root: Path, width: int, out: int, new: int, prefix: int) -> Callable[[str], Bench]:
+def _extend(root: Path, shape: Shape, width: int, out: int, new: int, prefix: int) -> Callable[[str], Bench]:
     def build(device: str) -> Bench:
         engine = sglang.module(root, "extend")
         kernel = chosen(engine, "_fwd_kernel")
-        kv_heads = 1 if width > 256 else HEADS
+        kv_heads = 1 if width > 256 else shape.heads
         keys = values(device, prefix, kv_heads, width)
         cached = keys[..., :out] if kv_heads == 1 else values(device, prefix, kv_heads, out)
-        query, k_new = values(device, new, HEADS, width), values(device, new, kv_heads, width)
+        query, k_new = values(device, new, shape.heads, width), values(device, new, kv_heads, width)
         v_new = k_new[..., :out].contiguous() if kv_heads == 1 else values(device, new, kv_heads, out)
-        answer = values(device, new, HEADS, out)
+        answer = values(device, new, shape.heads, out)
         where = "meta" if device == "meta" else device
         starts = torch.tensor([0, new], dtype=torch.int32).to(where)
         pages = torch.tensor([0, prefix], dtype=torch.int32).to(where)
         index = torch.arange(prefix, dtype=torch.int64).to(where)
 
         def run(choice: Choice) -> Any:
-            wide, tail = (LATENT, ROPE) if width > 256 else (NOPE, ROPE)
+            wide, tail = (shape.latent, shape.rope) if width > 256 else (shape.nope, shape.rope)
             value_width = 1 << (out - 1).bit_length()
             sizes = (wide, tail, value_width, choice["BLOCK_M"], choice["BLOCK_N"], choice["num_warps"])
             engine._get_block_sizes_for_extend_attention = lambda *args: sizes
@@ -148,8 +147,8 @@ def _extend(root: Path, width: int, out: int, new: int, prefix: int) -> Callable
             return kernel.compiled
 
         def references() -> list[torch.Tensor]:
-            k = torch.cat([keys, k_new]).float().expand(-1, HEADS, -1)
-            v = torch.cat([cached, v_new]).float().expand(-1, HEADS, -1)
+            k = torch.cat([keys, k_new]).float().expand(-1, shape.heads, -1)
+            v = torch.cat([cached, v_new]).float().expand(-1, shape.heads, -1)
             rows = min(new, 512)  # the last rows see everything; enough to tell right from wrong
             scores = torch.einsum("qhd,khd->hqk", query[-rows:].float(), k) * width**-0.5
             seen = (
@@ -163,7 +162,7 @@ def _extend(root: Path, width: int, out: int, new: int, prefix: int) -> Callable
     return build
 
 
-def decode_cases(root: Path) -> list[Case]:
+def decode_cases(shape: Shape) -> list[Case]:
     """vLLM's MLA decode, 16k of context, both cache types."""
     upstream = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
     found = []
@@ -176,25 +175,25 @@ def decode_cases(root: Path) -> list[Case]:
                     kind=f"decode-{kv}",
                     candidates=space.decode(),
                     baselines=base,
-                    build=_decode(root, batch, kv),
+                    build=_decode(shape, batch, kv),
                 )
             )
     return found
 
 
-def _decode(root: Path, batch: int, kv: str) -> Callable[[str], Bench]:
+def _decode(shape: Shape, batch: int, kv: str) -> Callable[[str], Bench]:
     def build(device: str) -> Bench:
         engine: Any = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention")
         kernel = chosen(engine, "_fwd_grouped_kernel_stage1")
         page, context, splits = 64, 16384, 32
         kind = torch.float8_e4m3fn if kv == "fp8" else torch.bfloat16
         pool = values(
-            device, context // page, page, 1, LATENT + ROPE, dtype=kind
+            device, context // page, page, 1, shape.latent + shape.rope, dtype=kind
         )  # sequences share it: only speed matters
-        query = values(device, batch, HEADS, LATENT + ROPE)
-        answer = values(device, batch, HEADS, LATENT)
-        lse = values(device, batch, HEADS, dtype=torch.float32)
-        logits = values(device, batch, HEADS, splits, LATENT + 1, dtype=torch.float32)
+        query = values(device, batch, shape.heads, shape.latent + shape.rope)
+        answer = values(device, batch, shape.heads, shape.latent)
+        lse = values(device, batch, shape.heads, dtype=torch.float32)
+        logits = values(device, batch, shape.heads, splits, shape.latent + 1, dtype=torch.float32)
         where = "meta" if device == "meta" else device
         tables = torch.arange(context // page, dtype=torch.int32).repeat(batch, 1).to(where)
         lengths = torch.full((batch,), context, dtype=torch.int32).to(where)
@@ -203,15 +202,15 @@ def _decode(root: Path, batch: int, kv: str) -> Callable[[str], Bench]:
         def run(choice: Choice) -> Any:
             kernel.choose(choice)
             engine.decode_attention_fwd(
-                query, pool, pool[..., :LATENT], answer, lse, tables, lengths, logits, splits, 0.0722, page,
+                query, pool, pool[..., :shape.latent], answer, lse, tables, lengths, logits, splits, 0.0722, page,
                 k_scale=one, v_scale=one, is_mla=True,
             )  # fmt: skip
             return kernel.compiled
 
         def references() -> list[torch.Tensor]:
-            flat = pool.view(-1, LATENT + ROPE).float()
+            flat = pool.view(-1, shape.latent + shape.rope).float()
             scores = torch.einsum("bhd,kd->bhk", query.float(), flat) * 0.0722
-            return [torch.einsum("bhk,kd->bhd", scores.softmax(-1), flat[:, :LATENT])]
+            return [torch.einsum("bhk,kd->bhd", scores.softmax(-1), flat[:, : shape.latent])]
 
         return Bench(run=run, outputs=lambda: [answer.float()], references=references)
 

@@ -14,11 +14,9 @@ import triton.language as tl
 
 from . import sglang, space
 from .shapes import call, taken
-from .space import EXPERTS, USED, Choice
+from .space import Choice, Shape
 from .tune_cases import Bench, Case, Chosen, chosen, values
 
-WIDTH, HIDDEN = 256, 7168  # of an expert on one rank of TP8, and of the model: Kimi K2
-PRODUCTS = (space.UP, space.DOWN)
 CHECKED = 8  # tokens whose answers are compared with float32
 BLOCK = 128  # of a block-wise fp8 scale, each way
 GROUP = 32  # int4 weights that share a scale
@@ -43,37 +41,44 @@ class Weights:
         return matrix.float() * wide
 
 
-def vllm_cases(smem: int, sms: int) -> list[Case]:
+def vllm_cases(shape: Shape, smem: int, sms: int) -> list[Case]:
     """vLLM's fused MoE: one file serves both products."""
     return [
         Case(
             name=f"fused MoE {kind}, {tokens} tokens",
             kind=f"moe-{kind}-{sort(tokens)}",
             # vLLM's kernels take SPLIT_K, and its int4 one has no default for it.
-            candidates=[{**one, "SPLIT_K": 1} for one in space.moe(kind, tokens, PRODUCTS, smem=smem, sms=sms)],
+            candidates=[
+                {**one, "SPLIT_K": 1} for one in space.moe(kind, tokens, (0, 1), smem=smem, sms=sms, shape=shape)
+            ],
             baselines={"the engine's default": {"tokens": tokens}},
-            build=functools.partial(build, VllmExperts(), kind, tokens, (0, 1)),
+            build=functools.partial(build, VllmExperts(), shape, kind, tokens, (0, 1)),
         )
-        for kind in space.KEPT
+        for kind in kinds(shape)
         for tokens in space.SIZES
     ]
 
 
-def sglang_cases(root: Path, smem: int, sms: int) -> list[Case]:
+def sglang_cases(root: Path, shape: Shape, smem: int, sms: int) -> list[Case]:
     """SGLang's fused MoE: a file for each product, which must agree on the height of a tile."""
     return [
         Case(
             name=f"SGLang fused MoE {kind} {('up', 'down')[product]}, {tokens} tokens",
             kind=f"sgl-moe-{kind}-{('up', 'down')[product]}-{sort(tokens)}",
-            candidates=space.moe(kind, tokens, (PRODUCTS[product],), smem=smem, sms=sms),
+            candidates=space.moe(kind, tokens, (product,), smem=smem, sms=sms, shape=shape),
             baselines={"the engine's default": {"tokens": tokens}},
-            build=functools.partial(build, SglangExperts(root), kind, tokens, (product,)),
+            build=functools.partial(build, SglangExperts(root), shape, kind, tokens, (product,)),
             group="BLOCK_SIZE_M",
         )
-        for kind in space.KEPT
+        for kind in kinds(shape)
         for tokens in space.SIZES
         for product in (0, 1)
     ]
+
+
+def kinds(shape: Shape) -> list[str]:
+    """Weights to tune for; block-wise scales want whole blocks of an expert."""
+    return [kind for kind in space.KEPT if not (kind.endswith("block") and shape.width % BLOCK)]
 
 
 def sort(tokens: int) -> str:
@@ -91,10 +96,10 @@ class VllmExperts:
         engine = importlib.import_module(self.name)
         return engine, chosen(engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel")
 
-    def default(self, kind: str, tokens: int) -> Choice:
+    def default(self, shape: Shape, kind: str, tokens: int) -> Choice:
         """What the engine takes without a file."""
         engine: Any = importlib.import_module(self.name)
-        return dict(call(engine.get_default_config, **_about(kind, tokens)))
+        return dict(call(engine.get_default_config, **_about(shape, kind, tokens)))
 
     def launcher(self, engine: Any, kind: str, quantised: Any, given: dict[str, Any]) -> Callable[..., Any]:
         """One product, all but its blocks settled."""
@@ -117,9 +122,9 @@ class SglangExperts:
         engine = sglang.module(self.root, "moe")
         return engine, chosen(engine, "fused_moe_kernel_gptq_awq" if kind == "int4_w4a16" else "fused_moe_kernel")
 
-    def default(self, kind: str, tokens: int) -> Choice:
+    def default(self, shape: Shape, kind: str, tokens: int) -> Choice:
         """What the engine takes without a file."""
-        return dict(call(sglang.module(self.root, "moe_config").get_default_config, **_about(kind, tokens)))
+        return dict(call(sglang.module(self.root, "moe_config").get_default_config, **_about(shape, kind, tokens)))
 
     def launcher(self, engine: Any, kind: str, quantised: Any, given: dict[str, Any]) -> Callable[..., Any]:
         """One product, all but its blocks settled; what the engine quantises first is quantised already."""
@@ -129,9 +134,9 @@ class SglangExperts:
         return functools.partial(invoke, **taken(invoke, given))
 
 
-def _about(kind: str, tokens: int) -> dict[str, Any]:
+def _about(shape: Shape, kind: str, tokens: int) -> dict[str, Any]:
     return {
-        "M": tokens, "E": EXPERTS, "N": WIDTH, "K": HIDDEN, "topk": USED, "is_marlin": False,
+        "M": tokens, "E": shape.experts, "N": shape.width, "K": shape.hidden, "topk": shape.used, "is_marlin": False,
         "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _shape(kind),
     }  # fmt: skip
 
@@ -140,24 +145,26 @@ def _shape(kind: str) -> list[int] | None:
     return [0, GROUP] if kind == "int4_w4a16" else [BLOCK, BLOCK] if kind.endswith("block") else None
 
 
-def build(experts: Any, kind: str, tokens: int, products: tuple[int, ...], device: str) -> Bench:
+def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[int, ...], device: str) -> Bench:
     """The tensors of a case, and how to run it."""
     engine, kernel = experts.open(kind)
-    weights = _weights(kind, device)
-    inputs = [values(device, tokens, HIDDEN), values(device, tokens * USED, WIDTH)]
+    weights = _weights(kind, device, shape)
+    inputs = [values(device, tokens, shape.hidden), values(device, tokens * shape.used, shape.width)]
     quantised = [_quantised(one) if kind.endswith("block") else None for one in inputs]
-    outputs = [values(device, tokens, USED, 2 * WIDTH), values(device, tokens, USED, HIDDEN)]
+    outputs = [values(device, tokens, shape.used, 2 * shape.width), values(device, tokens, shape.used, shape.hidden)]
     where = "cpu" if device == "meta" else device
-    picks = torch.rand(tokens, EXPERTS, device=where).topk(USED).indices
-    share = values(device, tokens, USED, dtype=torch.float32)
-    ids = torch.empty(tokens, USED, dtype=torch.int32, device="meta") if device == "meta" else picks.to(torch.int32)
+    picks = torch.rand(tokens, shape.experts, device=where).topk(shape.used).indices
+    share = values(device, tokens, shape.used, dtype=torch.float32)
+    ids = (
+        torch.empty(tokens, shape.used, dtype=torch.int32, device="meta") if device == "meta" else picks.to(torch.int32)
+    )
     sorted_by: dict[int, Any] = {}  # the engines sort in a kernel of its own, which is not timed here
     launchers = []
     for product in products:
         given = {
             "A": inputs[product], "A_scale": None, "B": weights.matrices[product], "B_scale": weights.scales[product],
             "B_zp": None, "bias": None, "B_bias": None, "C": outputs[product], "topk_weights": share, "topk_ids": ids,
-            "mul_routed_weight": product == 1, "top_k": 1 if product else USED, "compute_type": tl.bfloat16,
+            "mul_routed_weight": product == 1, "top_k": 1 if product else shape.used, "compute_type": tl.bfloat16,
             "use_fp8_w8a8": kind.startswith("fp8"), "use_int8_w8a8": False, "use_int8_w8a16": False,
             "use_int4_w4a16": kind == "int4_w4a16", "per_channel_quant": False, "block_shape": _shape(kind),
             "sorted_token_ids": None, "expert_ids": None, "num_tokens_post_padded": None, "config": None,
@@ -165,13 +172,13 @@ def build(experts: Any, kind: str, tokens: int, products: tuple[int, ...], devic
         launchers.append(experts.launcher(engine, kind, quantised[product], given))
 
     def config(choice: Choice) -> Choice:
-        return experts.default(kind, tokens) if "tokens" in choice else dict(choice)
+        return experts.default(shape, kind, tokens) if "tokens" in choice else dict(choice)
 
     def run(choice: Choice) -> Any:
         blocks = config(choice)
         height = blocks["BLOCK_SIZE_M"]
         if height not in sorted_by:
-            sorted_by[height] = aligned(picks, height, device)
+            sorted_by[height] = aligned(picks, height, device, shape.experts)
         kernel.choose({})
         tokens_sorted, by_expert, total = sorted_by[height]
         for launch in launchers:
@@ -186,7 +193,7 @@ def build(experts: Any, kind: str, tokens: int, products: tuple[int, ...], devic
             rows = []
             for token, row in enumerate(picks[:CHECKED].tolist()):
                 for place, number in enumerate(row):
-                    line = given[token] if product == 0 else given[token * USED + place] * share[token, place]
+                    line = given[token] if product == 0 else given[token * shape.used + place] * share[token, place]
                     rows.append(weights.expert(product, number) @ line.float())
             found.append(torch.stack(rows))
         return found
@@ -198,21 +205,21 @@ def build(experts: Any, kind: str, tokens: int, products: tuple[int, ...], devic
 
 
 @functools.lru_cache(maxsize=1)  # gigabytes on a GPU: one kind at a time
-def _weights(kind: str, device: str) -> Weights:
+def _weights(kind: str, device: str, shape: Shape) -> Weights:
     matrices, scales = [], []
-    for rows, depth in PRODUCTS:
+    for rows, depth in shape.products:
         scale: torch.Tensor | None = None
         if kind == "int4_w4a16":
-            sizes = (EXPERTS, rows, depth // 2)
+            sizes = (shape.experts, rows, depth // 2)
             matrix = torch.empty(sizes, dtype=torch.uint8, device="meta")
             if device != "meta":
                 matrix = torch.randint(0, 256, sizes, dtype=torch.uint8, device=device)
-            scale = _positive(values(device, EXPERTS, rows, depth // GROUP))
+            scale = _positive(values(device, shape.experts, rows, depth // GROUP))
         elif kind.endswith("block"):
-            matrix = values(device, EXPERTS, rows, depth, dtype=torch.float8_e4m3fn)
-            scale = _positive(values(device, EXPERTS, rows // BLOCK, depth // BLOCK, dtype=torch.float32))
+            matrix = values(device, shape.experts, rows, depth, dtype=torch.float8_e4m3fn)
+            scale = _positive(values(device, shape.experts, rows // BLOCK, depth // BLOCK, dtype=torch.float32))
         else:
-            matrix = values(device, EXPERTS, rows, depth)
+            matrix = values(device, shape.experts, rows, depth)
         matrices.append(matrix)
         scales.append(scale)
     return Weights(matrices=matrices, scales=scales)
@@ -237,19 +244,21 @@ def _whole(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return packed.float() * scale.repeat_interleave(BLOCK, dim=-1)
 
 
-def aligned(picks: torch.Tensor, block: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def aligned(
+    picks: torch.Tensor, block: int, device: str, experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens sorted by expert, each expert's padded to whole blocks: what the engines' align kernel makes."""
     flat = picks.flatten()
-    counts = torch.bincount(flat, minlength=EXPERTS)
+    counts = torch.bincount(flat, minlength=experts)
     padded = (counts + block - 1) // block * block
     ends = padded.cumsum(0)
     order = flat.argsort(stable=True)
     ranks = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[flat[order]]
-    most = flat.numel() + EXPERTS * (block - 1)
+    most = flat.numel() + experts * (block - 1)
     most = -(-most // block) * block
     ids = torch.full((most,), flat.numel(), dtype=torch.int32, device=flat.device)
     ids[(ends - padded)[flat[order]] + ranks] = order.to(torch.int32)
     blocks = torch.arange(most // block, device=flat.device) * block
-    experts = torch.searchsorted(ends, blocks, right=True).clamp(max=EXPERTS - 1).to(torch.int32)
+    owners = torch.searchsorted(ends, blocks, right=True).clamp(max=experts - 1).to(torch.int32)
     total = ends[-1:].to(torch.int32)
-    return (ids.to("meta"), experts.to("meta"), total.to("meta")) if device == "meta" else (ids, experts, total)
+    return (ids.to("meta"), owners.to("meta"), total.to("meta")) if device == "meta" else (ids, owners, total)
