@@ -46,13 +46,14 @@ typedef struct {
 
 static Log **logs;
 static size_t log_count, log_room;
-static uint64_t late_chunks, blocked_writes;
+static uint64_t late_chunks, blocked_writes, serials;
 
 typedef struct Conn {
   int fd, chat, usage, streaming, chunks, next, tokens, place; /* place: index in the heap or the run list, -1 when in neither */
   char *in, *out;
   size_t in_len, in_room, out_len, out_off, out_room;
   ns_t arrived, start, due;
+  uint64_t serial;
   Log *log;
 } Conn;
 
@@ -115,17 +116,28 @@ static void dequeue(Conn *c) {
 
 /* ---- chunks, made once and stamped when sent ---- */
 #define MODEL "schedule"
-#define FRAME "data: {\"id\":\"%s-0123456789abcdef0123456789abcdef\",\"object\":\"%s\",\"created\":1763100000,\"model\":\"" MODEL "\",\"choices\":["
+#define NAME "0123456789abcdef0123456789abcdef" /* stands for the request's own, which is stamped over it */
+#define FRAME "data: {\"id\":\"%s-" NAME "\",\"object\":\"%s\",\"created\":1763100000,\"model\":\"" MODEL "\",\"choices\":["
 enum { CONTENT, REASONING, TOOL };
 static struct {
   char text[16384];
-  int length, stamp;
+  int length, stamp, name;
 } chunk[2][3];
 
 static int framed(char *to, const char *event) { return sprintf(to, "%zx\r\n%s\r\n", strlen(event), event); }
 
 static int frame(char *to, int chat) {
   return sprintf(to, FRAME, chat ? "chatcmpl" : "cmpl", chat ? "chat.completion.chunk" : "text_completion");
+}
+
+static void stamp_name(char *at, uint64_t serial) { /* 16 of its 32 digits; no two requests have the same */
+  for (int i = 15; i >= 0; i--, serial >>= 4) at[i] = "0123456789abcdef"[serial & 15];
+}
+
+static int named(const Conn *c, char *to) { /* a frame with the name of the request */
+  int n = frame(to, c->chat);
+  stamp_name(strstr(to, NAME), c->serial);
+  return n;
 }
 
 static void make_chunks(void) {
@@ -141,12 +153,14 @@ static void make_chunks(void) {
       sprintf(event + n, ",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
       chunk[chat][kind].length = framed(chunk[chat][kind].text, event);
       chunk[chat][kind].stamp = (int)(strstr(chunk[chat][kind].text, " 000000") - chunk[chat][kind].text) + 1;
+      chunk[chat][kind].name = (int)(strstr(chunk[chat][kind].text, NAME) - chunk[chat][kind].text);
     }
 }
 
 static int put_token(Conn *c, char *to, ns_t t) {
   int kind = !c->chat ? CONTENT : config.tool ? TOOL : c->next * 100 < c->chunks * config.reasoning ? REASONING : CONTENT;
   memcpy(to, chunk[c->chat][kind].text, chunk[c->chat][kind].length);
+  stamp_name(to + chunk[c->chat][kind].name, c->serial);
   for (char *p = to + chunk[c->chat][kind].stamp + 17, *first = p - 17; p >= first; p--, t /= 10) *p = '0' + t % 10;
   return chunk[c->chat][kind].length;
 }
@@ -158,17 +172,17 @@ static int put_head(Conn *c, char *to) {
   int n = sizeof HEAD - 1;
   memcpy(to, HEAD, n);
   if (!c->chat || !config.role) return n;
-  sprintf(event + frame(event, 1), "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n");
+  sprintf(event + named(c, event), "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n");
   return n + framed(to + n, event);
 }
 
 static int put_tail(Conn *c, char *to) {
   char event[1000];
-  sprintf(event + frame(event, c->chat), "{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":\"length\"}]}\n\n",
+  sprintf(event + named(c, event), "{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":\"length\"}]}\n\n",
           c->chat ? "\"delta\":{}" : "\"text\":\"\"");
   int n = framed(to, event);
   if (c->usage && config.usage) {
-    sprintf(event + frame(event, c->chat),
+    sprintf(event + named(c, event),
             "],\"usage\":{\"prompt_tokens\":256,\"completion_tokens\":%d,\"total_tokens\":%d}}\n\n", c->tokens, c->tokens + 256);
     n += framed(to + n, event);
   }
@@ -303,7 +317,7 @@ static int stream(Conn *c, const char *path, const char *body, size_t n) {
   c->chunks = (c->tokens + config.per_chunk - 1) / config.per_chunk, c->next = 0;
   c->log = malloc(sizeof(Log) + sizeof(ns_t) * c->chunks), c->log->arrived = c->arrived, c->log->count = 0;
   if (log_count == log_room) logs = realloc(logs, (log_room = log_room ? log_room * 2 : 4096) * sizeof *logs);
-  logs[log_count++] = c->log, c->streaming = 1, c->start = now();
+  logs[log_count++] = c->log, c->streaming = 1, c->start = now(), c->serial = ++serials;
   if (config.role == 2 && transmit(c, scratch, put_head(c, scratch)) < 0) return -1;
   c->due = config.ttft || config.itl ? c->arrived + config.ttft : 0;
   enqueue(c);

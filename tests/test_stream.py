@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from moebox.core.endpoint import endpoint_of
 from moebox.errors import Outside
 from moebox.stream import CONTENT, REASONING, TOOL, Exchange, Tape, ask
-from moebox.stream.events import tokens_by_chunk
-from moebox.stream.shape import spread
+from moebox.stream.events import GUESSED, tokens_by_chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -289,12 +288,15 @@ def test_leaving_an_exchange_early_hangs_up() -> None:
 
 
 def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
-    """The last one's time is known, the others lie between it and the token before; the first has none before it."""
-    assert spread([5, 5, 20, 60, 60, 60]) == ([5, 5, 20, 33, 46, 60], 2)
+    """The last one's time is known, the others lie between it and the token before, and are marked as guessed."""
     piece = chunked(event({"content": "x"}))[:-5]
     tape = Tape()
     tape.feed([HEAD + piece], [100])
 
-    assert tape.quick(piece * 2, 140, late=True)
+    assert tape.quick(piece * 2, 140, since=90)
     assert tape.quick(piece * 2, 150)
-    assert (list(tape.times), tape.estimated) == ([100, 120, 140, 150, 150], 1)
+    tape.take(piece * 3, 180, since=165)
+    tape.take(piece, 200, since=190)
+    assert list(tape.times) == [100, 120, 140, 150, 150, 165, 170, 180, 200]
+    assert [i for i, kind in enumerate(tape.kinds) if kind & GUESSED] == [1, 5, 6]
+    assert tape.estimated == 3

@@ -5,7 +5,8 @@ from typing import NamedTuple
 from moebox.bench.lane import Got, feed
 from moebox.bench.samples import COMPLETED, EMPTY, FAILED, TRUNCATED, Samples
 from moebox.bench.talk import Talk
-from moebox.stream import CONTENT, Tape
+from moebox.stream import Tape
+from moebox.stream.events import CONTENT, GUESSED
 
 
 class Ended(NamedTuple):
@@ -26,6 +27,9 @@ class Ended(NamedTuple):
     def keep(self, samples: Samples, *, outcome: int | None = None, reason: str = "") -> int:
         """Add it to the samples; what became of it."""
         tape = self.tape
+        tape.catch_up()
+        if tape.estimated:
+            tape.rewind()
         if outcome is None:
             outcome, reason = judge(tape)
         samples.add(
@@ -51,7 +55,7 @@ class Ended(NamedTuple):
     def text(self) -> str:
         """The visible part of the reply, where it was kept."""
         tape = self.tape
-        return "".join(part for part, kind in zip(tape.text, tape.kinds, strict=False) if kind == CONTENT)
+        return "".join(part for part, kind in zip(tape.text, tape.kinds, strict=False) if kind & ~GUESSED == CONTENT)
 
 
 def judge(tape: Tape) -> tuple[int, str]:

@@ -1,9 +1,8 @@
 """The load generator: one thread, one epoll, many streams.
 
-A read is a system call, two list appends and a look at the last four bytes; what was read is parsed when a request
-ends or every so often. The kernel notes when bytes come, so the loop may be late without the figures being so: when
-many streams are busy it even naps between polls, which halves the system calls. How late it is, is measured all the
-time.
+One more event like the one before is taken in `flow`; heads, ends and oddities are looked at here, when there is time.
+The kernel notes when bytes come, so the loop may be late without the figures being so: when many streams are busy it
+even naps between polls. How late it is, is measured all the time.
 """
 
 import resource
@@ -13,8 +12,10 @@ from collections import deque
 from collections.abc import Callable
 
 from moebox.bench.ended import Ended, judge
+from moebox.bench.flow import BUFFER, Odd, take
 from moebox.bench.job import Gauge, Job, Progress
-from moebox.bench.lane import BUFFER, Lane, Stage, opens_stream, overdue
+from moebox.bench.lane import Lane, Stage, opens_stream, overdue
+from moebox.bench.lanes import Lanes
 from moebox.bench.pace import Pace
 from moebox.bench.samples import CANCELLED, COMPLETED, FAILED, Samples
 from moebox.bench.talk import Talk
@@ -23,11 +24,10 @@ from moebox.stream import dial
 
 TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
 GLANCE = 50_000_000  # ns between looks at how busy the streams are
-LONGEST_NAP_S = 0.004  # keeps a closed loop's next request from being late by more than that
+LONGEST_NAP_S = 0.005  # keeps a closed loop's next request from being late by more than that
 BUSY_READS = 2000  # reads a second from which on napping pays
-BATCH = 1024  # sockets taken from one poll
+BATCH = 256  # sockets taken from one poll
 MOST_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
-RUSH = 256  # sockets readable at once from which on reading comes first
 AT_ONCE = 64  # requests sent before looking at the network again
 UNREAD = 32  # reads of one reply that may wait
 EVENT_END = b"\n\n\r\n"  # the end of an event that ends with its chunk
@@ -49,34 +49,34 @@ class Loop:
         self._context = dial.tls_context(job.target) if job.target.tls else None
         head = dial.head(job.target, job.path, length=-1, headers=job.headers, accept="text/event-stream")
         self._head = head.replace(b"%", b"%%").replace(b"Content-Length: -1", b"Content-Length: %d")
-        self._nobody = Lane(-1, self.poller, None)
-        self.lanes: list[Lane] = []  # by file descriptor; `_nobody` where there is none
-        self._all: list[Lane] = []
+        self.lanes = Lanes(self.poller, self._context)
         self._idle: list[Lane] = []
         self._backlog: deque[Lane | Ended] = deque()  # read, to be looked at when there is time
         self._offset = dial.clock_offset()
         self._stopping = False
         self._nap_s = 0.0
-        self._ready = self._polled = 0
-        self._late = 1e9  # ns between two polls from which on tokens that came apart may be read together
+        self._ready = self._polled = 0  # sockets of the last poll; when all that had come was read
+        self._late = (
+            2e9 * LONGEST_NAP_S
+        )  # ns between two polls from which on tokens that came apart may be read together
         self._sent = self._failed = 0
         self._ttft: list[int] = []
 
     def connect(self) -> None:
         """Open the connections of a closed loop before the clock starts; failures show when they are used."""
         for _ in range(0 if self.pace.open else self.pace.lanes):
-            lane = self._open()
+            lane = self.lanes.open()
             lane.connect(*self._where[0])
             self._watch(lane)
             self.pace.prepare()
-            if len(self._all) % 256 == 0:
+            if len(self.lanes.all) % 256 == 0:
                 self._await_connections(2.0)
         self._await_connections(10.0)
 
     def run(self, zero: int, wall: float, stopped: Callable[[], bool]) -> None:
         """Drive the load from `zero` (CLOCK_MONOTONIC ns) until it is done or `stopped` says so."""
         self.samples.zero, self.samples.wall = zero, wall
-        self._idle = list(reversed(self._all))
+        self._idle = list(reversed(self.lanes.all))
         self.pace.start(zero)
         usage = time.process_time()
         began = tick = time.monotonic_ns()
@@ -103,61 +103,75 @@ class Loop:
         self.gauge.cpu_s = time.process_time() - usage
         self.gauge.wall_s = (time.monotonic_ns() - began) / 1e9
         self.gauge.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        for lane in self._all:
+        for lane in self.lanes.all:
             lane.close()
         self.poller.close()
 
     def _nap(self, reads_per_s: float) -> float:
-        """Seconds to wait between polls: a fifth of the mean gap between a stream's reads, so that few coincide."""
+        """Seconds to wait between polls: a quarter of the mean gap between a stream's reads, so that few coincide."""
         gap = self._in_flight() / reads_per_s if reads_per_s else 1.0
         self._late = max(2 * LONGEST_NAP_S, gap / 2) * 1e9
         if reads_per_s < BUSY_READS or self.gauge.clock != "kernel":
             return 0.0
-        return min(LONGEST_NAP_S, gap / 5)
+        return min(LONGEST_NAP_S, gap / 4)
 
     def _pump(self) -> None:
         """Wait for the network once, and read what has come."""
-        lanes, offset, side_bytes, unpack = self.lanes, self._offset, dial.SIDE_BYTES, dial.TIMESPEC.unpack
         ready = self.poller.poll(self._patience(), BATCH)
         now = time.monotonic_ns()
-        late = now - self._polled > self._late
         self._ready = len(ready)
-        if self._ready < BATCH:  # otherwise some were left unread
-            self._polled = now
-        oldest = came = 0
-        for fd, mask in ready:
-            lane = lanes[fd]
-            if mask == 1 and lane.quiet:  # EPOLLIN alone, in the middle of a plain stream: the usual case
-                try:
-                    data, side, _, _ = lane.recv(BUFFER, side_bytes)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    self._lost(lane)
-                    continue
-                if side:
-                    seconds, rest = unpack(side[0][2])
-                    came = seconds * 1_000_000_000 + rest - offset
-                else:
-                    came = time.monotonic_ns()
-                oldest = oldest or came
-                got = lane.got
-                if got and data[-4:] == EVENT_END and len(got) < UNREAD:  # its beginning still waits to be looked at
-                    got.append((data, came, late))
-                elif got or not lane.tape.quick(data, came, late=late):
-                    got.append((data, came, late))
-                    self._unusual(lane, data)
+        odd: list[Odd] = []
+        oldest = take(ready, self.lanes.flows, self._offset, odd, self.lanes.read, now, self._polled, self._late)
+        for fd, mask, data, came in odd:
+            lane = self.lanes.by_fd[fd]
+            if data is not None:
+                self.lanes.flows[fd] = None
+                self._came(lane, data, came)
+            elif mask == select.EPOLLIN and lane.quiet:
+                came = self._read(lane)
+                oldest = min(oldest or came, came or oldest)
             else:
                 self._event(lane, mask)
+            self.lanes.read[fd] = now
+        if self._ready < BATCH:  # otherwise some were left unread
+            self._polled = now
         if ready:
             self.gauge.note(len(ready), time.monotonic_ns() - oldest if oldest else 0)
+
+    def _read(self, lane: Lane) -> int:
+        """Read a stream whose events are not known yet; when that came, 0 where nothing did."""
+        try:
+            data, side, _, _ = lane.recv(BUFFER, dial.SIDE_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._lost(lane)
+            return 0
+        came = dial.stamp_of(side, self._offset, lane.sent)
+        self._came(lane, data, came)
+        return came
+
+    def _came(self, lane: Lane, data: bytes, came: int) -> None:
+        """Bytes in the middle of a plain stream, or its end."""
+        got, since = lane.got, max(self._polled, self.lanes.read[lane.fd])
+        if came - since < self._late:
+            since = 0
+        if got and data[-4:] == EVENT_END and len(got) < UNREAD:  # its beginning still waits to be looked at
+            got.append((data, came, since))
+        elif got or not lane.tape.quick(data, came, since):
+            got.append((data, came, since))
+            self._unusual(lane, data)
+        else:
+            self.lanes.flow(lane)
+        if len(data) == BUFFER and lane.talk is not None:  # there may be more
+            self._event(lane, select.EPOLLIN)
 
     def _unusual(self, lane: Lane, data: bytes) -> None:
         """What was just read is not one more event like the one before."""
         if not data:
             lane.got.pop()
             self._settle(lane)
-            if lane.stage is Stage.BUSY:
+            if lane.stage == Stage.BUSY:
                 self._lost(lane)
         elif lane.awaiting and opens_stream(data):  # first tokens come to all at once: look at heads a little later
             lane.awaiting = False
@@ -169,9 +183,9 @@ class Loop:
 
     def _event(self, lane: Lane, mask: int) -> None:
         """Anything but plain bytes in the middle of a stream."""
-        if lane is self._nobody:
+        if lane is self.lanes.nobody:
             return
-        if lane.stage is Stage.CONNECTING:
+        if lane.stage == Stage.CONNECTING:
             self._up(lane, lane.connected(self.job.target.host))
             return
         if mask & select.EPOLLOUT and (reason := lane.send(b"")):
@@ -182,20 +196,20 @@ class Loop:
         alive = lane.read(self._offset)
         while alive and mask & (select.EPOLLRDHUP | select.EPOLLHUP):
             alive = lane.read(self._offset)
-        if lane.stage is Stage.HANDSHAKE and alive:
+        if lane.stage == Stage.HANDSHAKE and alive:
             self._up(lane, lane.shake_hands())
-        elif lane.stage is Stage.BUSY:
+        elif lane.stage == Stage.BUSY:
             self._settle(lane)
-            if not alive and lane.stage is Stage.BUSY:
+            if not alive and lane.stage == Stage.BUSY:
                 self._lost(lane)
         elif not alive:  # an idle connection the server gave up
-            self._drop(lane)
+            self.lanes.drop(lane)
 
     def _up(self, lane: Lane, reason: str) -> None:
         """A connection is up, or could not be made."""
         if reason:
             self._refused(lane, reason)
-        elif lane.stage is Stage.IDLE and lane.talk is not None:
+        elif lane.stage == Stage.IDLE and lane.talk is not None:
             self._begin(lane, lane.talk, lane.due)
 
     def _settle(self, lane: Lane) -> None:
@@ -203,6 +217,8 @@ class Loop:
         lane.quiet = lane.quiet and self._context is None
         if lane.tape.complete:
             self._finish(lane, time.monotonic_ns())
+        else:
+            self.lanes.flow(lane)
 
     def _lost(self, lane: Lane, reason: str = "") -> None:
         """The connection ended under a request."""
@@ -211,7 +227,7 @@ class Loop:
         if not lane.fresh and talk is not None and not lane.tape.body.status and not lane.mark:
             # A kept connection may be closed just as it is used again: that is nobody's failure.
             due = lane.due
-            self._drop(lane)
+            self.lanes.drop(lane)
             self.gauge.retried += 1
             self._assign(lane, talk, due)
             return
@@ -223,7 +239,7 @@ class Loop:
     def _refused(self, lane: Lane, reason: str) -> None:
         """No connection: the request it was for has failed."""
         if lane.talk is None:
-            self._drop(lane)
+            self.lanes.drop(lane)
             return
         lane.sent = lane.sent or lane.due
         lane.tape.error = reason
@@ -234,8 +250,8 @@ class Loop:
         ended = self._ended(lane, now)
         outcome = self._keep(ended, outcome=outcome, reason=reason)
         refused = ended.tape.body.status in (0, 429, 503)
-        if not (ended.tape.body.keep_alive and lane.stage is Stage.BUSY):
-            self._drop(lane)
+        if not (ended.tape.body.keep_alive and lane.stage == Stage.BUSY):
+            self.lanes.drop(lane)
         self._free(lane)
         if not self._stopping:
             at = now + (BACK_OFF if refused else 0)
@@ -258,8 +274,9 @@ class Loop:
         return Ended(lane.tape, lane.got, lane.talk, lane.talk.turn, lane.due, lane.sent, now)
 
     def _free(self, lane: Lane) -> None:
-        if lane.stage is Stage.BUSY:
+        if lane.stage == Stage.BUSY:
             lane.stage = Stage.IDLE
+            self.lanes.flows[lane.fd] = None
         lane.talk, lane.fresh, lane.quiet, lane.awaiting = None, False, False, False
         self._idle.append(lane)
 
@@ -273,7 +290,7 @@ class Loop:
 
     def _work_off(self, now: int) -> None:
         """Look at what was read for as long as a nap would last, and nap for the rest of it."""
-        rushed = self._ready > RUSH or bool(self.pace.waiting)
+        rushed = self._ready == BATCH or bool(self.pace.waiting)
         until = now + (0 if rushed else int(self._nap_s * 1e9))
         spare = 32 if len(self._backlog) > MOST_BACKLOG else 1 + self._ready // 8  # a little at a time, even in a rush
         while self._backlog and (spare > 0 or time.monotonic_ns() < until):
@@ -288,24 +305,25 @@ class Loop:
     def _look_at(self, item: Lane | Ended) -> None:
         if isinstance(item, Lane):
             item.look()
+            self.lanes.flow(item)
         else:
             item.read()
             self._keep(item)
 
     def _dispatch(self, now: int) -> None:
         for _ in range(AT_ONCE):
-            if not self.pace.waiting or not (self._idle or len(self._all) < self.pace.lanes):
+            if not self.pace.waiting or not (self._idle or len(self.lanes.all) < self.pace.lanes):
                 return
             taken = self.pace.take(now)
             if taken is not None:
                 due, talk = taken
-                self._assign(self._idle.pop() if self._idle else self._open(), talk, due)
+                self._assign(self._idle.pop() if self._idle else self.lanes.open(), talk, due)
 
     def _assign(self, lane: Lane, talk: Talk, due: int) -> None:
         lane.talk, lane.due, lane.sent = talk, due, 0
-        if lane.stage is Stage.IDLE:
+        if lane.stage == Stage.IDLE:
             self._begin(lane, talk, due)
-        elif lane.stage is Stage.CLOSED:
+        elif lane.stage == Stage.CLOSED:
             lane.tape = type(lane.tape)(keep=talk.keep)
             reason = lane.connect(*self._where[0])
             self._watch(lane)
@@ -323,18 +341,18 @@ class Loop:
         """Twice a second: the clocks, timeouts, and a word to whoever watches."""
         before, self._offset = self._offset, dial.clock_offset()
         self.gauge.note_clocks(self._offset - before)
-        for lane in self._all:
+        for lane in self.lanes.all:
             if lane.talk is not None:
                 self._check(lane, now)
         ttft = sum(self._ttft) / len(self._ttft) / 1e6 if self._ttft else 0.0
         self._ttft.clear()
-        tokens = len(self.samples.time) + sum(len(lane.tape.times) for lane in self._all if lane.talk is not None)
+        tokens = len(self.samples.time) + sum(len(lane.tape.times) for lane in self.lanes.all if lane.talk is not None)
         counts = {"sent": self._sent, "ended": len(self.samples), "failed": self._failed, "tokens": tokens}
         flight = self._in_flight()
         self.tell(Progress(worker=self.job.worker, **counts, in_flight=flight, ttft_ms=ttft, cpu_share=share))
 
     def _check(self, lane: Lane, now: int) -> None:
-        seen = lane.mark + len(lane.got) + lane.tape.events
+        seen = lane.mark + len(lane.got) + len(lane.tape.times)
         if seen != lane.seen or not lane.alive:
             lane.seen, lane.alive = seen, now
             return
@@ -350,7 +368,7 @@ class Loop:
 
     def _end_early(self, lane: Lane, now: int, outcome: int, reason: str) -> None:
         lane.settle()
-        self._drop(lane)
+        self.lanes.drop(lane)
         lane.sent = lane.sent or lane.due
         self._finish(lane, now, outcome=outcome, reason=reason)
 
@@ -358,43 +376,26 @@ class Loop:
         """Interrupted: what is under way is kept as cancelled."""
         self._stopping = True
         now = time.monotonic_ns()
-        for lane in self._all:
+        for lane in self.lanes.all:
             if lane.talk is not None:
                 self._end_early(lane, now, CANCELLED, "interrupted")
 
+    def _watch(self, lane: Lane) -> None:
+        if not self.lanes.watch(lane):
+            self.gauge.clock = "user"
+
     def _in_flight(self) -> int:
-        return len(self._all) - len(self._idle)
+        return len(self.lanes.all) - len(self._idle)
 
     def _patience(self) -> float:
         """Seconds the poll may wait."""
-        if self.pace.waiting and self._idle:
-            return 0
-        due = self.pace.next_due
+        due = time.monotonic_ns() if self.pace.waiting and self._idle else self.pace.next_due
         return min(TICK / 1e9, max(0.0, (due - time.monotonic_ns()) / 1e9)) if due else TICK / 1e9
-
-    def _open(self) -> Lane:
-        lane = Lane(len(self._all), self.poller, self._context)
-        self._all.append(lane)
-        return lane
-
-    def _watch(self, lane: Lane) -> None:
-        if lane.fd >= len(self.lanes):
-            self.lanes.extend([self._nobody] * (lane.fd + 64 - len(self.lanes)))
-        if lane.fd >= 0:
-            self.lanes[lane.fd] = lane
-            if not lane.kernel:
-                self.gauge.clock = "user"
-
-    def _drop(self, lane: Lane) -> None:
-        if lane.fd >= 0:
-            self.lanes[lane.fd] = self._nobody
-        lane.close()
-        lane.quiet = lane.awaiting = False
 
     def _await_connections(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            if not any(lane.stage in (Stage.CONNECTING, Stage.HANDSHAKE) for lane in self._all):
+            if not any(lane.stage in (Stage.CONNECTING, Stage.HANDSHAKE) for lane in self.lanes.all):
                 return
             for fd, mask in self.poller.poll(0.05, BATCH):
-                self._event(self.lanes[fd], mask)
+                self._event(self.lanes.by_fd[fd], mask)

@@ -12,7 +12,7 @@ from typing import Any
 
 from moebox.bench.samples import COMPLETED, OUTCOMES, Request, Samples
 from moebox.core.measure import Slo
-from moebox.stream import CONTENT
+from moebox.stream.events import CONTENT, GUESSED
 
 PERCENTILES = (50, 90, 95, 99)
 EXACT = 200_000  # values up to which a distribution is kept exactly; above it, to a microsecond, which bounds memory
@@ -41,7 +41,7 @@ def figures(samples: Samples) -> list[Figures]:
             continue
         first, last = request.first, request.last
         output = output_tokens(samples, request)
-        content = next((i for i in range(first, last) if kind[i] == CONTENT), None)
+        content = next((i for i in range(first, last) if kind[i] & ~GUESSED == CONTENT), None)
         decode = (time[last - 1] - time[first]) / 1e9
         found.append(
             Figures(

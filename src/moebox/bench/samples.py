@@ -84,9 +84,9 @@ class Samples:
         self.time.extend(times)
         self.tokens.extend(tokens)
         self.kind.extend(kinds)
-        row = {**values, "reason": self._reason(reason), "chunks": len(times)}
+        values["reason"], values["chunks"] = self._reason(reason), len(times)
         for name, column in self.columns.items():
-            column.append(row[name])
+            column.append(values[name])
 
     def extend(self, other: "Samples") -> None:
         """Take in the samples of another worker of the same run."""
@@ -122,6 +122,8 @@ class Samples:
         return json.dumps(head).encode() + b"\n" + b"".join(packed)
 
     def _reason(self, text: str) -> int:
+        if not text:
+            return 0
         if text in self.reasons:
             return self.reasons.index(text)
         if len(self.reasons) >= 1000:  # a server that names each request in its error would fill the table

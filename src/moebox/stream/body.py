@@ -4,15 +4,13 @@ Only what a client of streaming servers meets: a status line, headers, a body th
 with the connection. Event streams give back the data of each event; any other body is kept, up to a limit, in `rest`.
 """
 
-from enum import IntEnum
-
 MOST_HEAD = 65536  # bytes of headers; more is not a web server
 MOST_REST = 4 * 2**20  # bytes of a body that is not an event stream
 MOST_EVENT = 16 * 2**20  # bytes of one event
 
 
-class State(IntEnum):
-    """Where in the response the next byte belongs."""
+class State:
+    """Where in the response the next byte belongs; plain numbers, as looking up a member of an enum takes 0.2 us."""
 
     HEAD = 0
     SIZE = 1  # a chunk's size line
@@ -44,12 +42,17 @@ class Body:
     @property
     def complete(self) -> bool:
         """Nothing more belongs to this response."""
-        return self.state is State.OVER
+        return self.state == State.OVER
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing of the response has come yet."""
+        return self.state == State.HEAD and not self._raw
 
     @property
     def between(self) -> bool:
         """At a chunk boundary that is also an event boundary."""
-        return self.state is State.SIZE and not self._raw and not self._line and not self._data
+        return self.state == State.SIZE and not self._raw and not self._line and not self._data
 
     @property
     def keep_alive(self) -> bool:
@@ -59,18 +62,18 @@ class Body:
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that ended in these bytes."""
         events: list[bytes] = []
-        while data and self.state is not State.OVER:
-            if self.state is State.HEAD:
+        while data and self.state != State.OVER:
+            if self.state == State.HEAD:
                 data = self._head(data)
-            elif self.state is State.SIZE:
+            elif self.state == State.SIZE:
                 data = self._size(data)
             elif self.state in (State.CHUNK, State.LENGTH):
                 piece, data = data[: self._left], data[self._left :]
                 self._left -= len(piece)
                 self._content(piece, events)
                 if not self._left:
-                    self.state = State.AFTER if self.state is State.CHUNK else State.OVER
-            elif self.state is State.CLOSE:
+                    self.state = State.AFTER if self.state == State.CHUNK else State.OVER
+            elif self.state == State.CLOSE:
                 self._content(data, events)
                 data = b""
             else:
@@ -79,7 +82,7 @@ class Body:
 
     def end(self) -> list[bytes]:
         """The connection closed: the data of an event that lacked only its blank line."""
-        if self.state is State.CLOSE:
+        if self.state == State.CLOSE:
             self.state = State.OVER
         line, self._line = self._line, b""
         data = [*self._data, *_data_of(line)]
@@ -145,7 +148,7 @@ class Body:
             return self._refuse("a chunk that does not end") if len(raw) > MOST_HEAD else b""
         self._raw = b""
         blank = not raw[:end].strip()
-        if self.state is State.AFTER:
+        if self.state == State.AFTER:
             if not blank:
                 return self._refuse("a chunk longer than its size")
             self.state = State.SIZE

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
+GUESSED = 128  # added to a kind: when it came is only known to lie between two others
 _TEXTS = (("content", CONTENT), ("text", CONTENT), ("reasoning_content", REASONING), ("reasoning", REASONING))
 _decode = msgspec.json.Decoder().decode
 
@@ -51,6 +52,13 @@ def recall(payload: bytes) -> Event | None:
                 _SEEN.clear()
             _SEEN[key] = event
     return event
+
+
+def nameless(data: bytes) -> bytes:
+    """The same bytes without the id that is named first in them."""
+    start = data.find(b'"id":"')
+    end = data.find(b'"', start + 6)
+    return data if start < 0 or end < 0 else data.replace(data[start:end], b'"id":"')
 
 
 def describe(status: int, payload: bytes) -> str:

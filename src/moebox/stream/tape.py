@@ -9,9 +9,16 @@ long way through `Body`, the event splitter and `decode`.
 from array import array
 from collections.abc import Sequence
 
-from moebox.stream.body import Body
-from moebox.stream.events import Event, decode, describe, recall, tokens_by_chunk
-from moebox.stream.shape import END, Shape, parts_of, payload_of, shape_of, spread
+from moebox.stream.body import Body, State
+from moebox.stream.events import GUESSED, Event, decode, describe, nameless, recall, tokens_by_chunk
+from moebox.stream.shape import END, Shape, latest, payload_of, shape_of
+
+LAST = b"0\r\n\r\n"  # the empty chunk that ends a response
+
+# How replies ended that named nothing but their id: events, finish reason, [DONE], usage. Most of a run's are the same.
+Ending = tuple[int, str, bool, tuple[int, int, int, int]]
+_ENDINGS: dict[bytes, Ending] = {}
+_MOST_ENDINGS = 256
 
 
 class Tape:
@@ -19,7 +26,6 @@ class Tape:
 
     __slots__ = (
         "_all",
-        "_shape",
         "body",
         "cached_tokens",
         "completion_tokens",
@@ -33,6 +39,7 @@ class Tape:
         "kinds",
         "prompt_tokens",
         "reasoning_tokens",
+        "shape",
         "sizes",
         "text",
         "times",
@@ -52,7 +59,7 @@ class Tape:
         self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
         self.keep = keep
         self.text: list[str] = []
-        self._shape: Shape | None = None  # of the event before, when the next may be told by its bytes alone
+        self.shape: Shape | None = None  # of the event before, when the next may be told by its bytes alone
         self._all = keep  # text wanted, or usage in every event: each one must be decoded
 
     @property
@@ -65,63 +72,115 @@ class Tape:
         """Between two events of a chunked stream: a segment that ends as events do can wait to be looked at."""
         return self.body.between and self.body.streamed
 
-    def quick(self, segment: bytes, time: int, *, late: bool = False) -> bool:
-        """Take a segment that is one event like the one before, at the cost of a few comparisons; False for any other.
+    def quick(self, segment: bytes, time: int, since: int = 0) -> bool:
+        """Take a segment of events like the one before, at the cost of a few comparisons; False for any other.
 
         Only between two events (`quiet`). It pays to do this at once, while the bytes are in the processor's cache.
-        `late` says that the reader was: events that came apart may then be in one segment, whose time is that of the
-        last. They are given even gaps, and counted in `estimated`.
+        `since` says that the reader had been away since then: events that came apart may then be in one segment, whose
+        time is that of the last. The others are placed at even steps, none before `since`, and marked as guessed.
         """
-        shape = self._shape
+        shape = self.shape
         if shape is None:
-            return False
-        size = shape.size(segment)
-        if not size:
-            return self._quick_many(segment, time, shape, late)
-        self.times.append(time)
-        self.kinds.append(shape.kind)
-        self.sizes.append(size)
-        self.events += 1
-        return True
+            shape = None if self._all else latest()
+            if shape is None or not shape.size(segment):
+                return False
+            self.catch_up()
+            self.shape = shape
+        sizes = shape.spans(segment, len(segment))
+        if sizes:
+            self.note(sizes, time, since)
+        return bool(sizes)
 
-    def _quick_many(self, segment: bytes, time: int, shape: Shape, late: bool) -> bool:
-        """`quick` for a few events that came together."""
-        *parts, rest = segment.split(END)
-        if rest or len(parts) < 2:
-            return False
-        sizes = [shape.size(part + END) for part in parts]
-        if not all(sizes):
-            return False
-        count, last = len(sizes), self.times[-1]
-        times = [last + (time - last) * i // count for i in range(1, count + 1)] if late else [time] * count
-        self.estimated += count - 1 if late else 0
-        self._keep(times, sizes, shape.kind)
-        return True
+    def catch_up(self) -> None:
+        """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""
+        missing = len(self.times) - len(self.kinds)
+        if missing and self.shape is not None:
+            self.kinds.frombytes(bytes((self.shape.kind,)) * missing)
+            self.events += missing
 
-    def feed(self, segments: Sequence[bytes], times: Sequence[int], *, late: bool = False) -> None:
-        """Take what was read; `times[i]` is when `segments[i]` came. `late` as in `quick`."""
-        shape = self._shape
-        if shape is not None and self.body.between and (sizes := shape.sizes(segments, end=END)) is not None:
-            self._keep(times, sizes, shape.kind)
+    def note(self, sizes: Sequence[int], time: int, since: int) -> None:
+        """Events like the one before that came in one segment; `since` as in `quick`."""
+        assert self.shape is not None
+        self.catch_up()
+        self._keep([time] * len(sizes), sizes, self.shape.kind)
+        self._guess(len(self.times) - len(sizes), since)
+
+    def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
+        """Take what was read; `times[i]` is when `segments[i]` came."""
+        for segment, time in zip(segments, times, strict=True):
+            self.take(segment, time)
+
+    def take(self, segment: bytes, time: int, since: int = 0) -> None:
+        """Take one segment, whatever is in it; `since` as in `quick`."""
+        self.catch_up()
+        if not (self.quiet and self.quick(segment, time, since)):
+            before = len(self.times)
+            self._read(segment, time)
+            self._guess(before, since)
+
+    def _guess(self, first: int, since: int) -> None:
+        """The events from `first` on were in one segment: if the reader was away, only the last one's time is known."""
+        times, last = self.times, len(self.times) - 1
+        if not since or last <= first:
             return
-        parts, when, rest = parts_of(segments, times)
-        if late and len(parts) > len(segments):
-            when, moved = spread(when)
-            self.estimated += moved
-        at = 0
+        start, end = times[first - 1] if first else since, times[last]
+        for i in range(first, last):
+            times[i] = max(since, start + (end - start) * (i + 1 - first) // (last + 1 - first))
+            self.kinds[i] |= GUESSED
+        self.estimated += last - first
+
+    def rewind(self) -> None:
+        """The first events, where they were read late and together: one usual gap of this reply apart.
+
+        When they came there was no event before to tell a usual gap by.
+        """
+        times, kinds = self.times, self.kinds
+        count = next((i for i, kind in enumerate(kinds) if not kind & GUESSED), 0)
+        sure = [
+            times[i] - times[i - 1] for i in range(count + 1, len(times)) if not (kinds[i] | kinds[i - 1]) & GUESSED
+        ]
+        if not count or not sure:
+            return
+        since = ((count + 1) * times[0] - times[count]) // count  # see `_guess`
+        usual = sorted(sure)[len(sure) // 2]
+        for i in range(count):
+            times[i] = max(since, times[count] - (count - i) * usual)
+
+    def _read(self, segment: bytes, time: int) -> None:
+        """Take a segment that needs a closer look."""
+        *parts, rest = segment.split(END)
+        at, before, ending = 0, 0, b""
         while at < len(parts):
-            upto = self._alike(parts, when, at)
+            upto = self._alike(parts, time, at)
+            if upto == at and rest == LAST and not ending and self.quiet and not self._all:
+                ending = nameless(END.join(parts[at:]))
+                if ending in _ENDINGS:
+                    self._end_as(_ENDINGS[ending])
+                    return
+                before = len(self.times)
             if upto == at:
-                self._long_way(parts[at], when[at], whole=True)
+                self._long_way(parts[at], time, whole=True)
                 upto += 1
             at = upto
         if rest:
-            self._long_way(rest, times[-1], whole=False)
+            self._long_way(rest, time, whole=False)
+        if ending and self.complete and not self.error and len(self.times) == before and len(ending) < 4096:
+            if len(_ENDINGS) >= _MOST_ENDINGS:
+                _ENDINGS.clear()
+            usage = (self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
+            _ENDINGS[ending] = (ending.count(END) + 1, self.finish, self.done, usage)
 
-    def _alike(self, parts: Sequence[bytes], times: Sequence[int], at: int) -> int:
+    def _end_as(self, ending: Ending) -> None:
+        """The reply ends as one before it did, to the byte."""
+        events, self.finish, self.done, usage = ending
+        self.events += events
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens = usage
+        self.body.state = State.OVER
+
+    def _alike(self, parts: Sequence[bytes], time: int, at: int) -> int:
         """Take the parts from `at` on that have the shape of the event before; where they end."""
-        shape = self._shape
-        if shape is None or not self.body.between or shape.opening not in parts[at]:
+        shape = self.shape or (None if self._all else latest())
+        if shape is None or not self.quiet or shape.opening not in parts[at]:
             return at
         upto = len(parts)
         while upto - 1 > at and shape.opening not in parts[upto - 1]:  # the end of a reply looks different
@@ -132,7 +191,8 @@ class Tape:
             sizes = shape.sizes(parts[at:upto])
         if sizes is None:
             return at
-        self._keep(times[at:upto], sizes, shape.kind)
+        self.shape = shape
+        self._keep([time] * len(sizes), sizes, shape.kind)
         return upto
 
     def _keep(self, times: Sequence[int], sizes: Sequence[int], kind: int) -> None:
@@ -143,6 +203,7 @@ class Tape:
 
     def end(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
+        self.catch_up()
         if self.body.complete:
             return
         self._take(self.body.end(), time, cut=True)
@@ -157,6 +218,11 @@ class Tape:
     def _long_way(self, part: bytes, time: int, *, whole: bool) -> None:
         """Take bytes that need reading; `whole` parts were cut before the blank line of an event."""
         body = self.body
+        if whole and body.fresh:
+            head, blank, rest = part.partition(b"\r\n\r\n")
+            if blank and rest:  # a first event that came with the head
+                body.feed(head + blank)
+                part = rest
         if whole and body.between and body.streamed and (payload := payload_of(part)) is not None:
             self._take((payload,), time)
             return
@@ -185,7 +251,7 @@ class Tape:
                 continue
             self._note(event, len(payload), time)
             if event.kind and not self._all and not event.usage and not event.finish:
-                self._shape = shape_of(payload, event.kind)
+                self.shape = shape_of(payload, event.kind)
 
     def _note(self, event: Event, size: int, time: int) -> None:
         if event.error and not self.error:
@@ -198,7 +264,7 @@ class Tape:
             self.cached_tokens, self.reasoning_tokens = cached, reasoning
         if event.kind:
             if event.usage:
-                self._all, self._shape = True, None
+                self._all, self.shape = True, None
                 self.counts.append(max(0, self.completion_tokens))
             self.times.append(time)
             self.kinds.append(event.kind)
