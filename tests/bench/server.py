@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 Behaviour = Callable[["Peer", dict[str, object]], bool]
@@ -63,12 +64,21 @@ class Peer:
 class Server:
     """Accepts until closed; keeps what it was asked."""
 
-    def __init__(self, behaviour: Behaviour, *, wrap: Callable[[socket.socket], socket.socket] = lambda s: s) -> None:
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        *,
+        wrap: Callable[[socket.socket], socket.socket] = lambda s: s,
+        counts: bool = True,
+        tokenizes: bool = False,
+        look: Behaviour | None = None,
+    ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.asked: list[dict[str, object]] = []
         self.headers: list[tuple[str, str]] = []
         self.connections = 0
         self._behaviour, self._wrap = behaviour, wrap
+        self._counts, self._tokenizes, self._look = counts, tokenizes, look or self._looked
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -89,18 +99,24 @@ class Server:
             peer = Peer(sock, self)
             while (asked := peer.request()) is not None:
                 path, body = asked
-                if "completions" not in path:
+                if self._tokenizes and path == "/tokenize":  # a word is a token
+                    peer.json(200, {"tokens": list(range(len(str(body.get("prompt", "")).split())))})
+                elif "completions" not in path:
                     peer.json(404, {})
                 elif body.get("max_tokens") == 4 and "one two" in json.dumps(body):  # the look before a measurement
-                    peer.send(HEAD, chunk(event({"content": "a"})), tail(4))
+                    self._look(peer, body)
                 else:
                     self.asked.append(body)
                     if not self._behaviour(peer, body):
                         return
 
+    def _looked(self, peer: Peer, body: dict[str, object]) -> bool:
+        peer.send(HEAD, chunk(event({"content": "a"})), tail(4, usage=self._counts))
+        return True
+
 
 @contextlib.contextmanager
-def serving(behaviour: Behaviour, **more: Callable[[socket.socket], socket.socket]) -> Iterator[Server]:
+def serving(behaviour: Behaviour, **more: Any) -> Iterator[Server]:
     """A server for the length of a test."""
     server = Server(behaviour, **more)
     try:

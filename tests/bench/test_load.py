@@ -46,6 +46,56 @@ def test_a_good_server_is_counted_exactly() -> None:
     assert not result["partial"]
 
 
+def test_what_the_server_does_not_count_a_tokenizer_does() -> None:
+    """Without usage in its streams, the server's own /tokenize says how many tokens a reply had, and the result how."""
+
+    def silent(peer: Peer, body: dict[str, object]) -> bool:
+        pieces = [chunk(event({"content": text})) for text in (" one", " two three", " four")]
+        peer.send(HEAD, *pieces, chunk(event({"tool_calls": [{"index": 0}]})), tail(0, usage=False))
+        return True
+
+    with serving(silent, counts=False, tokenizes=True) as server:
+        made = run(server.url)
+    with serving(silent, counts=False) as server:
+        plain = run(server.url)
+
+    assert (made.result["token_counts"], made.result["total_output_tokens"]) == ("tokenizer", 12 * 5)
+    assert list(made.samples.tokens)[:4] == [1, 2, 1, 1]
+    assert (plain.result["token_counts"], plain.result["total_output_tokens"]) == ("chunks", 12 * 4)
+
+
+def test_a_simulation_is_marked_as_one() -> None:
+    """Figures of a server that says it simulates say so too."""
+
+    def twin(peer: Peer, body: dict[str, object]) -> bool:
+        peer.send(HEAD[:-2] + b"X-Moebox-Simulation: true\r\n\r\n", chunk(event({"content": "a"})), tail(1))
+        return True
+
+    with serving(twin, look=twin) as server:
+        assert run(server.url).result["simulation"] is True
+    with serving(good) as server:
+        assert run(server.url).result["simulation"] is False
+
+
+def test_code_is_as_long_as_the_server_counts_it() -> None:
+    """Without a tokenizer, the length of code in tokens comes from the server's count of one prompt."""
+
+    def counting(peer: Peer, body: dict[str, object]) -> bool:
+        words = len(str(body["messages"]).split())
+        usage = {"prompt_tokens": 3 * words, "completion_tokens": 1, "total_tokens": 3 * words + 1}
+        peer.send(HEAD, chunk(event({"content": "a"})), chunk(event(None, usage=usage)), chunk(b"data: [DONE]\n\n"))
+        peer.send(b"0\r\n\r\n")
+        return True
+
+    with serving(counting) as server:
+        made = run(
+            server.url, Workload(kind="code", input_tokens=900, output_tokens=1), Load(concurrency=1, requests=2)
+        )
+
+    assert made.result["tokenizer_id"].startswith("calibrated words (by the server")
+    assert 800 < made.result["total_input_tokens"] / 2 < 1300
+
+
 def test_the_same_seed_asks_the_same_and_no_two_prompts_share_a_head() -> None:
     """Seeds make requests repeatable; prompts must not feed a prefix cache by accident."""
     asked = []

@@ -114,7 +114,7 @@ def test_code_reads_like_code_and_repeats() -> None:
 
     assert "def " in body
     assert body == source.talk(1).body().decode()
-    assert 80 <= len(body.split()) <= 260
+    assert 200 <= len(body.split()) <= 400
 
 
 def test_metrics_of_three_engines_get_one_name() -> None:

@@ -66,6 +66,7 @@ class _Worker:
         elif kind == "result":
             self.gauge = wire.decode(Gauge, data["gauge"], where="gauge")
             self.samples = unpack(self.stdout.read(data["bytes"]))
+            self.samples.texts = dict(json.loads(self.stdout.read(data["texts"])))
         return None
 
     def end(self) -> None:

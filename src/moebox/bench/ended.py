@@ -32,6 +32,8 @@ class Ended(NamedTuple):
             tape.rewind()
         if outcome is None:
             outcome, reason = judge(tape)
+        if self.talk.keep and tape.completion_tokens < 0:
+            samples.texts[len(samples)] = tape.text
         samples.add(
             tape.times,
             tape.tokens(),

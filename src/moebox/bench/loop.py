@@ -56,9 +56,7 @@ class Loop:
         self._stopping = False
         self._nap_s = 0.0
         self._ready = self._polled = 0  # sockets of the last poll; when all that had come was read
-        self._late = (
-            2e9 * LONGEST_NAP_S
-        )  # ns between two polls from which on tokens that came apart may be read together
+        self._late = 2e9 * LONGEST_NAP_S  # ns unlooked at: from then on tokens that came apart may be read together
         self._sent = self._failed = 0
         self._ttft: list[int] = []
 

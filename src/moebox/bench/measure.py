@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moebox import __version__, wire
-from moebox.bench import metrics
+from moebox.bench import metrics, words
 from moebox.bench.client import client
 from moebox.bench.drive import Driven, drive
 from moebox.bench.job import Job, Progress, Text
+from moebox.bench.recount import recount
 from moebox.bench.samples import Samples
 from moebox.bench.scrape import Scraper
+from moebox.bench.vocabulary import counter
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import Outside
@@ -20,6 +22,8 @@ from moebox.stream.awake import Awake
 from moebox.units import seconds
 
 FORMAT = 1
+BY_USAGE = "calibrated words (by the server's count of a prompt)"
+SIMULATED = "x-moebox-simulation"  # a header of every reply of `moebox twin`
 WARM = 1 << 30  # indices of warm-up requests start here, so that none of them is measured later
 Watch = Callable[[list[Progress], float], None]
 
@@ -46,6 +50,7 @@ class Subject:
     text: Text
     counts: bool  # its streams end with usage
     ignores_eos: bool  # it accepts ignore_eos
+    simulation: bool = False  # its replies say that no model wrote them
 
 
 def look(endpoint: Endpoint, text: Text, *, api: str = "chat", insecure: bool = False, ca_file: str = "") -> Subject:
@@ -65,7 +70,25 @@ def look(endpoint: Endpoint, text: Text, *, api: str = "chat", insecure: bool = 
         text=text,
         counts=reply.completion_tokens is not None,
         ignores_eos=ignores,
+        simulation=SIMULATED in reply.headers,
     )
+
+
+def code_text(subject: Subject, api: str) -> Text:
+    """The words, with the length of code measured by the server's own count where there is no tokenizer."""
+    if subject.text.tokenizer or not subject.counts:
+        return subject.text
+    code = words.code("calibration", 200)
+    short, long = (_prompt_tokens(subject, api, text) for text in ("x", f"x {code}"))
+    if short is None or long is None or long - short < len(code.split()):  # it does not count what it was sent
+        return subject.text
+    return replace(subject.text, tokens_per_code_word=(long - short) / len(code.split()), how=BY_USAGE)
+
+
+def _prompt_tokens(subject: Subject, api: str, text: str) -> int | None:
+    body: dict[str, Any] = {"model": subject.endpoint.model, "max_tokens": 1, "stream_options": {"include_usage": True}}
+    body |= {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
+    return ask(subject.endpoint, body, path=path_of(api), target=subject.target).prompt_tokens
 
 
 def path_of(api: str) -> str:
@@ -87,6 +110,8 @@ def measure(
 ) -> Measurement:
     """Drive one load and work out what it was like."""
     workload = replace(workload, ignore_eos=workload.ignore_eos and subject.ignores_eos)
+    if workload.kind == "code":
+        subject = replace(subject, text=code_text(subject, workload.api))
     job = Job(
         target=subject.target,
         path=path_of(workload.api),
@@ -97,6 +122,8 @@ def measure(
         text=subject.text,
         offset=offset,
     )
+    count = None if subject.counts else counter(subject.endpoint, subject.text)
+    job = replace(job, keep_text=count is not None)
     if warmup:
         lanes = min(warmup, load.concurrency or warmup)
         warm = Load(concurrency=lanes, requests=warmup * max(1, workload.turns), timeout_s=load.timeout_s)
@@ -104,6 +131,8 @@ def measure(
             raise KeyboardInterrupt
     with Awake() as awake, Scraper(subject.endpoint, enabled=scrape) as scraper:
         driven = drive(job, watch=watch)
+    if count is not None:
+        recount(driven.samples, count)
     away_s = max([awake.away_s, *(gauge.clock_step_s for gauge in driven.gauges)])
     result = document(subject, job, driven, slo=slo, warmup=warmup, label=label, away_s=away_s)
     result |= scraper.report(driven.samples.zero, result["duration"], result["total_output_tokens"])
@@ -126,6 +155,7 @@ def document(
         "tool": f"moebox {__version__}",
         "date": time.strftime("%Y%m%d-%H%M%S", time.gmtime(samples.wall)),
         "label": label or None,
+        "simulation": subject.simulation,
         "backend": "openai-chat" if work.api == "chat" else "openai",
         "endpoint_type": "openai-chat" if work.api == "chat" else "openai",
         "model_id": subject.endpoint.model,
@@ -141,7 +171,7 @@ def document(
         "load": wire.plain(load),
         "warmup": warmup,
         "slo": wire.plain(slo) if slo else None,
-        "token_counts": "usage" if subject.counts else "chunks",
+        "token_counts": "usage" if subject.counts else "tokenizer" if job.keep_text else "chunks",
         "prompts_exact": subject.text.exact,
         "errors": reasons(samples),
         "steady": metrics.steady(samples, ramp_s=load.ramp_s),

@@ -40,6 +40,7 @@ def pp_tg(
         "kind": "pp-tg",
         "tool": f"moebox {__version__}",
         "date": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
+        "simulation": subject.simulation,
         "model_id": subject.endpoint.model,
         "tokenizer_id": subject.text.how,
         "rows": rows,

@@ -65,6 +65,9 @@ class Samples:
         self.zero = zero  # CLOCK_MONOTONIC ns at which the run began
         self.wall = wall  # the same moment in seconds since the epoch
         self.reasons: list[str] = [""]
+        self.texts: dict[
+            int, list[str]
+        ] = {}  # by row: replies that nobody counted yet, event by event; not in the file
         self.columns = {name: array(code) for name, code in REQUEST.items()}
         self.time, self.tokens, self.kind = (array(code) for code in CHUNK.values())
 
@@ -91,6 +94,7 @@ class Samples:
     def extend(self, other: "Samples") -> None:
         """Take in the samples of another worker of the same run."""
         at = [self._reason(text) for text in other.reasons]
+        self.texts |= {len(self) + row: text for row, text in other.texts.items()}
         for name, column in self.columns.items():
             column.extend(other.columns[name] if name != "reason" else [at[i] for i in other.columns[name]])
         self.time.extend(other.time)

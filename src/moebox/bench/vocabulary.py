@@ -3,6 +3,7 @@
 import importlib.util
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,24 @@ from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput
 
 Count = Callable[[str], int]
+REMOTE = "/tokenize"
 
 
 def text_for(endpoint: Endpoint, *, tokenizer: str = "") -> Text:
     """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json)."""
     if tokenizer:
-        return calibrated(_local(tokenizer), "tokenizer.json")
-    count, how = _remote(endpoint)
+        return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
+    count = _remote(endpoint)
     if count is not None:
-        return calibrated(count, how)
+        return replace(calibrated(count, "the server's /tokenize"), tokenizer=REMOTE)
     return Text(words=words.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
+
+
+def counter(endpoint: Endpoint, text: Text) -> Count | None:
+    """What counts the tokens of a text, where there is a tokenizer."""
+    if not text.tokenizer:
+        return None
+    return _remote(endpoint) if text.tokenizer == REMOTE else _local(text.tokenizer)
 
 
 def calibrated(count: Count, how: str) -> Text:
@@ -53,7 +62,7 @@ def _single(candidates: list[str], count: Count) -> list[str]:
     return _single(candidates[:half], count) + _single(candidates[half:], count)
 
 
-def _remote(endpoint: Endpoint) -> tuple[Count | None, str]:
+def _remote(endpoint: Endpoint) -> Count | None:
     """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp."""
     import httpx2
 
@@ -80,8 +89,8 @@ def _remote(endpoint: Endpoint) -> tuple[Count | None, str]:
             def count(text: str, body: Callable[[str], dict[str, Any]] = body) -> int:
                 return len(ask(body(text)) or ())
 
-            return count, "the server's /tokenize"
-    return None, ""
+            return count
+    return None
 
 
 def _local(name: str) -> Count:

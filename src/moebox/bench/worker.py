@@ -1,7 +1,8 @@
 """A worker process: reads its job from stdin, drives its share, writes what it saw to stdout.
 
-Out go lines of JSON ("ready", "progress", then "result" followed by the samples); in come the job, "go" with the
-clock's zero, and "stop". The end of stdin is a stop too, so that workers never outlive who started them.
+Out go lines of JSON ("ready", "progress", then "result" followed by the samples and the texts still to be counted); in
+come the job, "go" with the clock's zero, and "stop". The end of stdin is a stop too, so that workers never outlive who
+started them.
 """
 
 import gc
@@ -41,9 +42,10 @@ def main() -> int:
     gc.freeze()
     gc.disable()
     loop.run(order["zero"], order["wall"], _stopped)
+    texts = json.dumps(list(loop.samples.texts.items()) if job.keep_text else []).encode()
     payload = loop.samples.pack()
-    say("result", {"gauge": loop.gauge, "bytes": len(payload)})
-    sys.stdout.buffer.write(payload)
+    say("result", {"gauge": loop.gauge, "bytes": len(payload), "texts": len(texts)})
+    sys.stdout.buffer.write(payload + texts)
     sys.stdout.buffer.flush()
     return 0
 

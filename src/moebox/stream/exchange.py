@@ -35,6 +35,7 @@ class Reply:
     e2e_s: float | None = None
     times_s: tuple[float, ...] = ()  # of every event that carried tokens
     events: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)  # of the response, names in lower case
 
 
 class Exchange:
@@ -174,6 +175,7 @@ def ask(
             e2e_s=times[-1] if times else None,
             times_s=tuple(times),
             events=tuple(event.data for event in seen),
+            headers=exchange.headers,
         )
 
 
