@@ -42,7 +42,7 @@ def main(engine: str, root: Path) -> None:
         experts, choice = tune_experts.VllmExperts(), {**CHOICE, "SPLIT_K": 1}
     tune_experts.values = values
     tune_experts.tl = types.SimpleNamespace(bfloat16=tl.float16)
-    shape = Shape(hidden=256, experts=16, width=128)
+    shape = Shape(hidden=256, experts=16, intermediate=128)
     for kind in ("bf16", "fp8_w8a8 block", "int4_w4a16"):
         for product in (0, 1):
             bench = tune_experts.build(experts, shape, kind, 3, (product,), "cpu")

@@ -72,7 +72,7 @@ def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
     (tmp_path / "vllm").mkdir()
     asked = Request(engine="vllm", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), tp=4)
     shape = space.Shape(**tuning.question(asked, tmp_path, arch("sm_90"), limit=arch("sm_120"))["shape"])
-    assert shape == space.Shape(heads=16, width=512)
+    assert shape == space.Shape(heads=16, intermediate=512)
     assert moefiles.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
     few = space.Shape(experts=64)
     whole, _ = moefiles.files(dataclasses.replace(vllm("int4_w4a16"), shape=few), DEVICE)

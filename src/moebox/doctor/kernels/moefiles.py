@@ -27,7 +27,7 @@ def vllm_name(kind: str, device: str, shape: Shape = KIMI) -> str:
     """The name vLLM asks for (fused_moe.py, get_config_file_name; 0.24 to 0.32)."""
     named = re.sub(r"[\s/]+", "_", device)
     named = "NVIDIA_H200" if "H200" in named.split("_") else named
-    return f"E={shape.experts},N={shape.width},device_name={named}{_selectors(kind).replace(' ', '')}.json"
+    return f"E={shape.experts},N={shape.intermediate},device_name={named}{_selectors(kind).replace(' ', '')}.json"
 
 
 def sglang_name(kind: str, device: str, shape: Shape = KIMI, *, down: bool = False) -> str:
@@ -35,7 +35,7 @@ def sglang_name(kind: str, device: str, shape: Shape = KIMI, *, down: bool = Fal
 
     It counts an int4 expert's width in packed bytes, two to a byte, where vLLM counts weights.
     """
-    packed = shape.width // 2 if kind == "int4_w4a16" else shape.width
+    packed = shape.intermediate // 2 if kind == "int4_w4a16" else shape.intermediate
     last = "_down" if down else ""
     return f"E={shape.experts},N={packed},device_name={device.replace(' ', '_')}{_selectors(kind)}{last}.json"
 

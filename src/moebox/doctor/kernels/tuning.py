@@ -59,9 +59,8 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
 def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> dict[str, Any]:
     """The request in the timing process's words."""
     sizes = ask(request, root)["shape"]
-    names = {"latent": "kv_lora", "value": "v", "width": "intermediate"}
     return {
-        "shape": {one.name: sizes[names.get(one.name, one.name)] for one in fields(Shape)},
+        "shape": {one.name: sizes[one.name] for one in fields(Shape)},
         "engine": request.engine,
         "root": str(root),
         "capability": here.capability,

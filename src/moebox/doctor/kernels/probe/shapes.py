@@ -7,29 +7,17 @@ from typing import Any
 
 import torch
 
+from . import space
 
-@dataclasses.dataclass
-class Shape:
+
+@dataclasses.dataclass(frozen=True)
+class Shape(space.Shape):
     """One rank's share of the model, and how it is used."""
 
-    heads: int  # query heads on this rank
-    kv_lora: int = 512
-    rope: int = 64
-    nope: int = 128
-    v: int = 128
-    hidden: int = 7168
-    experts: int = 384
-    used: int = 8
-    intermediate: int = 256  # expert width on this rank
     kv: str = "bf16"
     prefill: tuple[int, ...] = (256, 4096)
     decode: tuple[int, ...] = (1, 32, 128)
     moe_tokens: tuple[int, ...] = (1, 16, 64, 256, 1024, 4096, 8192)
-
-    @property
-    def latent(self) -> int:
-        """Width of the cached latent."""
-        return self.kv_lora + self.rope
 
     @property
     def cache_type(self) -> torch.dtype:

@@ -24,20 +24,25 @@ _ELEMENT = {"bf16": 2.0, "fp8_w8a8 block": 1.0, "int4_w4a16": 0.5}  # bytes of a
 class Shape:
     """One rank's share of a model; without more, Kimi K2 at TP8."""
 
-    heads: int = 8
-    latent: int = 512
+    heads: int = 8  # query heads on this rank
+    kv_lora: int = 512
     rope: int = 64
     nope: int = 128
-    value: int = 128
+    v: int = 128
     hidden: int = 7168
     experts: int = 384
     used: int = 8
-    width: int = 256  # of an expert
+    intermediate: int = 256  # expert width on this rank
+
+    @property
+    def latent(self) -> int:
+        """Width of the cached latent."""
+        return self.kv_lora + self.rope
 
     @property
     def products(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Both products of an expert, up and down: columns and depth."""
-        return (2 * self.width, self.hidden), (self.hidden, self.width)
+        return (2 * self.intermediate, self.hidden), (self.hidden, self.intermediate)
 
 
 KIMI = Shape()

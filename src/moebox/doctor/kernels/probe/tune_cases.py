@@ -81,8 +81,8 @@ def extend_cases(root: Path, shape: Shape) -> list[Case]:
     """SGLang's prefill attention: absorbed (576/512) and full (192/128), at several prefixes."""
     found = []
     for width, out, seed, upstream in (
-        (shape.latent + shape.rope, shape.latent, (32, 32), (32, 32)),
-        (shape.nope + shape.rope, shape.value, (32, 64), (64, 64)),
+        (shape.latent, shape.kv_lora, (32, 32), (32, 32)),
+        (shape.nope + shape.rope, shape.v, (32, 64), (64, 64)),
     ):
         for new, prefix in EXTENDS:
             found.append(
@@ -120,7 +120,7 @@ def _extend(root: Path, shape: Shape, width: int, out: int, new: int, prefix: in
         index = torch.arange(prefix, dtype=torch.int64).to(where)
 
         def run(choice: Choice) -> Any:
-            wide, tail = (shape.latent, shape.rope) if width > 256 else (shape.nope, shape.rope)
+            wide, tail = (shape.kv_lora, shape.rope) if width > 256 else (shape.nope, shape.rope)
             value_width = 1 << (out - 1).bit_length()
             sizes = (wide, tail, value_width, choice["BLOCK_M"], choice["BLOCK_N"], choice["num_warps"])
             engine._get_block_sizes_for_extend_attention = lambda *args: sizes
@@ -188,12 +188,12 @@ def _decode(shape: Shape, batch: int, kv: str) -> Callable[[str], Bench]:
         page, context, splits = 64, 16384, 32
         kind = torch.float8_e4m3fn if kv == "fp8" else torch.bfloat16
         pool = values(
-            device, context // page, page, 1, shape.latent + shape.rope, dtype=kind
+            device, context // page, page, 1, shape.latent, dtype=kind
         )  # sequences share it: only speed matters
-        query = values(device, batch, shape.heads, shape.latent + shape.rope)
-        answer = values(device, batch, shape.heads, shape.latent)
+        query = values(device, batch, shape.heads, shape.latent)
+        answer = values(device, batch, shape.heads, shape.kv_lora)
         lse = values(device, batch, shape.heads, dtype=torch.float32)
-        logits = values(device, batch, shape.heads, splits, shape.latent + 1, dtype=torch.float32)
+        logits = values(device, batch, shape.heads, splits, shape.kv_lora + 1, dtype=torch.float32)
         where = "meta" if device == "meta" else device
         tables = torch.arange(context // page, dtype=torch.int32).repeat(batch, 1).to(where)
         lengths = torch.full((batch,), context, dtype=torch.int32).to(where)
@@ -202,15 +202,15 @@ def _decode(shape: Shape, batch: int, kv: str) -> Callable[[str], Bench]:
         def run(choice: Choice) -> Any:
             kernel.choose(choice)
             engine.decode_attention_fwd(
-                query, pool, pool[..., :shape.latent], answer, lse, tables, lengths, logits, splits, 0.0722, page,
+                query, pool, pool[..., :shape.kv_lora], answer, lse, tables, lengths, logits, splits, 0.0722, page,
                 k_scale=one, v_scale=one, is_mla=True,
             )  # fmt: skip
             return kernel.compiled
 
         def references() -> list[torch.Tensor]:
-            flat = pool.view(-1, shape.latent + shape.rope).float()
+            flat = pool.view(-1, shape.latent).float()
             scores = torch.einsum("bhd,kd->bhk", query.float(), flat) * 0.0722
-            return [torch.einsum("bhk,kd->bhd", scores.softmax(-1), flat[:, : shape.latent])]
+            return [torch.einsum("bhk,kd->bhd", scores.softmax(-1), flat[:, : shape.kv_lora])]
 
         return Bench(run=run, outputs=lambda: [answer.float()], references=references)
 

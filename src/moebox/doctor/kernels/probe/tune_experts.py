@@ -78,7 +78,7 @@ def sglang_cases(root: Path, shape: Shape, smem: int, sms: int) -> list[Case]:
 
 def kinds(shape: Shape) -> list[str]:
     """Weights to tune for; block-wise scales want whole blocks of an expert."""
-    return [kind for kind in space.KEPT if not (kind.endswith("block") and shape.width % BLOCK)]
+    return [kind for kind in space.KEPT if not (kind.endswith("block") and shape.intermediate % BLOCK)]
 
 
 def sort(tokens: int) -> str:
@@ -136,8 +136,8 @@ class SglangExperts:
 
 def _about(shape: Shape, kind: str, tokens: int) -> dict[str, Any]:
     return {
-        "M": tokens, "E": shape.experts, "N": shape.width, "K": shape.hidden, "topk": shape.used, "is_marlin": False,
-        "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _shape(kind),
+        "M": tokens, "E": shape.experts, "N": shape.intermediate, "K": shape.hidden, "topk": shape.used,
+        "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _shape(kind), "is_marlin": False,
     }  # fmt: skip
 
 
@@ -149,9 +149,12 @@ def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[in
     """The tensors of a case, and how to run it."""
     engine, kernel = experts.open(kind)
     weights = _weights(kind, device, shape)
-    inputs = [values(device, tokens, shape.hidden), values(device, tokens * shape.used, shape.width)]
+    inputs = [values(device, tokens, shape.hidden), values(device, tokens * shape.used, shape.intermediate)]
     quantised = [_quantised(one) if kind.endswith("block") else None for one in inputs]
-    outputs = [values(device, tokens, shape.used, 2 * shape.width), values(device, tokens, shape.used, shape.hidden)]
+    outputs = [
+        values(device, tokens, shape.used, 2 * shape.intermediate),
+        values(device, tokens, shape.used, shape.hidden),
+    ]
     where = "cpu" if device == "meta" else device
     picks = torch.rand(tokens, shape.experts, device=where).topk(shape.used).indices
     share = values(device, tokens, shape.used, dtype=torch.float32)
