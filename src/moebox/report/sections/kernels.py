@@ -1,6 +1,7 @@
 """What is known of the engine's kernels before a GPU has to find out: which will not launch, what was not covered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moebox.report.block import Block, Bullets, Cell, Section, Table, cell, columns, words
 from moebox.report.story import KernelSeen, KernelsSeen, Story
@@ -19,22 +20,22 @@ def section(stories: Sequence[Story]) -> Section | None:
         "Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered", text=(0, 1, 2)
     )
     blocks: list[Block] = [Table(columns=heads, rows=rows, sortable=False)]
-    bad = {one: look for _, look in looks for one in look.bad}
+    bad = alike([one for _, look in looks for one in look.bad])
     if bad:
         heads = columns("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at", text=(0, 3, 4, 5))
-        failing = tuple(failure(one) for one in bad)
+        failing = tuple(failure(ones) for ones in bad)
         blocks.append(Table(caption="Will not launch", columns=heads, rows=failing))
     looked = [look for _, look in looks]
     blocks += lists("Not covered", [pair for look in looked for pair in look.not_covered], ": ")
     known = [pair for look in looked for pair in look.judged]
     blocks += lists("Not Triton's: known by version, not compiled", known, " → ")
-    return Section(id="kernels", title="Kernels", lead=lead(looked, len(bad)), blocks=tuple(blocks))
+    return Section(id="kernels", title="Kernels", lead=lead(looked), blocks=tuple(blocks))
 
 
-def lead(looks: Sequence[KernelsSeen], bad: int) -> str:
+def lead(looks: Sequence[KernelsSeen]) -> str:
     """The finding in a sentence."""
-    launches = sum(look.launches for look in looks)
-    how = "compiled" if all(look.compiled for look in looks) else "looked up or compiled"
+    launches, bad = sum(look.launches for look in looks), sum(len(look.bad) for look in looks)
+    how = " or ".join(dict.fromkeys("compiled" if look.compiled else "looked up" for look in looks))
     if not launches:
         return "No kernel was judged: see what was not covered."
     fate = f"{bad} will not launch" if bad else "all of them fit the card's shared memory"
@@ -56,14 +57,24 @@ def judged(look: KernelsSeen, run: str) -> tuple[Cell, ...]:
     )
 
 
-def failure(one: KernelSeen) -> tuple[Cell, ...]:
-    """A launch that fails."""
+def alike(bad: Sequence[KernelSeen]) -> list[list[KernelSeen]]:
+    """Launches of one kernel with the same blocks, which fail together."""
+    groups: dict[KernelSeen, list[KernelSeen]] = {}
+    for one in dict.fromkeys(bad):
+        groups.setdefault(replace(one, case=""), []).append(one)
+    return list(groups.values())
+
+
+def failure(ones: Sequence[KernelSeen]) -> tuple[Cell, ...]:
+    """A launch that fails, and when."""
+    one, cases = ones[0], [each.case for each in ones if each.case]
+    more = f" and {len(cases) - 2} more" if len(cases) > 3 else ""
     return (
         words(one.name, tone="bad"),
         cell(one.asked, digits=0),
         cell(one.limit, digits=0),
         words(one.blocks),
-        words(one.case),
+        words("; ".join(cases[: 2 if more else 3]) + more),
         words(one.place),
     )
 

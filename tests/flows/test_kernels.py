@@ -1,0 +1,34 @@
+"""The doctor's step of a story looks the engine's kernels up, tells what will not launch, and writes it down."""
+
+import dataclasses
+from pathlib import Path
+
+from moebox import detect, wire
+from moebox.flows.run import Teller
+from moebox.flows.story import Request, Step, begin
+from moebox.report.reading import read
+from moebox.serve.recipes import read_recipe
+from moebox.store import Run
+from moebox.stream.awake import Awake
+
+
+def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
+    """An fp8 cache on SM120: one line of news that names the mend, and an entry the report reads."""
+    run = Run.create("k26", runs=tmp_path)
+    run.write("box.toml", wire.to_toml(detect.box("8x-rtx-pro-6000")))
+    recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="0.32.0")
+    run.write("recipe.toml", wire.to_toml(recipe))
+    story = begin(Request(model="kimi-k2.6", until="doctor"), run).with_step(Step(name="plan", state="done"))
+    news: list[str] = []
+    teller = Teller(
+        run,
+        story,
+        awake=Awake(),
+        tell=lambda kind, what: news.append(what) if kind == "news" else None,
+        ask=lambda question: True,
+    )
+    told = teller.go()
+    assert told.step("doctor").figures["kernels_failing"] == 1
+    assert any("moebox doctor kernels --engine vllm --kv fp8 --fix" in line for line in news)
+    (seen,) = read(run).kernels
+    assert (seen.compiled, seen.bad[0].asked) == (False, 102_400)
