@@ -34,6 +34,7 @@ def serve(args: argparse.Namespace) -> Any:
     params.n_ctx, params.n_parallel, params.port = args.context, 1, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
     params.use_jinja, params.warmup, params.verbosity = True, False, 0
+    params.cache_ram_mib = 0  # no prompt comes twice: keeping thousands of them only takes time
     flash = xllamacpp.llama_flash_attn_type
     params.flash_attn_type = (
         flash.LLAMA_FLASH_ATTN_TYPE_DISABLED if args.no_flash else flash.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -49,13 +50,13 @@ def serve(args: argparse.Namespace) -> Any:
     return xllamacpp.Server(params)
 
 
-def ask(url: str, task: Task, model: str, *, logprobs: bool = False) -> tuple[Reply, dict[str, Any]]:
+def ask(url: str, task: Task, model: str, *, logprobs: bool = False, most: int = 1100) -> tuple[Reply, dict[str, Any]]:
     """One request, and its reply split as the server split it."""
     body: dict[str, Any] = {
         "model": model,
         "messages": task.messages,
         "temperature": 0,
-        "max_tokens": min(task.max_tokens, 1100),
+        "max_tokens": min(task.max_tokens, most),
         "chat_template_kwargs": {"thinking": task.thinking},
     }
     if task.tools:
@@ -91,11 +92,12 @@ def judge(task: Task, reply: Reply) -> Grade:
 
 def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str, Any]:
     """Needles of 400 to 3,200 characters unless told otherwise, to keep the time bearable."""
+    given: dict[str, Any] = {} if args.thinking is None else {"thinking": args.thinking == "on"}
     if family == "copy" and args.copy_words:
-        return {"length": args.copy_words}
+        return {**given, "length": args.copy_words}
     if family != "needle":
-        return {}
-    given: dict[str, Any] = {"chars": args.needle_chars or round(400 * 2 ** rng.uniform(0, 3))}
+        return given
+    given |= {"chars": args.needle_chars or round(400 * 2 ** rng.uniform(0, 3))}
     if args.needle_depth is not None:
         given["depth"] = args.needle_depth
     return given
@@ -112,7 +114,7 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
         task = FAMILIES[name].draw(rng, **size(name, rng, args))
         answer: dict[str, Any] = {}
         try:
-            reply, answer = ask(url, task, args.model, logprobs=args.logprobs)
+            reply, answer = ask(url, task, args.model, logprobs=args.logprobs, most=args.max_tokens)
             grade = judge(task, reply)
         except (urllib.error.URLError, OSError, ValueError) as error:
             reply, grade = Reply(), Grade(ok=False, why=f"request failed: {error}")
@@ -144,6 +146,8 @@ def main() -> None:
     parser.add_argument("--needle-chars", type=int)
     parser.add_argument("--needle-depth", type=float)
     parser.add_argument("--copy-words", type=int, help="words to be repeated; three to ten, or a sentence, otherwise")
+    parser.add_argument("--thinking", choices=("on", "off"), help="at random otherwise")
+    parser.add_argument("--max-tokens", type=int, default=1100)
     parser.add_argument("--logprobs", action="store_true", help="keep how sure the model was of each reply")
     parser.add_argument("--draft", type=Path, help="a draft model for speculative decoding")
     parser.add_argument("--draft-tokens", type=int, default=4)

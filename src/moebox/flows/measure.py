@@ -39,9 +39,9 @@ def measure(
         if kept is None:
             made = _level(subject, level, run, short=short, tell=tell)
             if made.result["failed"] and not alive():
-                raise Outside(f"the engine died while {level} streams were measured")
+                raise Outside(f"the engine died while it was measured with {streams(level)}")
             if not made.result["completed"]:
-                raise AnswerIsNo(f"not one of {ROUNDS * level} requests at {level} streams was answered")
+                raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
             kept = {**made.result, "samples": f"random-c{level}.samples"}
             run.write(f"{name}.samples", made.samples.pack())
             run.write_json(f"{name}.json", kept)
@@ -49,8 +49,13 @@ def measure(
         rows.append(kept)
         limited = " (the client was the limit)" if kept.get("client_limited") else ""
         ttft = kept.get("mean_ttft_ms") or 0.0
-        tell(f"{level} streams: {tok_s(kept['output_throughput'])}, first token after {ttft:.0f} ms{limited}")
+        tell(f"{streams(level)}: {tok_s(kept['output_throughput'])}, first token after {ttft:.0f} ms{limited}")
     return rows
+
+
+def streams(number: int) -> str:
+    """In words."""
+    return "1 stream" if number == 1 else f"{number} streams"
 
 
 def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callable[[str], None]) -> Measurement:
@@ -65,5 +70,5 @@ def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callabl
         if not away_s:
             break
         run.event("bench.slept", concurrency=level, away_s=away_s)
-        tell(f"{level} streams: nobody was here for {seconds(away_s)}; {'measured again' if left else 'kept as it is'}")
+        tell(f"{streams(level)}: nobody was here for {seconds(away_s)}; {'once more' if left else 'kept, and marked'}")
     return made

@@ -20,7 +20,7 @@ from moebox.doctor.box import examine
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import kernels, phantom
 from moebox.flows.climb import BEST, Effort, climb
-from moebox.flows.measure import measure
+from moebox.flows.measure import measure, streams
 from moebox.flows.stand import Stand
 from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
 from moebox.planner.choose import choose
@@ -139,7 +139,7 @@ class Teller:
             self._figures |= {"kv_tokens": found.memory.kv_tokens}
             if found.forecast:
                 first = found.forecast[0]
-                self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} at {first.concurrency} stream(s)"
+                self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} with {streams(first.concurrency)}"
             for caution in found.warnings:
                 if caution.severity == "fatal":
                     raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)
@@ -242,7 +242,7 @@ class Teller:
         )
         best = max(rows, key=lambda row: float(row["output_throughput"]))
         self._figures |= {
-            "output": f"{tok_s(best['output_throughput'])} at {best['max_concurrency']} streams",
+            "output": f"{tok_s(best['output_throughput'])} with {streams(best['max_concurrency'])}",
             "ttft": f"{best['mean_ttft_ms']:.0f} ms",
         }
 

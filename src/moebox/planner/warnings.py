@@ -70,7 +70,7 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
     if recipe.hybrid and not box.ram:
         text = "how much RAM there is is unknown: only forms that lie wholly on the cards were weighed"
         out.append(Caution(symptom="", text=text, remedy="--ram, e.g. 768GiB"))
-    elif recipe.hybrid and not box.ram_bandwidth:
+    elif recipe.hybrid and not (box.ram_bandwidth or box.ram_bandwidth_measured):
         text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is a guess"
         out.append(Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"))
     if recipe.engine in ("vllm", "sglang") and box.mixed:

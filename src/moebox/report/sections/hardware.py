@@ -139,7 +139,8 @@ def host(box: Box) -> str:
     words_ += [f"{cpu.sockets} sockets"] if cpu.sockets > 1 and not cpu.model else []
     words_ += [f"{cpu.cores} cores"] if cpu.cores else []
     words_ += [f"{gib(box.ram, 0)} RAM"] if box.ram else []
-    words_ += [units.rate(box.ram_bandwidth_measured or box.ram_bandwidth)] if box.ram_bandwidth else []
+    bandwidth = box.ram_bandwidth_measured or box.ram_bandwidth
+    words_ += [units.rate(bandwidth)] if bandwidth else []
     return ", ".join(word for word in words_ if word)
 
 
