@@ -170,11 +170,9 @@ def opening(group: Sequence[Story]) -> str:
     engines = listed(list(dict.fromkeys(engine_title(one) for one in group)))
     where = f" on {box_title(story)}" if box_title(story) else ""
     spread = f", {spread_title(story)}" if spread_title(story) and len(group) == 1 else ""
-    tries = (
-        f" after {len(story.attempts)} attempts"
-        if len(group) == 1 and len(story.attempts) > 1 and not story.imported
-        else ""
-    )
+    # A climb or a resumed story starts its engine more than once; only failures make that worth a word here.
+    tried = len(story.attempts) > 1 and any(one.outcome != "SUCCESS" for one in story.attempts)
+    tries = f" after {len(story.attempts)} attempts" if len(group) == 1 and tried and not story.imported else ""
     sim = " (simulated)" if any(one.simulation for one in group) else ""
     name = f"{model_title(story.recipe.model)} ({quants})"
     if len(group) == 1:
