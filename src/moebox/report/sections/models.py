@@ -39,7 +39,7 @@ def row(story: Story, index: int) -> tuple[Cell, ...]:
         Cell(text=units.gb(size), value=float(size)) if size else words(""),
         words(f"{known.moe.experts}, {known.moe.used}+{known.moe.shared} active" if known and known.moe else ""),
         words(engine_title(story)),
-        words(spread_title(story) or ("CPU + GPU" if recipe.hybrid else "one device")),
+        words(spread_title(story) or placed(story)),
         words(recipe.kv),
         Cell(text=f"{recipe.context:,}", value=float(recipe.context)),
         words(state, tone=TONES.get(state, "quiet")),
@@ -76,3 +76,10 @@ def status(story: Story) -> str:
     ):
         return "WORKING"
     return "not tried"
+
+
+def placed(story: Story) -> str:
+    """Where a model that is not split over cards lies."""
+    if story.box and not story.box.gpus:
+        return "CPU"
+    return "CPU + GPU" if story.recipe and story.recipe.hybrid else "one device"
