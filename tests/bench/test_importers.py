@@ -74,6 +74,8 @@ LLAMA = [
     },
 ]
 
+RESULTS = Path(__file__).parent / "results"  # written by the tools against the schedule server, and cut down
+
 
 def read(folder: Path, content: Any) -> list[dict[str, Any]]:
     """What importing this content gives."""
@@ -114,6 +116,29 @@ def test_aiperfs_blocks_are_flattened(tmp_path: Path) -> None:
 
     assert (result["mean_ttft_ms"], result["mean_tpot_ms"], result["max_concurrency"]) == (80.0, 9.0, 4)
     assert (result["output_throughput"], result["completed"]) == (200.0, 32.0)
+
+
+def test_a_file_of_guidellm_0_8() -> None:
+    """12 requests of 20 tokens, one each 20 ms: its inter-token latency is our TPOT, its time per token is not."""
+    (result,) = load(RESULTS / "guidellm-0.8.1.json")
+
+    assert (result["completed"], result["failed"], result["max_concurrency"]) == (12, 0, 4)
+    assert (result["total_output_tokens"], result["model_id"]) == (240, "schedule")
+    assert result["mean_tpot_ms"] == pytest.approx(19.86, abs=0.01)
+    assert result["mean_ttft_ms"] == pytest.approx(206.92, abs=0.01)
+    assert result["p99_e2el_ms"] == pytest.approx(594.0, abs=0.1)
+    assert "p99_itl_ms" not in result, "it does not say"
+
+
+def test_a_file_of_aiperf_0_13() -> None:
+    """Its load is in phases, its model in a list; tokens are those of its own tokenizer."""
+    (result,) = load(RESULTS / "aiperf-0.13.0.json")
+
+    assert (result["completed"], result["max_concurrency"], result["model_id"]) == (12, 4, "schedule")
+    assert (result["total_output_tokens"], result["token_counts"]) == (4560, "tokenizer")
+    assert result["mean_chunk_gap_ms"] == pytest.approx(18.98, abs=0.01)
+    assert result["mean_ttft_ms"] == pytest.approx(254.48, abs=0.01)
+    assert "p99_itl_ms" not in result, "it does not say"
 
 
 @pytest.mark.parametrize("around", ["{}", "main: n_ctx = 4096\n{}\nbuild: 1\n"])

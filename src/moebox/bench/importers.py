@@ -83,10 +83,11 @@ def _sglang(value: Result) -> list[Result]:
     return [{"kind": "serving", "tool": "sglang.bench_serving", **keep, "total_token_throughput": total}]
 
 
+# Its time per output token has the first token's in it; its inter-token latency is a request's mean (last token less
+# first over the tokens between), which others call TPOT (guidellm 0.8.1, benchmark/schemas/metrics.py and a run).
 _GUIDELLM = {
     "ttft": "time_to_first_token_ms",
-    "tpot": "time_per_output_token_ms",
-    "itl": "inter_token_latency_ms",
+    "tpot": "inter_token_latency_ms",
     "e2el": "request_latency",  # seconds
 }
 
@@ -103,10 +104,12 @@ def _guidellm_one(one: Result) -> Result:
         return metric.get("successful") or metric.get("total") or {}
 
     totals = metrics.get("request_totals") or one.get("request_totals") or {}
-    strategy = (one.get("config") or one.get("args") or {}).get("strategy") or {}
+    config = one.get("config") or one.get("args") or {}
+    strategy = config.get("strategy") or {}
     result: Result = {
         "kind": "serving",
         "tool": "guidellm",
+        "model_id": (config.get("backend") or {}).get("model"),
         "max_concurrency": strategy.get("streams") or strategy.get("max_concurrency"),
         "request_rate": strategy.get("rate") or "inf",
         "duration": one.get("duration"),
@@ -116,8 +119,8 @@ def _guidellm_one(one: Result) -> Result:
         "request_throughput": stats("requests_per_second").get("mean"),
         "output_throughput": stats("output_tokens_per_second").get("mean"),
         "total_token_throughput": stats("tokens_per_second").get("mean"),
-        "total_input_tokens": stats("prompt_token_count").get("total_sum"),
-        "total_output_tokens": stats("output_token_count").get("total_sum"),
+        "total_input_tokens": _whole(stats("prompt_token_count").get("total_sum")),
+        "total_output_tokens": _whole(stats("output_token_count").get("total_sum")),
     }
     for name, theirs in _GUIDELLM.items():
         found = stats(theirs)
@@ -128,20 +131,31 @@ def _guidellm_one(one: Result) -> Result:
     return result
 
 
-_AIPERF = {"ttft": "time_to_first_token", "itl": "inter_token_latency", "e2el": "request_latency"}
+def _whole(value: Any) -> Any:
+    """A count as a whole number, where it is one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Its inter-token latency is (latency - TTFT) / (tokens - 1) of a request: what others call TPOT.
+_AIPERF = {
+    "ttft": "time_to_first_token",
+    "tpot": "inter_token_latency",
+    "chunk_gap": "inter_chunk_latency",
+    "e2el": "request_latency",
+}
 _UNITS = {"ms": 1.0, "milliseconds": 1.0, "sec": 1e3, "s": 1e3, "seconds": 1e3, "us": 1e-3, "ns": 1e-6}
 
 
 def _aiperf(value: Result) -> list[Result]:
     def figure(name: str) -> Any:
-        return (value.get(name) or {}).get("avg")
+        return _whole((value.get(name) or {}).get("avg"))
 
     config = value.get("input_config") or {}
-    loadgen = config.get("loadgen") or {}
+    loadgen, model = _aiperf_load(config)
     result: Result = {
         "kind": "serving",
         "tool": "aiperf",
-        "model_id": next(iter((config.get("endpoint") or {}).get("model_names") or []), None),
+        "model_id": model,
         "max_concurrency": loadgen.get("concurrency"),
         "request_rate": loadgen.get("request_rate") or "inf",
         "duration": figure("benchmark_duration"),
@@ -152,6 +166,7 @@ def _aiperf(value: Result) -> list[Result]:
         "total_token_throughput": figure("total_token_throughput"),
         "total_output_tokens": figure("total_output_tokens") or figure("total_osl"),
         "total_input_tokens": figure("total_isl"),
+        "token_counts": "tokenizer",
     }
     for name, theirs in _AIPERF.items():
         found = value.get(theirs) or {}
@@ -159,8 +174,15 @@ def _aiperf(value: Result) -> list[Result]:
         pairs = {"mean": found.get("avg"), "median": found.get("p50"), "std": found.get("std")}
         pairs |= {p: found.get(p) for p in ("p50", "p90", "p95", "p99")}
         result |= {f"{kind}_{name}_ms": v * scale for kind, v in pairs.items() if isinstance(v, int | float)}
-    # aiperf's inter-token latency is (latency - TTFT) / (tokens - 1) of a request: what others call TPOT.
-    return [result | {key.replace("_itl_", "_tpot_"): v for key, v in result.items() if "_itl_" in key}]
+    return [result]
+
+
+def _aiperf_load(config: Result) -> tuple[Result, str | None]:
+    """Concurrency and rate, and the model, of newer files (0.13: phases, models) and older ones (loadgen, endpoint)."""
+    phases = [one for one in config.get("phases") or [] if isinstance(one, dict) and one.get("kind") == "profiling"]
+    names = [one.get("name") for one in (config.get("models") or {}).get("items") or [] if isinstance(one, dict)]
+    names += (config.get("endpoint") or {}).get("model_names") or []
+    return phases[0] if phases else config.get("loadgen") or {}, next(iter(names), None)
 
 
 def _llama_bench(value: Any) -> list[Result]:
