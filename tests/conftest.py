@@ -1,6 +1,7 @@
 """What all tests share: runs and state in a folder of their own, and nothing of the caller's environment."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 # One profile for all: examples are bounded so that the suite stays quick, and no test asserts a time.
 settings.register_profile("house", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+# A shell's background job ignores SIGINT, and children inherit that; those that are interrupted here must hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

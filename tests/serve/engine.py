@@ -123,8 +123,11 @@ def main() -> None:
             signal.signal(sign, signal.SIG_IGN)
     if mode in ("forks", "stubborn"):  # a worker in a session of its own that heeds nothing, and its child
         worker = "import signal,subprocess,sys,time\n[signal.signal(s, signal.SIG_IGN) for s in (2, 15)]\n"
-        worker += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\ntime.sleep(300)"
-        subprocess.Popen([sys.executable, "-c", worker], start_new_session=True)
+        worker += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        worker += "print('both are there', flush=True)\ntime.sleep(300)"
+        made = subprocess.Popen([sys.executable, "-c", worker], start_new_session=True, stdout=subprocess.PIPE)
+        assert made.stdout
+        made.stdout.readline()
     load()
     serve(mode)
 
