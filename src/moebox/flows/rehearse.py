@@ -190,7 +190,7 @@ def long_prompt(session: Session, recipe: Recipe) -> Step:
             raise AnswerIsNo(
                 f"{recipe.engine} failed at a prompt of about {words} words: {problem}", hint=explain(session)
             )
-        grown = round(words * 1.02 * wanted / counted) + 4
+        grown = min(round(words * 1.02 * wanted / counted) + 4, words * room // counted)  # never beyond the context
         if counted >= wanted or words >= grown:
             break
         words = grown
