@@ -9,6 +9,7 @@ benchmarks/README.md.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -37,7 +38,7 @@ def main() -> int:
         built = {name: compiled(name, Path(folder)) for name in ("schedule_server", "floor_client")}
         rows: list[Row] = []
         with server(built["schedule_server"]) as url:
-            clients = chosen(built["floor_client"], Path(folder), options.vllm, options.tokenizer)
+            clients = chosen(built["floor_client"], Path(folder), options)
             for streams in options.streams:
                 for number in range(options.repeat):
                     for name, client in clients.items():
@@ -62,7 +63,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vllm", default=shutil.which("vllm") or "", help="a vllm command to run `vllm bench serve` with"
     )
-    parser.add_argument("--tokenizer", default="", help="a tokenizer for it, any: it insists on one")
+    parser.add_argument("--guidellm", default=shutil.which("guidellm") or "", help="a guidellm command")
+    parser.add_argument("--aiperf", default=shutil.which("aiperf") or "", help="an aiperf command")
+    parser.add_argument(
+        "--tokenizer",
+        default="",
+        help="a tokenizer's folder (aiperf: its name on the hub), any: they insist on one",
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -112,16 +119,20 @@ def get(url: str) -> Row:
         return dict(json.load(reply))
 
 
-def chosen(floor: Path, folder: Path, vllm: str, tokenizer: str) -> dict[str, Callable[[str, int, int], Row]]:
+def chosen(floor: Path, folder: Path, options: argparse.Namespace) -> dict[str, Callable[[str, int, int], Row]]:
     """The clients there are: ours and the C one always, others where they are installed."""
     clients: dict[str, Callable[[str, int, int], Row]] = {
         "C, epoll": lambda url, streams, requests: c_client(floor, url, streams, requests),
         "moebox": moebox,
     }
-    if vllm and tokenizer:
-        clients["vllm bench serve"] = lambda url, streams, requests: vllm_client(
-            vllm, tokenizer, folder, url, streams, requests
-        )
+    others = {
+        "vllm bench serve": (options.vllm, vllm_words),
+        "guidellm": (options.guidellm, guidellm_words),
+        "aiperf": (options.aiperf, aiperf_words),
+    }
+    for name, (program, words) in others.items():
+        if program and options.tokenizer:
+            clients[name] = functools.partial(other_client, program.split(), words, options.tokenizer, folder)
     return clients
 
 
@@ -175,34 +186,69 @@ def moebox(url: str, streams: int, requests: int) -> Row:
     }
 
 
-def vllm_client(program: str, tokenizer: str, folder: Path, url: str, streams: int, requests: int) -> Row:
-    """vLLM's own, whose CPU time includes starting up: a run of one request is taken off."""
-    saved = folder / "vllm.json"
+Words = Callable[[str, str, Path, int, int], tuple[list[str], Path]]  # url, tokenizer, folder, streams, requests
 
-    def run(count: int, lanes: int) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = [program, "bench", "serve", "--backend", "openai-chat", "--base-url", url, "--model", "schedule"]
-        words += ["--endpoint", "/v1/chat/completions", "--tokenizer", tokenizer, "--disable-tqdm"]
-        words += ["--dataset-name", "random", "--random-input-len", "256", "--random-output-len", str(TOKENS)]
-        words += ["--num-prompts", str(count), "--max-concurrency", str(lanes), "--percentile-metrics", "ttft,tpot,itl"]
-        words += ["--save-result", "--result-dir", str(folder), "--result-filename", saved.name]
-        done = subprocess.run(words, capture_output=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if done.returncode:
-            sys.exit(f"vllm bench serve failed: {done.stderr.decode(errors='replace')[-2000:]}")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    idle = run(1, 1)
+def other_client(
+    program: list[str], words: Words, tokenizer: str, folder: Path, url: str, streams: int, requests: int
+) -> Row:
+    """Someone else's; its CPU time includes starting up, so that of a run of one request is taken off."""
+    from moebox.bench.importers import load
+
+    idle = spent(program, words(url, tokenizer, folder, 1, 1)[0])
     get(f"{url}/control")
-    busy = run(requests, streams)
-    result = json.loads(saved.read_text())
+    rest, saved = words(url, tokenizer, folder, streams, requests)
+    busy = spent(program, rest)
+    (result,) = load(saved)
+    # What some tools say instead: aiperf the gaps between chunks, guidellm means of requests.
+    gap = next(result[key] for key in ("p99_itl_ms", "p99_chunk_gap_ms", "p99_tpot_ms") if key in result)
     return {
         "tokens": requests * TOKENS,
         "cpu_s": max(0.0, busy - idle),
         "wall_s": result["duration"],
         "mean_ttft_ms": result["mean_ttft_ms"],
-        "p99_itl_ms": result["p99_itl_ms"],
+        "p99_itl_ms": gap,
     }
+
+
+def spent(program: list[str], words: list[str]) -> float:
+    """CPU seconds of a command and its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [*program, *words], capture_output=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    if done.returncode:
+        sys.exit(f"{program[0]} failed: {(done.stderr or done.stdout).decode(errors='replace')[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def vllm_words(url: str, tokenizer: str, folder: Path, streams: int, requests: int) -> tuple[list[str], Path]:
+    """`vllm bench serve`."""
+    words = ["bench", "serve", "--backend", "openai-chat", "--base-url", url, "--model", "schedule"]
+    words += ["--endpoint", "/v1/chat/completions", "--tokenizer", tokenizer, "--disable-tqdm"]
+    words += ["--dataset-name", "random", "--random-input-len", "256", "--random-output-len", str(TOKENS)]
+    words += ["--num-prompts", str(requests), "--max-concurrency", str(streams)]
+    words += ["--percentile-metrics", "ttft,tpot,itl", "--save-result"]
+    return [*words, "--result-dir", str(folder), "--result-filename", "vllm.json"], folder / "vllm.json"
+
+
+def guidellm_words(url: str, tokenizer: str, folder: Path, streams: int, requests: int) -> tuple[list[str], Path]:
+    """`guidellm run` (0.8)."""
+    saved = folder / "guidellm.json"
+    words = ["run", "--backend", f"kind=openai_http,target={url},model=schedule"]
+    words += ["--profile", f"kind=concurrent,streams={streams}", "--constraint", f"kind=max_requests,count={requests}"]
+    words += ["--tokenizer", f"kind=hf_auto,model={tokenizer}", "--disable-console"]
+    words += ["--data", f"kind=synthetic_text,prompt_tokens=256,output_tokens={TOKENS}"]
+    return [*words, "--output", f"kind=json,path={saved}"], saved
+
+
+def aiperf_words(url: str, tokenizer: str, folder: Path, streams: int, requests: int) -> tuple[list[str], Path]:
+    """`aiperf profile` (0.13)."""
+    words = ["profile", "--model", "schedule", "--url", url, "--endpoint-type", "chat", "--streaming", "--ui", "none"]
+    words += ["--concurrency", str(streams), "--request-count", str(requests), "--tokenizer", tokenizer]
+    words += ["--synthetic-input-tokens-mean", "256", "--output-tokens-mean", str(TOKENS)]
+    return [*words, "--artifact-dir", str(folder / "aiperf")], folder / "aiperf" / "profile_export_aiperf.json"
 
 
 def flat_out(url: str, number: int) -> Row:
