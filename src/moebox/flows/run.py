@@ -215,9 +215,8 @@ class Teller:
     def _climb(self) -> None:
         self.stand.down()
         short = not self.request.model
-        # It was verified just before, so the first step of a short climb looks only whether it is there; a needle near
-        # the end is one that the phantom finds at any length (training/README.md), so a miss is the setting's.
-        quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.9,), first=("alive",))
+        # It was verified just before, so the first step of a short climb looks only whether it is there.
+        quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
         effort = quick if short else Effort(first=("alive", "plain"))
         asked = wire.read_toml(Recipe, self.run.path / "asked.toml")
         summit = climb(asked, self.run, effort=effort, tell=self._climbing)
