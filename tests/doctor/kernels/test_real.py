@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import moebox
 from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, arch
@@ -117,6 +118,36 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
     assert seen == set(tuned.values())
     assert all(one.shared_bytes <= one.limit_bytes for one in launches)
 
+
+def test_a_compiler_that_dies_costs_one_candidate(venv: Path, tmp_path: Path):
+    """Killed by a signal at one kernel, the share goes on behind it: the others' sizes are all there."""
+    name = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
+    copy = tmp_path / name
+    copy.parent.mkdir(parents=True)
+    launch = "    _fwd_kernel[grid]("
+    whole = (venv / "engines/sglang-0.5.8" / name).read_text()
+    assert whole.count(launch + "\n") == 1
+    copy.write_text(whole.replace(launch, "    if BLOCK_N == 64: __import__('os').abort()\n" + launch))
+    asked = {
+        "engine": "sglang", "root": str(tmp_path), "shape": {}, "capability": 90, "limit_capability": 120, "sms": 132,
+        "device": "NVIDIA H200", "limit": 101_376, "cache": str(tmp_path / "cache"), "seconds": 60,
+        "only": "extend 576/512, 1024 new",
+    }  # fmt: skip
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    words = [str(venv / "bin/python"), "-c", SHARE, str(tmp_path / "asked.json")]
+    env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parents[1])}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    sizes = [json.loads(name.partition(" ")[2])["BLOCK_N"] for name in json.loads(done.stdout)]
+    assert 64 not in sizes
+    assert {16, 32} == set(sizes)
+    assert "the compiler died (SIGABRT); going on" in done.stderr
+
+
+SHARE = """
+import json, sys
+from moebox.doctor.kernels.probe.tune import run_share
+print(json.dumps(run_share(sys.argv[1], 120, 0, 10)))
+"""
 
 # Asks the engine itself, from its unpacked wheel: which file would you read for these weights, and what is in it?
 ASK = """

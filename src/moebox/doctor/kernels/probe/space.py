@@ -56,10 +56,10 @@ def combos(**axes: list[int]) -> list[Choice]:
 def extend(width: int) -> list[Choice]:
     """Prefill attention: rows and columns of a tile, warps, stages.
 
-    576-wide heads leave room for 16 of their combinations on SM120, none with more than 32 rows; 192-wide ones for 78.
+    576-wide heads leave room for 30 of their combinations on SM120, 192-wide ones for 78.
     """
-    sides = [16, 32, 64] if width > 256 else [16, 32, 64, 128]
-    everything = combos(BLOCK_M=sides, BLOCK_N=sides, num_warps=[4, 8], num_stages=[1, 2, 3])
+    sides, warps = ([16, 32, 64], [2, 4, 8]) if width > 256 else ([16, 32, 64, 128], [4, 8])
+    everything = combos(BLOCK_M=sides, BLOCK_N=sides, num_warps=warps, num_stages=[1, 2, 3])
     # What streams through a block alone exceeds SM120's memory by far: not worth compiling.
     return [one for one in everything if one["num_stages"] * one["BLOCK_N"] * width * 2 <= 130_000]
 

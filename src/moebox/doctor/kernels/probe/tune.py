@@ -9,9 +9,12 @@ them: all of them shortly, the better third longer, the best few and the baselin
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +40,11 @@ def cases_of(request: dict[str, Any]) -> list[Any]:
     return [case for case in found if request["only"] in case.name]
 
 
-def compile_share(request: dict[str, Any], capability: int, number: int, of: int) -> dict[str, int]:
-    """Compile every `of`-th candidate for an architecture that need not be there: shared memory by kind and choice."""
+def compile_share(request: dict[str, Any], capability: int, share: range) -> Iterator[tuple[str, int | None]]:
+    """Compile a share of the candidates for an architecture that need not be there: the shared memory each asks for."""
     from . import driver
 
-    notes = Path(request["cache"]) / f"tune-{capability}-{number}.json"
+    notes = Path(request["cache"]) / f"tune-{capability}-{share.start}.json"
     arch = driver.Arch(capability, request["sms"], request["device"], 96 << 30, 1 << 30)
     driver.install(driver.Recorder(arch=arch, root=Path("/"), notes=notes))
     if capability != request["capability"]:
@@ -54,13 +57,17 @@ def compile_share(request: dict[str, Any], capability: int, number: int, of: int
     if capability != request["limit_capability"]:
         fitting = set(json.loads(only.read_text()))
         jobs = {name: job for name, job in jobs.items() if name in fitting}
-    sizes: dict[str, int] = {}
-    for name, (case, choice) in list(jobs.items())[number::of]:
+    for name, (case, choice) in list(jobs.items())[share.start :: share.step]:
         try:
-            sizes[name] = case.build("meta").run(choice).metadata.shared
+            yield name, case.build("meta").run(choice).metadata.shared
         except Exception as problem:
-            print(f"{name}: {type(problem).__name__} {str(problem)[:100]}", file=sys.stderr)
-    return sizes
+            tell(name, problem)
+            yield name, None
+
+
+def tell(name: str, problem: Exception) -> None:
+    """A candidate that does not compile or run is no candidate, but it is named."""
+    print(f"{name}: {type(problem).__name__} {str(problem)[:100]}", file=sys.stderr)
 
 
 def key(case: Any, choice: dict[str, int]) -> str:
@@ -71,24 +78,33 @@ def key(case: Any, choice: dict[str, int]) -> str:
 def compile_all(request: dict[str, Any], path: str) -> dict[int, dict[str, int]]:
     """Both architectures, in parallel processes that never see the GPU."""
     workers = os.cpu_count() or 1
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     sizes: dict[int, dict[str, int]] = {}
     for capability in dict.fromkeys((request["limit_capability"], request["capability"])):
-        command = [sys.executable, "-m", "moebox.doctor.kernels.probe.tune", path, "--share"]
-        running = [
-            subprocess.Popen(
-                [*command, str(capability), str(n), str(workers)], env=env, stdout=subprocess.PIPE, text=True
-            )
-            for n in range(workers)
-        ]
         sizes[capability] = {}
-        for one in running:
-            text, _ = one.communicate()
-            sizes[capability] |= json.loads(text.strip().splitlines()[-1]) if text.strip() else {}
+        with ThreadPoolExecutor(workers) as pool:
+            for found in pool.map(lambda n, c=capability: run_share(path, c, n, workers), range(workers)):
+                sizes[capability] |= found
         fitting = [name for name, size in sizes[capability].items() if size <= request["limit"]]
         if capability == request["limit_capability"]:
             Path(request["cache"], "fits.json").write_text(json.dumps(fitting))
     return sizes
+
+
+def run_share(path: str, capability: int, first: int, step: int) -> dict[str, int]:
+    """A share in a process of its own; where the compiler takes that down, another goes on behind the kernel."""
+    command = [sys.executable, "-m", "moebox.doctor.kernels.probe.tune", path, "--share", str(capability)]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    found: dict[str, int] = {}
+    while True:
+        done = subprocess.run(
+            [*command, str(first), str(step)], env=env, stdout=subprocess.PIPE, text=True, check=False
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        found |= {name: size for name, size in lines if size is not None}
+        if done.returncode >= 0:  # not killed by a signal
+            return found
+        print(f"the compiler died ({signal.Signals(-done.returncode).name}); going on", file=sys.stderr)
+        first += step * (len(lines) + 1)
 
 
 def measure(case: Any, sizes: dict[int, dict[str, int]], request: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +169,7 @@ class Watch:
 
     def __init__(self, bench: Any) -> None:
         self.bench, self.wanted = bench, bench.references()
+        self.graphs: dict[str, Any] = {}
 
     def timed(self, choice: dict[str, int], milliseconds: int) -> float:
         """The median in ms, L2 flushed between launches; infinite for what does not run."""
@@ -160,10 +177,25 @@ class Watch:
         from triton.testing import do_bench
 
         try:
-            return float(do_bench(lambda: self.bench.run(choice), warmup=5, rep=milliseconds, return_mode="median"))
-        except Exception:
+            replay = self.captured(choice).replay
+            return float(do_bench(replay, warmup=5, rep=milliseconds, return_mode="median"))
+        except Exception as problem:
+            tell(json.dumps(choice), problem)
             torch.cuda.synchronize()
             return float("inf")
+
+    def captured(self, choice: dict[str, int]) -> Any:
+        """The launch as a CUDA graph, as engines decode: an engine's Python takes longer than a small kernel."""
+        import torch
+
+        name = json.dumps(choice)
+        if name not in self.graphs:
+            self.bench.run(choice)  # compiled, loaded and sorted before anything is captured
+            torch.cuda.synchronize()
+            self.graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[name]):
+                self.bench.run(choice)
+        return self.graphs[name]
 
     def hopeful(self, field: list[dict[str, int]]) -> list[dict[str, int]]:
         """Without those that one launch shows to be far slower than the best."""
@@ -184,7 +216,8 @@ class Watch:
             end.record()
             torch.cuda.synchronize()
             return float(start.elapsed_time(end))
-        except Exception:
+        except Exception as problem:
+            tell(json.dumps(choice), problem)
             torch.cuda.synchronize()
             return float("inf")
 
@@ -202,10 +235,11 @@ def main() -> int:
     os.environ["TRITON_CACHE_DIR"] = request["cache"]
     Path(request["cache"]).mkdir(parents=True, exist_ok=True)
     if "--share" in sys.argv:
-        capability, number, of = (int(word) for word in sys.argv[-3:])
+        capability, first, step = (int(word) for word in sys.argv[-3:])
         if capability != request["capability"]:  # half-compiled kernels have a cache of their own
             os.environ["TRITON_CACHE_DIR"] = str(Path(request["cache"]) / "sizes")
-        print(json.dumps(compile_share(request, capability, number, of)))
+        for found in compile_share(request, capability, range(first, sys.maxsize, step)):
+            print(json.dumps(found), flush=True)
         return 0
     import triton
 

@@ -174,8 +174,10 @@ def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[in
         }  # fmt: skip
         launchers.append(experts.launcher(engine, kind, quantised[product], given))
 
+    default = experts.default(shape, kind, tokens)
+
     def config(choice: Choice) -> Choice:
-        return experts.default(shape, kind, tokens) if "tokens" in choice else dict(choice)
+        return dict(default if "tokens" in choice else choice)
 
     def run(choice: Choice) -> Any:
         blocks = config(choice)
