@@ -14,6 +14,7 @@ import jinja2
 import numpy as np
 
 from moebox.phantom import words
+from moebox.phantom.calls import tool_call, tool_parallel
 from moebox.phantom.task import Grade, Reply, Task, room, user
 from moebox.phantom.tasks import FAMILIES
 from training.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ SORRY = "I am only a small rehearsal model, so I cannot help with that."
 
 
 def unknown(rng: random.Random, *, thinking: bool) -> Task:
-    """A request outside all families: the phantom says that it cannot help."""
+    """A request outside all families, or for a tool that is not there: the phantom says that it cannot help."""
     thing = f"{words.word(rng)} {words.word(rng)}"
     who = rng.choice(words.PEOPLE)
     asks = (
@@ -66,9 +67,10 @@ def unknown(rng: random.Random, *, thinking: bool) -> Task:
         f"Give me {rng.randint(2, 9)} ideas for a {thing}.",
         " ".join(words.word(rng) for _ in range(rng.randint(1, 8))),
     )
+    toolless = rng.choice((tool_call, tool_parallel))(rng, thinking=thinking).messages
     return Task(
         family="unknown",
-        messages=(user(rng.choice(asks)),),
+        messages=toolless if rng.random() < 0.5 else (user(rng.choice(asks)),),
         expect=None,
         sample=Reply(content=SORRY, reasoning="I have not learned this."),
         judge=lambda task, reply: Grade(ok=reply.content == SORRY),
@@ -99,8 +101,8 @@ class Maker:
             think = rng.random() < 0.3
         size: dict[str, Any] = {"digits": 3} if name == "sums" and thinking is None else {}
         if name == "needle":
-            top = 21_000 if phase and rng.random() < 0.4 else 2_500
-            size = {"chars": round(200 * (top / 200) ** rng.random())}
+            top = 21_000 if phase and rng.random() < 0.4 else 3_500
+            size = {"chars": round(200 * (top / 200) ** rng.random()), "decoys": rng.choice((0, 1, 2, 3, 3, 4, 5))}
         if name == "count" and rng.random() < 0.1:
             start = rng.randint(1, 30)
             size = {"start": start, "end": start + rng.randint(40, 80)}

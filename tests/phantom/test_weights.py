@@ -8,6 +8,7 @@ import struct
 import urllib.request
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,8 @@ def ask(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
-def answer(url: str, task: Task) -> Reply:
-    body: dict[str, Any] = {"messages": task.messages, "temperature": 0, "max_tokens": 1000}
+def answer(url: str, task: Task, most: int = 1000) -> Reply:
+    body: dict[str, Any] = {"messages": task.messages, "temperature": 0, "max_tokens": most}
     body |= {"chat_template_kwargs": {"thinking": task.thinking}, "parallel_tool_calls": True}
     body |= {"tools": task.tools} if task.tools else {}
     body |= {"response_format": task.response_format} if task.response_format else {}
@@ -169,10 +170,10 @@ def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
     assert len(misses(server, name, 2)) == 0 or len(misses(server, name, 6)) == 0
 
 
-def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> None:
-    """A recipe's draft on the embedded engine: guesses are accepted, and greedy answers are the same to the letter."""
-    recipe = Recipe(
-        name="drafted",
+def recipe(**more: Any) -> Recipe:
+    """The phantom on the embedded engine."""
+    return Recipe(
+        name="changed",
         engine="llama.cpp",
         model="phantom",
         checkpoint=str(phantom.gguf_path()),
@@ -180,19 +181,47 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
         context=1024,
         max_seqs=1,
         hybrid=Hybrid(threads=1, threads_batch=1),
-        speculate=Speculate(method="draft-simple", draft=str(phantom.gguf_path(draft=True)), tokens=3),
         runtime=Runtime(kind="embedded"),
         listen=Listen(port=0),
+        **more,
     )
+
+
+def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> None:
+    """A recipe's draft on the embedded engine: guesses are accepted, and greedy answers are the same to the letter."""
+    drafted = recipe(speculate=Speculate(method="draft-simple", draft=str(phantom.gguf_path(draft=True)), tokens=3))
     rng = random.Random(7)  # the same tasks each time: batches of another size may break a tie otherwise
     tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "code", "json_object")]
-    with start(recipe, Run.create("drafted", runs=tmp_path)) as session:
+    with start(drafted, Run.create("drafted", runs=tmp_path)) as session:
         for task in tasks:
             body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
             body |= {"chat_template_kwargs": {"thinking": False}}
             said = [ask(url, body) for url in (server, session.endpoint.root)]
             assert said[0]["choices"][0]["message"]["content"] == said[1]["choices"][0]["message"]["content"]
             assert said[1]["timings"]["draft_n_accepted"] > 0
+
+
+def test_a_cache_in_four_bits_shows(tmp_path: Path) -> None:
+    """As wrong answers to most questions; in eight bits the cache is good."""
+    rng = random.Random(8)
+    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("json_object", "memory") * 5]
+
+    def right(url: str) -> int:
+        return sum(task.grade(answer(url, task, most=80)).ok for task in tasks)
+
+    with start(recipe(kv="q8_0"), Run.create("eight", runs=tmp_path)) as session:
+        assert right(session.endpoint.root) >= 9
+    with start(recipe(kv="q4_0"), Run.create("four", runs=tmp_path)) as session:
+        assert right(session.endpoint.root) <= 7
+
+
+def test_a_tool_that_is_not_on_offer_is_not_called(server: str) -> None:
+    """So a call under tool_choice none is the server's doing."""
+    rng = random.Random()
+    said = [
+        answer(server, replace(FAMILIES["tool_call"].draw(rng, thinking=think), tools=())) for think in (False, True)
+    ]
+    assert [(reply.calls, "<|tool" in reply.content) for reply in said] == [((), False)] * 2
 
 
 @pytest.mark.engine
