@@ -88,11 +88,11 @@ class Client:
         except TimeoutError:
             error = f"no end within {self.deadline_s:g} s"
         except httpx2.ConnectTimeout:
-            error = f"cannot connect: no answer within {CONNECT_S:g} s"
+            error = f"cannot connect to {url}: no answer within {CONNECT_S:g} s"
         except httpx2.TimeoutException as problem:
             error = f"no end: {problem or type(problem).__name__}"
         except httpx2.HTTPError as problem:
-            error = _failure(problem)
+            error = _failure(problem, url)
         except (httpx2.InvalidURL, UnicodeError) as problem:
             error = f"not a URL that can be asked: {problem}"
         return Exchange(
@@ -128,7 +128,7 @@ def _asked_wait(header: str, attempt: int) -> float:
     return min(max(asked, 0.05), LONGEST_WAIT_S)
 
 
-def _failure(problem: httpx2.HTTPError) -> str:
+def _failure(problem: httpx2.HTTPError, url: str) -> str:
     """A transport failure in words."""
     text = str(problem) or type(problem).__name__
     seen: BaseException | None = problem
@@ -137,7 +137,7 @@ def _failure(problem: httpx2.HTTPError) -> str:
             return f"TLS: {text}"
         seen = seen.__cause__ or seen.__context__
     if isinstance(problem, httpx2.ConnectError):
-        return f"cannot connect: {text}"
+        return f"cannot connect to {url}: {text}"
     if isinstance(problem, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError):
         return f"not a URL that can be asked: {text}"
     return f"broken off: {text}"
