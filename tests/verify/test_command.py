@@ -47,6 +47,15 @@ def test_nobody_there_is_a_verdict(capsys: pytest.CaptureFixture[str]):
     assert [rung["verdict"] for rung in document["rungs"]] == ["fail"] + ["skip"] * 11
 
 
+@pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:9/v1", "me:hunter2@127.0.0.1:9"])
+def test_a_password_in_a_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]):
+    """It would end up in evidence and reports; the refusal does not repeat it."""
+    assert main(["verify", url, "--model", "m"]) == 2
+    told = capsys.readouterr().err
+    assert "--key-env" in told
+    assert "hunter2" not in told
+
+
 def test_the_key_comes_from_the_environment(
     oracle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -13,6 +13,8 @@ def endpoint(target: str = "", *, model: str = "", key_env: str = "") -> Endpoin
     """The endpoint meant; the key is read from the environment variable named, and from nowhere else."""
     if target.endswith(".toml"):
         recipe = wire.read_toml(Recipe, Path(target))
+        if not recipe.listen.port:  # chosen when it started
+            return endpoint(recipe.name, model=model, key_env=key_env)
         url = f"http://{recipe.listen.host}:{recipe.listen.port}"
         return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
     if "://" in target or ":" in target or target.startswith("localhost"):
@@ -24,6 +26,9 @@ def endpoint(target: str = "", *, model: str = "", key_env: str = "") -> Endpoin
 
 
 def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
+    if "@" in url.rpartition("://")[2].partition("/")[0]:
+        hint = "leave it out, and name the variable that holds it: --key-env NAME"
+        raise BadInput("a password in a URL would be written into run folders", hint=hint)
     key = None
     if key_env:
         key = os.environ.get(key_env)
