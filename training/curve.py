@@ -16,12 +16,13 @@ COLOURS = {"phantom": "#2563eb", "draft": "#d97706"}
 
 def curve(logs: list[list[dict[str, float]]]) -> str:
     """An SVG of loss (log scale) over time; several runs follow one another."""
-    rows: list[dict[str, float]] = []
+    runs: list[list[dict[str, float]]] = []
     cuts: list[float] = []
     for log in logs:
-        start = rows[-1]["s"] if rows else 0.0
+        start = runs[-1][-1]["s"] if runs else 0.0
         cuts.append(start)
-        rows += [{**row, "s": row["s"] + start} for row in log]
+        runs.append([{**row, "s": row["s"] + start} for row in log])
+    rows = [row for run in runs for row in run]
     values = [row[name] for row in rows for name in COLOURS if name in row]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     end = rows[-1]["s"]
@@ -48,8 +49,9 @@ def curve(logs: list[list[dict[str, float]]]) -> str:
         f'<path d="M{x(cut):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#9ca3af" stroke-dasharray="4 3"/>' for cut in cuts[1:]
     ]
     for place, (name, colour) in enumerate(COLOURS.items()):
-        points = " ".join(f"{x(row['s']):.1f},{y(row[name]):.1f}" for row in rows if name in row)
-        out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        for run in runs:
+            points = " ".join(f"{x(row['s']):.1f},{y(row[name]):.1f}" for row in run if name in row)
+            out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         out.append(f'<text x="{WIDTH - 90}" y="{TOP + 14 + 16 * place}" fill="{colour}">{name}</text>')
     out.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle" fill="#374151">minutes on one H200</text>')
     out.append(f'<text x="{LEFT}" y="14" fill="#374151">loss per answer token</text></svg>')
