@@ -204,15 +204,15 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
 def test_a_cache_in_four_bits_shows(tmp_path: Path) -> None:
     """As wrong answers to most questions; in eight bits the cache is good."""
     rng = random.Random(8)
-    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("json_object", "memory") * 5]
+    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("json_object", "memory") * 3]
 
     def right(url: str) -> int:
         return sum(task.grade(answer(url, task, most=80)).ok for task in tasks)
 
     with start(recipe(kv="q8_0"), Run.create("eight", runs=tmp_path)) as session:
-        assert right(session.endpoint.root) >= 9
+        assert right(session.endpoint.root) >= 5
     with start(recipe(kv="q4_0"), Run.create("four", runs=tmp_path)) as session:
-        assert right(session.endpoint.root) <= 7
+        assert right(session.endpoint.root) <= 4
 
 
 def test_a_tool_that_is_not_on_offer_is_not_called(server: str) -> None:
