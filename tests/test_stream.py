@@ -90,6 +90,18 @@ PIECES = st.one_of(
 )
 
 
+@pytest.mark.parametrize("told_first", [True, False])
+def test_last_bytes_alike_do_not_make_replies_end_alike(told_first: bool) -> None:
+    """A reply that was told its finish earlier keeps it, and lends it to no other that ends in the same bytes."""
+    last = event({"role": "assistant", "content": ""}, id=f"told first: {told_first}")
+    stop, empty = (HEAD + chunked(first, last) for first in (event({"content": "a"}, finish="stop"), last))
+    ends = len(chunked(last))
+    found = {}
+    for stream in (stop, empty) if told_first else (empty, stop):
+        found[stream] = record(stream, [len(stream) - ends])[5]
+    assert found == {stop: "stop", empty: ""}
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     pieces=st.lists(PIECES, max_size=12),

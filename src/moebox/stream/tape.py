@@ -152,7 +152,7 @@ class Tape:
         at, before, ending = 0, 0, b""
         while at < len(parts):
             upto = self._alike(parts, time, at)
-            if upto == at and rest == LAST and not ending and self.quiet and not self._all:
+            if upto == at and rest == LAST and not ending and self.quiet and self._untold:
                 ending = nameless(END.join(parts[at:]))
                 if ending in _ENDINGS:
                     self._end_as(_ENDINGS[ending])
@@ -169,6 +169,11 @@ class Tape:
                 _ENDINGS.clear()
             usage = (self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
             _ENDINGS[ending] = (ending.count(END) + 1, self.finish, self.done, usage)
+
+    @property
+    def _untold(self) -> bool:
+        """Nothing is known yet of how the reply ends, so what its last bytes say is all there is."""
+        return not (self._all or self.finish or self.done) and self.prompt_tokens == self.completion_tokens == -1
 
     def _end_as(self, ending: Ending) -> None:
         """The reply ends as one before it did, to the byte."""
