@@ -102,6 +102,14 @@ def test_last_bytes_alike_do_not_make_replies_end_alike(told_first: bool) -> Non
     assert found == {stop: "stop", empty: ""}
 
 
+def test_an_ending_seen_before_is_counted_as_it_was() -> None:
+    """Several events in the last chunk and a comment, which is none."""
+    last = event({"role": "assistant", "content": ""}, id="twice") * 2 + b": ping\n\n"
+    stream = HEAD + chunked(event({"content": "a"}), last)
+    counts = [record(stream, [len(stream) - len(chunked(last))])[4] for _ in range(2)]
+    assert counts == [3, 3]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     pieces=st.lists(PIECES, max_size=12),

@@ -149,7 +149,7 @@ class Tape:
     def _read(self, segment: bytes, time: int) -> None:
         """Take a segment that needs a closer look."""
         *parts, rest = segment.split(END)
-        at, before, ending = 0, 0, b""
+        at, before, seen, ending = 0, 0, 0, b""
         while at < len(parts):
             upto = self._alike(parts, time, at)
             if upto == at and rest == LAST and not ending and self.quiet and self._untold:
@@ -157,7 +157,7 @@ class Tape:
                 if ending in _ENDINGS:
                     self._end_as(_ENDINGS[ending])
                     return
-                before = len(self.times)
+                before, seen = len(self.times), self.events
             if upto == at:
                 self._long_way(parts[at], time, whole=True)
                 upto += 1
@@ -168,7 +168,7 @@ class Tape:
             if len(_ENDINGS) >= _MOST_ENDINGS:
                 _ENDINGS.clear()
             usage = (self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
-            _ENDINGS[ending] = (ending.count(END) + 1, self.finish, self.done, usage)
+            _ENDINGS[ending] = (self.events - seen, self.finish, self.done, usage)
 
     @property
     def _untold(self) -> bool:
