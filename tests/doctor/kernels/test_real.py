@@ -119,15 +119,15 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
     assert all(one.shared_bytes <= one.limit_bytes for one in launches)
 
 
-def test_a_compiler_that_dies_costs_one_candidate(venv: Path, tmp_path: Path):
-    """Killed by a signal at one kernel, the share goes on behind it: the others' sizes are all there."""
+def share_dying_of(venv: Path, tmp_path: Path, death: str) -> subprocess.CompletedProcess[str]:
+    """A share of the prefill's candidates, compiled by an engine that dies at tiles of 64 columns."""
     name = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
     copy = tmp_path / name
     copy.parent.mkdir(parents=True)
     launch = "    _fwd_kernel[grid]("
     whole = (venv / "engines/sglang-0.5.8" / name).read_text()
     assert whole.count(launch + "\n") == 1
-    copy.write_text(whole.replace(launch, "    if BLOCK_N == 64: __import__('os').abort()\n" + launch))
+    copy.write_text(whole.replace(launch, f"    if BLOCK_N == 64: {death}\n" + launch))
     asked = {
         "engine": "sglang", "root": str(tmp_path), "shape": {}, "capability": 90, "limit_capability": 120, "sms": 132,
         "device": "NVIDIA H200", "limit": 101_376, "cache": str(tmp_path / "cache"), "seconds": 60,
@@ -136,11 +136,24 @@ def test_a_compiler_that_dies_costs_one_candidate(venv: Path, tmp_path: Path):
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     words = [str(venv / "bin/python"), "-c", SHARE, str(tmp_path / "asked.json")]
     env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parents[1])}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_compiler_that_dies_costs_one_candidate(venv: Path, tmp_path: Path):
+    """Killed by a signal at one kernel, the share goes on behind it: the others' sizes are all there."""
+    done = share_dying_of(venv, tmp_path, "__import__('os').abort()")
     sizes = [json.loads(name.partition(" ")[2])["BLOCK_N"] for name in json.loads(done.stdout)]
     assert 64 not in sizes
     assert {16, 32} == set(sizes)
     assert "the compiler died (SIGABRT); going on" in done.stderr
+
+
+def test_an_interrupted_share_does_not_go_on(venv: Path, tmp_path: Path):
+    """Ctrl-C reaches every process at once: none may be started again."""
+    done = share_dying_of(venv, tmp_path, "__import__('os').kill(__import__('os').getpid(), 2)")
+    assert done.returncode != 0
+    assert "CalledProcessError" in done.stderr
+    assert "going on" not in done.stderr
 
 
 SHARE = """

@@ -20,6 +20,7 @@ from typing import Any
 
 ROUNDS = ((10, 0.34), (40, 0.34), (120, 0.0))  # milliseconds a candidate, and the share that goes on
 HOPELESS = 2.5  # times slower than the best so far at first sight: not timed again
+CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # a program's own doing
 LARGEST_ERROR = 1e-2  # relative, of a bf16 answer against float32
 
 
@@ -101,7 +102,8 @@ def run_share(path: str, capability: int, first: int, step: int) -> dict[str, in
         )
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         found |= {name: size for name, size in lines if size is not None}
-        if done.returncode >= 0:  # not killed by a signal
+        if -done.returncode not in CRASHES:
+            done.check_returncode()  # the engine's files cannot be opened, or somebody interrupts
             return found
         print(f"the compiler died ({signal.Signals(-done.returncode).name}); going on", file=sys.stderr)
         first += step * (len(lines) + 1)
