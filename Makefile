@@ -54,7 +54,7 @@ test-vllm: $(READY) ## The real vLLM on the CPU: parser, up, facts, rehearse (in
 
 test-kernels: $(READY) ## The real Triton without a GPU: engines' kernels compiled for sm_120 (installs PyTorch the first time)
 	@bash scripts/kernels-venv.sh $(KERNELS_VENV)
-	@MOEBOX_KERNELS_VENV=$(KERNELS_VENV) $(BIN)/python -m pytest -m engine tests/doctor/kernels
+	@MOEBOX_KERNELS_VENV=$(KERNELS_VENV) $(BIN)/python -m pytest -m engine tests/kernels
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

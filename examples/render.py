@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.box import Box, Cpu, Link
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
@@ -35,7 +35,7 @@ def main() -> int:
     for path in sorted(HERE.glob("*.toml")):
         if asked.names and path.stem not in asked.names:
             continue
-        runs = imported(wire.load_toml(path), asked.out / path.stem)
+        runs = imported(codec.load_toml(path), asked.out / path.stem)
         for made in write_report(runs, asked.out / f"{path.stem}.html", pdf=asked.pdf, markdown=True):
             print(made, file=sys.stdout)
     return 0
@@ -70,7 +70,7 @@ def box(row: dict[str, Any]) -> Box:
         if pairs
     ]
     gpus = tuple(replace(gpu, numa=node) for gpu, node in zip(made.gpus, numa, strict=True))
-    cpu = wire.decode(Cpu, row.get("cpu", {}), where="cpu")
+    cpu = codec.decode(Cpu, row.get("cpu", {}), where="cpu")
     return replace(made, gpus=gpus, links=tuple(links), cpu=cpu)
 
 
@@ -90,9 +90,11 @@ def write(run: Run, example: dict[str, Any], row: dict[str, Any], where: Box, no
         "commands": row.get("command", []),
     }
     run.write_json("run.json", about)
-    recipe = wire.decode(Recipe, {**example.get("defaults", {}).get("recipe", {}), **row["recipe"]}, where=row["label"])
-    run.write("recipe.toml", wire.to_toml(recipe))
-    run.write("box.toml", wire.to_toml(where))
+    recipe = codec.decode(
+        Recipe, {**example.get("defaults", {}).get("recipe", {}), **row["recipe"]}, where=row["label"]
+    )
+    run.write("recipe.toml", codec.to_toml(recipe))
+    run.write("box.toml", codec.to_toml(where))
     levels = row.get("levels") or table(row.get("measured", {}))
     run.write_json("measurements/published.json", {"levels": levels})
     if row.get("rungs"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, arch
-from moebox.doctor.kernels.scan import Request, scan
+from moebox.kernels.scan import Request, scan
 
 ARCHS = ("sm_120", "sm_90", "sm_100")
 HEAD = """# What a scan of each release found for Kimi's shapes at TP8: launches made, and the kernels that do not fit.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moebox import wire
+from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import Recipe
 from tests.checkpoint import tiny
@@ -69,7 +69,7 @@ def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
     file = tmp_path / "new" / "recipe.toml"
     document = planned(capsys, "kimi-k2.6", *BOX, "-o", str(file))
 
-    assert wire.read_toml(Recipe, file) == wire.decode(Recipe, document["recipe"], where="json")
+    assert codec.read_toml(Recipe, file) == codec.decode(Recipe, document["recipe"], where="json")
     assert file.read_text().startswith("# kimi-k2.6-vllm-tp8")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox import wire
+from moebox import codec
 from moebox.detect import box
 from moebox.errors import BadInput, MoeboxError, UnknownName
 
@@ -71,7 +71,7 @@ def test_a_short_file_describes_a_box(tmp_path: Path):
 def test_a_captured_file_describes_a_box(tmp_path: Path):
     """box.toml of the capture bundle."""
     path = tmp_path / "box.toml"
-    path.write_text(wire.to_toml(box("4x-l40s", ram="1TiB")))
+    path.write_text(codec.to_toml(box("4x-l40s", ram="1TiB")))
     assert box(str(path)) == box("4x-l40s", ram="1TiB")
 
 

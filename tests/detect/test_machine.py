@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from rich.console import Console
 
-from moebox import wire
+from moebox import codec
 from moebox.cli.box_view import panel, troubles
 from moebox.core.box import Box
 from moebox.detect import bundle, machine, nvml
@@ -183,4 +183,4 @@ def test_a_bundle_can_be_planned_with(tmp_path: Path):
     from moebox.detect import box
 
     bundle.save(machine.detect(), tmp_path)
-    assert wire.to_toml(box(str(tmp_path / "box.toml")))
+    assert codec.to_toml(box(str(tmp_path / "box.toml")))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from moebox import engines
+from moebox.core import presets
 from moebox.core.box import Box
 from moebox.core.catalogue import gpu, model
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
-from moebox.engines import presets
 from moebox.serve.recipes import read_recipe
 
 KIMI = model("kimi-k2.6")

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from moebox import engines, wire
+from moebox import codec, engines
 from moebox.core.recipe import EngineName, Recipe, Runtime
 from moebox.engines.flags import catalogue
 from moebox.engines.words import canonical, split
@@ -109,7 +109,7 @@ def options(argv: tuple[str, ...] | list[str], image: str) -> list[str]:
 def roundtrip(engine: EngineName, text: str, version: str) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe of a command, through its TOML form, and the engine's argv made from it."""
     recipe = engines.parse_command(engine, text.strip(), version=version)
-    again = wire.decode(Recipe, tomllib.loads(wire.to_toml(recipe)), where="again")
+    again = codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="again")
     assert again == recipe
     return recipe, engines.launch(recipe).argv
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from moebox import wire
+from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.flows.story import FILE, STEPS, Name
@@ -40,7 +40,7 @@ def oracle_recipe(folder: Path) -> Path:
         climb=Climb(contexts=(2048,), speculate=(), settings={}),
     )
     path = folder / "recipe.toml"
-    path.write_text(wire.to_toml(made))
+    path.write_text(codec.to_toml(made))
     return path
 
 

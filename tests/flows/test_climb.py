@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox import wire
+from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.errors import AnswerIsNo, BadInput
@@ -68,7 +68,7 @@ def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
     assert steps["hybrid.ubatch 128"].why.startswith("slower")
     assert "arithmetic" in steps["kv q4_0"].why
     assert steps["hybrid.ubatch 4096"].same == LIGHT.questions
-    best = wire.read_toml(Recipe, run.path / "best.toml")
+    best = codec.read_toml(Recipe, run.path / "best.toml")
     assert (best.context, best.hybrid and best.hybrid.ubatch, best.kv) == (4096, 4096, "auto")
     kinds = [event["kind"] for event in run.events()]
     assert kinds.count("climb.kept") == 3
@@ -78,23 +78,23 @@ def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
 
 def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
     """Nothing to climb from is an answer, with the reason."""
-    broken = wire.decode(Recipe, {**wire.plain(recipe), "kv": "q4_0"}, where="test")
+    broken = codec.decode(Recipe, {**codec.plain(recipe), "kv": "q4_0"}, where="test")
     with pytest.raises(AnswerIsNo, match="arithmetic"):
         climb(broken, Run.create("climb"), effort=LIGHT)
 
 
 def test_a_setting_that_does_not_exist_is_told_before_anything_starts(recipe: Recipe):
     """A misspelt setting costs no engine start."""
-    document = {**wire.plain(recipe), "climb": {"settings": {"hybrid.ubatches": [512]}}}
+    document = {**codec.plain(recipe), "climb": {"settings": {"hybrid.ubatches": [512]}}}
     with pytest.raises(BadInput, match="ubatches"):
-        climb(wire.decode(Recipe, document, where="test"), Run.create("climb"), effort=LIGHT)
+        climb(codec.decode(Recipe, document, where="test"), Run.create("climb"), effort=LIGHT)
 
 
 def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """kill -9 in the middle of a step: steps before it are not repeated, it is, and nothing is left over."""
-    document = {**wire.plain(recipe), "climb": {"contexts": [2048, 4096], "speculate": [], "settings": {}}}
+    document = {**codec.plain(recipe), "climb": {"contexts": [2048, 4096], "speculate": [], "settings": {}}}
     path = tmp_path / "recipe.toml"
-    path.write_text(wire.to_toml(wire.decode(Recipe, document, where="test")))
+    path.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
     marker = tmp_path / "reached"
     words = [sys.executable, "-m", "moebox", "climb", str(path), "--rounds", "2", "--questions", "4"]
     env = {**os.environ, "ORACLE_KILLS": f"{marker}:4096"}
@@ -117,15 +117,15 @@ def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: P
     other = tmp_path / "other.toml"
     other.write_text(path.read_text().replace("oracle-k2", "oracle-k3"))
     with pytest.raises(BadInput, match="another recipe"):
-        climb(wire.read_toml(Recipe, other), Run(folder), effort=LIGHT)
+        climb(codec.read_toml(Recipe, other), Run(folder), effort=LIGHT)
 
 
 def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """What is said, how right, how valid, how many guesses were accepted, and how fast, with an interval."""
     plain, guessing = tmp_path / "a.toml", tmp_path / "b.toml"
-    plain.write_text(wire.to_toml(recipe))
-    document = {**wire.plain(recipe), "speculate": {"method": "ngram-mod"}}
-    guessing.write_text(wire.to_toml(wire.decode(Recipe, document, where="test")))
+    plain.write_text(codec.to_toml(recipe))
+    document = {**codec.plain(recipe), "speculate": {"method": "ngram-mod"}}
+    guessing.write_text(codec.to_toml(codec.decode(Recipe, document, where="test")))
     words = ["--json", "--questions", "10", "--rounds", "2", "--concurrency", "1,2"]
 
     assert main(["compare", str(plain), str(guessing), *words]) == 1

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from moebox import detect, wire
+from moebox import codec, detect
 from moebox.flows.run import Teller
 from moebox.flows.story import Request, Step, begin
 from moebox.report.reading import read
@@ -15,9 +15,9 @@ from moebox.stream.awake import Awake
 def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     """An fp8 cache on SM120: one line of news that names the mend, and an entry the report reads."""
     run = Run.create("k26", runs=tmp_path)
-    run.write("box.toml", wire.to_toml(detect.box("8x-rtx-pro-6000")))
+    run.write("box.toml", codec.to_toml(detect.box("8x-rtx-pro-6000")))
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="0.32.0")
-    run.write("recipe.toml", wire.to_toml(recipe))
+    run.write("recipe.toml", codec.to_toml(recipe))
     story = begin(Request(model="kimi-k2.6", until="doctor"), run).with_step(Step(name="plan", state="done"))
     news: list[str] = []
     teller = Teller(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebox import wire
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
@@ -238,12 +238,12 @@ def test_recipes_are_whole_and_the_same_every_time(name: str, card: str, count: 
         chosen = choose(box, model, forms, pins)
     except DoesNotFit:
         return
-    again = wire.decode(Recipe, tomllib.loads(wire.to_toml(chosen.recipe)), where="recipe")
+    again = codec.decode(Recipe, tomllib.loads(codec.to_toml(chosen.recipe)), where="recipe")
 
     assert again == chosen.recipe
     check(chosen.recipe, model)
     assert launch(chosen.recipe, model).argv
-    assert wire.to_json(choose(box, model, forms, pins)) == wire.to_json(chosen)
+    assert codec.to_json(choose(box, model, forms, pins)) == codec.to_json(chosen)
     assert all(one.free >= 0 for one in chosen.memory.devices)
 
 

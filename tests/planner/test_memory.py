@@ -9,7 +9,8 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
-from moebox.planner.memory import budget, shards
+from moebox.planner.memory import budget
+from moebox.sizing import shards
 from tests.planner.boxes import box_with
 
 MODELS = ("kimi-k2.6", "glm-4.7", "glm-5.1", "qwen3-235b", "gpt-oss-120b", "deepseek-v3")

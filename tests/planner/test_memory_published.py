@@ -4,7 +4,8 @@ import pytest
 
 from moebox.core import catalogue
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.planner.memory import budget, sglang
+from moebox.engines.sglang import memory as sglang
+from moebox.planner.memory import budget
 from moebox.planner.published import Row, rows, tokens, weights
 from tests.planner.boxes import ATTIC, EIGHT
 
@@ -92,7 +93,7 @@ def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
 )
 def test_compute_buffers_are_those_of_fit_params(cards: int, ubatch: int, context: int, seen: list[int]) -> None:
     """MiB of llama-fit-params b11669 for Kimi K2.6 in Q4_X with all experts in RAM, by micro-batch and context."""
-    from moebox.planner.memory.llama import compute_bytes
+    from moebox.engines.ggml.memory import compute_bytes
 
     model, recipe = catalogue.model("kimi-k2.6"), llama("llama.cpp", "Q4_X", (), ubatch, context)
     sizes = [compute_bytes(model, recipe, last=i == cards - 1, alone=cards == 1) / MIB for i in range(cards)]
@@ -123,7 +124,7 @@ def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
     from dataclasses import replace
 
     from moebox.core.recipe import Parallel
-    from moebox.planner.memory import vllm
+    from moebox.engines.vllm import memory as vllm
 
     model, card = catalogue.model("kimi-k2.6"), EIGHT.gpus[0]
     recipe = Recipe(

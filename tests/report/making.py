@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.store import Run
@@ -47,8 +47,8 @@ def a_run(runs: Path, *, name: str = "k26", factor: float = 1.0, levels: tuple[i
     run = Run.create(name, runs=runs)
     run.release()
     run.write_json("run.json", {**run.read_json("run.json"), "label": name})
-    run.write("recipe.toml", wire.to_toml(RECIPE))
-    run.write("box.toml", wire.to_toml(box_of("8x-rtx-pro-6000-server")))
+    run.write("recipe.toml", codec.to_toml(RECIPE))
+    run.write("box.toml", codec.to_toml(box_of("8x-rtx-pro-6000-server")))
     run.event(
         "attempt.started", id="a", model="int4", engine="vllm", argv=["vllm", "serve", "--api-key", "sk-verysecret99"]
     )

@@ -182,7 +182,7 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
     """Only what differs from the defaults is printed, and it reads back to the very same recipe."""
     import tomllib
 
-    from moebox import wire
+    from moebox import codec
     from moebox.core.recipe import Hybrid, Recipe, Speculate
     from moebox.report.sections.reproduce import lean
     from tests.report.making import RECIPE
@@ -192,6 +192,6 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
         replace(RECIPE, hybrid=Hybrid(experts=((1, 2), (59, 60))), env={"A": "b"}, flags={"x": ["1", "y"]}),
         replace(RECIPE, speculate=Speculate(draft="d"), thinking=False, context=1024),
     ):
-        text = wire.to_toml(lean(recipe))
-        assert wire.decode(Recipe, tomllib.loads(text), where="page") == recipe
+        text = codec.to_toml(lean(recipe))
+        assert codec.decode(Recipe, tomllib.loads(text), where="page") == recipe
         assert len(text) < 700

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moebox import wire
+from moebox import codec
 from moebox.report.naming import labelled
 from moebox.report.page import html
 from moebox.report.reading import read
@@ -63,7 +63,7 @@ def imported(name: str, home: Path) -> list[Story]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    runs = module.imported(wire.load_toml(EXAMPLES / f"{name}.toml"), home)
+    runs = module.imported(codec.load_toml(EXAMPLES / f"{name}.toml"), home)
     return labelled([read(run) for run in runs])
 
 

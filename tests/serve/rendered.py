@@ -10,8 +10,8 @@ from typing import Any
 from moebox import engines
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
+from moebox.render import FORMS
 from moebox.serve.recipes import read_recipe, shipped
-from moebox.serve.render import FORMS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import BadInput, Outside
 from moebox.serve.faults import LaunchFailed
@@ -186,7 +186,7 @@ def test_a_gigabyte_of_log_stays_bounded_on_disk_and_in_memory(acting: Acting, r
 def test_a_full_disk_does_not_stop_an_engine_and_is_told(acting: Acting, tmp_path: Path) -> None:
     """Log that cannot be written is lost and said to be; the engine becomes ready all the same."""
     recipe = tmp_path / "flood.toml"
-    recipe.write_text(wire.to_toml(acting("flood", env={"FLOOD_BYTES": "4000000"})))
+    recipe.write_text(codec.to_toml(acting("flood", env={"FLOOD_BYTES": "4000000"})))
     command = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *MOEBOX, "up", str(recipe), "--detach", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ), check=False)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox import wire
+from moebox import codec
 from moebox.cli.target import endpoint
 from moebox.core.recipe import Recipe
 from moebox.serve import state
@@ -30,7 +30,7 @@ def said(*words: str) -> "subprocess.CompletedProcess[str]":
 def up(recipe: Recipe, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """`moebox up` in the foreground, until it has said that it is ready."""
     path = folder / "recipe.toml"
-    path.write_text(wire.to_toml(recipe))
+    path.write_text(codec.to_toml(recipe))
     with subprocess.Popen(
         [*MOEBOX, "up", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as shown:
@@ -94,7 +94,7 @@ def test_sigterm_stops_the_engine_too(acting: Acting, tmp_path: Path) -> None:
 def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_path: Path) -> None:
     """up --detach returns, ps shows the engine, logs prints its words, down ends it."""
     path = tmp_path / "recipe.toml"
-    path.write_text(wire.to_toml(acting("good")))
+    path.write_text(codec.to_toml(acting("good")))
     done = said("up", str(path), "--detach", "--json")
     assert done.returncode == 0, done.stderr
     ready = json.loads(done.stdout)
@@ -115,7 +115,7 @@ def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_pa
 def test_a_detached_engine_that_died_is_shown_with_its_code(acting: Acting, tmp_path: Path) -> None:
     """Nobody watched it die; ps tells all the same, and down clears the record."""
     path = tmp_path / "recipe.toml"
-    path.write_text(wire.to_toml(acting("dies-after-ready")))
+    path.write_text(codec.to_toml(acting("dies-after-ready")))
     ready = json.loads(said("up", str(path), "--detach", "--json").stdout)
     assert not gone_within(lambda: marked(ready["id"]), 30)
     (instance,) = state.instances()
@@ -129,7 +129,7 @@ def test_a_remedy_is_tried_once_and_journaled(acting: Acting, tmp_path: Path) ->
     """The context that vLLM's own message allows is set, tried, and both attempts stand in one run."""
     log = Path(__file__).parents[1] / "logs" / "vllm-0.32-kv-too-small.log"
     path = tmp_path / "recipe.toml"
-    path.write_text(wire.to_toml(acting(str(log), context=262144)))
+    path.write_text(codec.to_toml(acting(str(log), context=262144)))
     done = said("up", str(path), "--apply-remedy")
     assert done.returncode == 3
     assert "trying the remedy: context = 155328" in done.stderr
@@ -147,7 +147,7 @@ def test_a_dry_run_prints_what_would_be_run(acting: Acting, tmp_path: Path, monk
     monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
     recipe = acting("good")
     path = tmp_path / "recipe.toml"
-    text = wire.to_toml(recipe).replace('key_env = ""', 'key_env = "MY_KEY"')
+    text = codec.to_toml(recipe).replace('key_env = ""', 'key_env = "MY_KEY"')
     path.write_text(text)
     done = said("up", str(path), "--dry-run")
     assert done.returncode == 0, done.stderr

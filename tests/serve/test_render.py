@@ -17,8 +17,8 @@ from moebox.core.change import changed
 from moebox.engines import flags
 from moebox.engines.words import split
 from moebox.errors import BadInput
+from moebox.render import EXECUTABLE, render
 from moebox.serve.recipes import model_of, read_recipe
-from moebox.serve.render import EXECUTABLE, render
 from tests.serve.rendered import ALL, ROOT, recipes
 from tests.serve.schemas import COMPOSE, KUBERNETES
 

@@ -13,8 +13,8 @@ from moebox.core.change import changed
 from moebox.engines import flags
 from moebox.engines.words import split
 from moebox.errors import BadInput
+from moebox.render import render
 from moebox.serve.recipes import model_of, read_recipe
-from moebox.serve.render import render
 from tests.serve.rendered import ROOT, recipes, run, stand_in
 
 FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"

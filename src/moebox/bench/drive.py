@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from moebox import wire
+from moebox import codec
 from moebox.bench.job import Gauge, Job, Progress
 from moebox.bench.samples import Samples, unpack
 from moebox.errors import Outside
@@ -41,7 +41,7 @@ class _Worker:
         self.ready = False
         self.samples: Samples | None = None
         self.gauge = Gauge()
-        self.tell({**wire.plain(job)})
+        self.tell({**codec.plain(job)})
 
     def tell(self, order: object) -> None:
         try:
@@ -62,9 +62,9 @@ class _Worker:
         if kind == "ready":
             self.ready = True
         elif kind == "progress":
-            return wire.decode(Progress, data, where="progress")
+            return codec.decode(Progress, data, where="progress")
         elif kind == "result":
-            self.gauge = wire.decode(Gauge, data["gauge"], where="gauge")
+            self.gauge = codec.decode(Gauge, data["gauge"], where="gauge")
             self.samples = unpack(self.stdout.read(data["bytes"]))
             self.samples.texts = dict(json.loads(self.stdout.read(data["texts"])))
         return None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moebox import __version__, wire
+from moebox import __version__, codec
 from moebox.bench import metrics, words
 from moebox.bench.client import client
 from moebox.bench.drive import Driven, drive
@@ -167,10 +167,10 @@ def document(
         **figures,
         "partial": driven.interrupted,
         "away_s": away_s,
-        "workload": wire.plain(work),
-        "load": wire.plain(load),
+        "workload": codec.plain(work),
+        "load": codec.plain(load),
         "warmup": warmup,
-        "slo": wire.plain(slo) if slo else None,
+        "slo": codec.plain(slo) if slo else None,
         "token_counts": "usage" if subject.counts else "tokenizer" if job.keep_text else "chunks",
         "prompts_exact": subject.text.exact,
         "errors": reasons(samples),

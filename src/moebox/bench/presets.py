@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from moebox import wire
+from moebox import codec
 from moebox.core.measure import Workload
 from moebox.errors import UnknownName
 
@@ -30,7 +30,7 @@ class Preset:
 def presets() -> dict[str, Preset]:
     """All of them."""
     table = tomllib.loads((files("moebox.data") / "presets.toml").read_text(encoding="utf-8"))
-    return {name: wire.decode(Preset, row, where=f"preset {name}") for name, row in table.items()}
+    return {name: codec.decode(Preset, row, where=f"preset {name}") for name, row in table.items()}
 
 
 def preset(name: str) -> Preset:

@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.bench.job import Job, Progress
 from moebox.bench.loop import Loop
 from moebox.bench.workloads import open_source
@@ -27,7 +27,7 @@ def main() -> int:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        job = wire.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
+        job = codec.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
         source = open_source(job.workload, job.text, job.model, keep=job.keep_text)
         loop = Loop(job, source, tell=lambda progress: say("progress", progress))
         loop.connect()
@@ -53,7 +53,7 @@ def main() -> int:
 def say(kind: str, data: Progress | dict[str, Any]) -> None:
     """One line to whoever started us; nobody listening is a reason to stop."""
     try:
-        sys.stdout.buffer.write(wire.to_json({"kind": kind, "data": data}, indent=None).encode() + b"\n")
+        sys.stdout.buffer.write(codec.to_json({"kind": kind, "data": data}, indent=None).encode() + b"\n")
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(1)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from moebox import wire
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput
@@ -64,6 +64,6 @@ def _from_config(path: Path, name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
     from moebox.checkpoint.config import model_of
     from moebox.checkpoint.quantized import checkpoint_from_config
 
-    config = wire.load_json(path)
+    config = codec.load_json(path)
     model = model_of(config, name=name, where=str(path))
     return model, (checkpoint_from_config(model, config, name, path.parent),)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.model import Checkpoint, Mla, Model
 from moebox.core.quant import checkpoint_of
 from moebox.errors import BadInput
@@ -37,7 +37,7 @@ def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     quant = config.get("quantization_config") or nested
     beside = folder / "hf_quant_config.json"
     if not quant and beside.is_file():
-        document = wire.load_json(beside)
+        document = codec.load_json(beside)
         if not isinstance(document, dict) or not isinstance(document.get("quantization"), dict):
             raise BadInput(f"{beside}: quantization is missing")
         quant = {"quant_method": "modelopt", **document["quantization"]}

@@ -37,9 +37,9 @@ class Keeper:
 
     def write(self, document: dict[str, Any]) -> None:
         """The whole document; in a run, only what has no file of its own."""
-        from moebox import wire
+        from moebox import codec
 
         if self._file:
-            self._file.write_text(wire.to_json(document) + "\n", encoding="utf-8")
+            self._file.write_text(codec.to_json(document) + "\n", encoding="utf-8")
         if self._run and document["kind"] == "pp-tg":
             self._run.write_json(f"measurements/{self.label or 'pp-tg'}.json", document)

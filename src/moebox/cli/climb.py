@@ -41,7 +41,7 @@ def climb(
         questions: Questions asked at temperature 0 to see whether a step changes what is said.
         json: Print JSON.
     """
-    from moebox import wire
+    from moebox import codec
     from moebox.core.recipe import Recipe
     from moebox.flows import climb as flow
     from moebox.store import Run
@@ -51,7 +51,7 @@ def climb(
     if not (1 <= concurrency <= 256 and 2 <= rounds <= 100 and 0 <= questions <= 1000):
         raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
     if recipe is not None:
-        chosen = wire.read_toml(Recipe, recipe)
+        chosen = codec.read_toml(Recipe, recipe)
         run = Run.create(f"climb-{chosen.name}")
     else:
         run = Run.open(resume)
@@ -64,9 +64,9 @@ def climb(
     best = summit.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
-        _write(output, wire.to_toml(best.recipe))
+        _write(output, codec.to_toml(best.recipe))
     if json:
-        emit({**run.read_json(flow.TABLE), "recipe": wire.plain(best.recipe), "run": str(run.path)})
+        emit({**run.read_json(flow.TABLE), "recipe": codec.plain(best.recipe), "run": str(run.path)})
     else:
         _show(summit, output or run.path / flow.BEST)
     return 0

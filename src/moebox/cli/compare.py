@@ -61,9 +61,9 @@ def compare(
     found = judged(*sides)
     run.write_json("compare.json", {"comparison": found, "sides": sides})
     if json:
-        from moebox import wire
+        from moebox import codec
 
-        emit({**wire.plain(found), "run": str(run.path)})
+        emit({**codec.plain(found), "run": str(run.path)})
     else:
         _show(found)
     return 0 if found.as_good else 1
@@ -72,13 +72,13 @@ def compare(
 def _side(
     name: str, target: str, run: "Run", streams: list[int], questions: int, rounds: int, model: str, key_env: str
 ) -> "Side":
-    from moebox import wire
+    from moebox import codec
     from moebox.cli import target as targets
     from moebox.core.recipe import Recipe
     from moebox.flows.compare import ask_side, start_side
 
     if target.endswith(".toml"):
-        recipe = wire.read_toml(Recipe, Path(target))
+        recipe = codec.read_toml(Recipe, Path(target))
         return start_side(name, recipe, run, concurrency=streams, questions=questions, rounds=rounds)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     return ask_side(name, endpoint, concurrency=streams, questions=questions, rounds=rounds)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox import wire
+from moebox import codec
 from moebox.cli import target
 from moebox.cli.output import emit, talk
 from moebox.core.recipe import Recipe
@@ -73,7 +73,7 @@ def connect(
 def _key_variable(url: str) -> str:
     """The variable that a recipe or a running engine names for its key."""
     if url.endswith(".toml"):
-        return wire.read_toml(Recipe, Path(url)).listen.key_env
+        return codec.read_toml(Recipe, Path(url)).listen.key_env
     if ":" in url or url.startswith("localhost"):
         return ""
     return state.find(url or None).key_env

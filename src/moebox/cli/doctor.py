@@ -72,7 +72,7 @@ def document(found: "Search") -> dict[str, Any]:
 
 
 def _plain(finding: "Finding") -> dict[str, Any]:
-    from moebox.wire import plain
+    from moebox.codec import plain
 
     return dict(plain(finding))
 

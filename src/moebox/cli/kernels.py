@@ -8,13 +8,13 @@ from cyclopts import Parameter
 from moebox.cli.output import emit, people, talk
 from moebox.core import catalogue
 from moebox.core.kernel import KernelScan, arch
-from moebox.doctor.kernels import cache as caches
-from moebox.doctor.kernels import configs as tuned
 from moebox.errors import BadInput, Unsupported
+from moebox.kernels import cache as caches
+from moebox.kernels import configs as tuned
 
 if TYPE_CHECKING:
-    from moebox.doctor.kernels.scan import Request
-    from moebox.doctor.kernels.tuning import Tuned
+    from moebox.kernels.scan import Request
+    from moebox.kernels.tuning import Tuned
     from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
@@ -74,7 +74,7 @@ def kernels(
         return show_configs(configs, target.name, as_json=json)
     if engine is None:
         raise BadInput("--engine is missing", hint="--engine vllm or --engine sglang; or --cache, or --configs")
-    from moebox.doctor.kernels import scan as scans
+    from moebox.kernels import scan as scans
 
     request = scans.Request(
         engine=engine,
@@ -89,7 +89,7 @@ def kernels(
     if tune:
         return tune_here(request, output or Path("tuned"), as_json=json)
     if revert:
-        from moebox.doctor.kernels.patch import revert as undo
+        from moebox.kernels.patch import revert as undo
 
         for path in undo(scans.engine_root(request), engine):
             people().print(f"restored {path}")
@@ -122,7 +122,7 @@ def opened(run: str) -> "Run":
 
 def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
     """Tune on this machine's GPU and write what the engines read."""
-    from moebox.doctor.kernels import moefiles, tuning
+    from moebox.kernels import moefiles, tuning
 
     here = tuning.gpu_here()
     if here.name != request.arch.name:
@@ -148,9 +148,9 @@ def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
 
 def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:
     """The attention block table and its patch, by file name; what could not be made of it."""
-    from moebox.doctor.kernels import blocktable
-    from moebox.doctor.kernels.scan import engine_root
-    from moebox.wire import to_json
+    from moebox.codec import to_json
+    from moebox.kernels import blocktable
+    from moebox.kernels.scan import engine_root
 
     table = blocktable.block_table(tuned.rows)
     made = {f"attention-{tuned.engine}.json": to_json(table) + "\n"} if table else {}
@@ -163,7 +163,7 @@ def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[
 
 def document(scan: KernelScan) -> dict[str, Any]:
     """A scan under the keys that scripts rely on."""
-    from moebox.wire import plain
+    from moebox.codec import plain
 
     found: dict[str, Any] = plain(scan)
     return {**found, "verdict": "does not launch" if scan.bad else "launches", "bad": len(scan.bad)}
@@ -205,7 +205,7 @@ def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    from moebox.wire import plain
+    from moebox.codec import plain
 
     found: dict[str, Any] = plain(value)
     return found

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from moebox.cli.output import emit, people, talk
 from moebox.core.kernel import KernelScan
-from moebox.doctor.kernels import fix, patch
-from moebox.doctor.kernels.scan import Request, engine_root, scan
 from moebox.errors import Outside
 from moebox.flows.kernels import compiled, keep
+from moebox.kernels import fix, patch
+from moebox.kernels.scan import Request, engine_root, scan
 
 if TYPE_CHECKING:
     from moebox.store import Run

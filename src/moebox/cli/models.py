@@ -105,7 +105,7 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    from moebox.wire import plain
+    from moebox.codec import plain
 
     found: dict[str, Any] = plain(value)
     return found

@@ -4,7 +4,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from moebox import wire
+from moebox import codec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def emit(document: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(wire.to_json(document) + "\n")
+    sys.stdout.write(codec.to_json(document) + "\n")
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox import detect, wire
+from moebox import codec, detect
 from moebox.checkpoint import resolve
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
@@ -71,7 +71,7 @@ def write(chosen: Plan, path: Path) -> None:
     head += [f"# - {line}" for line in chosen.reasons]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(head) + "\n\n" + wire.to_toml(chosen.recipe), encoding="utf-8")
+        path.write_text("\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe), encoding="utf-8")
     except OSError as problem:
         raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
     talk().print(f"wrote {path}", soft_wrap=True)

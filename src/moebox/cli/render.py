@@ -7,10 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox import render as rendering
 from moebox.cli.output import emit
 from moebox.engines import refusals
 from moebox.errors import BadInput
-from moebox.serve import render as rendering
 from moebox.serve.recipes import model_of, read_recipe
 
 

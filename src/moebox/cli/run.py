@@ -141,7 +141,7 @@ def confirm(question: str) -> bool:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    from moebox.wire import plain
+    from moebox.codec import plain
 
     found: dict[str, Any] = plain(value)
     return found

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moebox import wire
+from moebox import codec
 from moebox.checkpoint import resolve
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
@@ -44,7 +44,7 @@ def is_recipe(target: str) -> bool:
 
 def from_recipe(path: Path, box: Box) -> Subject:
     """The recipe in a file, on `box`."""
-    recipe = wire.read_toml(Recipe, path)
+    recipe = codec.read_toml(Recipe, path)
     local = Path(recipe.checkpoint).expanduser()
     model, forms = resolve(str(local) if local.exists() else recipe.model)
     wanted = recipe.checkpoint.lower()

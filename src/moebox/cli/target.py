@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from moebox import wire
+from moebox import codec
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Outside
@@ -12,7 +12,7 @@ from moebox.errors import BadInput, Outside
 def endpoint(target: str = "", *, model: str = "", key_env: str = "") -> Endpoint:
     """The endpoint meant; the key is read from the environment variable named, and from nowhere else."""
     if target.endswith(".toml"):
-        recipe = wire.read_toml(Recipe, Path(target))
+        recipe = codec.read_toml(Recipe, Path(target))
         if not recipe.listen.port:  # chosen when it started
             return endpoint(recipe.name, model=model, key_env=key_env)
         url = f"http://{recipe.listen.host}:{recipe.listen.port}"

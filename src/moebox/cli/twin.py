@@ -94,8 +94,8 @@ async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, fast
     """Serve until interrupted."""
     import uvicorn
 
-    from moebox.serve.twin.app import build
-    from moebox.serve.twin.engine import Engine
+    from moebox.twin.app import build
+    from moebox.twin.engine import Engine
 
     recipe = subject.recipe
     engine = Engine(subject.speed, rules_of(recipe, kv_tokens), faster=faster)

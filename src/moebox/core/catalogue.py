@@ -8,7 +8,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.box import Gpu
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import UnknownName
@@ -25,14 +25,14 @@ def table(name: str) -> dict[str, Any]:
 def gpus() -> dict[str, Gpu]:
     """Every card in the catalogue by name."""
     rows = table("gpus")["gpu"]
-    return {row["name"]: wire.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
+    return {row["name"]: codec.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
 
 
 @functools.cache
 def models() -> dict[str, Model]:
     """Every model in the catalogue by name."""
     rows = table("models")["model"]
-    return {row["name"]: wire.decode(Model, row, where=f"models.toml [{row['name']}]") for row in rows}
+    return {row["name"]: codec.decode(Model, row, where=f"models.toml [{row['name']}]") for row in rows}
 
 
 def gpu(name: str) -> Gpu:

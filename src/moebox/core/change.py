@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
@@ -27,10 +27,10 @@ def setting(recipe: Recipe, path: str) -> Any:
 
 def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """`recipe` with every path of `changes` set; BadInput names a path or value that cannot be."""
-    document = wire.plain(recipe)
+    document = codec.plain(recipe)
     for path, value in changes.items():
-        _set(document, path, wire.plain(value))
-    return wire.decode(Recipe, document, where="changed recipe")
+        _set(document, path, codec.plain(value))
+    return codec.decode(Recipe, document, where="changed recipe")
 
 
 def _set(document: dict[str, Any], path: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from moebox import wire
+from moebox import codec
 from moebox.core.catalogue import table
 from moebox.core.change import setting
 from moebox.core.recipe import Flag, Recipe
@@ -71,7 +71,7 @@ class Symptom:
 def symptoms() -> tuple[Symptom, ...]:
     """The whole base, in file order: the more telling pattern stands first."""
     rows = table("symptoms")["symptom"]
-    return tuple(wire.decode(Symptom, row, where=f"symptoms.toml [{row.get('id', '?')}]") for row in rows)
+    return tuple(codec.decode(Symptom, row, where=f"symptoms.toml [{row.get('id', '?')}]") for row in rows)
 
 
 def applies(

@@ -16,7 +16,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from moebox import wire
+from moebox import codec
 from moebox.core.box import Box
 from moebox.errors import Outside
 from moebox.units import gib
@@ -37,7 +37,7 @@ def save(box: Box, folder: Path) -> list[Path]:
         "cpu-info.txt": _run("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
         "memory-info.txt": _read("/proc/meminfo"),
         "python-packages.txt": _packages(),
-        "box.toml": wire.to_toml(box),
+        "box.toml": codec.to_toml(box),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Gpu
 from moebox.errors import BadInput, UnknownName
@@ -97,13 +97,13 @@ def gpu_called(name: str) -> Gpu:
 
 def from_file(path: Path) -> Box:
     """The box that a TOML file describes, in either form."""
-    document = wire.load_toml(path)
+    document = codec.load_toml(path)
     first: Any = next(iter(document.get("gpus", [])), None)
     if isinstance(first, dict) or "source" in document:
-        return wire.decode(Box, document, where=str(path))
+        return codec.decode(Box, document, where=str(path))
     if isinstance(document.get("gpus"), str):
         document["gpus"] = [document["gpus"]]
-    short = wire.decode(ShortBox, document, where=str(path))
+    short = codec.decode(ShortBox, document, where=str(path))
     box = Box(
         name=short.name or path.stem,
         gpus=tuple(gpu for part in short.gpus for gpu in cards(part.lower())),

@@ -11,7 +11,7 @@ from moebox.core.box import Box
 from moebox.core.model import Model
 from moebox.core.plan import Caution, Launch
 from moebox.core.recipe import EngineName, Recipe
-from moebox.engines import ik_llama, llama_cpp, sglang, vllm
+from moebox.engines import ik_llama_cpp, llama_cpp, sglang, vllm
 from moebox.engines.assemble import LABEL, command, contained, shown
 from moebox.engines.events import Event
 from moebox.engines.flags import Word, newest
@@ -81,7 +81,7 @@ ENGINES: Mapping[EngineName, Engine] = {
     "vllm": vllm,
     "sglang": sglang,
     "llama.cpp": llama_cpp,
-    "ik_llama.cpp": ik_llama,
+    "ik_llama.cpp": ik_llama_cpp,
 }
 
 

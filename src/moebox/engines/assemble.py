@@ -7,10 +7,10 @@ import dataclasses
 import shlex
 from pathlib import PurePosixPath
 
+from moebox.core import presets
 from moebox.core.model import Model
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
-from moebox.engines import presets
 from moebox.engines.flags import newest
 from moebox.engines.words import Node, flatten, weights_of
 from moebox.errors import BadInput

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import ENGINES as NAMES
 from moebox.core.recipe import EngineName, Flag, Recipe
 from moebox.engines import ggml
@@ -50,7 +50,7 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     _engine(engine, words, document, catalogue(engine, version))
     document["name"] = name or re.sub(r"[^\w.-]+", "-", document["checkpoint"].rpartition("/")[2]).lower()
     document.setdefault("model", document["checkpoint"])
-    return wire.decode(Recipe, document, where="command line")
+    return codec.decode(Recipe, document, where="command line")
 
 
 def _words(text: str) -> list[str]:

@@ -3,11 +3,12 @@
 import re
 from typing import Any
 
-from moebox import wire
+from moebox import codec
+from moebox.core import presets
 from moebox.core.catalogue import models
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
-from moebox.engines import flags, presets
+from moebox.engines import flags
 from moebox.engines.flags import catalogue, replaced
 from moebox.engines.words import canonical, flag_words, spelled
 from moebox.errors import BadInput
@@ -23,7 +24,7 @@ KV = {
 
 def check(recipe: Recipe, model: Model | None = None) -> None:
     """Raise BadInput naming the first setting that cannot be."""
-    _texts(wire.plain(recipe), "")
+    _texts(codec.plain(recipe), "")
     _ranges(recipe)
     _runtime(recipe)
     _belongs(recipe)

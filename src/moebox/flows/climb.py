@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError
@@ -93,7 +93,7 @@ def climb(recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Liste
     _write_down(run, trials, best, passed_over, ended=True)
     if best is None:
         raise AnswerIsNo(f"the recipe is not good at its first step: {trials[0].why}", hint=f"evidence in {run.path}")
-    run.write(BEST, wire.to_toml(best.recipe))
+    run.write(BEST, codec.to_toml(best.recipe))
     return Summit(trials=tuple(trials), best=best, passed_over=passed_over)
 
 
@@ -202,16 +202,16 @@ def _answers_of(run: Run, best: Trial | None) -> list[str]:
 
 def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
     """The steps that an earlier, interrupted climb in this folder has done; BadInput when it climbed another recipe."""
-    text = wire.to_toml(recipe)
+    text = codec.to_toml(recipe)
     begun = run.path / START
     if not begun.exists():
         run.write(START, text)
         run.event("climb.begin", recipe=recipe.name)
         return []
-    if wire.read_toml(Recipe, begun) != recipe:
+    if codec.read_toml(Recipe, begun) != recipe:
         raise BadInput(f"{run.path} is the climb of another recipe", hint=f"its recipe is {begun}")
     table = run.read_json(TABLE) or {"steps": []}
-    trials = [wire.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
+    trials = [codec.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
     run.event("climb.resumed", steps=len(trials))
     _settle(run)
     return trials if any(trial.kept for trial in trials) else []  # a start that failed is tried again
@@ -233,7 +233,7 @@ def _write_down(
     document = {
         "ended": ended,
         "best": best.number if best else None,
-        "steps": [wire.plain(trial) for trial in trials],
+        "steps": [codec.plain(trial) for trial in trials],
         "passed_over": passed_over,
     }
     run.write_json(TABLE, document)
@@ -241,7 +241,7 @@ def _write_down(
 
 def _row(trial: Trial) -> dict[str, Any]:
     """A step for the journal: the table's columns."""
-    row: dict[str, Any] = wire.plain(trial)
+    row: dict[str, Any] = codec.plain(trial)
     return {key: value for key, value in row.items() if key not in ("recipe", "samples")}
 
 
@@ -250,4 +250,4 @@ def recipe_of(run: Run) -> Recipe:
     path: Path = run.path / START
     if not path.exists():
         raise BadInput(f"{run.path} is not a climb", hint="`moebox climb RECIPE` begins one")
-    return wire.read_toml(Recipe, path)
+    return codec.read_toml(Recipe, path)

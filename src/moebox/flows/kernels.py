@@ -7,16 +7,16 @@ the same one takes its place.
 from typing import Any
 
 from moebox import engines
+from moebox.codec import plain
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.kernel import KernelScan, arch, known_bad
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
-from moebox.doctor.kernels.judged import judged
 from moebox.errors import BadInput, UnknownName
+from moebox.kernels.judged import judged
 from moebox.store import Run
 from moebox.units import count
-from moebox.wire import plain
 
 FILE = "kernels.json"
 Findings = dict[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moebox import detect, wire
+from moebox import codec, detect
 from moebox.checkpoint import resolve
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
@@ -129,9 +129,9 @@ class Teller:
 
     def _plan(self) -> None:
         box = self._box()
-        self.run.write("box.toml", wire.to_toml(box))
+        self.run.write("box.toml", codec.to_toml(box))
         if self.request.recipe:
-            recipe = wire.read_toml(Recipe, Path(self.request.recipe))
+            recipe = codec.read_toml(Recipe, Path(self.request.recipe))
         else:
             found = self._planned(box)
             self.run.write_json("plan.json", found)
@@ -150,8 +150,8 @@ class Teller:
             "checkpoint": Path(recipe.checkpoint).name,
             "context": recipe.context,
         }
-        self.run.write("recipe.toml", wire.to_toml(recipe))
-        self.run.write("asked.toml", wire.to_toml(recipe))
+        self.run.write("recipe.toml", codec.to_toml(recipe))
+        self.run.write("asked.toml", codec.to_toml(recipe))
 
     def _planned(self, box: Box) -> Plan:
         if not self.request.model:
@@ -218,12 +218,12 @@ class Teller:
         # It was verified just before, so the first step of a short climb looks only whether it is there.
         quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
         effort = quick if short else Effort(first=("alive", "plain"))
-        asked = wire.read_toml(Recipe, self.run.path / "asked.toml")
+        asked = codec.read_toml(Recipe, self.run.path / "asked.toml")
         summit = climb(asked, self.run, effort=effort, tell=self._climbing)
         kept = [trial for trial in summit.trials if trial.kept]
         self._figures |= {"steps": len(summit.trials), "kept": len(kept)}
         if summit.best:
-            self.run.write("recipe.toml", wire.to_toml(summit.best.recipe))
+            self.run.write("recipe.toml", codec.to_toml(summit.best.recipe))
             self._figures["best"] = f"{tok_s(summit.best.output_tok_s)} at context {count(summit.best.recipe.context)}"
 
     def _climbing(self, kind: str, what: Any) -> None:
@@ -284,7 +284,7 @@ class Teller:
         path = best if best.exists() and self.story.step("climb").state == "done" else self.run.path / "recipe.toml"
         if not path.exists():
             raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
-        recipe = wire.read_toml(Recipe, path)
+        recipe = codec.read_toml(Recipe, path)
         if self.request.model or self.request.port is not None:
             return recipe
         return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
@@ -292,7 +292,7 @@ class Teller:
     def _box(self) -> Box:
         saved = self.run.path / "box.toml"
         if saved.exists():
-            return wire.read_toml(Box, saved)
+            return codec.read_toml(Box, saved)
         if self.request.box:
             return detect.box(self.request.box, ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)
         from moebox.detect.declared import with_ram

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput
 
@@ -33,7 +33,7 @@ def changed(recipe: Recipe, path: str, value: Any) -> Recipe:
     """The recipe with one setting changed; BadInput where there is no such setting or value."""
     if path == "speculate" and isinstance(value, str):
         return changed(recipe, path, _speculation(recipe, value))
-    document = wire.plain(recipe)
+    document = codec.plain(recipe)
     head, _, rest = path.partition(".")
     if rest:
         table = document.get(head)
@@ -42,14 +42,14 @@ def changed(recipe: Recipe, path: str, value: Any) -> Recipe:
         table[rest] = value
     else:
         document[head] = value
-    return wire.decode(Recipe, document, where=f"climb setting {path!r}")
+    return codec.decode(Recipe, document, where=f"climb setting {path!r}")
 
 
 def current(recipe: Recipe, path: str) -> Any:
     """What the setting is now; None where it is not set."""
     if path == "speculate":
         return recipe.speculate.method if recipe.speculate else "none"
-    value: Any = wire.plain(recipe)
+    value: Any = codec.plain(recipe)
     head, _, rest = path.partition(".")
     for key in (head, rest) if rest else (head,):
         value = value.get(key) if isinstance(value, dict) else None
@@ -60,7 +60,7 @@ def _speculation(recipe: Recipe, method: str) -> Any:
     if method == "none":
         return None
     known = recipe.speculate if recipe.speculate and recipe.speculate.method == method else Speculate(method=method)
-    return wire.plain(known)
+    return codec.plain(known)
 
 
 def check(recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from errno import ENOSPC
 from os import strerror
 from typing import Any, Literal
 
-from moebox import wire
+from moebox import codec
 from moebox.errors import BadInput, Outside, UnknownName
 from moebox.store import FULL, Run
 
@@ -102,7 +102,7 @@ def begin(request: Request, run: Run) -> Story:
     """A new story in a new run."""
     run.strict = True
     story = Story(request=request, simulated=request.twin)
-    run.event("story.begin", sync=True, simulation=request.twin, **wire.plain(request))
+    run.event("story.begin", sync=True, simulation=request.twin, **codec.plain(request))
     return save(story, run)
 
 
@@ -113,7 +113,7 @@ def take_up(run: Run, *, until: Name | None = None) -> Story:
     document = run.read_json(FILE)
     if document is None:
         raise BadInput(f"{run.path} holds no story", hint="only what `moebox run` began can be resumed")
-    story = wire.decode(Story, document, where=str(run.path / FILE))
+    story = codec.decode(Story, document, where=str(run.path / FILE))
     story = replace(story, request=replace(story.request, until=until or story.request.until))
     steps = tuple(Step(name=step.name) if step.state in ("running", "failed") else step for step in story.steps)
     if any(step.state == "waiting" for step in steps[:-1]):  # a report of what was there is not one of what will be

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from moebox import wire
+from moebox import codec
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
 from moebox.errors import Outside
@@ -20,7 +20,7 @@ class Twin:
     """A simulation that is listening."""
 
     def __init__(self, recipe: Recipe, *, box: str, run: Run) -> None:
-        path = run.write("twin.toml", wire.to_toml(recipe))
+        path = run.write("twin.toml", codec.to_toml(recipe))
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json"]
         self.process = subprocess.Popen(
             [*command, *(["--box", box] if box else [])],

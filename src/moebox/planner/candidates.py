@@ -13,9 +13,9 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Flag, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.errors import BadInput
 from moebox.planner import place
-from moebox.planner.memory import cards, shards
-from moebox.planner.memory.constants import GRAPHS_COUNTED, gibibytes, taken, visible
 from moebox.planner.pins import SERVING, SHARING, Pins
+from moebox.sizing import gpu_list, shards
+from moebox.sizing.constants import GRAPHS_COUNTED, gibibytes, taken, visible
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
 SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
@@ -128,7 +128,7 @@ def served(
     preset: str,
 ) -> Recipe:
     """One recipe for vLLM or SGLang."""
-    used = cards.fastest_alike(box, parallel.gpus)
+    used = gpu_list.fastest_alike(box, parallel.gpus)
     env = {} if used == tuple(range(len(used))) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, used))}
     if preset:  # as the image's own launches have it: graphs come out of what the claim leaves, not off the cache
         env |= {GRAPHS_COUNTED: "0"}
@@ -176,7 +176,7 @@ def sequences(pins: Pins) -> int:
 
 def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
     """The share of each card to claim: `share`, less where other programs hold a part of it."""
-    gpus, least = cards.all_cards(box), share
+    gpus, least = gpu_list.all_gpus(box), share
     for index in used:
         free = visible(gpus[index]) - taken(gpus[index]) - gibibytes("vllm", "margin")
         least = min(least, math.floor(100 * free / visible(gpus[index])) / 100)
@@ -185,8 +185,8 @@ def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
 
 def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Parallel]:
     """Ways to cut the model over the cards that its heads, experts and layers allow."""
-    group, every = GROUP.get(checkpoint.quant, 1), len(all_cards) if (all_cards := cards.all_cards(box)) else 0
-    largest = max((gpu.memory for gpu in all_cards), default=0)
+    group, every = GROUP.get(checkpoint.quant, 1), len(all_gpus) if (all_gpus := gpu_list.all_gpus(box)) else 0
+    largest = max((gpu.memory for gpu in all_gpus), default=0)
     for tp, pp in shapes(box, pins):
         if tp * pp < every and checkpoint.bytes / (tp * pp) > largest and not pins.tp:
             continue  # hopeless on fewer cards; the layouts over all of them say by how much

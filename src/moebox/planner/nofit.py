@@ -8,9 +8,9 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import ENGINES
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import SHORTER, START_UTILIZATION, Candidate, candidates, engines_for, forms
-from moebox.planner.memory.constants import gibibytes
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed, weigh
+from moebox.sizing.constants import gibibytes
 from moebox.units import count, gb, gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB

@@ -9,15 +9,15 @@ from dataclasses import replace
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Recipe
+from moebox.engines.ggml import memory as llama
 from moebox.errors import BadInput
-from moebox.planner.memory import llama
-from moebox.planner.memory.cards import used_cards
-from moebox.planner.memory.constants import gibibytes
+from moebox.sizing.constants import gibibytes
+from moebox.sizing.gpu_list import used_gpus
 
 
 def cards_of(box: Box, recipe: Recipe) -> int:
     """Cards of this machine that the recipe may fill."""
-    return len([index for index in used_cards(box, recipe) if index < len(box.gpus)])
+    return len([index for index in used_gpus(box, recipe) if index < len(box.gpus)])
 
 
 def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

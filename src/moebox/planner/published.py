@@ -4,13 +4,13 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 
-from moebox import wire
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Parallel, Recipe, Runtime, Speculate
 from moebox.planner.memory import budget
-from moebox.planner.memory.constants import GRAPHS_COUNTED
+from moebox.sizing.constants import GRAPHS_COUNTED
 
 GIB = 2**30
 
@@ -87,7 +87,7 @@ def rows(kind: str) -> tuple[Row, ...]:
     """Every published `pool`, or every published `weights`."""
     text = resources.files("moebox.data").joinpath("published", "memory.toml").read_text(encoding="utf-8")
     found = tomllib.loads(text)[kind]
-    return tuple(wire.decode(Row, row, where=f"published/memory.toml [{row['run']}]") for row in found)
+    return tuple(codec.decode(Row, row, where=f"published/memory.toml [{row['run']}]") for row in found)
 
 
 def tokens(row: Row) -> int:

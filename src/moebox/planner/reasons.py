@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from moebox.core.plan import Alternative, Caution
 from moebox.core.recipe import Recipe, Runtime
+from moebox.engines.ggml import memory as llama
+from moebox.engines.sglang import memory as sglang
+from moebox.engines.vllm import memory as vllm
 from moebox.planner.candidates import START_CONTEXT
-from moebox.planner.memory import llama, sglang, vllm
-from moebox.planner.memory.cards import all_cards, used_cards
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed
+from moebox.sizing.gpu_list import all_gpus, used_gpus
 from moebox.units import count, gb, gib, tok_s
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp"}
@@ -46,8 +48,8 @@ def _layout(best: Weighed, others: list[Weighed]) -> str:
     rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.dcp == parallel.dcp)
     if rival and rival.recipe.parallel.ep == parallel.ep:
         text += f"; {_cut(rival)} is forecast at {_change(rival, best)}"
-    if parallel.gpus < len(all_cards(best.box)):
-        text += f"; {len(all_cards(best.box)) - parallel.gpus} of {len(all_cards(best.box))} cards stay free"
+    if parallel.gpus < len(all_gpus(best.box)):
+        text += f"; {len(all_gpus(best.box)) - parallel.gpus} of {len(all_gpus(best.box))} cards stay free"
     return text
 
 
@@ -78,10 +80,10 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
 
 def _sequences(best: Weighed) -> str:
     recipe, box = best.recipe, best.box
-    used = used_cards(box, recipe)
+    used = used_gpus(box, recipe)
     if recipe.engine != "vllm" or not used:
         return ""
-    gpu = all_cards(box)[used[0]]
+    gpu = all_gpus(box)[used[0]]
     size = vllm.workspace_bytes(gpu, best.model, recipe)
     if not size:
         return ""
@@ -94,10 +96,10 @@ def _sequences(best: Weighed) -> str:
 
 def _fraction(best: Weighed) -> str:
     recipe = best.recipe
-    used = used_cards(best.box, recipe)
+    used = used_gpus(best.box, recipe)
     if recipe.engine != "sglang" or not used:
         return ""
-    gpu = all_cards(best.box)[used[0]]
+    gpu = all_gpus(best.box)[used[0]]
     own = sglang.automatic_fraction(gpu, best.model, recipe)
     needs = sglang.needs_of(best.model, best.checkpoint, recipe, 0)
     tokens = sglang.tokens_on(gpu, best.model, replace(recipe, memory_utilization=None), needs)

@@ -1,7 +1,7 @@
 """The whole arithmetic of a plan, line by line: memory, then one decode step."""
 
 from moebox.core.plan import Line
-from moebox.planner.memory.lines import lines
+from moebox.planner.memory_lines import lines
 from moebox.planner.weigh import PROMPT, Weighed
 
 

@@ -6,6 +6,7 @@ that plan and measurement can stand side by side. Where the run brings its own p
 
 from dataclasses import replace
 
+from moebox.codec import plain
 from moebox.core import catalogue
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
@@ -15,7 +16,6 @@ from moebox.planner.simulate import Workload, rules_of, simulate
 from moebox.planner.speed import Speed
 from moebox.report.reading.planned import planned_of
 from moebox.report.story import Expected, Level, Planned, Story
-from moebox.wire import plain
 
 MOST_LEVELS = 16
 MOST_QUEUED = 1_000_000  # output tokens; a long queue before a small cache is slow to simulate

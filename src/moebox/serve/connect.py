@@ -159,9 +159,9 @@ def _curl(reached: Reached) -> Settings:
 
 
 def _json(value: Any, indent: int | None = 2) -> str:
-    from moebox import wire
+    from moebox import codec
 
-    return wire.to_json(value, indent=indent)
+    return codec.to_json(value, indent=indent)
 
 
 def served_context(base_url: str, headers: dict[str, str]) -> int | None:

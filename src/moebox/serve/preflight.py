@@ -10,15 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from moebox import detect, engines, wire
+from moebox import codec, detect, engines
 from moebox.core.box import Box
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
-from moebox.doctor.kernels.patch import patched
-from moebox.doctor.kernels.scan import packages
 from moebox.engines.refuse import MLA_FP8
 from moebox.engines.words import weights_of
 from moebox.errors import AnswerIsNo, BadInput, Outside
+from moebox.kernels.patch import patched
+from moebox.kernels.scan import packages
 from moebox.serve.recipes import model_of
 
 INSTALL = {
@@ -68,7 +68,7 @@ def missing_shards(path: Path) -> list[str]:
         return [name for name in names if not filled(path.parent / name)]
     found: set[str] = set()
     for index in path.glob("*.safetensors.index.json"):
-        table = wire.load_json(index)
+        table = codec.load_json(index)
         shards = table.get("weight_map") if isinstance(table, dict) else None
         if not isinstance(shards, dict):
             raise BadInput(f"{index}: has no weight_map")

@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-from moebox import wire
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
@@ -22,10 +22,10 @@ def read_recipe(name: str) -> Recipe:
     """The recipe in the file `name`, or the shipped one of that name."""
     known = shipped()
     if name in known and not Path(name).is_file():
-        return wire.read_toml(Recipe, known[name])
+        return codec.read_toml(Recipe, known[name])
     if not Path(name).exists() and not name.endswith(".toml"):
         raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted(known))}")
-    return wire.read_toml(Recipe, Path(name))
+    return codec.read_toml(Recipe, Path(name))
 
 
 def model_of(recipe: Recipe) -> Model | None:

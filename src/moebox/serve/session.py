@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moebox import engines, wire
+from moebox import codec, engines
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
 from moebox.doctor.logs import Finding
@@ -224,7 +224,7 @@ class Session:
     def _hear(self, news: Event | Finding) -> None:
         """Journal what the log tells, and pass it on."""
         if isinstance(news, Finding):
-            self.run.event("engine.finding", **wire.plain(news))
+            self.run.event("engine.finding", **codec.plain(news))
         elif self.watch.seen.phase != self._phase:
             self._note_phase()
         if self.listener:
@@ -257,7 +257,7 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
     held = [f"port-{order.launch.port}", *(f"gpu-{card}" for card in order.gpus)]
     with state.leases(held, name) as leases:
         preflight.check(recipe, order.launch, order.argv)
-        run.write("recipe.toml", wire.to_toml(recipe))
+        run.write("recipe.toml", codec.to_toml(recipe))
         told: dict[str, Any] = {
             "argv": order.argv,
             "env": order.launch.env,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.errors import BadInput, Outside, suggest
 from moebox.serve.guard import MARK
 
@@ -95,7 +95,7 @@ def save(instance: Instance) -> Instance:
     """Write the record, whole or not at all."""
     path = instances_dir() / f"{instance.id}.json"
     half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    half.write_text(wire.to_json(instance), encoding="utf-8")
+    half.write_text(codec.to_json(instance), encoding="utf-8")
     half.replace(path)
     return instance
 
@@ -113,7 +113,7 @@ def instances() -> list[Instance]:
         if path.name.endswith(".life.json") or path.name.startswith("."):
             continue
         with contextlib.suppress(BadInput, FileNotFoundError):
-            found.append(wire.decode(Instance, wire.load_json(path), where=str(path)))
+            found.append(codec.decode(Instance, codec.load_json(path), where=str(path)))
     return sorted(found, key=lambda one: (one.started, one.id))
 
 

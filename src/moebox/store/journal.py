@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 
 LONGEST = 8 * 2**20  # bytes; a line longer than this is not an event of ours
 
@@ -40,7 +40,7 @@ class Journal:
 
 def line_of(time: float, kind: str, data: dict[str, Any]) -> bytes:
     """One event as it stands in the file, newline included."""
-    text = json.dumps({"time": time, "kind": kind, "data": finite(wire.plain(data))}, ensure_ascii=False)
+    text = json.dumps({"time": time, "kind": kind, "data": finite(codec.plain(data))}, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from moebox import __version__, wire
+from moebox import __version__, codec
 from moebox.errors import BadInput
 from moebox.store import journal
 
@@ -162,12 +162,12 @@ class Run:
 
     def write_json(self, name: str, value: Any) -> Path:
         """`write`, as JSON; NaN becomes null."""
-        return self.write(name, wire.to_json(journal.finite(wire.plain(value))))
+        return self.write(name, codec.to_json(journal.finite(codec.plain(value))))
 
     def read_json(self, name: str) -> Any:
         """A JSON file of the run, or None where there is none."""
         path = self.path / name
-        return wire.load_json(path) if path.exists() else None
+        return codec.load_json(path) if path.exists() else None
 
     def _losing(self, name: str, problem: OSError) -> None:
         """Count a write that a full disk refused; anything else is raised."""

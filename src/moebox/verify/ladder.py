@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Verdict
 from moebox.errors import UnknownName
@@ -172,7 +172,7 @@ def _kept(run: Run | None, verdict: Verdict) -> Verdict:
     if run is None:
         return verdict
     name = f"verdicts/{NAMES.index(verdict.name):02d}-{verdict.name}.json"
-    run.write_json(name, _trimmed(wire.plain(verdict)))
+    run.write_json(name, _trimmed(codec.plain(verdict)))
     run.event("verify.rung", name=verdict.name, verdict=verdict.verdict, reason=verdict.reason)
     return replace(verdict, evidence=name)
 
@@ -189,7 +189,7 @@ def _trimmed(value: Any) -> Any:
 
 def document(ladder: Ladder) -> dict[str, Any]:
     """The ladder for scripts: stable keys, exchanges left to the evidence files."""
-    plain: dict[str, Any] = wire.plain(ladder)
+    plain: dict[str, Any] = codec.plain(ladder)
     for rung in plain["rungs"]:
         for probe in rung["probes"]:
             probe["evidence"] = [_line(exchange) for exchange in probe["evidence"]] if not rung["evidence"] else []

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from moebox import __version__, wire
+from moebox import __version__, codec
 from moebox.core import catalogue
 from moebox.core.recipe import ENGINES
 from moebox.errors import BadInput, MoeboxError
@@ -207,7 +207,7 @@ async def plan_part(request: Request, *, site: Site) -> Response:
 async def plan_json(request: Request) -> Response:
     """The same for scripts."""
     answer = await run_in_threadpool(answer_of, request)
-    return Response(wire.to_json(answer.plan), media_type="application/json")
+    return Response(codec.to_json(answer.plan), media_type="application/json")
 
 
 async def runs_page(request: Request, *, site: Site) -> Response:

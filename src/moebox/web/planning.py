@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from moebox import detect, units, wire
+from moebox import codec, detect, units
 from moebox.checkpoint import resolve
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import ENGINES, EngineName, Recipe
@@ -162,7 +162,7 @@ def blocks(answer: Answer) -> list[Block]:
     if plan.alternatives:
         others = (f"{one.title}: {one.loses}" for one in plan.alternatives[:MOST_RUNNERS_UP])
         shown.append(Bullets(title="Runners-up", items=tuple(others)))
-    text = wire.to_toml(plan.recipe)
+    text = codec.to_toml(plan.recipe)
     shown.append(Part(kind="code", data={"title": "recipe.toml", "text": text, "open": True}))
     return shown
 
@@ -203,7 +203,7 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
 
 def bars(plan: Plan) -> Chart:
     """Memory of every device."""
-    planned = planned_of({"memory": wire.plain(plan.memory)})
+    planned = planned_of({"memory": codec.plain(plan.memory)})
     rows = [(name, "planned", device) for name, device in collapse(planned.devices if planned else ())]
     cards = [row for row in rows if row[2].name != "ram"] or rows
     parts = {name for _, _, device in cards for name in device.parts}

@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from moebox import wire
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.recipe import EngineName
 
@@ -118,7 +118,7 @@ class HostSide:
 @functools.cache
 def _decoded(key: str, kind: type[Any]) -> tuple[Any, ...]:
     rows = catalogue.table("efficiency")[key]
-    return tuple(wire.decode(kind, row, where=f"efficiency.toml [{key}]") for row in rows)
+    return tuple(codec.decode(kind, row, where=f"efficiency.toml [{key}]") for row in rows)
 
 
 def _rows(key: str, kind: type[T]) -> tuple[T, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moebox import wire
+from moebox import codec
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
@@ -126,10 +126,10 @@ def toml(kind: type[T], path: Path) -> T | None:
     """A TOML file as `kind`; fields of another version are dropped rather than refused."""
     if not path.exists():
         return None
-    document = wire.load_toml(path)
+    document = codec.load_toml(path)
     for _ in range(50):  # a file from another version has a handful of unknown fields, not hundreds
         try:
-            return wire.decode(kind, document, where=path.name)
+            return codec.decode(kind, document, where=path.name)
         except BadInput as problem:
             unknown = re.search(r"unknown setting '([^']+)'", problem.message)
             if not unknown or not drop(document, unknown[1]):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.errors import BadInput
 from moebox.report.reading.loose import figure, rows, truth, within, words
 from moebox.report.story import STATS, Level, Spread
@@ -17,7 +17,7 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
     gaps: list[str] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            document = wire.load_json(path)
+            document = codec.load_json(path)
         except BadInput as problem:
             gaps.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue

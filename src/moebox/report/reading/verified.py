@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.errors import BadInput
 from moebox.report.reading.loose import figure, rows, within, words
 from moebox.report.story import Mark, Probe, RungSeen
@@ -42,7 +42,7 @@ def read(folder: Path) -> tuple[list[RungSeen], list[str]]:
     gaps: list[str] = []
     for path in sorted(folder.glob("*.json"), key=lambda one: (one.stat().st_mtime, one.name)):
         try:
-            document = wire.load_json(path)
+            document = codec.load_json(path)
         except BadInput as problem:
             gaps.append(f"verdicts/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from moebox import wire
+from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.report.block import Block, Part, Section, Table, columns, words
 from moebox.report.story import Story
@@ -24,7 +24,7 @@ def section(stories: Sequence[Story]) -> Section | None:
         for title, text in story.commands:
             blocks.append(Part(kind="code", data={"title": title + of, "text": redact(text), "open": False}))
         if story.recipe:
-            text = redact(wire.to_toml(lean(story.recipe)))
+            text = redact(codec.to_toml(lean(story.recipe)))
             blocks.append(Part(kind="code", data={"title": f"recipe.toml{of}", "text": text, "open": False}))
     versions = table(stories)
     blocks += [versions] if versions else []
@@ -34,7 +34,7 @@ def section(stories: Sequence[Story]) -> Section | None:
 def lean(recipe: Recipe) -> dict[str, Any]:
     """The settings that differ from their defaults, which is all a recipe file needs."""
     needed = Recipe(**{name: getattr(recipe, name) for name in NEEDED})
-    return without(wire.plain(recipe), wire.plain(needed), keep=(*NEEDED, "format"))
+    return without(codec.plain(recipe), codec.plain(needed), keep=(*NEEDED, "format"))
 
 
 def without(values: dict[str, Any], usual: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:

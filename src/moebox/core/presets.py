@@ -1,0 +1,61 @@
+"""Images with settings of their own: what they are called, which flags and variables they want, and why each."""
+
+import functools
+import tomllib
+from dataclasses import dataclass, field
+from importlib import resources
+
+from moebox import codec
+from moebox.core.recipe import Flag, Recipe
+from moebox.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One environment variable and the reason for it."""
+
+    name: str
+    value: str
+    why: str
+    set: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """An image and what it is started with."""
+
+    image: str
+    entry: str = ""
+    network: str = ""  # "host" shares the machine's network instead of publishing a port
+    options: tuple[str, ...] = ()  # of docker and podman
+    cache: str = ""  # folder in the image that a volume keeps between starts
+    source: str = ""
+    flags: dict[str, Flag] = field(default_factory=dict)
+    speculate: dict[str, str] = field(default_factory=dict)  # keys added to the speculative configuration
+    variable: tuple[Variable, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that are set."""
+        return {one.name: one.value for one in self.variable if one.set}
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Presets that there are."""
+    files = resources.files("moebox.data").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+
+
+@functools.cache
+def preset(name: str) -> Preset:
+    """The preset called `name`."""
+    if name not in names():
+        raise UnknownName("runtime.preset", name, names())
+    text = resources.files("moebox.data").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+    return codec.decode(Preset, tomllib.loads(text), where=f"presets/{name}.toml")
+
+
+def of(recipe: Recipe) -> Preset | None:
+    """The recipe's preset, if it has one."""
+    return preset(recipe.runtime.preset) if recipe.runtime.preset else None

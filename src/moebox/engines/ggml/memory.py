@@ -1,0 +1,205 @@
+"""llama.cpp's and ik_llama.cpp's memory: every tensor has a device, and cache stays with the layer's card.
+
+Dense tensors of a layer lie on the card that owns the layer; expert tensors where the recipe's placement says, else in
+RAM; the token embedding in RAM. Beside them each card needs a compute buffer and, while a large batch is prefilled, a
+place to which the experts of one layer are copied from RAM.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from moebox.core.box import Box, Gpu
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.plan import DeviceMemory, Memory
+from moebox.core.recipe import Hybrid, Recipe
+from moebox.sizing import gpu_list
+from moebox.sizing.constants import MIB, constant, gibibytes, taken, visible
+from moebox.sizing.kv import layer_bytes, token_bytes
+
+DENSE: tuple[Component, ...] = ("attention", "shared_experts", "router", "norms")
+
+
+def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
+    """Every card's bytes and the RAM's; the cache is as large as the recipe asks for."""
+    gpus = gpu_list.all_gpus(box)[: len(box.gpus)]
+    used = [index for index in gpu_list.used_gpus(box, recipe) if index < len(gpus)] if on_cards(recipe) else []
+    owners = owned_layers(model, [gpus[index] for index in used])
+    devices = [
+        card_budget(index, gpus[index], model, checkpoint, recipe, owners[slot], slot, last=slot == len(used) - 1)
+        for slot, index in enumerate(used)
+    ]
+    unused = [gpu_list.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in used]
+    every = [
+        *sorted([*devices, *unused], key=lambda one: int(one.device[3:])),
+        ram_budget(box, model, checkpoint, recipe),
+    ]
+    short = max(-one.free for one in every)
+    return Memory(
+        devices=tuple(every),
+        kv_tokens=cache_tokens(recipe),
+        kv_bytes_per_token=token_bytes(model, recipe),
+        fits=short <= 0,
+        shortfall=max(0, short),
+    )
+
+
+def on_cards(recipe: Recipe) -> bool:
+    """Whether any layer goes to a card."""
+    return placement(recipe).gpu_layers > 0
+
+
+def placement(recipe: Recipe) -> Hybrid:
+    """The recipe's placement, or the engine's defaults."""
+    return recipe.hybrid or Hybrid()
+
+
+def cache_tokens(recipe: Recipe) -> int:
+    """Tokens of cache: the context of every slot."""
+    return recipe.context * (recipe.max_seqs or 1)
+
+
+def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:
+    """Layers of each card: shares by free memory, the output counting as one more layer at the end."""
+    if not gpus:
+        return []
+    sizes = [max(1, visible(gpu) - taken(gpu)) for gpu in gpus]
+    edges = [edge / sum(sizes) for edge in accumulate(sizes)]
+    owned: list[list[int]] = [[] for _ in gpus]
+    for layer in range(model.layers):
+        owned[min(bisect_right(edges, layer / (model.layers + 1)), len(gpus) - 1)].append(layer)
+    return owned
+
+
+def card_budget(
+    index: int,
+    gpu: Gpu,
+    model: Model,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    layers: list[int],
+    slot: int,
+    *,
+    last: bool,
+) -> DeviceMemory:
+    """One card's bytes; `slot` is its place among those used."""
+    alone = last and slot == 0
+    experts = placement(recipe).experts
+    weights = dense_on_card(model, checkpoint, layers, last=last)
+    count = len(experts[slot]) if slot < len(experts) else 0
+    if count:
+        weights["routed_experts"] = count * checkpoint.expert_layer_bytes
+    kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * len(layers))
+    activations = compute_bytes(model, recipe, last=last, alone=alone) + staging_bytes(model, checkpoint, recipe)
+    overhead = gpu.memory - visible(gpu) + taken(gpu) + gibibytes("llama", "context")
+    free = gpu.memory - sum(weights.values()) - kv - activations - overhead
+    return DeviceMemory(
+        device=f"gpu{index}",
+        total=gpu.memory,
+        weights=weights,
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=free,
+    )
+
+
+def dense_on_card(model: Model, checkpoint: Checkpoint, layers: list[int], *, last: bool) -> dict[Component, int]:
+    """Bytes of everything but routed experts in `layers`, with the output on the last card."""
+    sizes = checkpoint.bytes_by_component
+    with_experts = sum(layer >= model.dense_layers for layer in layers) if model.moe else 0
+    out: dict[Component, float] = {}
+    for name in DENSE:
+        total = model.moe_layers if name in ("shared_experts", "router") else model.layers
+        here = with_experts if name in ("shared_experts", "router") else len(layers)
+        out[name] = sizes.get(name, 0) * here / max(total, 1)
+    dense_total = model.dense_layers if model.moe else model.layers
+    out["dense_ffn"] = sizes.get("dense_ffn", 0) * (len(layers) - with_experts) / max(dense_total, 1)
+    if last:
+        out["lm_head"] = sizes.get("lm_head", 0) or sizes.get("embed", 0)
+    return {name: round(size) for name, size in out.items() if size}
+
+
+def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> int:
+    """The compute buffer of one card, by micro-batch: the logits where they are made, attention elsewhere.
+
+    llama.cpp b11669 on Kimi K2.6 shapes at -c 131072 (llama-fit-params): one card 504 MiB at -ub 512 and 4,032 at 4096;
+    of two cards the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
+    """
+    ubatch, context = placement(recipe).ubatch, recipe.context
+    wide = 3 * model.attention.heads * model.mla.kv_width * 4 if model.mla else 16 * model.hidden
+    if recipe.engine == "ik_llama.cpp":
+        attention = (attention_buffer(model, recipe) if model.mla else 0) + ubatch * wide // 2
+        return max(ubatch * (model.vocab * 4 + model.hidden * 4), attention) if last else attention
+    attention = ubatch * (wide + 2 * context)
+    if not last:
+        return attention
+    if alone:
+        return ubatch * (model.vocab * 4 + 16 * model.hidden + 2 * context)
+    return max(ubatch * (model.vocab * 4 + 40 * model.hidden), attention)
+
+
+def attention_buffer(model: Model, recipe: Recipe) -> int:
+    """What ik_llama.cpp's attention needs beside its inputs: -amb where set, else scores of every head."""
+    hybrid = placement(recipe)
+    limit = hybrid.attention_buffer
+    if limit:
+        return limit * MIB
+    if hybrid.mla in (2, 3, None):
+        # Keys and values of every head, decompressed for the whole context, f16 (12 to 14 GiB at 131,072 seen).
+        mla = model.mla
+        assert mla is not None
+        return recipe.context * mla.heads * (mla.nope + mla.v) * 2 * 3
+    return hybrid.ubatch * recipe.context * 4
+
+
+def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """Room for experts copied to a card while a large batch is prefilled; 0 when all experts lie on cards already.
+
+    With a whole layer the VRAM of the EPYC 9175F report comes out: 42 and 43 GiB for 3+3 layers at -ub 4096, where its
+    author saw 43 and 44.
+    """
+    if not model.moe or placed(recipe) >= model.moe_layers:
+        return 0
+    if recipe.engine == "ik_llama.cpp":
+        large = placement(recipe).ubatch >= offload_threshold(model)
+        return checkpoint.expert_layer_bytes if large else 0
+    return checkpoint.expert_layer_bytes // 3
+
+
+def offload_threshold(model: Model) -> int:
+    """Tokens from which ik_llama.cpp computes RAM experts on a card: each is then used often enough to pay its copy."""
+    assert model.moe is not None
+    return int(constant("llama", "threshold") * model.moe.experts // model.moe.used)
+
+
+def placed(recipe: Recipe) -> int:
+    """Expert layers on cards."""
+    return sum(len(layers) for layers in placement(recipe).experts)
+
+
+def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> DeviceMemory:
+    """What stays in RAM: the embedding, the experts of all other layers, and without cards everything."""
+    sizes = checkpoint.bytes_by_component
+    weights: dict[Component, int] = {"embed": sizes.get("embed", 0)}
+    experts = max(0, model.moe_layers - placed(recipe)) * checkpoint.expert_layer_bytes
+    if experts:
+        weights["routed_experts"] = experts
+    kv = 0
+    if not on_cards(recipe) or not box.gpus:
+        weights |= dense_on_card(model, checkpoint, list(range(model.layers)), last=True)
+        kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * model.layers)
+    activations = placement(recipe).ubatch * MIB // 2
+    held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
+    overhead = max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
+    needed = sum(weights.values()) + kv + activations + overhead
+    # Nobody said how much RAM there is: enough for a server whose experts all lie on cards, nothing beyond.
+    total = needed if not box.ram and not experts and box.gpus else box.ram
+    return DeviceMemory(
+        device="ram",
+        total=total,
+        weights={name: size for name, size in weights.items() if size},
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=total - needed,
+    )

@@ -1,0 +1,166 @@
+"""SGLang's memory: a fraction of what is free before loading holds weights and cache together.
+
+    KV budget = free before loading × mem_fraction_static - weights
+
+The rest serves activations, CUDA graphs and the table of requests. Left to itself SGLang picks the fraction from the
+card's size and the prefill chunk, and lowers it by a tenth and more for models with a vision tower.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from moebox.core.box import Box, Gpu
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.plan import DeviceMemory, Memory
+from moebox.core.recipe import Recipe
+from moebox.sizing import gpu_list, shards
+from moebox.sizing.constants import GIB, MIB, constant, gibibytes, taken, visible
+from moebox.sizing.drafts import draft_bytes, draft_token_bytes
+from moebox.sizing.kv import token_bytes, window_bytes
+
+# Prefill chunk and largest graph batch by memory (server_args.py): GiB below which, chunk, batch for TP < 4, for more.
+TIERS = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
+LARGEST_TIER = (16384, 512, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What one rank of one stage takes, in bytes."""
+
+    weights: dict[Component, int]
+    draft: int
+    token: int
+    window: int
+
+    @property
+    def loaded(self) -> int:
+        """All that is loaded before the cache is made; a draft model comes after it, out of the rest."""
+        return sum(self.weights.values()) + self.window
+
+
+def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
+    """Every card's bytes under SGLang, and the tokens the cache holds."""
+    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
+    stages = gpu_list.stages_of(used, recipe)
+    needs = [needs_of(model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp)]
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
+    tokens = min((tokens_on(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
+    short = max((_missing(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
+    kinds = {(gpu, s): _device(gpu, model, recipe, needs[s], tokens) for gpu, s in alike}
+    devices = [replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()]
+    unused = [gpu_list.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in stages]
+    return Memory(
+        devices=tuple(sorted([*devices, *unused], key=lambda one: int(one.device[3:]))),
+        kv_tokens=tokens,
+        kv_bytes_per_token=token_bytes(model, recipe),
+        fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
+        shortfall=max(0, short),
+    )
+
+
+def needs_of(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> Needs:
+    """What a rank of `stage` takes; the vision tower is loaded whole on every rank, asked for or not."""
+    weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=1.0)
+    weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
+    if checkpoint.quant == "nvfp4" and "routed_experts" in weights:
+        scales = 0.5 / 4.5  # of an NVFP4 weight's 4.5 bits, the block scale's half bit
+        copies = constant("load", "sglang_nvfp4_scale_copies")
+        weights["routed_experts"] += round(weights["routed_experts"] * scales * copies)
+    last = stage == recipe.parallel.pp - 1
+    layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
+    return Needs(
+        weights=weights,
+        draft=draft_bytes(model, checkpoint, recipe) if last else 0,
+        token=token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0),
+        window=window_bytes(model, recipe, recipe.max_seqs or 64),
+    )
+
+
+def before_loading(gpu: Gpu) -> int:
+    """Bytes SGLang finds free once its process group stands."""
+    return visible(gpu) - taken(gpu) - gibibytes("sglang", "context")
+
+
+def chunk(gpu: Gpu, recipe: Recipe) -> tuple[int, int]:
+    """Prefill chunk in tokens and largest CUDA-graph batch that SGLang takes for this card."""
+    gib = gpu.memory / GIB
+    tier = next(((c, small, large) for below, c, small, large in TIERS if gib < below), LARGEST_TIER)
+    return recipe.batched_tokens or tier[0], tier[2] if recipe.parallel.tp >= 4 else tier[1]
+
+
+def fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
+    """mem_fraction_static: as given, or as SGLang chooses."""
+    return recipe.memory_utilization or automatic_fraction(gpu, model, recipe)
+
+
+def automatic_fraction(gpu: Gpu, model: Model, recipe: Recipe) -> float:
+    """The fraction SGLang picks when it is not told."""
+    tokens, batch = chunk(gpu, recipe)
+    total = gpu.memory / MIB
+    reserve = constant("sglang", "reserve_base") + max(tokens, 2048) * constant("sglang", "reserve_per_prefill_token")
+    reserve += batch * constant("sglang", "reserve_per_graph_batch")
+    reserve += recipe.parallel.tp * recipe.parallel.pp * constant("sglang", "reserve_per_gpu")
+    if total > 60 * 1024:
+        reserve = max(reserve, constant("sglang", "reserve_least"))
+    if recipe.speculate:
+        reserve += constant("sglang", "reserve_speculative")
+    return float(round((total - reserve) / total, 3)) * vision_cut(model)
+
+
+def vision_cut(model: Model) -> float:
+    """What a vision tower multiplies the automatic fraction by."""
+    if not model.vision:
+        return 1.0
+    dynamic = 1.0 - 0.1 * (constant("sglang", "vision_tower") - 1.0)
+    return float(constant("sglang", "vision_factor") * max(0.8, min(1.05, dynamic)))
+
+
+def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
+    """Bytes left for the cache."""
+    return math.floor(before_loading(gpu) * fraction(gpu, model, recipe)) - needs.loaded
+
+
+def tokens_on(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
+    """Tokens the cache holds on one card, times the data-parallel ranks."""
+    return max(0, kv_budget(gpu, model, recipe, needs)) // needs.token * recipe.parallel.dp
+
+
+def request_table(model: Model, recipe: Recipe, tokens: int) -> int:
+    """Bytes of the table from requests to cache slots: one int32 a request and position of the context."""
+    most, least = constant("sglang", "requests_most"), constant("sglang", "requests_least")
+    requests = recipe.max_seqs or min(max(tokens * 512 // max(recipe.context, 1), least), most)
+    return int(requests * (recipe.context + 4) * 4)
+
+
+def _missing(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
+    one = recipe.context * needs.token
+    inside = one - kv_budget(gpu, model, recipe, needs)
+    rest = before_loading(gpu) * (1 - fraction(gpu, model, recipe))
+    return max(inside, round(step_room(gpu, model, recipe) + needs.draft - rest))
+
+
+def step_room(gpu: Gpu, model: Model, recipe: Recipe) -> int:
+    """Bytes a step and its table need outside the fraction."""
+    tokens, _ = chunk(gpu, recipe)
+    used = model.moe.used if model.moe else 0
+    step = tokens * model.hidden * 2 * (used + constant("vllm", "live_copies"))
+    draft = gibibytes("sglang", "draft_activations") if recipe.speculate else 0
+    return int(step + draft + request_table(model, recipe, recipe.context))
+
+
+def _device(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs, tokens: int) -> DeviceMemory:
+    kv = tokens // recipe.parallel.dp * needs.token + needs.window
+    activations = step_room(gpu, model, recipe)
+    weights = needs.loaded - needs.window + needs.draft
+    outside = before_loading(gpu) - math.floor(before_loading(gpu) * fraction(gpu, model, recipe))
+    overhead = gpu.memory - before_loading(gpu) + max(0, outside - activations - needs.draft)
+    return DeviceMemory(
+        device="gpu",
+        total=gpu.memory,
+        weights=needs.weights,
+        draft=needs.draft,
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=gpu.memory - weights - kv - activations - overhead,
+    )

@@ -1,0 +1,195 @@
+"""vLLM's memory: a share of the card is claimed, what weights and the profiled peak leave of it becomes cache.
+
+    KV budget = utilization × visible - weights - draft - peak activations - non-torch [- CUDA graphs, where estimated]
+
+Outside the claim, after the profiling, come the Triton MLA workspace and graphs that were not estimated.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from moebox.core.box import Box, Gpu
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.plan import DeviceMemory, Memory
+from moebox.core.recipe import Recipe
+from moebox.sizing import gpu_list, shards
+from moebox.sizing.constants import (
+    GIB,
+    Generation,
+    constant,
+    counts_graphs,
+    generation_of,
+    gibibytes,
+    taken,
+    visible,
+)
+from moebox.sizing.drafts import draft_bytes, draft_token_bytes
+from moebox.sizing.kv import token_bytes, window_bytes
+
+LARGE = 70 * GIB  # vLLM's defaults differ below (engine/arg_utils.py)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What one rank of one stage takes, in bytes, before any cache."""
+
+    weights: dict[Component, int]
+    draft: int
+    activations: int
+    non_torch: int
+    graphs: int  # taken off the KV budget
+    later: int  # allocated after profiling, outside the claim
+    token: int  # bytes of cache a token
+    window: int  # bytes of cache that do not grow with the context
+
+    @property
+    def inside(self) -> int:
+        """All that must fit in the claim before cache."""
+        return sum(self.weights.values()) + self.draft + self.activations + self.non_torch + self.graphs + self.window
+
+
+def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
+    """Every card's bytes under vLLM, and the tokens the cache holds."""
+    utilization = recipe.memory_utilization or constant("vllm", "utilization")
+    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
+    stages = gpu_list.stages_of(used, recipe)
+    needs = [
+        needs_of(gpus[used[0]], model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp if used else 0)
+    ]
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
+    claims = {gpu: math.floor(utilization * visible(gpu)) for gpu, _ in alike}
+    tokens = min((tokens_in(claims[gpu] - needs[s].inside, needs[s], recipe) for gpu, s in alike), default=0)
+    short = max((_missing(gpu, claims[gpu], needs[s], recipe) for gpu, s in alike), default=0)
+    kinds = {(gpu, s): _device(gpu, claims[gpu], needs[s], tokens, recipe) for gpu, s in alike}
+    devices = [replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()]
+    unused = [gpu_list.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in used]
+    missing_cards = recipe.parallel.gpus - len(used)
+    return Memory(
+        devices=tuple(sorted([*devices, *unused], key=lambda one: int(one.device[3:]))),
+        kv_tokens=tokens,
+        kv_bytes_per_token=token_bytes(model, recipe),
+        fits=short <= 0 and missing_cards <= 0 and tokens >= recipe.context,
+        shortfall=max(0, short),
+    )
+
+
+def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> Needs:
+    """What a rank of `stage` takes."""
+    generation = generation_of(recipe)
+    tower = 0.0
+    if recipe.vision:  # our launches copy the tower to every card; the patched image's slice it
+        default = "weights" if recipe.runtime.preset == "community" else "data"
+        mode = recipe.flags.get("mm-encoder-tp-mode", default)
+        tower = 1.0 if mode == "data" else 1 / recipe.parallel.tp
+    weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=tower)
+    weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
+    last = stage == recipe.parallel.pp - 1
+    layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
+    graphs, counted = graph_bytes(recipe), counts_graphs(recipe)
+    token = token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0)
+    return Needs(
+        weights=weights,
+        draft=draft_bytes(model, checkpoint, recipe) if last else 0,
+        activations=activation_bytes(gpu, model, recipe, generation),
+        non_torch=round(generation.non_torch * GIB),
+        graphs=graphs if counted else 0,
+        later=workspace_bytes(gpu, model, recipe) + (0 if counted else graphs),
+        token=token,
+        window=window_bytes(model, recipe, max_seqs(gpu, recipe)),
+    )
+
+
+def tokens_in(available: int, needs: Needs, recipe: Recipe) -> int:
+    """Tokens the cache holds, in whole blocks, over all ranks that divide it."""
+    block = constant("vllm", "block")
+    blocks = max(0, available) // (needs.token * block)
+    return int(blocks * block * recipe.parallel.dcp * recipe.parallel.dp)
+
+
+def max_seqs(gpu: Gpu, recipe: Recipe) -> int:
+    """Sequences a step may hold."""
+    default = constant("vllm", "max_seqs" if gpu.memory >= LARGE else "max_seqs_small")
+    return int(recipe.max_seqs or default)
+
+
+def step_tokens(gpu: Gpu, recipe: Recipe) -> int:
+    """Tokens a step may prefill."""
+    default = constant("vllm", "batched_tokens" if gpu.memory >= LARGE else "batched_tokens_small")
+    return int(recipe.batched_tokens or default)
+
+
+def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generation) -> int:
+    """The peak the profiling run sees: a full prefill step or the sampler, and what guessing adds."""
+    tokens = step_tokens(gpu, recipe)
+    used = model.moe.used if model.moe else 0
+    seqs = max_seqs(gpu, recipe)
+    peak = tokens * model.hidden * 2 * (used + constant("vllm", "live_copies"))
+    peak = max(peak, seqs * model.vocab * constant("vllm", "sampler_bytes"))
+    if model.mla and model.mla.indexer:
+        peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
+    if recipe.speculate:
+        guesses = 1 + recipe.speculate.tokens
+        peak += seqs * guesses * model.vocab * 4 * constant("vllm", "draft_logits")
+        peak += round(generation.speculative * GIB)
+    return int(peak)
+
+
+def graph_bytes(recipe: Recipe) -> int:
+    """Room for captured CUDA graphs as vLLM estimates it."""
+    if recipe.flags.get("enforce-eager"):
+        return 0
+    guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
+    size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
+    size += constant("vllm", "graph_speculative") if recipe.speculate else 0
+    return round(float(size) * GIB)
+
+
+def workspace_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:
+    """Triton MLA's partial results: sequences × local heads × splits × 513 floats, taken after profiling."""
+    if not model.mla or model.mla.indexer or not triton_mla(gpu, recipe):
+        return 0
+    heads = model.mla.heads // recipe.parallel.tp * recipe.parallel.dcp
+    return int(max_seqs(gpu, recipe) * heads * splits(gpu, recipe) * constant("vllm", "mla_split_columns") * 4)
+
+
+def splits(gpu: Gpu, recipe: Recipe) -> int:
+    """Parts that a sequence's cache is cut in while decoding: by the context, up to two for each multiprocessor."""
+    fixed = generation_of(recipe).splits
+    wanted = max(1, math.ceil(recipe.context / constant("vllm", "mla_split_tokens")))
+    return fixed or min(1 << (wanted - 1).bit_length(), 2 * gpu.sms)
+
+
+def triton_mla(gpu: Gpu, recipe: Recipe) -> bool:
+    """Whether decode runs on the Triton MLA kernel: the only dense one on SM120 and below Hopper."""
+    named = str(recipe.flags.get("attention-backend", ""))
+    if named:
+        return named == "TRITON_MLA"
+    return gpu.generation not in ("hopper", "blackwell", "cdna")
+
+
+def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
+    """Bytes short of starting and serving one sequence of the asked length."""
+    one = math.ceil(recipe.context / (recipe.parallel.dcp * recipe.parallel.dp)) * needs.token
+    inside = needs.inside + one - claim
+    outside = claim + needs.later + gibibytes("vllm", "margin") + taken(gpu) - visible(gpu)
+    return max(inside, outside)
+
+
+def _device(gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> DeviceMemory:
+    kv = tokens // (recipe.parallel.dcp * recipe.parallel.dp) * needs.token + needs.window
+    activations = needs.activations + needs.graphs + needs.later
+    weights = sum(needs.weights.values()) + needs.draft
+    # What the claim leaves out of the card is overhead, less what later comes from it.
+    outside = gpu.memory - claim - needs.later
+    overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + taken(gpu))
+    free = gpu.memory - weights - kv - activations - overhead
+    return DeviceMemory(
+        device="gpu",
+        total=gpu.memory,
+        weights=needs.weights,
+        draft=needs.draft,
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=free,
+    )

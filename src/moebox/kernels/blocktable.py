@@ -1,0 +1,56 @@
+"""The attention block table that a tuning found, and the patch that puts it into SGLang's prefill attention.
+
+An engine has one entry for each width, whatever the length: of the choices that were timed at every length, the one
+with the least time over the best of each, multiplied, is taken.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from moebox.core.kernel import Arch
+from moebox.kernels.patch import MARK, Patch, extend_blocks, read_text
+from moebox.kernels.tuning import Tuned
+
+_CASE = re.compile(r"(extend \d+/\d+|MLA decode).*?(bf16|fp8)?$")
+
+
+def block_table(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """The best choice of each attention kernel: {"extend 576/512": {"BLOCK_M": 32, …}, "MLA decode, fp8": …}."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found = _CASE.match(row["case"])
+        if found and row["best"]:
+            name = f"{found[1]}, {found[2]}" if found[2] else found[1]
+            kinds.setdefault(name, []).append(row)
+    return {name: _common(cases) for name, cases in kinds.items()}
+
+
+def _common(cases: list[dict[str, Any]]) -> dict[str, int]:
+    """The choice that does best over all lengths; the longest one's own where none was timed at all of them."""
+    times = [{json.dumps(one["config"], sort_keys=True): one["ms"] for one in case["field"]} for case in cases]
+    shared = set.intersection(*(set(one) for one in times))
+    if not shared:
+        return dict(max(cases, key=lambda case: float(case["ms"]))["best"])
+
+    def cost(mark: str) -> float:
+        return math.fsum(math.log(one[mark] / min(one.values())) for one in times)
+
+    return dict(json.loads(min(sorted(shared), key=cost)))
+
+
+def patches(tuned: Tuned, root: Path, limit: Arch) -> tuple[Patch, ...]:
+    """The block table as a patch of SGLang's extend attention; nothing for other engines."""
+    chosen = {name: choice for name, choice in block_table(tuned.rows).items() if name.startswith("extend ")}
+    places = sorted(root.glob("sglang/**/extend_attention.py"))
+    files = [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_text(path)]
+    if tuned.engine != "sglang" or not chosen or not files:
+        return ()
+    before = after = read_text(files[0])
+    for name, choice in chosen.items():
+        width = int(name.split()[1].split("/")[0])
+        about = f"{MARK} the fastest of those that were timed and fit {limit.smem:,} bytes"
+        after = extend_blocks(after, capability=limit.capability, width=width, choice=choice, about=about)
+    return (Patch(path=files[0], name=str(files[0].relative_to(root)), before=before, after=after),)

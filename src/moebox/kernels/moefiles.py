@@ -1,0 +1,145 @@
+"""Writes tuned fused-MoE blocks as the files that vLLM and SGLang look for.
+
+One folder serves both: VLLM_TUNED_CONFIG_FOLDER=FOLDER and SGLANG_MOE_CONFIG_DIR=FOLDER. Both engines take the entry
+whose batch size is nearest, so a file that is there must have them all: where the engine's own default won, it is
+written out, and a file that would have gaps is not written.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moebox.errors import Outside
+from moebox.kernels.probe.space import KIMI, SIZES, Shape
+from moebox.kernels.tuning import NOISE, Tuned
+
+Configs = dict[int, dict[str, Any]]  # by batch size
+# vLLM sends int4 batches to a CUDA kernel up to this many tokens an expert (fused_moe.py, should_moe_wna16_use_cuda).
+# That kernel reads the same file, and takes tiles meant for Triton, so its entries must leave them out.
+CUDA_TOKENS = 6
+_SHAPE = {"fp8_w8a8 block": [128, 128]}
+
+
+def vllm_name(kind: str, device: str, shape: Shape = KIMI) -> str:
+    """The name vLLM asks for (fused_moe.py, get_config_file_name; 0.24 to 0.32)."""
+    named = re.sub(r"[\s/]+", "_", device)
+    named = "NVIDIA_H200" if "H200" in named.split("_") else named
+    return f"E={shape.experts},N={shape.intermediate},device_name={named}{_selectors(kind).replace(' ', '')}.json"
+
+
+def sglang_name(kind: str, device: str, shape: Shape = KIMI, *, down: bool = False) -> str:
+    """The name SGLang asks for (fused_moe_triton_config.py, get_config_file_name; 0.5.7 to 0.5.23).
+
+    It counts an int4 expert's width in packed bytes, two to a byte, where vLLM counts weights.
+    """
+    packed = shape.intermediate // 2 if kind == "int4_w4a16" else shape.intermediate
+    last = "_down" if down else ""
+    return f"E={shape.experts},N={packed},device_name={device.replace(' ', '_')}{_selectors(kind)}{last}.json"
+
+
+def sglang_folder(triton: str) -> str:
+    """Where below SGLANG_MOE_CONFIG_DIR it looks, for the Triton that runs."""
+    return f"configs/triton_{triton.replace('.', '_')}"
+
+
+def _selectors(kind: str) -> str:
+    dtype = "" if kind == "bf16" else f",dtype={kind.split()[0]}"
+    return dtype + (f",block_shape={_SHAPE[kind]}" if kind in _SHAPE else "")
+
+
+def files(tuned: Tuned, device: str) -> tuple[dict[str, Configs], list[str]]:
+    """Every whole file by its name below the folder, and a line on each that would have gaps."""
+    whole: dict[str, Configs] = {}
+    gaps = []
+    for kind, found in (_sglang(tuned.rows) if tuned.engine == "sglang" else _vllm(tuned.rows, tuned.shape)).items():
+        missing = [tokens for tokens in SIZES if tokens not in found[0]]
+        if missing:
+            gaps.append(f"fused MoE {kind}: {len(missing)} of {len(SIZES)} batch sizes were not timed, no file written")
+        elif tuned.engine == "sglang":
+            place = sglang_folder(tuned.triton)
+            whole[f"{place}/{sglang_name(kind, device, tuned.shape)}"] = found[0]
+            whole[f"{place}/{sglang_name(kind, device, tuned.shape, down=True)}"] = found[1]
+        else:
+            whole[vllm_name(kind, device, tuned.shape)] = found[0]
+    return whole, gaps
+
+
+def _case(row: dict[str, Any], head: str) -> tuple[str, int] | None:
+    """Kind and tokens of a fused MoE row: "fused MoE fp8_w8a8 block, 64 tokens"."""
+    found = re.fullmatch(rf"{head} (.+), (\d+) tokens", row["case"])
+    return (found[1], int(found[2])) if found else None
+
+
+def _vllm(rows: list[dict[str, Any]], shape: Shape) -> dict[str, tuple[Configs, ...]]:
+    """By kind; each entry serves both products."""
+    found: dict[str, tuple[Configs, ...]] = {}
+    for row in rows:
+        case = _case(row, "fused MoE")
+        if case and row["best"]:
+            kind, tokens = case
+            default = next(iter(row["baselines"].values()))["config"]
+            own = kind == "int4_w4a16" and tokens * shape.used <= CUDA_TOKENS * shape.experts
+            found.setdefault(kind, ({},))[0][tokens] = default if own else row["best"]
+    if "int4_w4a16" in found:
+        found["int4_w4a16"] = (_parted(found["int4_w4a16"][0], CUDA_TOKENS * shape.experts // shape.used),)
+    return found
+
+
+def _parted(configs: Configs, last: int) -> Configs:
+    """With an entry on either side of `last`, after which vLLM changes kernels, so that none takes the other's."""
+    below = [tokens for tokens in configs if tokens <= last]
+    above = [tokens for tokens in configs if tokens > last]
+    if below and above:
+        configs = {**configs, last: configs[max(below)], last + 1: configs[min(above)]}
+    return dict(sorted(configs.items()))
+
+
+def _sglang(rows: list[dict[str, Any]]) -> dict[str, tuple[Configs, ...]]:
+    """By kind; an entry for each product, of one tile height: SGLang sorts tokens once for both."""
+    products: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        case = _case(row, "SGLang fused MoE")
+        if case and row["best"]:
+            kind, product = case[0].rsplit(" ", 1)
+            products.setdefault((kind, case[1]), {})[product] = row
+    found: dict[str, tuple[Configs, ...]] = {}
+    for (kind, tokens), both in products.items():
+        chosen = pair(both["up"], both["down"]) if len(both) == 2 else None
+        if chosen:
+            up, down = found.setdefault(kind, ({}, {}))
+            up[tokens], down[tokens] = chosen
+    return found
+
+
+def pair(up: dict[str, Any], down: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The fastest two of one tile height; the engine's default where they gain nothing on it; None where none agree."""
+    heights = up["groups"].keys() & down["groups"].keys()
+    default = [next(iter(row["baselines"].values())) for row in (up, down)]
+    whole = sum(one["ms"] for one in default) if all(one["fits"] for one in default) else float("inf")
+    sums = {height: up["groups"][height]["ms"] + down["groups"][height]["ms"] for height in heights}
+    best = min(sums, key=lambda height: (sums[height], height), default=None)
+    if whole < float("inf") and (best is None or whole <= sums[best] * (1 + NOISE)):
+        return default[0]["config"], default[1]["config"]
+    return (up["groups"][best]["config"], down["groups"][best]["config"]) if best is not None else None
+
+
+def write(
+    tuned: Tuned, folder: Path, device: str, beside: Mapping[str, str] | None = None
+) -> tuple[list[Path], list[str]]:
+    """The files that the engine reads, the whole table and what goes beside it; and what was left out."""
+    whole, gaps = files(tuned, device)
+    texts = {f"tuned-{tuned.engine}.json": json.dumps(tuned.rows, indent=1) + "\n", **(beside or {})}
+    texts |= {name: json.dumps(configs, indent=4) + "\n" for name, configs in whole.items()}
+    made = [folder / name for name in texts]
+    try:
+        for path, text in zip(made, texts.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            half = path.with_name(f".{path.name}.{os.getpid()}")
+            half.write_text(text)
+            half.replace(path)
+    except OSError as problem:
+        raise Outside(f"{folder}: cannot be written: {problem.strerror}") from None
+    return made, gaps

@@ -1,0 +1,81 @@
+"""Recipes as files that stand alone: scripts, container commands, Compose, Kubernetes, Slurm and systemd.
+
+Nothing that is rendered needs moebox at run time, and no secret is ever written into it.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from moebox.core.model import Model
+from moebox.core.recipe import Recipe, RuntimeKind
+from moebox.engines import check
+from moebox.render import cluster, machine
+from moebox.render.pieces import assigned, quoted, refuse_unfit
+
+Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
+FORMS: tuple[Form, ...] = get_args(Form)
+SUFFIX: dict[Form, str] = {
+    "script": ".sh",
+    "docker": ".sh",
+    "podman": ".sh",
+    "compose": ".yaml",
+    "k8s": ".yaml",
+    "slurm": ".sbatch",
+    "systemd": ".service",
+}
+UNIT = str.maketrans({"%": "%%", '"': '\\"', "\\": "\\\\"})  # inside the quotes of a unit's Environment=
+EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
+CONTEXTS: dict[Form, Callable[[Recipe, Model | None], dict[str, Any]]] = {
+    "script": machine.script,
+    "docker": machine.script,
+    "podman": machine.script,
+    "compose": machine.compose,
+    "k8s": cluster.k8s,
+    "slurm": cluster.slurm,
+    "systemd": machine.systemd,
+}
+
+
+def render(recipe: Recipe, model: Model | None, form: Form) -> str:
+    """The text of the file."""
+    check(recipe, model)
+    refuse_unfit(recipe)
+    recipe = _as_kind(recipe, form)
+    check(recipe, model)
+    context = CONTEXTS[form](recipe, model)
+    return str(_template(context.pop("template")).render(**context))
+
+
+def _as_kind(recipe: Recipe, form: Form) -> Recipe:
+    """`--as docker` and the like decide what it runs in; a script and a unit keep what the recipe says."""
+    kinds: dict[str, RuntimeKind] = {"docker": "docker", "podman": "podman", "compose": "docker", "k8s": "docker"}
+    kind = kinds.get(form, recipe.runtime.kind)
+    return dataclasses.replace(recipe, runtime=dataclasses.replace(recipe.runtime, kind=kind))
+
+
+@functools.cache
+def _template(name: str) -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701  (shell and YAML, not HTML: each value is quoted by its own rule)
+        loader=PackageLoader("moebox.render", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["yaml"] = lambda value: json.dumps(str(value), ensure_ascii=False)  # JSON text is YAML text
+    environment.filters["slug"] = slug
+    environment.filters["quoted"] = quoted
+    environment.filters["assigned"] = lambda one: assigned(one.name, one.default)
+    environment.filters["unit"] = lambda text: str(text).translate(UNIT)
+    return environment.get_template(name)
+
+
+def slug(text: str) -> str:
+    """A name that Kubernetes and file systems take."""
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:63] or "engine"

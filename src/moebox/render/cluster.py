@@ -1,0 +1,106 @@
+"""Files for a cluster: a Slurm job, and a Kubernetes Deployment or, over several nodes, a LeaderWorkerSet."""
+
+import dataclasses
+import shlex
+from typing import Any
+
+from moebox.core.model import Model
+from moebox.core.recipe import Recipe
+from moebox.engines import Node, launch
+from moebox.engines.assemble import around_image, image, weights_folder
+from moebox.errors import BadInput
+from moebox.render import machine
+from moebox.render import pieces as parts
+from moebox.render.pieces import Pieces, pieces
+
+# Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
+LEADER = Node(rank="$(LWS_WORKER_INDEX)", master="$(LWS_LEADER_ADDRESS)", count="$(LWS_GROUP_SIZE)")
+WORKER = dataclasses.replace(LEADER, follows=True)
+
+
+def slurm(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+    """A batch job with one task a node."""
+    if recipe.runtime.kind in ("docker", "podman"):
+        raise BadInput(
+            "a Slurm job is rendered for an engine that is installed on the nodes",
+            hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
+        )
+    context = machine.script(_open(recipe), model) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
+    known = {one.name for one in context["variables"]}
+    if "PORT" not in known:
+        raise BadInput(f"{recipe.engine} cannot be rendered as a Slurm job")
+    return context
+
+
+def k8s(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+    """A Deployment or LeaderWorkerSet, and the Service in front of it."""
+    if recipe.runtime.preset:
+        raise BadInput(
+            f"runtime.preset: {recipe.runtime.preset!r} wants the host's network and privileges",
+            hint="render it as script, compose or systemd, on the machine itself",
+        )
+    folder = weights_folder(recipe)
+    if folder and not folder.startswith("/models"):
+        hint = "put it on the volume for weights and name it /models/…, or use a Hub repository"
+        raise BadInput(f"checkpoint: pods do not see {folder} of this machine", hint=hint)
+    many = recipe.parallel.nodes > 1
+    opened = _open(recipe)
+    whole = pieces(opened, model, node=LEADER if many else None, variable=False)
+    follow = pieces(opened, model, node=WORKER, variable=False) if many else whole
+    started = launch(opened, model)
+    before, after = around_image(opened, started)
+    head, command = _head(started.argv, tuple(after), before, whole, opened)
+    return {
+        "template": "k8s.yaml.j2",
+        "recipe": recipe,
+        "name": _slug(recipe.name),
+        "engine": recipe.engine,
+        "version": whole.version,
+        "image": image(recipe),
+        "nodes": recipe.parallel.nodes,
+        "gpus": _gpus(recipe),
+        "hybrid": recipe.hybrid is not None,
+        "command": command,
+        "leader": [*head, *_arguments(whole, opened)],
+        "worker": [*head, *_arguments(follow, opened)],
+        "env": started.env,
+        "secrets": started.secret_env,
+        "port": recipe.listen.port,
+        "health": whole.engine.HEALTH,
+    }
+
+
+def _head(
+    argv: tuple[str, ...], after: tuple[str, ...], before: list[str], whole: Pieces, recipe: Recipe
+) -> tuple[list[str], list[str]]:
+    """Words before the arguments, and the container's command where the image's own entry does not do."""
+    if recipe.runtime.setup:
+        line = f'{recipe.runtime.setup} && exec {shlex.join(machine.entry_of(argv, whole))} "$@"'
+        return ["-c", line, "engine"], ["bash"]
+    start = machine.entry_of(after, whole)
+    if not whole.engine.IMAGE_ENTERS or recipe.runtime.entry:
+        return [], list(start)  # the image starts nothing by itself
+    return list(start), before[1:]
+
+
+def _arguments(whole: Pieces, recipe: Recipe) -> list[str]:
+    given = whole.draft if recipe.speculate else ()
+    return [parts.plain(value) for piece in (*whole.args, *given) for value in piece]
+
+
+def _open(recipe: Recipe) -> Recipe:
+    """Other machines must reach it: it listens on all addresses, and the cluster's network is the fence."""
+    listen = dataclasses.replace(recipe.listen, host="0.0.0.0")  # noqa: S104
+    return dataclasses.replace(recipe, listen=listen)
+
+
+def _gpus(recipe: Recipe) -> int:
+    if recipe.hybrid:
+        return max(1, len(recipe.hybrid.experts))
+    return max(1, recipe.parallel.gpus // recipe.parallel.nodes)
+
+
+def _slug(name: str) -> str:
+    from moebox.render import slug
+
+    return slug(name)

@@ -1,0 +1,72 @@
+"""The named constants of the memory model, from `data/memory.toml`, and which generation of vLLM a recipe means."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from moebox import codec
+from moebox.core import catalogue, presets
+from moebox.core.box import Gpu
+from moebox.core.recipe import Recipe
+
+GIB = 2**30
+MIB = 2**20
+GRAPHS_COUNTED = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"  # "1" takes room for CUDA graphs off the cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What one line of vLLM builds takes besides weights and cache, in GiB."""
+
+    name: str
+    marks: tuple[str, ...]
+    non_torch: float
+    speculative: float
+    splits: int
+    source: str
+
+
+def constant(section: str, name: str) -> Any:
+    """One figure of the table."""
+    return catalogue.table("memory")[section][name]
+
+
+def gibibytes(section: str, name: str) -> int:
+    """One figure that the table gives in GiB, in bytes."""
+    return round(float(constant(section, name)) * GIB)
+
+
+@functools.cache
+def generations() -> tuple[Generation, ...]:
+    """Every known line of vLLM builds."""
+    rows = catalogue.table("memory")["vllm"]["generation"]
+    return tuple(codec.decode(Generation, row, where=f"memory.toml [{row['name']}]") for row in rows)
+
+
+def generation_of(recipe: Recipe) -> Generation:
+    """The build a recipe runs: by its image's tag; the community preset alone means the Kimi K2.6 image of May 2026."""
+    known = generations()
+    for one in known:
+        if any(mark in recipe.runtime.image for mark in one.marks):
+            return one
+    wanted = "community 2026-05" if recipe.runtime.preset == "community" else "stock"
+    return next(one for one in known if one.name == wanted)
+
+
+def counts_graphs(recipe: Recipe) -> bool:
+    """Whether the build takes CUDA-graph room off the cache: vLLM does unless told not to (envs.py, 0.32)."""
+    preset = presets.of(recipe)
+    known = (preset.environment if preset else {}) | recipe.env
+    return known.get(GRAPHS_COUNTED, "1") == "1"
+
+
+def visible(gpu: Gpu) -> int:
+    """Bytes of a card that CUDA sees: the driver keeps a little on some."""
+    table = catalogue.table("memory")["driver"]
+    kept = 0.0 if gpu.mig else table.get(gpu.generation, table["other"])
+    return gpu.memory - round(kept * GIB)
+
+
+def taken(gpu: Gpu) -> int:
+    """Bytes other programs hold on a detected card now."""
+    return 0 if gpu.memory_free is None else max(0, visible(gpu) - gpu.memory_free)

@@ -1,0 +1,96 @@
+"""The scheduler against the wall clock: one step at a time, each as long as the speed model says."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from moebox.planner.schedule import Request, Rules, Scheduler, Slice
+from moebox.planner.speed import Speed
+from moebox.twin.metrics import Counters
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """One request and the client that waits for it."""
+
+    request: Request
+    sent: int = 0  # tokens the client was told of
+    last: float = 0.0  # when
+    news: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)  # tokens it has by now
+
+
+class Engine:
+    """Steps while there is work; `faster` divides every time."""
+
+    def __init__(self, speed: Speed, rules: Rules, *, faster: float = 1.0) -> None:
+        self.scheduler = Scheduler(speed=speed, rules=rules)
+        self.counters = Counters()
+        self.faster = faster
+        self._jobs: dict[int, Job] = {}
+        self._ids = itertools.count()
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Step for ever."""
+        due = time.monotonic()
+        while True:
+            done = self.scheduler.advance(most=1)
+            if done is None:
+                self._wake.clear()
+                await self._wake.wait()
+                due = time.monotonic()
+                continue
+            # Each step ends when the ones before it have ended, however late this loop woke up.
+            due += done.seconds / self.faster
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            self._deliver(done)
+
+    async def tokens(self, prompt: int, output: int) -> AsyncGenerator[int, None]:
+        """Ask for `output` tokens after `prompt`; yields how many there are by now, each time there are more."""
+        now = time.monotonic()
+        job = Job(request=Request(id=next(self._ids), input=prompt, output=output, arrival=now), last=now)
+        if not self.scheduler.submit(job.request):
+            raise ValueError(
+                f"{prompt} + {output} tokens are more than the cache of {self.scheduler.rules.kv_tokens} holds"
+            )
+        self._jobs[job.request.id] = job
+        self.counters.prompt_tokens += prompt
+        self._wake.set()
+        try:
+            made = 0
+            while made < output:
+                made = await job.news.get()
+                yield made
+        finally:
+            if self._jobs.pop(job.request.id, None) is not None:
+                self.scheduler.cancel(job.request)
+                self.counters.finished["abort"] += 1
+
+    def _deliver(self, done: Slice) -> None:
+        """Tell every client whose request has more tokens than before."""
+        now = time.monotonic()
+        for request in done.started:
+            job = self._jobs.get(request.id)
+            if job and request.first < 0:
+                request.first = now
+                self.counters.ttft.add(now - request.arrival)
+        for job in list(self._jobs.values()):
+            if job.request.first < 0:
+                continue
+            made = int(self.scheduler.made(job.request) + 1e-9)
+            if made > job.sent:
+                self._tell(job, made, now)
+        for request in done.finished:
+            if self._jobs.pop(request.id, None) is not None:
+                self.counters.finished["length"] += 1
+                self.counters.e2e.add(now - request.arrival)
+
+    def _tell(self, job: Job, made: int, now: float) -> None:
+        if job.sent:
+            self.counters.itl.add(now - job.last)
+        job.last = now
+        self.counters.generation_tokens += made - job.sent
+        job.sent = made
+        job.news.put_nowait(made)

@@ -1,0 +1,77 @@
+"""vLLM's fp8 cache on SM120: avoided, mended or refused in one line, never a crash after minutes of loading."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from moebox import detect
+from moebox.core import catalogue, symptom
+from moebox.core.box import Box
+from moebox.core.recipe import Recipe, Runtime
+from moebox.errors import AnswerIsNo
+from moebox.kernels.patch import BACKUP
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.planner.warnings import known_troubles
+from moebox.serve import preflight
+from moebox.serve.recipes import read_recipe
+
+MEND = "moebox doctor kernels --engine vllm --kv fp8 --fix --apply"
+
+
+@pytest.fixture(scope="module")
+def box() -> Box:
+    return detect.box("8x-rtx-pro-6000")
+
+
+def fp8(**changes: object) -> Recipe:
+    """The shipped vLLM recipe, with an fp8 cache asked for by hand."""
+    return dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="", **changes)  # type: ignore[arg-type]
+
+
+def test_the_plan_keeps_clear_of_it(box: Box) -> None:
+    """Unasked, the stock engine gets a bf16 cache, and the plan says why."""
+    model = catalogue.model("kimi-k2.6")
+    found = choose(box, model, catalogue.checkpoints(model.name), Pins(engine="vllm"))
+    assert found.recipe.kv == "bf16"
+    assert not any(one.severity == "fatal" for one in found.warnings)
+
+
+def test_asked_for_it_is_one_line_that_names_the_mend(box: Box, tmp_path: Path) -> None:
+    """Before anything starts; an engine that carries the patch goes on."""
+    venv = tmp_path / "venv"
+    ops = venv / "lib/python3.12/site-packages/vllm/v1/attention/ops"
+    ops.mkdir(parents=True)
+    (venv / "bin").mkdir()
+    program = venv / "bin/vllm"
+    program.write_text(f"#!{venv}/bin/python\n")
+    argv = (str(program), "serve")
+    with pytest.raises(AnswerIsNo, match="102,400") as refused:
+        preflight.kernels(fp8(), argv, lambda: box)
+    assert MEND in (refused.value.hint or "")
+    (ops / f"triton_decode_attention.py{BACKUP}").touch()
+    preflight.kernels(fp8(), argv, lambda: box)
+    with pytest.raises(AnswerIsNo):  # what is in an image was not patched
+        preflight.kernels(fp8(runtime=Runtime(kind="docker", image="vllm/vllm-openai")), argv, lambda: box)
+
+
+def test_what_is_not_concerned_starts(box: Box) -> None:
+    """A bf16 cache, a patched image, other cards, and models with sparse attention, whose kernels are others."""
+    argv = ("vllm", "serve")
+    preflight.kernels(dataclasses.replace(fp8(), kv="bf16"), argv, lambda: box)
+    preflight.kernels(fp8(runtime=Runtime(kind="docker", preset="community")), argv, lambda: box)
+    preflight.kernels(fp8(), argv, lambda: detect.box("8x-h200"))
+    preflight.kernels(fp8(model="deepseek-v3.2"), argv, lambda: box)
+
+
+@pytest.mark.parametrize(
+    ("model", "concerned"), [("kimi-k2.6", True), ("deepseek-v3.1", True), ("deepseek-v3.2", False)]
+)
+def test_sparse_attention_has_other_kernels(box: Box, model: str, concerned: bool) -> None:
+    """Neither the symptom base nor the table of compiled kernels speaks of deepseek-v3.2."""
+    recipe = fp8(model=model)
+    found = symptom.foreseen(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
+    assert any(one.id == "smem-vllm-mla-fp8" for one in found) == concerned
+    told = known_troubles(recipe, box, catalogue.model(model))
+    assert any("shared memory" in one.text for one in told) == concerned

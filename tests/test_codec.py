@@ -1,0 +1,95 @@
+"""Files a person edits: errors name the file and the field, and nothing is silently ignored."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox import codec
+from moebox.core.box import Box
+from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
+from moebox.errors import BadInput
+
+RECIPE = Recipe(name="r", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="Kimi-K2.6")
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_misspelt_setting_is_refused_with_the_right_one(tmp_path: Path):
+    """A setting that is silently ignored is the worst kind."""
+    path = write(tmp_path, codec.to_toml(RECIPE).replace("context =", "contxt ="))
+    with pytest.raises(BadInput, match="unknown setting 'contxt'") as caught:
+        codec.read_toml(Recipe, path)
+    assert "context" in (caught.value.hint or "")
+
+
+def test_a_nested_misspelling_is_named_by_its_path(tmp_path: Path):
+    """parallel.tpp, not just tpp."""
+    path = write(tmp_path, codec.to_toml(RECIPE).replace("tp = 1", "tpp = 1"))
+    with pytest.raises(BadInput, match=r"parallel\.tpp"):
+        codec.read_toml(Recipe, path)
+
+
+def test_a_wrong_type_names_the_field(tmp_path: Path):
+    """What is wrong, and where."""
+    path = write(tmp_path, codec.to_toml(RECIPE).replace("context = 65536", 'context = "lots"'))
+    with pytest.raises(BadInput, match=r"recipe\.toml.*\$\.context"):
+        codec.read_toml(Recipe, path)
+
+
+@pytest.mark.parametrize(("text", "why"), [("a = [", "not valid TOML"), ("\x00", "not valid TOML")])
+def test_broken_toml_is_one_line(tmp_path: Path, text: str, why: str):
+    """No traceback for a missing bracket."""
+    with pytest.raises(BadInput, match=why):
+        codec.read_toml(Recipe, write(tmp_path, text))
+
+
+def test_missing_files_folders_and_binaries_are_told_apart(tmp_path: Path):
+    """Each has its own line."""
+    with pytest.raises(BadInput, match="no such file"):
+        codec.load_toml(tmp_path / "none.toml")
+    with pytest.raises(BadInput, match="is a folder"):
+        codec.load_toml(tmp_path)
+    (tmp_path / "bin.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match="cannot be read"):
+        codec.load_toml(tmp_path / "bin.toml")
+
+
+recipes = st.builds(
+    Recipe,
+    name=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1),
+    engine=st.sampled_from(["vllm", "sglang", "llama.cpp", "ik_llama.cpp"]),
+    model=st.just("kimi-k2.6"),
+    checkpoint=st.text(min_size=1, max_size=20),
+    served_name=st.text(max_size=20),
+    context=st.integers(1, 2**20),
+    memory_utilization=st.none() | st.floats(0.1, 1.0),
+    parallel=st.builds(Parallel, tp=st.integers(1, 16), ep=st.booleans()),
+    speculate=st.none() | st.builds(Speculate, draft=st.text(max_size=10)),
+    hybrid=st.none() | st.builds(Hybrid, experts=st.lists(st.tuples(st.integers(0, 60))).map(tuple)),
+    env=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+    flags=st.dictionaries(st.text(max_size=8), st.integers() | st.booleans() | st.text(max_size=8), max_size=3),
+)
+
+
+@given(recipes)
+def test_a_recipe_reads_back_as_itself(recipe: Recipe):
+    """What was written is what is read, whatever people put into it."""
+    import tomllib
+
+    assert codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="test") == recipe
+
+
+def test_a_box_reads_back_as_itself():
+    """box.toml of the capture bundle can be given to --box."""
+    import tomllib
+
+    from moebox.detect import box
+
+    found = box("2x-rtx-pro-6000-max-q", ram="768GiB")
+    assert codec.decode(Box, tomllib.loads(codec.to_toml(found)), where="test") == found
