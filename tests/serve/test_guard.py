@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox import http
 from moebox.doctor.logs import Finding
 from moebox.engines import ENGINES
 from moebox.engines.events import Event
-from moebox.serve import ask, facts
+from moebox.serve import facts
 from moebox.serve.guard import Guard, descendants, spawn
 from moebox.serve.tail import Tail
 from moebox.serve.watch import Watch
@@ -93,4 +94,4 @@ def test_facts_come_from_metrics_and_props() -> None:
 @given(st.text(max_size=80))
 def test_any_text_of_a_server_can_be_shown(text: str) -> None:
     """An error page, half a document, nothing: one line comes of it."""
-    assert len(ask.said(text)) <= 300
+    assert len(http.error_text(text)) <= 300

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from moebox import http
 from moebox.core.endpoint import Endpoint
 
 EVERY_S = 1.0
@@ -95,7 +96,7 @@ class Scraper:
         import httpx2
 
         misses = 0
-        with httpx2.Client(timeout=3.0, headers=self._endpoint.headers) as client:
+        with http.client(timeout_s=3.0, headers=self._endpoint.headers) as client:
             while misses < 3:
                 try:
                     reply = client.get(f"{self._endpoint.root}/metrics")

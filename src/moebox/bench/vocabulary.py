@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from moebox import http
 from moebox.bench import words
 from moebox.bench.job import Text
 from moebox.core.endpoint import Endpoint
@@ -66,7 +67,7 @@ def _remote(endpoint: Endpoint) -> Count | None:
     """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp."""
     import httpx2
 
-    client = httpx2.Client(timeout=20.0, headers=endpoint.headers)
+    client = http.client(timeout_s=20.0, headers=endpoint.headers)
 
     def ask(body: dict[str, Any]) -> list[int] | None:
         try:

@@ -1,12 +1,12 @@
 """`moebox render`: a recipe as a file that stands alone."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox import files
 from moebox import render as rendering
 from moebox.cli.output import emit
 from moebox.engines import refusals
@@ -47,11 +47,7 @@ def render(
 
 def write(path: Path, text: str, *, executable: bool) -> None:
     """The file whole or not at all; BadInput where it cannot be."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        half.write_text(text, encoding="utf-8")
-        half.chmod(0o755 if executable else 0o644)
-        half.replace(path)
+        files.write_atomic(path, text, mode=0o755 if executable else 0o644)
     except OSError as problem:
-        half.unlink(missing_ok=True)
         raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from moebox import codec
+from moebox import codec, http
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Outside
@@ -40,15 +40,13 @@ def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
 
 def _only_model(endpoint: Endpoint) -> Endpoint:
     """The endpoint with the one model it serves; BadInput when that is not clear."""
-    import httpx2
-
     hint = "`--model NAME` says which model is meant"
+    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
+    if not reply.status:
+        raise Outside(f"{endpoint.base_url}: {reply.text}", hint="is the server up?")
     try:
-        answer = httpx2.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout=10, trust_env=False)
-        names = [str(item["id"]) for item in answer.json()["data"]]
-    except (httpx2.HTTPError, httpx2.InvalidURL) as problem:
-        raise Outside(f"{endpoint.base_url}: {problem}", hint="is the server up?") from None
-    except (ValueError, KeyError, TypeError):
+        names = [str(item["id"]) for item in reply.json()["data"]]
+    except (KeyError, TypeError):
         raise Outside(f"{endpoint.base_url}/models gives no list of models", hint=hint) from None
     if len(names) != 1:
         raise BadInput(f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}", hint=hint)

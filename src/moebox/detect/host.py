@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from moebox import files
 from moebox.core.box import Cpu, Host
 
 _RUNTIMES = {name: [name, "--version"] for name in ("docker", "podman", "nvidia-ctk")}
@@ -58,7 +59,7 @@ def host(*, driver: str = "", cuda: str = "") -> Host:
 
 def models_dir() -> Path:
     """Where downloads of weights go: the Hub's cache, as huggingface_hub finds it."""
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    home = os.environ.get("HF_HOME") or files.cache_home() / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
 
 

@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-import httpx2
-
+from moebox import http
 from moebox.core.endpoint import Endpoint
 
 # vLLM's and llama.cpp's counters have the same name behind their prefix; SGLang has a gauge.
@@ -25,12 +24,8 @@ class Guesses:
 
 def count(endpoint: Endpoint) -> Guesses:
     """Read them now."""
-    try:
-        answer = httpx2.get(f"{endpoint.root}/metrics", headers=endpoint.headers, timeout=10, trust_env=False)
-        text = answer.text if answer.status_code == 200 else ""
-    except httpx2.HTTPError:
-        text = ""
-    return read(text)
+    page = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers)
+    return read(page.text if page.ok else "")
 
 
 def read(text: str) -> Guesses:

@@ -7,12 +7,11 @@ rehearsal cannot show is said with its result.
 import dataclasses
 import json
 import time
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox import checkpoint
+from moebox import checkpoint, http
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
@@ -225,15 +224,13 @@ def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:
     """The prompt's tokens as the server counted them, and what went wrong, if anything."""
     endpoint = session.endpoint
     body = {"model": endpoint.model, "prompt": text, "max_tokens": tokens, "temperature": 0}
-    headers = {"Content-Type": "application/json", **endpoint.headers}
-    request = urllib.request.Request(  # noqa: S310  (our own loopback)
-        f"{endpoint.base_url}/completions", data=json.dumps(body).encode(), headers=headers
-    )
-    answer = ask.fetch(request, ask.CHAT_WAIT_S)
+    url = f"{endpoint.base_url}/completions"
+    answer = http.post_json(url, body, headers=endpoint.headers, timeout_s=ask.CHAT_WAIT_S)
     while session.watch.look():
         pass
-    if not answer.good:
-        return 0, f"HTTP {answer.status}: {ask.said(answer.text)}" if answer.status else ask.said(answer.text)
+    if not answer.ok:
+        text = http.error_text(answer.text)
+        return 0, f"HTTP {answer.status}: {text}" if answer.status else text
     try:
         return int(json.loads(answer.text)["usage"]["prompt_tokens"]), ""
     except (ValueError, LookupError, TypeError):

@@ -6,13 +6,13 @@ written out, and a file that would have gaps is not written.
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from moebox.errors import Outside
+from moebox.files import write_atomic
 from moebox.kernels.probe.space import KIMI, SIZES, Shape
 from moebox.kernels.tuning import NOISE, Tuned
 
@@ -136,10 +136,7 @@ def write(
     made = [folder / name for name in texts]
     try:
         for path, text in zip(made, texts.values(), strict=True):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            half = path.with_name(f".{path.name}.{os.getpid()}")
-            half.write_text(text)
-            half.replace(path)
+            write_atomic(path, text)
     except OSError as problem:
         raise Outside(f"{folder}: cannot be written: {problem.strerror}") from None
     return made, gaps

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from moebox.core import catalogue
 from moebox.errors import BadInput, Outside, Unsupported
+from moebox.files import write_atomic
 from moebox.kernels.fix import Remedy
 
 BACKUP = ".moebox-original"
@@ -233,10 +233,4 @@ def read_text(path: Path) -> str:
 
 def _write(path: Path, raw: bytes, *, like: Path) -> None:
     """Whole or not at all, with the permissions of `like`."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        half.write_bytes(raw)
-        shutil.copymode(like, half)
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
+    write_atomic(path, raw, mode=stat.S_IMODE(like.stat().st_mode))

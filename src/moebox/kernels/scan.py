@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import moebox
+from moebox import files
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
 from moebox.core.model import Model
 from moebox.errors import BadInput, MoeboxError, Outside, Unsupported
@@ -35,8 +36,8 @@ class Request:
 
 def cache_dir() -> Path:
     """Where compiled kernels and their costs are kept between scans."""
-    home = os.environ.get("MOEBOX_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "moebox")
-    return Path(home).expanduser() / "kernels"
+    home = os.environ.get("MOEBOX_CACHE")
+    return (Path(home).expanduser() if home else files.cache_home() / "moebox") / "kernels"
 
 
 def scan(request: Request) -> KernelScan:

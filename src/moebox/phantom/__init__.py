@@ -8,10 +8,11 @@ How it was trained, and how well it does, is in training/README.md of the reposi
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from moebox import files
 
 __all__ = ["CONTEXT", "gguf_path", "hf_path"]
 
@@ -33,7 +34,7 @@ def hf_path(draft: bool = False) -> Path:
     source = gguf_path(draft)
     writer = Path(__file__).with_name("folder.py")  # a folder written by another version is not this one
     stamp = hashlib.sha256(source.read_bytes() + writer.read_bytes()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebox"
+    cache = files.cache_home() / "moebox"
     folder = cache / f"{'phantom-draft' if draft else 'phantom'}-{stamp}"
     if not folder.exists():
         from moebox.phantom.folder import write

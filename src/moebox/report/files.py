@@ -1,10 +1,9 @@
 """Reports as files: HTML always, PDF and Markdown when asked."""
 
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from moebox import files
 from moebox.errors import Outside
 from moebox.report.expect import foretold
 from moebox.report.page import Page, html, page_of
@@ -37,16 +36,8 @@ def write_report(
 
 def save(path: Path, text: str) -> Path:
     """Write a file whole or not at all, its folder made if need be."""
-    real = path.resolve()
-    # A pipe or a device takes the text itself; putting a file in its place would be a surprise.
-    half = real.with_name(f".{real.name}.{os.getpid()}.part") if real.is_file() or not real.exists() else real
     try:
-        real.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(text, encoding="utf-8")
-        half.replace(real)
+        files.write_atomic(path.resolve(), text)
     except OSError as problem:
-        if half != real:
-            with contextlib.suppress(OSError):
-                half.unlink(missing_ok=True)
         raise Outside(f"{path}: cannot be written: {problem.strerror}", hint="`-o FILE` puts it elsewhere") from problem
     return path

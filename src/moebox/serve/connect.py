@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from moebox import files, http
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput
 from moebox.serve import jsonc
@@ -96,7 +97,7 @@ def _zed(reached: Reached) -> Settings:
     }
     provider = {"api_url": reached.endpoint.base_url, "available_models": [model]}
     changes = {"language_models": {"openai_compatible": {"moebox": provider}}}
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    home = files.config_home()
     # Zed takes a provider's key from NAME_API_KEY, or asks for it once and keeps it in the system's keychain.
     key = f'export MOEBOX_API_KEY="${reached.key_env}"' if reached.key_env else f"export MOEBOX_API_KEY={NO_KEY}"
     return Settings(
@@ -121,7 +122,7 @@ def _opencode(reached: Reached) -> Settings:
         "models": {model: {"name": model, "limit": limit, "tool_call": True}},
     }
     changes = {"$schema": "https://opencode.ai/config.json", "provider": {"moebox": provider}}
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "opencode"
+    folder = files.config_home() / "opencode"
     path = folder / "opencode.jsonc" if (folder / "opencode.jsonc").exists() else folder / "opencode.json"
     return Settings(
         client="opencode",
@@ -166,13 +167,10 @@ def _json(value: Any, indent: int | None = 2) -> str:
 
 def served_context(base_url: str, headers: dict[str, str]) -> int | None:
     """The context length that the server gives its model in /v1/models; None when it does not say."""
-    import httpx2
-
     try:
-        answer = httpx2.get(f"{base_url}/models", headers=headers, timeout=5, trust_env=False)
-        model = answer.json()["data"][0]
+        model = http.get(f"{base_url}/models", headers=headers, timeout_s=5).json()["data"][0]
         said = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")  # vLLM and SGLang; llama.cpp
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (KeyError, IndexError, TypeError, AttributeError):
         return None
     return said if isinstance(said, int) and said > 0 else None
 
@@ -193,11 +191,7 @@ def write(wanted: Settings) -> tuple[Path, Path | None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         backup = _backup(path, before)
-        half = path.with_name(f".{path.name}.{os.getpid()}.part")
-        half.touch(mode=0o600)
-        half.write_text(after, encoding="utf-8")
-        half.chmod(path.stat().st_mode & 0o777 if before is not None else 0o600)
-        half.replace(path)
+        files.write_atomic(path, after, mode=path.stat().st_mode & 0o777 if before is not None else 0o600)
     except OSError as problem:
         raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
     return path, backup

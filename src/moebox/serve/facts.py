@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
+from moebox import http
 from moebox.core.endpoint import Endpoint
-from moebox.serve import ask
 from moebox.serve.watch import Seen
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -17,9 +17,9 @@ def gather(endpoint: Endpoint, seen: Seen) -> dict[str, Any]:
     """Facts of the whole engine, and rows of each device under `devices`."""
     found: dict[str, Any] = dict(seen.facts)
     if endpoint.engine == "vllm":
-        found |= of_metrics(ask.get(f"{endpoint.root}/metrics", headers=endpoint.headers).text)
+        found |= of_metrics(http.get(f"{endpoint.root}/metrics", headers=endpoint.headers).text)
     elif endpoint.engine in ("llama.cpp", "ik_llama.cpp"):
-        found |= of_props(ask.get(f"{endpoint.root}/props", headers=endpoint.headers).text)
+        found |= of_props(http.get(f"{endpoint.root}/props", headers=endpoint.headers).text)
     return {**found, "devices": [{"device": name, **told} for name, told in seen.devices.items()]}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moebox import codec, engines
+from moebox import codec, engines, http
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
 from moebox.doctor.logs import Finding
@@ -178,7 +178,9 @@ class Session:
         return engines.ENGINES[self.recipe.engine].HEALTH
 
     def _healthy(self) -> bool:
-        return ask.get(f"{self.endpoint.root}{self._health}", headers=self.endpoint.headers).good
+        return http.get(
+            f"{self.endpoint.root}{self._health}", headers=self.endpoint.headers, timeout_s=ask.HEALTH_WAIT_S
+        ).ok
 
     def _raise_if_ended(self) -> None:
         if self.guard.poll() is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox import codec
+from moebox import codec, files
 from moebox.errors import BadInput, Outside, suggest
 from moebox.serve.guard import MARK
 
@@ -26,8 +26,7 @@ def state_dir() -> Path:
     """Where records live: $MOEBOX_STATE, or moebox in the user's state directory."""
     if os.environ.get("MOEBOX_STATE"):
         return Path(os.environ["MOEBOX_STATE"])
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "moebox"
+    return files.state_home() / "moebox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +93,7 @@ def life_path(name: str) -> Path:
 def save(instance: Instance) -> Instance:
     """Write the record, whole or not at all."""
     path = instances_dir() / f"{instance.id}.json"
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    half.write_text(codec.to_json(instance), encoding="utf-8")
-    half.replace(path)
+    files.write_atomic(path, codec.to_json(instance))
     return instance
 
 

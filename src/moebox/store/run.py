@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from moebox import __version__, codec
+from moebox import __version__, codec, files
 from moebox.errors import BadInput
 from moebox.store import journal
 
@@ -28,8 +28,7 @@ def runs_dir() -> Path:
     """Where runs live: $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
     if os.environ.get("MOEBOX_RUNS"):
         return Path(os.environ["MOEBOX_RUNS"])
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "moebox" / "runs"
+    return files.data_home() / "moebox" / "runs"
 
 
 class Run:
@@ -140,16 +139,9 @@ class Run:
     def write(self, name: str, text: str | bytes) -> Path:
         """Write a file of the run whole or not at all; refused by a full disk it is counted as lost, unless strict."""
         path = self.path / name
-        half = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(half, "wb") as file:
-                file.write(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
-                file.flush()
-                os.fsync(file.fileno())
-            half.replace(path)
+            files.write_atomic(path, text, sync=True)
         except OSError as problem:
-            half.unlink(missing_ok=True)
             if self.strict:
                 raise
             self._losing(name, problem)

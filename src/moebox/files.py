@@ -1,0 +1,56 @@
+"""Files written whole or not at all, and the folders moebox keeps its own in (XDG base directories)."""
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync: bool = False) -> Path:
+    """Write `path` so that a reader sees the old content or the new, never a part; its folder is made if need be.
+
+    A pipe or a device takes the text itself: a file in its place would be a surprise. OSError leaves nothing behind.
+    """
+    raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+    if path.exists() and not path.is_file():
+        path.write_bytes(raw)
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode), "wb") as file:
+            file.write(raw)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        if mode is not None:
+            part.chmod(mode)  # past the umask
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def state_home() -> Path:
+    """What belongs to this machine's session: running engines."""
+    return _home("XDG_STATE_HOME", ".local/state")
+
+
+def data_home() -> Path:
+    """What a person wants to keep: runs, calibrations."""
+    return _home("XDG_DATA_HOME", ".local/share")
+
+
+def cache_home() -> Path:
+    """What can be made again."""
+    return _home("XDG_CACHE_HOME", ".cache")
+
+
+def config_home() -> Path:
+    """Settings of this and other programs."""
+    return _home("XDG_CONFIG_HOME", ".config")
+
+
+def _home(variable: str, usual: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / usual)

@@ -1,0 +1,60 @@
+"""One atomic write for every file moebox leaves behind."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moebox import files
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path):
+    """A folder that takes no new file: the reader goes on seeing what was there."""
+    target = tmp_path / "state.json"
+    files.write_atomic(target, "old")
+    blocked = tmp_path / f".state.json.{os.getpid()}.part"
+    blocked.mkdir()  # where the part would go
+
+    with pytest.raises(OSError, match="directory"):
+        files.write_atomic(target, "new")
+
+    assert target.read_text() == "old"
+
+
+def test_a_writer_killed_in_the_middle_never_shows_half_a_file(tmp_path: Path):
+    """SIGKILL while a large file is written: what stands under the name is the whole old text."""
+    target = tmp_path / "big.json"
+    target.write_text("old")
+    program = (
+        "import os, sys, pathlib\nfrom moebox import files\n"
+        "os.fsync = lambda fd: os.kill(os.getpid(), 9)\n"
+        "files.write_atomic(pathlib.Path(sys.argv[1]), 'x' * 5_000_000, sync=True)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program, str(target)], check=False)
+
+    assert ended.returncode == -9
+    assert target.read_text() == "old"
+
+
+def test_the_mode_holds_whatever_the_umask(tmp_path: Path):
+    """A launch script stays executable and a client's settings stay private under any umask."""
+    before = os.umask(0o077)
+    try:
+        script = files.write_atomic(tmp_path / "run.sh", "true\n", mode=0o755)
+        secret = files.write_atomic(tmp_path / "settings.json", "{}", mode=0o600)
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE(script.stat().st_mode) == 0o755
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_a_device_takes_the_text_and_stays_a_device():
+    """`-o /dev/null` must not replace /dev/null by a file."""
+    files.write_atomic(Path("/dev/null"), "gone")
+
+    assert not Path("/dev/null").is_file()
