@@ -2,8 +2,8 @@
 
 import asyncio
 
+from moebox import sandbox
 from moebox.phantom.tasks import Task, code_in
-from moebox.verify import sandbox
 from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge, sure

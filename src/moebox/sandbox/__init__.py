@@ -10,6 +10,17 @@ own, no children, and limits on time, memory and output. Three ways to get there
 None needs root. Which one was used is part of the outcome. Where none works, code is not run at all.
 """
 
-from moebox.verify.sandbox.run import LEVELS, Level, Limits, NoSandbox, Outcome, run, strongest
+from moebox.sandbox.run import LEVELS, Level, Limits, NoSandbox, Outcome, program, run, snippets, strongest, with_files
 
-__all__ = ["LEVELS", "Level", "Limits", "NoSandbox", "Outcome", "run", "strongest"]
+__all__ = [
+    "LEVELS",
+    "Level",
+    "Limits",
+    "NoSandbox",
+    "Outcome",
+    "program",
+    "run",
+    "snippets",
+    "strongest",
+    "with_files",
+]

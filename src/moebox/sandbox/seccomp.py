@@ -10,7 +10,7 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from moebox.verify.sandbox import kernel
+from moebox.sandbox import syscalls
 
 # name: (x86_64, aarch64); from the kernel's asm/unistd_64.h and asm-generic/unistd.h
 # fmt: off
@@ -29,7 +29,7 @@ _COMPUTE: dict[str, tuple[int, int | None]] = {
     "uname": (63, 160), "getcwd": (79, 17), "membarrier": (324, 283), "rseq": (334, 293),
     "set_robust_list": (273, 99), "set_tid_address": (218, 96), "get_robust_list": (274, 100),
     "arch_prctl": (158, None), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None),
-    "pipe2": (293, 59), "getrlimit": (97, 163),
+    "pipe2": (293, 59), "getrlimit": (97, 163), "capget": (125, 90),
 }
 _FILES: dict[str, tuple[int, int | None]] = {
     "open": (2, None), "openat": (257, 56), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79),
@@ -61,11 +61,11 @@ def enter(*, files: bool, pid: int) -> None:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
     code = b"".join(_program(machine, files, pid))
     buffer = ctypes.create_string_buffer(code, len(code))
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     mode = ctypes.c_ulong(2)  # SECCOMP_MODE_FILTER
-    result = kernel.libc.prctl(kernel.PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
-    kernel.check(result, "seccomp")
+    result = syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
+    syscalls.check(result, "seccomp")
 
 
 class _Program(ctypes.Structure):
@@ -85,7 +85,7 @@ def _program(machine: str, files: bool, pid: int) -> Iterator[bytes]:
     yield _line(_AT_LEAST, _X32, 0, 1)
     yield refuse
     yield from _when(_CLONE3[column], [_line(_RETURN, _ERROR | errno.ENOSYS)])  # the C library then uses clone
-    thread = [_argument(0), _line(_ANY_BIT, kernel.CLONE_THREAD, 0, 1), _line(_RETURN, _ALLOW), refuse]
+    thread = [_argument(0), _line(_ANY_BIT, syscalls.CLONE_THREAD, 0, 1), _line(_RETURN, _ALLOW), refuse]
     yield from _when(_CLONE[column], thread)
     for numbers, index, values in (*_GUARDED, (_TGKILL, 0, (pid,))):
         allowed = [part for value in values for part in (_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW))]

@@ -1,5 +1,7 @@
 """Starts the jail, feeds it one job, and reads what comes out, within bounds of time and size."""
 
+import base64
+import binascii
 import json
 import os
 import selectors
@@ -8,15 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 Level = Literal["namespaces", "landlock", "seccomp"]
 LEVELS: tuple[Level, ...] = ("namespaces", "landlock", "seccomp")
-MOST_OUTPUT = 2**20  # bytes kept of each of the jail's two outputs; more ends it
+MOST_OUTPUT = 2**20  # bytes kept of what the code printed; more ends it
+MOST_LINE = 12 * 2**20  # bytes of the result line: values, and the files that come back as base64
 GRACE_S = 10.0  # on top of the job's own time, for a loaded machine to start an interpreter
+FILE_BYTES = 16 * 2**20
 
 _known: dict[str, Level] = {}  # interpreter -> the strongest level that worked here
 
@@ -32,11 +36,12 @@ class Limits:
     time_s: float = 10.0  # by the clock
     cpu_s: int = 1  # of computing; starting takes a tenth of it
     memory_bytes: int = 512 * 2**20
+    file_bytes: int = FILE_BYTES  # of one file, and of the whole temp folder where there are namespaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of running it: the values of the calls, or why there are none."""
+    """What came of running it: the values of the calls, the files it left, or why there are none."""
 
     level: Level
     values: tuple[Any, ...] = ()
@@ -44,6 +49,8 @@ class Outcome:
     output: str = ""  # what it printed, and its complaints
     timed_out: bool = False
     seconds: float = 0.0
+    exit_code: int = 0
+    files: Mapping[str, bytes] | None = field(default=None, repr=False)  # of a program: what its folder holds now
 
     @property
     def ok(self) -> bool:
@@ -64,14 +71,43 @@ def run(
 
     Without `level`, the strongest that works here. NoSandbox where none does, or where that one does not.
     """
+    work = {"kind": "calls", "source": source, "function": function, "calls": [list(call) for call in calls]}
     kind = level or strongest(interpreter)
-    job: dict[str, Any] = {"level": kind, "source": source, "function": function}
-    job |= {"calls": [list(call) for call in calls], "memory_bytes": limits.memory_bytes}
-    job |= {"time_s": limits.time_s, "cpu_s": limits.cpu_s}
-    line, outcome = _attempt(job, kind, limits, interpreter)
-    if "setup" in line:
-        raise NoSandbox(f"{kind}: {line['setup']}")
-    return outcome
+    return _attempt(work, {}, kind, limits, interpreter)
+
+
+def program(
+    files: Mapping[str, bytes],
+    name: str,
+    arguments: Sequence[str] = (),
+    *,
+    module: bool = False,
+    limits: Limits = Limits(),  # noqa: B008  (frozen)
+    level: Level | None = None,
+) -> Outcome:
+    """Lay `files` into the jail's folder and run the script `name` there, or the library's module; files come back."""
+    work = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
+    return _attempt(work, files, level or with_files(), limits, sys.executable)
+
+
+def snippets(
+    files: Mapping[str, bytes],
+    sources: Sequence[str],
+    *,
+    limits: Limits = Limits(),  # noqa: B008  (frozen)
+    level: Level | None = None,
+) -> Outcome:
+    """Lay `files` and run each source beside them; `values` holds what each left in `result`, or {"!": why}."""
+    work = {"kind": "snippets", "snippets": list(sources)}
+    return _attempt(work, files, level or with_files(), limits, sys.executable)
+
+
+def with_files() -> Level:
+    """The strongest level that works here and lets code open the files it was given; NoSandbox where there is none."""
+    level = strongest()
+    if level == "seccomp":
+        raise NoSandbox("neither user namespaces nor Landlock work here, and jobs need files")
+    return level
 
 
 def strongest(interpreter: str = sys.executable) -> Level:
@@ -90,8 +126,11 @@ def strongest(interpreter: str = sys.executable) -> Level:
     return _known[interpreter]
 
 
-def _attempt(job: dict[str, Any], kind: Level, limits: Limits, interpreter: str) -> tuple[dict[str, Any], Outcome]:
+def _attempt(work: Any, files: Mapping[str, bytes], kind: Level, limits: Limits, interpreter: str) -> Outcome:
     began = time.monotonic()
+    job = {"level": kind, "memory_bytes": limits.memory_bytes, "file_bytes": limits.file_bytes, "work": work}
+    job |= {"time_s": limits.time_s, "cpu_s": limits.cpu_s}
+    job["files"] = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
     with tempfile.TemporaryDirectory(prefix="moebox-jail-") as folder:
         process = _start({**job, "folder": folder}, interpreter)
         try:
@@ -99,18 +138,54 @@ def _attempt(job: dict[str, Any], kind: Level, limits: Limits, interpreter: str)
         finally:
             _end(process)
     line = _parse(answer)
-    late = late or process.returncode == 124
-    error = "" if "values" in line else str(line.get("error") or _why(process.returncode, late, len(output), limits))
-    values = tuple(line.get("values") or ())
-    seconds = time.monotonic() - began
-    text = output.decode(errors="replace")
-    return line, Outcome(level=kind, values=values, error=error, output=text, timed_out=late, seconds=seconds)
+    if "setup" in line:
+        raise NoSandbox(f"{kind}: {line['setup']}")
+    wanted = _wanted(work)
+    values = [value for place, value in line.get("values") or () if place < wanted]
+    code = int(line.get("exit", process.returncode))
+    late = late or code == 124
+    error = str(line.get("error") or "")
+    if not error and (code != 0 or len(values) < wanted):
+        error = _why(code, late, len(output), limits)
+    return Outcome(
+        level=kind,
+        values=tuple(values),
+        error=error,
+        output=output.decode(errors="replace"),
+        timed_out=late,
+        seconds=time.monotonic() - began,
+        exit_code=code,
+        files=_files(line.get("files")),
+    )
+
+
+def _inside(name: str) -> str:
+    """`name`, which must stay within the folder it is laid into."""
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
+        raise ValueError(f"{name!r} leaves the folder")
+    return name
+
+
+def _wanted(work: Any) -> int:
+    """How many values a job that ran to its end has."""
+    if work["kind"] == "snippets":
+        return len(work["snippets"])
+    return len(work["calls"]) if work["kind"] == "calls" and work["function"] else 0
+
+
+def _files(encoded: Any) -> dict[str, bytes] | None:
+    if not isinstance(encoded, dict):
+        return None
+    try:
+        return {str(name): base64.b64decode(text) for name, text in encoded.items()}
+    except (binascii.Error, TypeError):
+        return None
 
 
 def _start(job: dict[str, Any], interpreter: str) -> "subprocess.Popen[bytes]":
     """A fresh interpreter in a session of its own, with an empty environment and no descriptor of ours."""
-    package = str(Path(__file__).parents[3])
-    boot = f"import sys; sys.path.append({package!r}); from moebox.verify.sandbox.jail import main; main()"
+    package = str(Path(__file__).parents[2])
+    boot = f"import sys; sys.path.append({package!r}); from moebox.sandbox.jail import main; main()"
     argv = [interpreter, "-I", "-S", "-B", "-c", boot]
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/", start_new_session=True)
@@ -127,7 +202,9 @@ def _read(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, by
     """Both outputs until they close, grow too large or time is up; and whether time was up."""
     assert process.stdout
     assert process.stderr
-    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    line, printed = process.stdout.fileno(), process.stderr.fileno()
+    kept = {line: bytearray(), printed: bytearray()}
+    most = {line: MOST_LINE, printed: MOST_OUTPUT}
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for number in kept:
@@ -141,10 +218,10 @@ def _read(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, by
                 kept[key.fd] += data
                 if not data:
                     selector.unregister(key.fd)
-            if max(len(data) for data in kept.values()) > MOST_OUTPUT:
+            if any(len(data) > most[number] for number, data in kept.items()):
                 break
-    answer, output = (bytes(data[:MOST_OUTPUT]) for data in kept.values())
-    return answer, output, time.monotonic() >= until
+    late = time.monotonic() >= until
+    return bytes(kept[line][:MOST_LINE]), bytes(kept[printed][:MOST_OUTPUT]), late
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -172,6 +249,6 @@ def _why(code: int, late: bool, printed: int, limits: Limits) -> str:
         return f"did not end within {limits.time_s:g} s"
     if printed >= MOST_OUTPUT:
         return f"printed more than {MOST_OUTPUT:,} bytes"
-    if code in (256 - signal.SIGKILL, 256 - signal.SIGXCPU):
+    if -code in (signal.SIGKILL, signal.SIGXCPU):
         return f"killed: more than {limits.cpu_s} s of computing, or the system ended it"
     return f"ended without an answer (exit code {code})"
