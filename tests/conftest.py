@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,24 @@ settings.load_profile("house")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Set before any fixture, whatever its scope: a suite's engines must never stand in the user's `moebox ps`, or fall to
+# their `moebox down`. The cache outlives a session, since the rehearsal model takes some seconds to write.
+_FOLDERS = tempfile.TemporaryDirectory(prefix="moebox-tests-")
+_CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "xdg"
+os.environ |= {
+    "MOEBOX_RUNS": f"{_FOLDERS.name}/runs",
+    "MOEBOX_STATE": f"{_FOLDERS.name}/state",
+    "XDG_STATE_HOME": f"{_FOLDERS.name}/xdg-state",
+    "XDG_DATA_HOME": f"{_FOLDERS.name}/xdg-data",
+    "XDG_CACHE_HOME": str(_CACHE),
+}
+for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE"):
+    os.environ.pop(_name, None)
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has its own run and state folders, and no key, proxy or Hub setting of the caller's."""
+    """Every test has run and state folders of its own, and no key, proxy or Hub setting of the caller's."""
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MOEBOX_STATE", str(tmp_path / "state"))
     for name in list(os.environ):

@@ -15,9 +15,9 @@ from markupsafe import Markup, escape
 from moebox import __version__
 from moebox.report import palette
 from moebox.report.block import Section
+from moebox.report.chapters import sections
 from moebox.report.naming import box_title, engine_title, labelled, model_title, quant_title
 from moebox.report.palette import colour
-from moebox.report.sections import sections
 from moebox.report.story import Story
 from moebox.report.words import clock, day, listed
 

@@ -1,0 +1,48 @@
+"""The report's chapters, in reading order; each is a function of the stories that gives a section or nothing."""
+
+from collections.abc import Callable, Sequence
+
+from moebox.report.block import Section
+from moebox.report.sections import (
+    advice,
+    attempts,
+    climb,
+    compare,
+    gaps,
+    hardware,
+    kernels,
+    ladder,
+    memory,
+    models,
+    performance,
+    plan,
+    problems,
+    reproduce,
+    summary,
+    tables,
+)
+from moebox.report.story import Story
+
+CHAPTERS: tuple[Callable[[Sequence[Story]], Section | None], ...] = (
+    summary.section,
+    compare.section,
+    hardware.section,
+    models.section,
+    performance.section,
+    tables.section,
+    memory.section,
+    plan.section,
+    kernels.section,
+    ladder.section,
+    attempts.section,
+    climb.section,
+    problems.section,
+    advice.section,
+    reproduce.section,
+    gaps.section,
+)
+
+
+def sections(stories: Sequence[Story]) -> list[Section]:
+    """Every chapter that has something to say."""
+    return [found for chapter in CHAPTERS if (found := chapter(stories))]
