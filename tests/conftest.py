@@ -36,6 +36,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has run and state folders of its own, and no key, proxy or Hub setting of the caller's."""
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MOEBOX_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("MOEBOX_CALIBRATIONS", str(tmp_path / "calibrations"))
     for name in list(os.environ):
         if name.endswith(("_API_KEY", "_TOKEN")) or name.lower().endswith("_proxy") or name.startswith("HF_"):
             monkeypatch.delenv(name)

@@ -13,6 +13,7 @@ GROUPS: dict[str, str] = {
     "runs": "What was run: `show` one of them, `rm` to delete.",
     "bench": "Measure how fast an endpoint is, with a client that is never the limit, or says so.",
     "models": "The models moebox knows; `show` for one, by name or path.",
+    "calibrations": "What `rehearse --measure` timed on this box: `show`, `remove`, `export`, `import`.",
     "doctor": "Find out what is wrong: with the machine, a log, or an engine's kernels.",
 }
 
@@ -33,6 +34,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("moebox.cli.plan:plan", "Find what fits, how, and how fast."),
     "forecast": ("moebox.cli.forecast:forecast", "Forecast speed by concurrency and context, in virtual time."),
     "rehearse": ("moebox.cli.rehearse:rehearse", "Boot the real engine with few layers and dummy weights."),
+    "calibrations": ("moebox.cli.calibrations:calibrations", ""),
+    "calibrations show": ("moebox.cli.calibrations:show", "Show what one measured, and what it says of the model."),
+    "calibrations remove": ("moebox.cli.calibrations:remove", "Remove one; forecasts are fitted ones again."),
+    "calibrations export": ("moebox.cli.calibrations:export", "Write one to a file for owners of the same box."),
+    "calibrations import": ("moebox.cli.calibrations:take", "Take one from a file."),
     "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
     "ps": ("moebox.cli.ps:ps", "List the engines that moebox started, and what is left of them."),

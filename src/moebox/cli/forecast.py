@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from moebox import detect
 from moebox.cli import subject as subjects
 from moebox.cli.output import emit, people
 from moebox.cli.pinned import Pinned, tokens, whole
 from moebox.cli.subject import Subject
 from moebox.errors import BadInput
+from moebox.flows import boxes
 from moebox.planner import forecast as rows_of
 from moebox.planner.simulate import Workload, rules_of
 from moebox.planner.speed import CPU_ENGINES
@@ -90,7 +90,7 @@ def forecast(
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         json: Print JSON.
     """
-    where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     contexts = _counts(pinned.context, "--context", many=True)
     streams = _counts(pinned.concurrency, "--concurrency")
     mode = _mode(asked)
@@ -132,6 +132,7 @@ def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[s
         "kv_tokens": subject.memory.kv_tokens,
         "tokens_per_step": round(subject.speed.tokens_per_step, 3),
         "band": {"low": round(low, 3), "high": round(high, 3)},
+        "measured": subject.speed.measured.text if subject.speed.measured else "",
         "rows": rows,
         "warnings": subject.warnings,
     }

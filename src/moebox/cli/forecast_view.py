@@ -40,6 +40,9 @@ def title(subject: Subject) -> Text:
 def note(mode: str, subject: Subject) -> Text:
     """The band in words, and how far the constants come from."""
     low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
+    if subject.speed.measured:
+        within = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
+        return Text(f"{subject.speed.measured.text}; {within}", style="dim")
     text = f"four of five published rows lie within {low - 1:+.0%} and {high - 1:+.0%}"
     if subject.speed.away:
         text += "; nobody has published rows for this engine on these cards, so the nearest ones stand in"

@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox import codec, detect
+from moebox import codec
 from moebox.checkpoint import resolve
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
 from moebox.core.plan import DeviceMemory, Goal, Plan
 from moebox.errors import DoesNotFit, Outside
+from moebox.flows import boxes
 from moebox.planner.choose import choose
 
 NOTHING = Pinned()
@@ -47,7 +48,7 @@ def plan(
         json: Print JSON.
     """
     found, checkpoints = resolve(model)
-    where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
         chosen = choose(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
     except DoesNotFit as problem:
@@ -107,6 +108,7 @@ def document(chosen: Plan) -> dict[str, Any]:
         "alternatives": chosen.alternatives,
         "refused": chosen.refused,
         "why": chosen.why,
+        "measured": chosen.measured,
     }
 
 

@@ -35,7 +35,8 @@ MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·"
 def page(plan: Plan, model: Model, box: Box, *, saved: Path | None = None) -> RenderableType:
     """The whole plan."""
     parts: list[RenderableType] = [title(plan, model), Text(), section("why this one"), bullets(plan.reasons), Text()]
-    parts += [section("memory"), memory(plan), Text(), section("forecast"), forecast(plan.forecast), Text()]
+    parts += [section("memory"), memory(plan), Text()]
+    parts += [section("forecast"), forecast(plan.forecast, plan.measured), Text()]
     if plan.alternatives:
         parts += [section("runners-up"), runners(plan), Text()]
     if plan.refused:
@@ -151,7 +152,7 @@ def holds(plan: Plan) -> Text:
     return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")
 
 
-def forecast(rows: tuple[Forecast, ...]) -> RenderableType:
+def forecast(rows: tuple[Forecast, ...], measured: str = "") -> RenderableType:
     """Decode by context and concurrency with the band, and the time to read a prompt of that length."""
     streams = sorted({row.concurrency for row in rows})
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -171,7 +172,10 @@ def forecast(rows: tuple[Forecast, ...]) -> RenderableType:
         )
     one = rows[0]
     low, high = one.low_tok_s / one.decode_tok_s - 1, one.high_tok_s / one.decode_tok_s - 1
-    note = f"decode tok/s of all streams; four of five published rows lie within {low:+.0%} and {high:+.0%}"
+    basis = f"four of five published rows lie within {low:+.0%} and {high:+.0%}"
+    if measured:
+        basis = f"{measured}; expect {low:+.0%} to {high:+.0%}"
+    note = f"decode tok/s of all streams; {basis}"
     return Group(table, Text(note, style="dim"))
 
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox import detect
 from moebox.cli import subject as subjects
 from moebox.cli.output import emit, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.errors import BadInput, Outside
+from moebox.flows import boxes
 from moebox.planner.simulate import rules_of
 
 NOTHING = Pinned()
@@ -48,7 +48,7 @@ def twin(
     """
     if not 0 < speed <= 1e6:
         raise BadInput(f"--speed {speed:g} cannot be meant", hint="2 is twice as fast as the box")
-    where = detect.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     if subjects.is_recipe(target):
         if pinned != NOTHING:
             raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")

@@ -6,6 +6,8 @@ Sizes are bytes and rates are per second. `source` tells a box that was detected
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moebox.core.calibration import Calibration
+
 # Compute capability to architecture (CUDA programming guide, table of compute capabilities).
 FAMILIES = {
     "8.0": "ampere",
@@ -128,6 +130,7 @@ class Box:
     nodes: int = 1
     network: int = 0  # bytes/s between nodes
     host: Host | None = None
+    calibrations: tuple[Calibration, ...] = ()  # steps that rehearsals timed on such a box
     source: Literal["detected", "declared"] = "declared"
 
     @property

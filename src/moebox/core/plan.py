@@ -100,6 +100,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
     why: tuple[Line, ...] = ()
+    measured: str = ""  # the calibration behind the forecast, in one line; "" where it is fitted to published rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

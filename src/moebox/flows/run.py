@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moebox import codec, detect
+from moebox import codec
 from moebox.checkpoint import resolve
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
@@ -18,7 +18,7 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
-from moebox.flows import kernels, phantom
+from moebox.flows import boxes, kernels, phantom
 from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.measure import measure, streams
 from moebox.flows.stand import Stand
@@ -26,7 +26,7 @@ from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, 
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.serve.recipes import model_of
-from moebox.store import Run
+from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
 from moebox.units import count, seconds, tok_s
 from moebox.verify.ask import Options
@@ -294,9 +294,10 @@ class Teller:
         if saved.exists():
             return codec.read_toml(Box, saved)
         if self.request.box:
-            return detect.box(self.request.box, ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)
+            return boxes.box(self.request.box, ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)
         from moebox.detect.declared import with_ram
         from moebox.detect.machine import detect as look
 
         told = self.request.ram_bandwidth
-        return with_ram(look(measure=not told), ram=self.request.ram, ram_bandwidth=told)
+        here = with_ram(look(measure=not told), ram=self.request.ram, ram_bandwidth=told)
+        return calibrations.attached(here)

@@ -42,6 +42,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         alternatives=reasons.alternatives(best, others, pins),
         refused=reasons.refused(best, tried),
         why=why(best),
+        measured=best.speed.measured.text if best.speed.measured else "",
     )
 
 

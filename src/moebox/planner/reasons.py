@@ -29,6 +29,7 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
         out += [_engine(best, others, pins), _cache(best, tried), _sequences(best), _fraction(best)]
     out.append(_caution(best, pins))
     out.append(_context(best, pins))
+    out.append(f"speed {best.speed.measured.text}" if best.speed.measured else "")
     return tuple(text for text in out if text)
 
 

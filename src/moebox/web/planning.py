@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from moebox import codec, detect, units
+from moebox import codec, units
 from moebox.checkpoint import resolve
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import ENGINES, EngineName, Recipe
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.flows import boxes
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -143,7 +144,7 @@ def before(one: Asked, layout: str) -> Asked | None:
 def answered(one: Asked, pins: Pins) -> Answer:
     """The plan for these controls within these pins."""
     model, checkpoints = resolve(one.model)
-    box = detect.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
+    box = boxes.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     plan = choose(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
     form = next(form for form in checkpoints if plan.recipe.checkpoint in (form.name, form.repo, form.path))
     return Answer(asked=one, plan=plan, speed=Speed.of(box, model, form, plan.recipe))

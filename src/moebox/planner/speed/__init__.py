@@ -13,9 +13,10 @@ from moebox.core.plan import Line
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
-from moebox.planner.speed.explain import explain
+from moebox.planner.speed.explain import explain, explain_measured
 from moebox.planner.speed.host import Shared, shared_of
 from moebox.planner.speed.links import fabric
+from moebox.planner.speed.measured import Measured, measured_on
 from moebox.planner.speed.rank import rank_of
 from moebox.planner.speed.step import Cards
 
@@ -39,10 +40,26 @@ class Speed:
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
     away: int = 0  # steps from the nearest measured engine and generation
+    measured: Measured | None = None  # steps timed on this box, which stand instead of the fitted ones
 
     @classmethod
     def of(cls, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> "Speed":
-        """The model for `recipe` on `box`."""
+        """The model for `recipe` on `box`: measured there by a rehearsal, or else fitted to published rows."""
+        speed = cls.fitted(box, model, checkpoint, recipe)
+        found = measured_on(box, model, checkpoint, recipe, chunk=speed.piece)
+        if found is None:
+            return speed
+        return replace(
+            speed,
+            measured=found,
+            decode_spread=found.decode_spread,
+            prefill_spread=found.prefill_spread,
+            away=0,
+        )
+
+    @classmethod
+    def fitted(cls, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> "Speed":
+        """The model from constants fitted to published rows, whatever was measured on the box."""
         if recipe.engine in CPU_ENGINES:
             constants = tables.host_side(recipe.engine)
             shared = shared_of(box, model, checkpoint, recipe, constants)
@@ -85,6 +102,8 @@ class Speed:
 
     def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
         """The same by part."""
+        if self.measured:
+            return {"measured": self.measured.step_s(batch, context, fresh, past)}
         if self.cards:
             return self.cards.parts(batch, context, fresh, past)
         assert self.shared is not None
@@ -130,6 +149,8 @@ class Speed:
 
     def lines(self, batch: int, context: int) -> tuple[Line, ...]:
         """The arithmetic of a decode step, line by line."""
+        if self.measured:
+            return explain_measured(self.measured, batch, context, self.band)
         return explain(self.cards, self.shared, batch, context, self.tokens_per_step, self.band)
 
 

@@ -2,6 +2,7 @@
 
 from moebox.core.plan import Line
 from moebox.planner.speed.host import Shared
+from moebox.planner.speed.measured import Measured
 from moebox.planner.speed.step import STAGE_LOSS, Cards
 
 
@@ -21,6 +22,17 @@ def explain(
     lines.append(Line(what="decode", formula=f"{batch} × {gain:.2f} tokens / step", value=rate, unit="tok/s"))
     lines.append(Line(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"))
     return tuple(lines)
+
+
+def explain_measured(measured: Measured, batch: int, context: int, band: tuple[float, float]) -> tuple[Line, ...]:
+    """A step that was timed on the box: the depths it comes from, then the rate."""
+    seconds = measured.step_s(batch, context)
+    rate = batch / seconds
+    return (
+        Line(what="step", formula=measured.text, value=seconds * 1e3, unit="ms", source=measured.calibration.id),
+        Line(what="decode", formula=f"{batch} tokens / step", value=rate, unit="tok/s"),
+        Line(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"),
+    )
 
 
 def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,171 @@
+"""`moebox calibrations`: what rehearsals measured on this box, listed, shown, removed, exported and imported."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from moebox.cli.output import emit, people, talk
+from moebox.core.calibration import Calibration
+from moebox.errors import BadInput
+from moebox.planner.speed.measured import Measured
+from moebox.store import calibrations as store
+from moebox.units import count, gib, seconds
+
+Json = Annotated[bool, Parameter(negative=())]
+
+
+def calibrations(*, json: Json = False) -> int:
+    """List the calibrations that plan and forecast use.
+
+    Args:
+        json: Print JSON.
+    """
+    shelf = store.shelf()
+    if json:
+        emit({"calibrations": [brief(one) for one in shelf.calibrations], "unreadable": shelf.unreadable})
+        return 0
+    for line in shelf.unreadable:
+        talk().print(f"warning: {line}", markup=False)
+    if not shelf.calibrations:
+        people().print("none yet: `moebox rehearse RECIPE --measure` makes one", markup=False)
+        return 0
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("id", "box", "layers from", "error"):
+        table.add_column(title, overflow="fold")
+    for one in shelf.calibrations:
+        table.add_row(one.id, one.place.text, f"{one.layers} from {depths(one)}", error(one))
+    people().print(table)
+    return 0
+
+
+def show(name: str, *, json: Json = False) -> int:
+    """Show what one of them measured and what it says of the whole model.
+
+    Args:
+        name: Its id, or how it begins.
+        json: Print the file.
+    """
+    found = store.get(name)
+    if json:
+        emit(found)
+        return 0
+    out = people()
+    out.print(f"{found.id}\n  {found.model}, {found.quant}, {found.engine} {found.version}", markup=False)
+    out.print(f"  {found.place.text}; {found.layout.text}; measured {found.date}", markup=False)
+    for boot in found.boots:
+        told = [f"{boot.layers} layers", f"started in {seconds(boot.startup_s)}"]
+        told += [f"weights {gib(boot.weights_bytes)}"] if boot.weights_bytes else []
+        told += [f"cache {count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
+        out.print(f"  boot: {', '.join(told)}", markup=False)
+    if solved(found):
+        out.print(table_of(found))
+    for line in (*found.notes, *(f"not seen: {line}" for line in found.unseen)):
+        out.print(f"  {line}", markup=False, soft_wrap=True)
+    return 0
+
+
+def remove(name: str, *, json: Json = False) -> int:
+    """Remove one; forecasts go back to constants fitted to published measurements.
+
+    Args:
+        name: Its id, or how it begins.
+        json: Print JSON.
+    """
+    found = store.remove(name)
+    if json:
+        emit({"removed": found.id})
+    else:
+        talk().print(f"removed {found.id}", markup=False)
+    return 0
+
+
+def export(name: str, path: Path, *, json: Json = False) -> int:
+    """Write one to a file that owners of the same box can import. It names no machine, path or person.
+
+    Args:
+        name: Its id, or how it begins.
+        path: The file to write.
+        json: Print JSON.
+    """
+    found = store.get(name)
+    store.write(found, path)
+    if json:
+        emit({"exported": found.id, "path": str(path)})
+    else:
+        talk().print(f"wrote {path}", markup=False)
+    return 0
+
+
+def take(path: Path, *, json: Json = False) -> int:
+    """Take one from a file; it is used where box, engine, model shape and layout are the same.
+
+    Args:
+        path: A file that `moebox calibrations export` wrote.
+        json: Print JSON.
+    """
+    found = store.read(path)
+    if not solved(found):
+        raise BadInput(f"{path}: no two depths with a step in common", hint="export it after a finished rehearsal")
+    store.keep(replace(found, imported=path.name))
+    if json:
+        emit({"imported": found.id})
+    else:
+        talk().print(f"imported {found.id}: {found.place.text}, {found.layout.text}", markup=False)
+    return 0
+
+
+def brief(one: Calibration) -> dict[str, Any]:
+    """One in a list, for scripts."""
+    reading = reading_of(one)
+    return {
+        "id": one.id,
+        "date": one.date,
+        "box": one.place.text,
+        "engine": one.engine,
+        "version": one.version,
+        "model": one.model,
+        "quant": one.quant,
+        "layout": one.layout.text,
+        "layers": one.layers,
+        "depths": one.depths,
+        "error": round(reading.decode_spread, 4) if reading.decode else None,
+        "imported": one.imported,
+    }
+
+
+def reading_of(one: Calibration) -> Measured:
+    """It at the depth of its whole model."""
+    most = max((prompt.tokens for boot in one.boots for prompt in boot.prefill), default=1)
+    return Measured(calibration=one, layers=one.layers, chunk=one.layout.chunk or most)
+
+
+def solved(one: Calibration) -> bool:
+    """Whether it says anything of the whole model."""
+    return bool(reading_of(one).decode)
+
+
+def depths(one: Calibration) -> str:
+    """Its boots' layers in words."""
+    return " and ".join(str(depth) for depth in one.depths)
+
+
+def error(one: Calibration) -> str:
+    """How far off it may be."""
+    return f"±{reading_of(one).decode_spread:.0%}" if solved(one) else "unfinished"
+
+
+def table_of(one: Calibration) -> Table:
+    """Steps of the whole model at what was measured."""
+    reading = reading_of(one)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), title=f"{one.layers} layers", title_justify="left")
+    for title in ("", "streams", "context", "step", "tok/s"):
+        table.add_column(title, justify="right" if title else "left")
+    for batch, line in sorted(reading.decode.items()):
+        for context, step in line:
+            table.add_row("decode", str(batch), count(int(context)), seconds(step), f"{batch / step:,.1f}")
+    for tokens, time in reading.prompts:
+        table.add_row("prompt", "1", count(int(tokens)), seconds(time), f"{tokens / time:,.0f}")
+    return table

@@ -1,0 +1,210 @@
+"""The seconds of a step from a calibration: what was timed with few layers, carried to the depth of the whole model.
+
+Between two boots everything but the layers is the same, so the difference is theirs. For every step that the boots
+have in common a line is drawn through their depths (with experts on GPUs and in RAM: a plane); the weights of that
+line also carry the noise of each boot to the forecast. Steps between measured ones are interpolated, steps beyond
+them go on as the last two did.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from moebox.core.box import Box
+from moebox.core.calibration import Boot, Calibration, gpu_experts_of
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+
+FLOOR = 0.02  # no forecast from other depths is called better than this (standard deviation of the logarithm)
+
+Depth = tuple[int, int]  # layers, of these with experts on GPUs
+Series = Mapping[Depth, tuple[float, float]]  # seconds and their spread by depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A calibration read for one depth."""
+
+    calibration: Calibration
+    layers: int
+    gpu_experts: int = 0
+    chunk: int  # prompt tokens a step
+
+    @cached_property
+    def decode(self) -> dict[int, list[tuple[float, float]]]:
+        """By batch: (context, seconds) of a decode step at this depth."""
+        rows: dict[int, list[tuple[float, float]]] = {}
+        for (batch, context), series in decode_series(self.calibration.boots).items():
+            rows.setdefault(batch, []).append((float(context), carried(series, self._depth)[0]))
+        return rows
+
+    @cached_property
+    def prompts(self) -> list[tuple[float, float]]:
+        """(tokens, seconds) of new prompts at this depth."""
+        series = prefill_series(self.calibration.boots)
+        return [(float(tokens), carried(depths, self._depth)[0]) for tokens, depths in series.items()]
+
+    @cached_property
+    def past_s(self) -> float:
+        """Seconds for one prompt token to attend to one token of an earlier chunk: from the longest prompt."""
+        whole = [point for point in self.prompts if point[0] <= self.chunk]
+        tokens, seconds = self.prompts[-1] if self.prompts else (0.0, 0.0)
+        if not whole or tokens <= self.chunk:
+            return 0.0
+        count, rest = divmod(tokens, self.chunk)
+        alone = count * along(whole, self.chunk) + (along(whole, rest) if rest else 0.0)
+        pairs = self.chunk**2 * count * (count - 1) / 2 + rest * count * self.chunk
+        return max(0.0, (seconds - alone) / pairs) if pairs else 0.0
+
+    def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
+        """Seconds of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens after `past`.
+
+        A step that does both passes its weights once: the prompt's step with the decoded tokens added to it, and on
+        top what decoding costs for the length of its contexts.
+        """
+        if not fresh:
+            return self.decode_s(batch, context)
+        attending = self.decode_s(batch, context) - self.decode_s(batch, 0) if batch else 0.0
+        return self.prefill_s(fresh + batch, past) + max(attending, 0.0)
+
+    def decode_s(self, batch: float, context: float) -> float:
+        """Seconds of a decode step."""
+        return along([(float(size), along(line, context)) for size, line in sorted(self.decode.items())], batch)
+
+    def prefill_s(self, fresh: float, past: float) -> float:
+        """Seconds of one step of a prompt."""
+        whole = [point for point in self.prompts if point[0] <= self.chunk] or self.prompts
+        return along(whole, fresh) + self.past_s * fresh * past
+
+    @property
+    def decode_spread(self) -> float:
+        """Standard deviation of ln(real / forecast) of decode."""
+        return _spread(list(decode_series(self.calibration.boots).values()), self._depth)
+
+    @property
+    def prefill_spread(self) -> float:
+        """The same for prompts."""
+        return _spread(list(prefill_series(self.calibration.boots).values()), self._depth)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens the cache holds at this depth; 0 where the boots do not tell."""
+        boots = sorted((boot for boot in self.calibration.boots if boot.cache_tokens), key=lambda boot: boot.layers)
+        if len(boots) < 2 or boots[0].layers == boots[-1].layers or not boots[0].cache_bytes:
+            return 0
+        few, more = boots[0], boots[-1]
+        per_layer = (few.cache_bytes - more.cache_bytes) / (more.layers - few.layers)
+        room = few.cache_bytes - per_layer * (self.layers - few.layers)
+        token = more.cache_bytes / more.cache_tokens / more.layers
+        return max(0, math.floor(room / (token * self.layers)))
+
+    @property
+    def text(self) -> str:
+        """Where the forecast comes from, in one line."""
+        found = self.calibration
+        depths = " and ".join(str(depth) for depth in found.depths)
+        where = "measured on the same box" if found.imported else "measured on this box"
+        return f"{where} {found.date}, {self.layers} layers from {depths}: ±{self.decode_spread:.0%}"
+
+    @property
+    def _depth(self) -> Depth:
+        return self.layers, self.gpu_experts
+
+
+def measured_on(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, chunk: int) -> Measured | None:
+    """The newest calibration of `box` that holds for `recipe`, read for the model's depth and the engine's chunk."""
+    for found in sorted(box.calibrations, key=lambda one: (one.date, one.id), reverse=True):
+        if not found.holds(box, model, checkpoint, recipe):
+            continue
+        reading = Measured(calibration=found, layers=model.layers, gpu_experts=gpu_experts_of(recipe), chunk=chunk)
+        if reading.decode and reading.prompts and reaches(found.boots, reading.gpu_experts):
+            return reading
+    return None
+
+
+def reaches(boots: Sequence[Boot], gpu_experts: int) -> bool:
+    """Whether the boots tell layers with experts on GPUs from others, or neither they nor the recipe have any."""
+    seen = {boot.gpu_experts for boot in boots}
+    return len(seen) > 1 or seen == {0} == {gpu_experts}
+
+
+def decode_series(boots: Sequence[Boot]) -> dict[tuple[int, int], Series]:
+    """Every (batch, context) that two depths have in common."""
+    table: dict[tuple[int, int], dict[Depth, tuple[float, float]]] = {}
+    for boot in boots:
+        for step in boot.decode:
+            rows = table.setdefault((step.batch, step.context), {})
+            rows[boot.layers, boot.gpu_experts] = (step.seconds, step.spread)
+    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows)}
+
+
+def prefill_series(boots: Sequence[Boot]) -> dict[int, Series]:
+    """Every prompt length that two depths have in common."""
+    table: dict[int, dict[Depth, tuple[float, float]]] = {}
+    for boot in boots:
+        for prompt in boot.prefill:
+            table.setdefault(prompt.tokens, {})[boot.layers, boot.gpu_experts] = (prompt.seconds, prompt.spread)
+    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows)}
+
+
+def _solvable(rows: Series) -> bool:
+    return len({layers for layers, _ in rows}) > 1
+
+
+def carried(series: Series, depth: Depth) -> tuple[float, float]:
+    """Seconds at `depth`, and the relative error that the noise of the measured depths leaves there."""
+    depths = tuple(series)
+    shares = weights(depths, depth)
+    seconds = sum(share * series[at][0] for share, at in zip(shares, depths, strict=True))
+    # More layers are never faster: below that the difference was noise.
+    seconds = max([seconds, *(time for at, (time, _) in series.items() if at[0] <= depth[0] and at[1] <= depth[1])])
+    noise = math.hypot(*(share * series[at][0] * series[at][1] for share, at in zip(shares, depths, strict=True)))
+    return seconds, noise / seconds if seconds else 0.0
+
+
+@lru_cache(maxsize=256)
+def weights(depths: tuple[Depth, ...], target: Depth) -> tuple[float, ...]:
+    """What each measured depth counts for at `target`: least squares on 1, layers and layers with experts on GPUs."""
+    features: list[Callable[[Depth], float]] = [lambda at: 1.0, lambda at: float(at[0])]
+    if len({gpu for _, gpu in depths}) > 1:
+        features.append(lambda at: float(at[1]))
+    rows = [[feature(at) for feature in features] for at in depths]
+    size = range(len(features))
+    square = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
+    solved = solve(square, [feature(target) for feature in features])
+    return tuple(sum(solved[i] * row[i] for i in size) for row in rows)
+
+
+def solve(square: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of a small linear system, by elimination; an unknown nothing tells of is 0."""
+    rows = [[*row, value] for row, value in zip(square, right, strict=True)]
+    size = len(rows)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        if abs(rows[column][column]) < 1e-9:
+            continue
+        for row in range(size):
+            if row != column:
+                factor = rows[row][column] / rows[column][column]
+                rows[row] = [here - factor * there for here, there in zip(rows[row], rows[column], strict=True)]
+    return [row[size] / row[at] if abs(row[at]) >= 1e-9 else 0.0 for at, row in enumerate(rows)]
+
+
+def along(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at `x` on the line through `points`; beyond them it goes on, below them it does not fall under half."""
+    if len(points) == 1:
+        return points[0][1]
+    place = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
+    (left, low), (right, high) = points[place - 1], points[place]
+    value = low + (high - low) * (x - left) / (right - left)
+    return max(value, points[0][1] / 2)
+
+
+def _spread(series: Sequence[Series], depth: Depth) -> float:
+    errors = [carried(rows, depth)[1] for rows in series]
+    if not errors:
+        return 0.0
+    return max(FLOOR, math.sqrt(sum(error * error for error in errors) / len(errors)))

@@ -1,0 +1,93 @@
+"""Where calibrations are kept: one JSON file each, in the user's data directory or $MOEBOX_CALIBRATIONS."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moebox import codec, files
+from moebox.core.box import Box
+from moebox.core.calibration import FORMAT, HOST_ENGINES, Calibration, place_of
+from moebox.errors import BadInput, Outside, UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """What the store holds, and which of its files cannot be read."""
+
+    calibrations: tuple[Calibration, ...] = ()
+    unreadable: tuple[str, ...] = ()  # one line each
+
+
+def folder() -> Path:
+    """Where they are."""
+    own = os.environ.get("MOEBOX_CALIBRATIONS")
+    return Path(own) if own else files.data_home() / "moebox" / "calibrations"
+
+
+def shelf() -> Shelf:
+    """All of them, newest first."""
+    there = sorted(folder().glob("*.json")) if folder().is_dir() else []
+    found, unreadable = [], []
+    for path in there:
+        try:
+            found.append(read(path))
+        except BadInput as problem:
+            unreadable.append(problem.message)
+    found.sort(key=lambda one: (one.date, one.id), reverse=True)
+    return Shelf(calibrations=tuple(found), unreadable=tuple(unreadable))
+
+
+def read(path: Path) -> Calibration:
+    """The calibration in a file."""
+    value = codec.load_json(path)
+    wrote = value.get("format") if isinstance(value, dict) else None
+    if wrote != FORMAT:
+        raise BadInput(f"{path}: not a calibration of format {FORMAT}", hint="`moebox calibrations export` writes them")
+    found = codec.decode(Calibration, value, where=str(path))
+    for boot in found.boots:
+        times = [*(step.seconds for step in boot.decode), *(prompt.seconds for prompt in boot.prefill)]
+        if boot.layers < 1 or any(not 0 < seconds < 3600 for seconds in times):
+            raise BadInput(f"{path}: a boot of {boot.layers} layers has impossible times")
+    return found
+
+
+def get(name: str) -> Calibration:
+    """The one called `name`, or whose id begins so."""
+    known = {one.id: one for one in shelf().calibrations}
+    if name in known:
+        return known[name]
+    near = [one for key, one in known.items() if name and key.startswith(name)]
+    if len(near) == 1:
+        return near[0]
+    if near:
+        raise BadInput(f"{len(near)} calibrations begin with {name!r}", hint=", ".join(one.id for one in near[:5]))
+    raise UnknownName(
+        "calibration", name, known, hint=None if known else "`moebox rehearse RECIPE --measure` makes one"
+    )
+
+
+def keep(calibration: Calibration) -> Path:
+    """Write it to the store, in place of an older one with its id."""
+    return write(calibration, folder() / f"{calibration.id}.json")
+
+
+def write(calibration: Calibration, path: Path) -> Path:
+    """Write it to a file, whole or not at all."""
+    try:
+        return files.write_atomic(path, codec.to_json(calibration) + "\n", sync=True)
+    except OSError as problem:
+        raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
+
+
+def remove(name: str) -> Calibration:
+    """Drop it from the store."""
+    found = get(name)
+    (folder() / f"{found.id}.json").unlink(missing_ok=True)
+    return found
+
+
+def attached(box: Box) -> Box:
+    """`box` with the calibrations that were measured on such a box."""
+    here = place_of(box)
+    own = tuple(one for one in shelf().calibrations if one.place.same(here, host=one.engine in HOST_ENGINES))
+    return replace(box, calibrations=own) if own else box

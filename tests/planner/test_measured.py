@@ -1,0 +1,189 @@
+"""Calibrations: steps timed with few layers, carried to the depth of the whole model."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox import detect
+from moebox.checkpoint import resolve
+from moebox.core.calibration import Boot, Calibration, DecodeStep, Place, Prefill, layout_of, place_of, shape_of
+from moebox.core.recipe import Hybrid, Recipe, Speculate
+from moebox.planner.speed import Speed
+from moebox.planner.speed.measured import Measured, along, carried, measured_on, weights
+
+BATCHES, CONTEXTS, PROMPTS = (1, 8, 64), (128, 4096, 16384), (512, 2048, 8192, 32768)
+CHUNK = 8192
+
+
+def step(layers: int, batch: int, context: int) -> float:
+    """An engine whose steps are known: fixed, per layer, per sequence and per cached token."""
+    return 1e-3 + layers * (2e-4 + 5e-6 * batch + 1e-10 * batch * context)
+
+
+def prompt(layers: int, tokens: int) -> float:
+    """A prompt in chunks of CHUNK, each attending to those before it."""
+    seconds, past = 0.0, 0
+    while tokens > 0:
+        piece = min(tokens, CHUNK)
+        seconds += 2e-3 + layers * (3e-4 + 2e-7 * piece + 1e-12 * piece * past)
+        past, tokens = past + piece, tokens - piece
+    return seconds
+
+
+def boot(layers: int, **more: int) -> Boot:
+    """What such an engine shows at one depth."""
+    return Boot(
+        layers=layers,
+        decode=tuple(
+            DecodeStep(batch=b, context=c, seconds=step(layers, b, c), spread=0.01) for b in BATCHES for c in CONTEXTS
+        ),
+        prefill=tuple(Prefill(tokens=t, seconds=prompt(layers, t), spread=0.01) for t in PROMPTS),
+        weights_bytes=more.get("weights", 10**9 * layers),
+        cache_bytes=more.get("room", 100 * 10**9 - 9 * 10**9 * layers),
+        cache_tokens=more.get("tokens", (100 * 10**9 - 9 * 10**9 * layers) // (1152 * layers)),
+    )
+
+
+RECIPE = Recipe(name="r", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="kimi")
+
+
+def calibration(**more: object) -> Calibration:
+    """From 4 and 8 layers."""
+    usual = Calibration(
+        id="c",
+        date="2026-11-15",
+        place=Place(gpus="8x h200"),
+        engine="vllm",
+        model="kimi",
+        shape="",
+        layers=61,
+        quant="int4-g32",
+        layout=layout_of(RECIPE),
+        boots=(boot(4), boot(8)),
+    )
+    return dataclasses.replace(usual, **more)  # type: ignore[arg-type]
+
+
+def test_a_deeper_model_is_what_its_engine_would_do() -> None:
+    """Decode between and beyond the measured batches and contexts, and prompts of many chunks, at 61 layers."""
+    reading = Measured(chunk=CHUNK, calibration=calibration(), layers=61)
+    for batch, context in ((1, 128), (4, 2000), (64, 16384), (32, 60000)):
+        assert reading.step_s(batch, context) == pytest.approx(step(61, batch, context), rel=0.01)
+    for tokens in (512, 8192):
+        assert reading.step_s(0, 0, tokens) == pytest.approx(prompt(61, tokens), rel=0.01)
+    last = prompt(61, 5 * CHUNK) - prompt(61, 4 * CHUNK)
+    assert reading.step_s(0, 0, CHUNK, 4 * CHUNK) == pytest.approx(last, rel=0.02)
+
+
+def test_a_mixed_step_passes_the_weights_once() -> None:
+    """A chunk and 64 decoding streams cost less than the two steps, and no less than the chunk."""
+    reading = Measured(chunk=CHUNK, calibration=calibration(), layers=61)
+    alone = reading.step_s(0, 0, 2048)
+    both = reading.step_s(64, 16384, 2048)
+    assert alone < both < alone + reading.step_s(64, 16384)
+
+
+def test_cache_tokens_follow_from_the_room_that_each_depth_left() -> None:
+    """9 GB a layer, 1,152 bytes a token and layer."""
+    reading = Measured(chunk=CHUNK, calibration=calibration(), layers=10)
+    assert reading.cache_tokens == pytest.approx(10 * 10**9 / (1152 * 10), rel=0.001)
+    assert Measured(chunk=CHUNK, calibration=calibration(), layers=61).cache_tokens == 0  # beyond what the device holds
+
+
+def test_noise_grows_with_the_distance() -> None:
+    """The band at 61 layers is wider than at 12, and a deeper second boot narrows it."""
+    near, far = (Measured(chunk=CHUNK, calibration=calibration(), layers=layers).decode_spread for layers in (12, 61))
+    deeper = Measured(chunk=CHUNK, calibration=calibration(boots=(boot(4), boot(24))), layers=61).decode_spread
+    assert 0.02 <= near < far
+    assert deeper < far
+
+
+def test_experts_on_gpus_and_in_ram_are_told_apart_by_a_third_boot() -> None:
+    """2 ms a layer in RAM, 0.5 ms on a GPU, 5 ms fixed."""
+    series = {at: (5e-3 + 2e-3 * (at[0] - at[1]) + 0.5e-3 * at[1], 0.0) for at in ((4, 0), (8, 0), (8, 4))}
+    seconds, _ = carried(series, (61, 20))
+    assert seconds == pytest.approx(5e-3 + 41 * 2e-3 + 20 * 0.5e-3)
+
+
+@given(
+    fixed=st.floats(0, 1), layer=st.floats(0, 1), depths=st.sets(st.integers(1, 40), min_size=2, max_size=4),
+    target=st.integers(1, 100),
+)  # fmt: skip
+def test_a_line_is_found_from_any_depths(fixed: float, layer: float, depths: set[int], target: int) -> None:
+    """Whatever the depths, points on a line give the line."""
+    shares = weights(tuple((depth, 0) for depth in sorted(depths)), (target, 0))
+    seconds = sum(share * (fixed + layer * depth) for share, depth in zip(shares, sorted(depths), strict=True))
+    assert seconds == pytest.approx(fixed + layer * target, abs=1e-6)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 10)), min_size=1, unique_by=lambda p: p[0]), st.floats(0, 1e6)
+)
+def test_interpolation_never_gives_nothing(points: list[tuple[float, float]], x: float) -> None:
+    """No step is free, however odd the points."""
+    assert along(sorted(points), x) > 0
+
+
+def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
+    """Another engine, layout, quantisation, draft or box goes on with fitted constants."""
+    model, forms = resolve("kimi-k2.6")
+    form = next(one for one in forms if one.quant == "int4-g32")
+    plain = detect.box("8x-h200")
+    recipe = dataclasses.replace(RECIPE, parallel=dataclasses.replace(RECIPE.parallel, tp=8))
+    found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout_of(recipe), quant=form.quant)
+    box = dataclasses.replace(plain, calibrations=(found,))
+
+    speed = Speed.of(box, model, form, recipe)
+    assert speed.measured is not None
+    assert speed.decode_step_s(8, 4096) == pytest.approx(step(61, 8, 4096), rel=0.01)
+    assert speed.lines(8, 4096)[0].formula.startswith("measured on this box 2026-11-15, 61 layers from 4 and 8: ±")
+    assert speed.band[1] < Speed.fitted(box, model, form, recipe).band[1]
+
+    others = (
+        dataclasses.replace(recipe, engine="sglang"),
+        dataclasses.replace(recipe, kv="fp8"),
+        dataclasses.replace(recipe, flags={"enforce-eager": True}),
+        dataclasses.replace(recipe, speculate=Speculate()),
+        dataclasses.replace(recipe, parallel=dataclasses.replace(recipe.parallel, tp=4)),
+    )
+    assert [measured_on(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
+    assert (
+        measured_on(dataclasses.replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK)
+        is None
+    )
+    assert measured_on(box, model, dataclasses.replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
+
+
+def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None:
+    """One depth says nothing of a layer."""
+    model, forms = resolve("kimi-k2.6")
+    box = detect.box("8x-h200")
+    half = calibration(shape=shape_of(model), place=place_of(box), quant=forms[0].quant, boots=(boot(4),))
+    box = dataclasses.replace(box, calibrations=(half,))
+    assert measured_on(box, model, forms[0], RECIPE, chunk=CHUNK) is None
+
+
+def test_a_host_calibration_wants_the_same_cpu() -> None:
+    """llama.cpp's steps are the CPU's as well; vLLM's are not."""
+    here = Place(gpus="2x rtx-pro-6000-max-q", cpu="EPYC 9554", cores=64, ram_bytes=768 * 2**30)
+    other = dataclasses.replace(here, cpu="Xeon 6972P")
+    assert here.same(other, host=False)
+    assert not here.same(other, host=True)
+    assert here.same(dataclasses.replace(here, ram_bytes=760 * 2**30), host=True)
+
+
+def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
+    """Two boots with all experts in RAM say nothing of experts on a GPU."""
+    model, forms = resolve("kimi-k2.6")
+    form = next(one for one in forms if one.format == "gguf")
+    box = detect.box("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    recipe = dataclasses.replace(RECIPE, engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), ())))
+    usual = calibration(
+        engine="ik_llama.cpp", shape=shape_of(model), place=place_of(box), quant=form.quant, layout=layout_of(recipe)
+    )
+    third = dataclasses.replace(boot(8), gpu_experts=3)
+    assert measured_on(dataclasses.replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
+    more = dataclasses.replace(usual, boots=(*usual.boots, third))
+    assert measured_on(dataclasses.replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
