@@ -33,7 +33,7 @@ def test_a_clean_run_that_scales_gets_no_advice_it_does_not_need(tmp_path: Path)
 def test_the_knee_is_the_lowest_load_with_nine_tenths_of_the_output(tmp_path: Path) -> None:
     """Eight times the load for a twelfth more output is named, with both latencies."""
     advice = advise([story(tmp_path, output_throughput=87.0, mean_ttft_ms=9_000.0)])
-    knee = next(one for one in advice if one.title == "Serve at about 8 at once")
+    knee = next(one for one in advice if one.title == "Limit concurrency to 8")
     assert "92% of the highest output" in knee.text
     assert "9.00 s" in knee.text
 
@@ -44,7 +44,7 @@ def test_failures_wrong_answers_and_a_slow_client_come_first(tmp_path: Path) -> 
     run.write_json("verdicts/07-tools.json", {"name": "tools", "verdict": "fail", "reason": "cut in half"})
     run.write_json("measurements/c0064.json", level(64, failed=9, client_limited=True))
     found = titles(labelled([read(run)])[0])
-    assert found[:2] == ["Mend what is answered wrong first", "Find out why requests fail"]
+    assert found[:2] == ["Fix the failing checks first", "Find out why requests fail"]
     assert "Measure again from a faster client" in found
 
 
@@ -74,7 +74,7 @@ def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) 
     assert "13 requests of this length" in found["Give the KV cache more room"] or any(
         "13 requests of this length" in one.text and "19.71 GiB" in one.text for one in advise(stories)
     )
-    assert "3.56 s instead of 12.4 s" in found["Serve at about 1,024 at once"]
+    assert "3.56 s instead of 12.4 s" in found["Limit concurrency to 1,024"]
     assert "5.9×" in found["For throughput take K2-Thinking NVFP4"]
     assert [attempt.outcome for story_ in stories for attempt in story_.attempts].count("FAILED") == 2
 

@@ -20,13 +20,13 @@ _MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
 _STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
 _ABOUT = {
     "plan": "what fits, how, how fast",
-    "doctor": "what the machine would trip over",
-    "rehearse": "boot with dummy weights first",
+    "doctor": "known problems of this machine",
+    "rehearse": "boot with dummy weights",
     "up": "start the engine",
-    "verify": "make it prove that it is alive",
-    "climb": "one setting at a time",
-    "bench": "how fast is it",
-    "report": "what a person reads",
+    "verify": "correctness checks",
+    "climb": "try one setting at a time, keep what is better",
+    "bench": "measure throughput and latency",
+    "report": "writing report.html",
 }
 
 
@@ -136,13 +136,17 @@ class View:
         return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
 
     def close(self, story: Story, teller: Any) -> None:
-        """What a person does next."""
+        """The four answers, where the files are, and how to reach or start the endpoint."""
+        from moebox.cli import decision_view
+        from moebox.report.decision import decided
+
+        people().print()
+        decision_view.show(decided(self.run))
         report = story.step("report").figures.get("report")
         if report:
             people().print(f"\nreport    {escape(str(report))}", soft_wrap=True)
         people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
         if self.simulated:
-            people().print("everything above is a simulation", soft_wrap=True)
             return
         live = teller.stand.live
         if live is not None and live.alive:
@@ -150,8 +154,7 @@ class View:
             people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
             people().print(f"stop      moebox down {live.instance.id}")
         else:
-            people().print(f"serve it  moebox up {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
-            people().print("          `--keep` leaves the engine up at the end of a run")
+            people().print("keep      `moebox run --keep` leaves the engine up at the end")
 
 
 _RUNGS = {"pass": "✓", "fail": "✗", "skip": "–"}

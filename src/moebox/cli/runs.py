@@ -74,21 +74,22 @@ def show(
     if json:
         emit(document(found, story))
         return 0
+    from moebox.cli import decision_view
+    from moebox.report.decision import decide
+    from moebox.report.expect import foretold
     from moebox.report.rules import advise
-    from moebox.report.sections.models import status
-    from moebox.report.sections.summary import headline, openings, scaling
+    from moebox.report.sections.summary import scaling
 
-    lines = [f"[bold]{found.id}[/bold]  {found.path}", *openings([story]), *scaling(story)]
-    lines += [f"state: {status(story)}{', running' if story.live else ''}{', SIMULATION' if story.simulation else ''}"]
-    lines += [f"best: {headline(story)}"] if story.levels else []
+    people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
+    decision_view.show(decide(foretold(story)))
+    people().print()
+    lines = scaling(story)
     lines += [f"attempt {one.number}: {one.outcome} {one.why}" for one in story.attempts]
     lines += [f"{one.mark:>5}  {one.name}  {one.detail}" for one in story.rungs]
     lines += [f"problem: {one.title}. {one.remedy}" for one in story.problems]
     lines += [f"advice: {one.title}. {one.text}" for one in advise([story])]
     lines += [f"[dim]note: {gap}[/dim]" for gap in story.gaps]
-    head, *rest = lines
-    people().print(head, soft_wrap=True)
-    for line in rest:
+    for line in lines:
         people().print(line, soft_wrap=True, markup=line.startswith("[dim]"))
     return 0
 

@@ -94,7 +94,9 @@ class Teller:
                 self._mark(dataclasses.replace(done, seconds=self.awake.now() - began))
         except MoeboxError as found:
             problem = found
-            failed = dataclasses.replace(step, state="failed", why=found.message, figures=self._figures)
+            failed = dataclasses.replace(
+                step, state="failed", why=found.message, hint=found.hint or "", figures=self._figures
+            )
             with contextlib.suppress(NoRoom), room(self.run):  # then the story on disk still says that it waits
                 self._mark(dataclasses.replace(failed, seconds=self.awake.now() - began))
         return problem

@@ -45,6 +45,7 @@ class Step:
     name: Name
     state: State = "waiting"
     why: str = ""
+    hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)  # what a person wants to see of it at a glance
 

@@ -1,6 +1,7 @@
 """A report as Markdown: the same sections, tables as tables, drawings by their captions."""
 
 from moebox.report.block import Bullets, Cell, Charts, Part, Prose, Section, Table, Tiles
+from moebox.report.decision import Decision
 from moebox.report.page import Page
 from moebox.report.sections.ladder import SIGNS
 
@@ -10,10 +11,22 @@ def markdown(page: Page) -> str:
     lines = [f"# {escape(page.title)}", "", " · ".join(word for word in (page.date, escape(page.subtitle)) if word), ""]
     if page.simulation:
         lines += [f"> **Simulation:** {page.simulation} No GPU produced these figures.", ""]
+    for story, decision in zip(page.stories, page.decisions, strict=True):
+        lines += strip(decision, story.label if len(page.stories) > 1 else "")
     for section in page.sections:
         lines += chapter(section, simulated=bool(page.simulation))
     lines += [f"Made by moebox on {page.made} from {', '.join(story.id for story in page.stories)}.", ""]
     return "\n".join(lines)
+
+
+def strip(decision: Decision, name: str) -> list[str]:
+    """The four answers of a run."""
+    lines = [f"**{escape(name)}**", ""] if name else []
+    for answer in decision.answers:
+        text = f"`{answer.text}`" if answer.command and "`" not in answer.text else escape(answer.text)
+        detail = f" ({escape(answer.detail)})" if answer.detail else ""
+        lines.append(f"- **{answer.name}**: {text}{detail}")
+    return [*lines, ""]
 
 
 def chapter(section: Section, *, simulated: bool) -> list[str]:

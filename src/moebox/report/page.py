@@ -16,6 +16,7 @@ from moebox import __version__
 from moebox.report import palette
 from moebox.report.block import Section
 from moebox.report.chapters import sections
+from moebox.report.decision import Decision, decide
 from moebox.report.naming import box_title, engine_title, labelled, model_title, quant_title
 from moebox.report.palette import colour
 from moebox.report.story import Story
@@ -35,6 +36,7 @@ class Page:
     made: str
     stories: tuple[Story, ...]
     sections: tuple[Section, ...]
+    decisions: tuple[Decision, ...]  # one a run
 
     @property
     def simulation(self) -> str:
@@ -56,6 +58,7 @@ def page_of(stories: Sequence[Story], *, title: str = "", now: float | None = No
         made=clock(now if now is not None else time.time()),
         stories=tuple(named),
         sections=tuple(sections(named)),
+        decisions=tuple(decide(story) for story in named),
     )
 
 
@@ -65,6 +68,8 @@ def title_of(stories: Sequence[Story]) -> str:
         return stories[0].title
     models = list(dict.fromkeys(model_title(story.recipe.model) for story in stories if story.recipe))
     boxes = list(dict.fromkeys(box_title(story) for story in stories if box_title(story)))
+    if not models and stories[0].asked:
+        models = [model_title(stories[0].asked)]
     if not models:
         return f"Run {stories[0].id}" if len(stories) == 1 else f"{len(stories)} runs"
     return listed(models[:3]) + (f" on {listed(boxes[:2])}" if boxes else "")
@@ -122,9 +127,16 @@ def html(page: Page) -> str:
             simulation=page.simulation,
             live=any(story.live for story in page.stories),
             runs=[
-                {"id": story.id, "label": story.label, "colour": colour(index), "simulation": story.simulation}
+                {
+                    "id": story.id,
+                    "label": story.label,
+                    "colour": colour(index),
+                    "simulation": story.simulation,
+                    "decision": page.decisions[index],
+                }
                 for index, story in enumerate(page.stories)
             ],
+            links=[section.id for section in page.sections],
             sections=page.sections,
             light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704
             dark=Markup(palette.variables(palette.DARK)),  # noqa: S704

@@ -128,7 +128,7 @@ def knee(index: int, story: Story) -> list[Advice]:
         rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
         found.append(
             Advice(
-                title=f"Serve at about {number(stop.concurrency)} at once",
+                title=f"Limit concurrency to {number(stop.concurrency)}",
                 text=text,
                 rule=rule,
                 runs=(index,),
@@ -214,9 +214,7 @@ def wrong_answers(index: int, story: Story) -> list[Advice]:
         f"{story.label}: {listed([rung.name for rung in failed])} failed ({reasons}). Speed means little until "
         "these pass."
     )
-    return [
-        Advice(title="Mend what is answered wrong first", text=text, rule="Any failed rung.", runs=(index,), weight=0)
-    ]
+    return [Advice(title="Fix the failing checks first", text=text, rule="Any failed rung.", runs=(index,), weight=0)]
 
 
 def failures(index: int, story: Story) -> list[Advice]:
@@ -238,6 +236,7 @@ def client(index: int, story: Story) -> list[Advice]:
     limited = [level for level in story.levels if level.client_limited]
     if not limited:
         return []
+    most = len(limited) > len(story.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
     loads = listed([number(level.concurrency) for level in limited[:5]])
     text = f"{story.label}: at {loads} at once the measuring client was the bottleneck; latencies there are too high."
     return [
@@ -246,7 +245,7 @@ def client(index: int, story: Story) -> list[Advice]:
             text=text,
             rule="client_limited in the result.",
             runs=(index,),
-            weight=1,
+            weight=1 if most else 7,
         )
     ]
 

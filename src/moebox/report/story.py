@@ -187,6 +187,18 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a run ended before its end: the step, what moebox said, and what the log says about it."""
+
+    step: str = ""
+    what: str
+    hint: str = ""
+    line: str = ""  # of the engine's log
+    cause: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSeen:
     """A kernel that does not launch."""
 
@@ -225,6 +237,7 @@ class Story:
     path: Path
     label: str = ""
     title: str = ""
+    asked: str = ""  # the model that `run` was asked for, where no recipe came of it
     started: float = 0.0
     ended: float = 0.0
     version: str = ""
@@ -245,6 +258,7 @@ class Story:
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
     problems: tuple[Problem, ...] = ()
+    failure: Failure | None = None
     kernels: tuple[KernelsSeen, ...] = ()
     phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
     commands: tuple[tuple[str, str], ...] = ()  # title, text

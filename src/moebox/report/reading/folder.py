@@ -51,6 +51,7 @@ def read(run: Run) -> Story:
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
     told = attempt(gaps, lambda: run.read_json("story.json"))
     attempts = happened.attempts_of(journal.events)
+    problems = happened.problems_of(journal.events, attempts)
     real, kv_tokens, real_note = happened.real_of(journal.events)
     moments = [event["time"] for event in journal.events if event["time"] > 0]
     gaps += unread + unreadable
@@ -60,6 +61,7 @@ def read(run: Run) -> Story:
         path=run.path,
         label=words(about, "label"),
         title=words(about, "title"),
+        asked=words(told, "request.model"),
         started=figure(about, "created") or stamp_of(run.id) or min(moments, default=0.0),
         ended=max(moments, default=0.0),
         version=words(about, "moebox"),
@@ -79,7 +81,8 @@ def read(run: Run) -> Story:
         rungs=tuple(rungs),
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.events)),
-        problems=tuple(happened.problems_of(journal.events, attempts)),
+        problems=tuple(problems),
+        failure=happened.failure_of(told, attempts, problems),
         kernels=tuple(kernels.kernels_of(attempt(gaps, lambda: run.read_json("kernels.json")))),
         phases=tuple(steps_of(told) or happened.phases_of(journal.events)),
         commands=commands_of(run.path, about, journal.events),

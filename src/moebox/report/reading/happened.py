@@ -10,7 +10,7 @@ from typing import Any
 
 from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
 from moebox.report.reading.planned import device_of
-from moebox.report.story import Attempt, Device, Outcome, Problem
+from moebox.report.story import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys
 
 Event = dict[str, Any]
@@ -103,6 +103,26 @@ def problems_of(events: Sequence[Event], attempts: Sequence[Attempt]) -> list[Pr
             mended=truth(data, "mended") or (mended and words(data, "severity") == "fatal"),
         )
     return list(found.values())
+
+
+def failure_of(told: Any, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
+    """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
+    step = next((row for row in rows(told, "steps") if words(row, "state") == "failed"), None)
+    launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
+    if step is None and launch is None:
+        return None
+    open_ones = [problem for problem in problems if not problem.mended]
+    fatal = next((problem for problem in open_ones if problem.severity == "fatal"), None)
+    found = fatal or (open_ones[-1] if open_ones and launch else None)
+    said = hide_keys(words(step, "why")) if step else ""
+    return Failure(
+        step=words(step, "name") if step else "up",
+        what=said or (launch.why if launch else "") or "stopped",
+        hint=hide_keys(words(step, "hint")) if step else "",
+        line=found.excerpt.strip().splitlines()[0] if found and found.excerpt.strip() else "",
+        cause=(found.cause or found.title) if found else "",
+        remedy=(found.remedy if found else "") or (launch.remedy if launch else ""),
+    )
 
 
 def first_sentence(text: str) -> str:

@@ -33,7 +33,7 @@ def turned(stories: Sequence[Story], tables: Sequence[Table]) -> Table:
     plain = len(tables[0].rows) if len(tables) > 1 or tables[0].caption == "What differs" else 0
     heads = [Column(title="Run", numeric=False)]
     heads += [Column(title=line[0].text, numeric=place >= plain) for place, line in enumerate(lines)]
-    return Table(caption="What differs and what came of it", columns=tuple(heads), rows=tuple(rows))
+    return Table(caption="Settings and results", columns=tuple(heads), rows=tuple(rows))
 
 
 def settings(stories: Sequence[Story]) -> Table | None:
@@ -43,7 +43,7 @@ def settings(stories: Sequence[Story]) -> Table | None:
         ("Model", lambda story: model_title(story.recipe.model) if story.recipe else ""),
         ("Checkpoint", quant_title),
         ("Engine", engine_title),
-        ("Spread", spread_title),
+        ("Parallelism", spread_title),
         ("Expert layers on GPU", experts),
         ("KV type", lambda story: story.recipe.kv if story.recipe else ""),
         ("Context", lambda story: f"{story.recipe.context:,}" if story.recipe else ""),
@@ -90,26 +90,35 @@ def figures(stories: Sequence[Story]) -> Table | None:
         ("Fastest stream, tok/s", fastest, 1, number),
         ("Lowest mean TTFT", lambda story: least(story, lambda level: level.ttft.middle), -1, milliseconds),
         ("Lowest mean TPOT", lambda story: least(story, lambda level: level.tpot.middle), -1, milliseconds),
-        ("KV capacity, tokens", lambda story: story.kv_tokens, 1, units.count),
-        (
-            "Rungs passed",
-            lambda story: float(sum(rung.mark == "pass" for rung in story.rungs)) if story.rungs else None,
-            1,
-            units.count,
-        ),
+        ("KV capacity, tokens", capacity, 1, units.count),
     ]
-    rows = []
+    rows, apart = [], unlike(stories)
     for name, read, better, form in readers:
         values = [read(story) for story in stories]
         known = [value for value in values if value is not None]
         if len(known) >= 2:
-            best = max(known) if better > 0 else min(known)
+            best = None if apart else max(known) if better > 0 else min(known)
             rows.append((words(name), *(entry(value, best, form) for value in values)))
-    return Table(caption="What came of it", columns=heads(stories), rows=tuple(rows), sortable=False) if rows else None
+    if not rows:
+        return None
+    note = f"No ratios: {apart}." if apart else ""
+    return Table(caption="Results", columns=heads(stories), rows=tuple(rows), sortable=False, note=note)
 
 
-def entry(value: float | None, best: float, form: Callable[[float], str]) -> Cell:
-    """A figure, with its ratio to the best."""
+def unlike(stories: Sequence[Story]) -> str:
+    """Why figures of these runs must not be set against each other; "" where they may."""
+    if len({story.simulation for story in stories}) > 1:
+        return "some runs are simulated and others are measured"
+    loads = [frozenset(level.workload for level in story.levels if level.workload) for story in stories]
+    known = [load for load in loads if load]
+    if known and not frozenset.intersection(*known):
+        texts = [" and ".join(sorted(load)) for load in dict.fromkeys(known)]
+        return f"the runs measured different loads ({' against '.join(texts[:3])})"
+    return ""
+
+
+def entry(value: float | None, best: float | None, form: Callable[[float], str]) -> Cell:
+    """A figure, with its ratio to the best where runs are alike."""
     if value is None:
         return words(DASH, tone="quiet")
     tone: Tone = "best" if value == best else ""
@@ -126,6 +135,11 @@ def fastest(story: Story) -> float | None:
 def least(story: Story, read: Callable[[Level], float | None]) -> float | None:
     """The lowest of a latency over all levels."""
     return min((value for level in story.levels if (value := read(level)) is not None), default=None)
+
+
+def capacity(story: Story) -> float | None:
+    """Tokens of cache: as the engine reported them, else as planned."""
+    return story.kv_tokens or (story.planned.kv_tokens if story.planned else None)
 
 
 def heads(stories: Sequence[Story]) -> tuple[Column, ...]:

@@ -21,7 +21,7 @@ def section(stories: Sequence[Story]) -> Section | None:
     rows = [row for story in stories for row in bars(story, alone=len(stories) == 1)]
     if not rows:
         return None
-    groups = (("Memory per card", False), ("Host memory", True))
+    groups = (("Memory per GPU", False), ("Host memory", True))
     charts = []
     for title, host in groups:
         some = [row for row in rows if (row[2].name == "ram") == host]
@@ -64,14 +64,21 @@ def table(stories: Sequence[Story]) -> Table:
     notes = list(dict.fromkeys(story.real_note for story in stories if story.real_note))
     heads = ("Run", "", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
     return Table(
-        caption="The fullest card", columns=columns(*heads, text=(0, 1)), rows=tuple(rows), note=" ".join(notes)
+        caption=fullest_title(stories), columns=columns(*heads, text=(0, 1)), rows=tuple(rows), note=" ".join(notes)
     )
 
 
+def fullest_title(stories: Sequence[Story]) -> str:
+    """What the table's rows are of."""
+    return "The fullest GPU" if any(story.box and story.box.gpus for story in stories) else "Host memory"
+
+
 def line(story: Story, index: int, kind: str, devices: Sequence[Device], tokens: float | None) -> tuple[Cell, ...]:
-    """One row: the device that holds most counts."""
-    cards = [device for device in devices if device.name != "ram"] or list(devices)
-    fullest = max(cards, key=weights) if cards else None
+    """One row: the fullest GPU counts; host memory stands only where there is no GPU at all."""
+    gpus = [device for device in devices if device.name != "ram"]
+    if not gpus and not (story.box and story.box.gpus):
+        gpus = list(devices)
+    fullest = max(gpus, key=used, default=None)
     kv = fullest.parts.get("KV cache") if fullest else None
     free = room(fullest) if fullest else None
     context = story.recipe.context if story.recipe else 0
@@ -89,6 +96,11 @@ def line(story: Story, index: int, kind: str, devices: Sequence[Device], tokens:
 def weights(device: Device) -> float:
     """Bytes of all weights on a device."""
     return sum(device.parts.get(name, 0.0) for name in WEIGHTS)
+
+
+def used(device: Device) -> float:
+    """Bytes that something holds."""
+    return sum(size for name, size in device.parts.items() if name not in ("free", "unused"))
 
 
 def room(device: Device) -> float:

@@ -11,7 +11,7 @@ from moebox.report.naming import engine_title, model_title, quant_title, spread_
 from moebox.report.palette import colour
 from moebox.report.story import Story
 
-TONES: dict[str, Tone] = {"WORKING": "good", "PARTLY": "warn", "FAILED": "bad"}
+TONES: dict[str, Tone] = {"WORKING": "good", "PARTLY": "warn", "FAILED": "bad", "SIMULATED": "quiet"}
 
 
 def section(stories: Sequence[Story]) -> Section | None:
@@ -19,7 +19,7 @@ def section(stories: Sequence[Story]) -> Section | None:
     rows = [row(story, index) for index, story in enumerate(stories) if story.recipe]
     if not rows:
         return None
-    heads = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Spread", "KV", "Context", "Status")
+    heads = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Parallelism", "KV", "Context", "Status")
     table = Table(caption="Configurations", columns=columns(*heads, text=(0, 1, 2, 4, 5, 6, 7, 9)), rows=tuple(rows))
     return Section(id="models", title="Models tested", blocks=(table,))
 
@@ -63,7 +63,11 @@ def checkpoint_bytes(model: str, checkpoint: str) -> int:
 
 
 def status(story: Story) -> str:
-    """WORKING, PARTLY or FAILED, from the ladder first, then the attempts, then the figures."""
+    """WORKING, PARTLY or FAILED, from the ladder first, then the attempts, then the figures; a simulation is none."""
+    if story.simulation:
+        return "SIMULATED"
+    if story.failure and not story.levels:
+        return "FAILED"
     if any(rung.mark == "fail" for rung in story.rungs):
         return "PARTLY"
     if story.attempts:

@@ -23,6 +23,7 @@ class Pair:
     high: float | None = None
     unit: str = "tok/s"
     load: str = ""  # under which load; "" for what does not depend on one
+    level: str = ""  # the measurement's name
 
     @property
     def error(self) -> float:
@@ -97,11 +98,11 @@ def figures(index: int, level: Level, row: Expected) -> list[Pair]:
     at = f"{level.concurrency:,.0f} at once" if level.concurrency and level.concurrency > 1 else level.name
     tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
     candidates = [
-        ("Output tok/s", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s", True),
-        ("Token generation", tg, level.tg_tok_s, "tok/s", True),
-        ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s", False),
-        ("Mean TTFT", row.ttft_ms if not row.decode_only else None, level.ttft.middle, "ms", False),
-        ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms", False),
+        ("Output tok/s", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s"),
+        ("Token generation", tg, level.tg_tok_s, "tok/s"),
+        ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s"),
+        ("Mean TTFT", row.ttft_ms if not row.decode_only else None, level.ttft.middle, "ms"),
+        ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms"),
     ]
     return [
         Pair(
@@ -111,12 +112,23 @@ def figures(index: int, level: Level, row: Expected) -> list[Pair]:
             measured=measured,
             unit=unit,
             load=at,
-            low=row.low_tok_s if banded else None,
-            high=row.high_tok_s if banded else None,
+            level=level.name,
+            low=low,
+            high=high,
         )
-        for what, planned, measured, unit, banded in candidates
+        for what, planned, measured, unit in candidates
         if planned and measured
+        for low, high in (band(row, planned, unit),)
     ]
+
+
+def band(row: Expected, planned: float, unit: str) -> tuple[float | None, float | None]:
+    """The forecast's relative band around a figure: as given for a rate, turned round for a time."""
+    rate = row.tg_tok_s or row.output_tok_s
+    if not rate or not row.low_tok_s or not row.high_tok_s:
+        return None, None
+    low, high = row.low_tok_s / rate, row.high_tok_s / rate
+    return (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
 
 
 def sizes(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
@@ -149,14 +161,15 @@ def loads(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
         row += [both(mine[what]) if what in mine else words("") for what in figures]
         verdict, tone = judged([pair for pair in mine.values() if pair.inside is not None])
         rows.append((*row, words(verdict, tone=tone)))
-    heads = columns("Run", "Load", *figures, "Rate in its band", text=(0, 1, len(figures) + 2))
+    heads = columns("Run", "Load", *figures, "In its band", text=(0, 1, len(figures) + 2))
     return Table(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
 
 
 def both(pair: Pair) -> Cell:
     """Forecast and measurement in one field."""
     form = {"B": gib, "ms": milliseconds}.get(pair.unit, number)
-    band = f"band {number(pair.low)} to {number(pair.high)}" if pair.low is not None and pair.high is not None else ""
+    known = pair.low is not None and pair.high is not None
+    band = f"band {form(pair.low)} to {form(pair.high)}" if known else ""
     text = f"{form(pair.planned)} → {form(pair.measured)}"
     return Cell(text=text, aside=change(pair.error), value=pair.error, title=band)
 
@@ -165,10 +178,10 @@ def judged(banded: Sequence[Pair]) -> tuple[str, Tone]:
     """Whether the rates lie in their bands."""
     if not banded:
         return "", "quiet"
-    outside = [pair for pair in banded if not pair.inside]
+    outside = [pair.what for pair in banded if not pair.inside]
     if not outside:
         return "yes", "good"
-    return ("no, faster" if all(pair.error > 0 for pair in outside) else "no, slower"), "warn"
+    return f"no: {', '.join(outside)}", "warn"
 
 
 def written(value: float, unit: str) -> Cell:
@@ -184,7 +197,9 @@ def lead(found: Sequence[Pair]) -> str:
     words_ = (
         f"Median error of the forecast rates: {median(speeds):.0%} over {len(speeds)} figure{plural}" if speeds else ""
     )
-    words_ += f"; {sum(banded)} of {len(banded)} lie in their band" if speeds and banded else ""
+    words_ += (
+        f"; {sum(banded)} of {len(banded)} figures, latencies included, lie in their band" if speeds and banded else ""
+    )
     return words_ + "." if words_ else ""
 
 

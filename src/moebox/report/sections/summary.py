@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from moebox import units
-from moebox.report.block import Block, Prose, Section, Tile, Tiles
+from moebox.report.block import Block, Prose, Section, Tile, Tiles, Tone
 from moebox.report.naming import box_title, engine_title, model_title, quant_title, spread_title
 from moebox.report.palette import colour
 from moebox.report.rules import advise
@@ -14,7 +14,7 @@ from moebox.report.story import Level, Story
 from moebox.report.words import DASH, listed, milliseconds, number, short
 
 MOST_TILES = 6
-STATES = {"WORKING": "works", "PARTLY": "works in part", "FAILED": "did not start"}
+STATES = {"WORKING": "works", "PARTLY": "works in part", "FAILED": "failed", "SIMULATED": "was simulated"}
 
 
 def section(stories: Sequence[Story]) -> Section:
@@ -69,13 +69,12 @@ def common(story: Story) -> list[Tile]:
             )
         )
     tried = [rung for rung in story.rungs if rung.mark != "skip"]
-    if tried:
+    if tried and not story.simulation:
         passed = sum(rung.mark == "pass" for rung in tried)
         failed = [rung.name for rung in tried if rung.mark == "fail"]
-        detail = f"{listed(failed)} failed" if failed else "all that were tried"
-        tiles.append(
-            Tile(figure=f"{passed}/{len(tried)}", label="rungs passed", detail=detail, tone="bad" if failed else "good")
-        )
+        detail = f"{listed(failed)} failed" if failed else f"of {len(tried)}"
+        tone: Tone = "bad" if failed else "good"
+        tiles.append(Tile(figure=str(passed), label="checks passed", detail=detail, tone=tone))
     errors = [abs(pair.error) for pair in pairs([story]) if pair.unit == "tok/s"]
     if errors:
         tiles.append(
@@ -94,7 +93,9 @@ def for_several(stories: Sequence[Story]) -> list[Tile]:
     tiles = each(stories) if len(stories) <= 4 else best(stories)
     if len(stories) > 4:
         work = sum(status(story) == "WORKING" for story in stories)
-        tiles.append(Tile(figure=str(len(stories)), label="configurations", detail=f"{work} work without reserve"))
+        tiles.append(
+            Tile(figure=str(len(stories)), label="configurations", detail=f"{work} of {len(stories)} fully working")
+        )
     roomy = max(stories, key=lambda story: story.kv_tokens or 0)
     if roomy.kv_tokens:
         tiles.append(Tile(figure=short(roomy.kv_tokens), unit="tokens", label="largest KV cache", detail=roomy.label))
@@ -141,7 +142,10 @@ def best(stories: Sequence[Story]) -> list[Tile]:
 def prose(stories: Sequence[Story]) -> list[str]:
     """What ran on what, how it scaled, and the first recommendation."""
     first = " ".join(openings(stories))
-    paragraphs = [first] if first else ["Nothing was measured in this run yet; what there is follows."]
+    paragraphs = [first] if first else []
+    paragraphs += [f"{story.label}: {failed(story)}" for story in stories if story.failure]
+    if not paragraphs:
+        paragraphs = ["Nothing was measured in this run yet."]
     grew = [sentence for story in stories[:3] for sentence in scaling(story, alone=len(stories) == 1)]
     if grew:
         paragraphs.append(" ".join(grew))
@@ -149,8 +153,16 @@ def prose(stories: Sequence[Story]) -> list[str]:
     if advice:
         across = [one for one in advice if len(one.runs) > 1]
         chosen = across[0] if len(stories) > 2 and across else advice[0]
-        paragraphs.append(f"First recommendation: {chosen.title[0].lower()}{chosen.title[1:]}. {chosen.text}")
+        paragraphs.append(f"Recommended: {chosen.title[0].lower()}{chosen.title[1:]}. {chosen.text}")
     return paragraphs
+
+
+def failed(story: Story) -> str:
+    """Why the run ended early, in a sentence."""
+    failure = story.failure
+    assert failure is not None
+    parts = [f"{failure.step} failed: {failure.what}", failure.cause, failure.remedy or failure.hint]
+    return ". ".join(part.rstrip(".") for part in parts if part) + "."
 
 
 def openings(stories: Sequence[Story]) -> list[str]:
@@ -173,7 +185,7 @@ def opening(group: Sequence[Story]) -> str:
     # A climb or a resumed story starts its engine more than once; only failures make that worth a word here.
     tried = len(story.attempts) > 1 and any(one.outcome != "SUCCESS" for one in story.attempts)
     tries = f" after {len(story.attempts)} attempts" if len(group) == 1 and tried and not story.imported else ""
-    sim = " (simulated)" if any(one.simulation for one in group) else ""
+    sim = " (simulated)" if len(group) > 1 and any(one.simulation for one in group) else ""
     name = f"{model_title(story.recipe.model)} ({quants})"
     if len(group) == 1:
         return f"{name} {STATES.get(status(story), 'was tried')}{where} with {engines}{spread}{tries}{sim}."

@@ -1,0 +1,204 @@
+"""The first screen's four answers: what was chosen, is it right, how fast against the forecast, what next.
+
+Terminal, report, page and package all show these same four cells. A run that failed says what failed, why, and the
+command that goes on from there; a simulation says so in every cell that would otherwise read like a result.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moebox.report.block import Tone
+from moebox.report.expect import foretold
+from moebox.report.naming import engine_title, quant_title, spread_title
+from moebox.report.reading import read
+from moebox.report.sections.plan import Pair, pairs
+from moebox.report.story import Failure, Level, Story
+from moebox.report.words import milliseconds, number
+from moebox.store import Run
+from moebox.units import count
+
+_COMMAND = re.compile(r"`((?:moebox|pip|apt-get|export|sudo) [^`]+)`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One cell: its name, one line, how it stands out, and the report's section with the evidence."""
+
+    name: str
+    text: str
+    tone: Tone = ""
+    detail: str = ""
+    link: str = ""
+    command: bool = False  # `text` can be pasted into a shell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The four answers of one run."""
+
+    answers: tuple[Answer, ...]
+    simulated: bool = False
+
+    @property
+    def tone(self) -> Tone:
+        """The worst of the answers, for lists of runs."""
+        tones = [answer.tone for answer in self.answers]
+        for tone in ("bad", "warn", "quiet"):
+            if tone in tones:
+                return tone
+        return "good" if "good" in tones else ""
+
+
+def decide(story: Story) -> Decision:
+    """The answers of a run, as far as its folder tells."""
+    if story.failure:
+        return Decision(answers=(chosen(story), *failed(story, story.failure)), simulated=story.simulation)
+    return Decision(answers=(chosen(story), right(story), fast(story), following(story)), simulated=story.simulation)
+
+
+def decided(run: Run) -> Decision:
+    """The answers of a run folder, the forecast for its loads included."""
+    return decide(foretold(read(run)))
+
+
+def chosen(story: Story) -> Answer:
+    """Engine, checkpoint, layout and context in one line."""
+    recipe = story.recipe
+    if recipe is None:
+        return Answer(name="chosen", text="no recipe", tone="quiet")
+    place = spread_title(story) or _place(story)
+    context = f"{count(recipe.context)} tokens of context" if recipe.context else "the model's context"
+    parts = [engine_title(story), quant_title(story), place, context]
+    return Answer(name="chosen", text=" · ".join(part for part in parts if part), link="models")
+
+
+def _place(story: Story) -> str:
+    if story.box and not story.box.gpus:
+        return "CPU"
+    return "CPU + GPU" if story.recipe and story.recipe.hybrid else "1 GPU"
+
+
+def right(story: Story) -> Answer:
+    """How many checks passed; what slipped."""
+    if story.simulation:
+        return Answer(name="right", text="simulated: answers were not checked", tone="quiet")
+    tried = [rung for rung in story.rungs if rung.mark != "skip"]
+    if not tried:
+        return Answer(name="right", text="not checked yet", tone="quiet")
+    failing = [rung.name for rung in tried if rung.mark == "fail"]
+    warned = [rung.name for rung in tried if rung.mark == "warn"]
+    text = f"{len(tried) - len(failing)} of {len(tried)} checks passed"
+    if failing:
+        return Answer(name="right", text=f"{text}; failed: {', '.join(failing)}", tone="bad", link="ladder")
+    if warned:
+        return Answer(name="right", text=f"{text}, with warnings: {', '.join(warned)}", tone="warn", link="ladder")
+    return Answer(name="right", text=text, tone="good", link="ladder")
+
+
+def fast(story: Story) -> Answer:
+    """The highest output rate against its forecast, then the time to first token at that load."""
+    level = _headline(story)
+    if level is None:
+        return Answer(name="fast", text="not measured yet", tone="quiet")
+    rate = level.output_tok_s or level.tg_tok_s
+    text = f"{number(rate)} tok/s{_load(level)}"
+    detail = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
+    if story.simulation or level.simulation:
+        return Answer(name="fast", text=f"simulated: {text}", tone="quiet", detail=detail, link="performance")
+    known = [pair for pair in pairs([story]) if pair.level == level.name]
+    speed = next((pair for pair in known if pair.unit == "tok/s"), None)
+    first = next((pair for pair in known if pair.what == "Mean TTFT"), None)
+    if first:
+        detail += f" (forecast {milliseconds(first.planned)})"
+    if level.client_limited:
+        detail = _joined(detail, "the client was the limit")
+    if speed is None:
+        return Answer(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
+    return Answer(name="fast", text=f"{text}; {_judged(speed)}", tone=_tone(speed), detail=detail, link="plan")
+
+
+def _headline(story: Story) -> Level | None:
+    """The level with the highest rate, one that the client did not limit where there is one."""
+    known = [level for level in story.levels if level.output_tok_s or level.tg_tok_s]
+    honest = [level for level in known if not level.client_limited]
+    return max(honest or known, key=lambda level: level.output_tok_s or level.tg_tok_s or 0.0, default=None)
+
+
+def _load(level: Level) -> str:
+    if not level.concurrency:
+        return ""
+    return f" at {number(level.concurrency)} request{'s' * (level.concurrency != 1)}"
+
+
+def _judged(pair: Pair) -> str:
+    forecast = f"forecast {number(pair.planned)}"
+    if pair.low is None or pair.high is None:
+        return forecast
+    band = f"{forecast} ({number(pair.low)} to {number(pair.high)})"
+    if pair.inside:
+        return f"{band}: in band"
+    return f"{band}: {'below' if pair.measured < pair.low else 'above'} its band"
+
+
+def _tone(pair: Pair) -> Tone:
+    if pair.inside is None:
+        return ""
+    return "good" if pair.inside else "warn"
+
+
+def following(story: Story) -> Answer:
+    """The one command to type now."""
+    recipe = shlex.quote(str(story.path / "recipe.toml"))
+    if story.imported:
+        return Answer(name="next", text="published figures: nothing to run", tone="quiet")
+    if story.live:
+        return Answer(name="next", text="moebox ps", command=True, detail="the run is still going on")
+    if story.recipe is None:
+        return Answer(name="next", text="moebox plan MODEL", command=True)
+    if story.simulation:
+        model = shlex.quote(story.recipe.model)
+        return Answer(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
+    failing = [rung.name for rung in story.rungs if rung.mark == "fail"]
+    if failing:
+        text = f"moebox verify {recipe} --only {','.join(failing)}"
+        return Answer(name="next", text=text, command=True, detail="with the engine up", link="ladder")
+    return Answer(name="next", text=f"moebox up {recipe}", command=True, detail="then `moebox connect claude-code`")
+
+
+def failed(story: Story, failure: Failure) -> tuple[Answer, ...]:
+    """What failed, why where that is known, and how to go on."""
+    what = f"{failure.step} failed: {failure.what}" if failure.step else failure.what
+    answers = [Answer(name="failed", text=what, tone="bad", link="attempts")]
+    if failure.cause or failure.line:
+        text, detail = (failure.cause, failure.line) if failure.cause else (failure.line, "")
+        answers.append(Answer(name="why", text=text, tone="warn", detail=detail, link="problems"))
+    return (*answers, _remedy(story, failure))
+
+
+def _remedy(story: Story, failure: Failure) -> Answer:
+    """The command that the remedy names, or to go on with the run once the remedy is done."""
+    for text in (failure.remedy, failure.hint):
+        command = _COMMAND.search(text)
+        if command:
+            return Answer(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
+    text = f"moebox run --resume {shlex.quote(story.id)}"
+    return Answer(name="next", text=text, command=True, detail=failure.remedy or failure.hint)
+
+
+def _unless(text: str, command: str) -> str:
+    return "" if text.strip() == command else text
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def as_rows(decision: Decision) -> Sequence[tuple[str, str]]:
+    """Name and one line of each answer, for a terminal or Markdown."""
+    rows = []
+    for answer in decision.answers:
+        detail = f"  ({answer.detail})" if answer.detail else ""
+        rows.append((answer.name, f"{answer.text}{detail}"))
+    return rows

@@ -1,0 +1,144 @@
+"""The four answers of the first screen, in every place that shows them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from moebox.report.decision import Answer, decide, decided
+from moebox.report.markdown import markdown
+from moebox.report.page import html, page_of
+from moebox.report.reading import read
+from moebox.report.sections import compare, memory
+from moebox.report.sections.plan import band
+from moebox.report.story import Device, Expected, Story
+from moebox.store import Run
+from tests.report.making import a_run, level
+
+
+def answers(story: Story) -> dict[str, Answer]:
+    return {answer.name: answer for answer in decide(story).answers}
+
+
+def failing(runs: Path) -> Run:
+    """A run whose engine died of a known cause."""
+    run = Run.create("k26", runs=runs)
+    run.release()
+    run.event("attempt.started", id="a", model="int4", engine="vllm", argv=["vllm", "serve"])
+    run.event(
+        "engine.finding",
+        symptom="kv-too-small",
+        title="The cache is too small",
+        cause="the KV cache holds fewer tokens than one request of full length",
+        remedy="`moebox plan kimi-k2.6 --context 32768` fits",
+        excerpt="ValueError: To serve at least one request <script>",
+        severity="fatal",
+    )
+    run.event("attempt.failed", id="a", why="the engine exited with 1")
+    steps = [{"name": "plan", "state": "done"}, {"name": "up", "state": "failed", "why": "the engine exited with 1"}]
+    run.write_json("story.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
+    return run
+
+
+def test_a_good_run_answers_all_four_and_links_its_evidence(tmp_path: Path):
+    found = answers(read(a_run(tmp_path)))
+
+    assert found["chosen"].text == "vLLM 0.32.0 · int4-g32 · TP8 · 65,536 tokens of context"
+    assert (found["right"].text, found["right"].tone) == ("1 of 1 checks passed", "good")
+    assert found["fast"].text.startswith("640 tok/s at 64 requests")
+    assert found["next"].text.startswith("moebox up ")
+
+
+def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
+    """The report's strip says in or out of band; the same words stand in the terminal and in Markdown."""
+    run = a_run(tmp_path)
+    decision = decided(run)
+    fast = next(answer for answer in decision.answers if answer.name == "fast")
+
+    assert "forecast" in fast.text
+    assert fast.text.endswith(("in band", "below its band", "above its band"))
+
+
+def test_a_failed_run_says_what_why_and_the_command(tmp_path: Path):
+    found = answers(read(failing(tmp_path)))
+
+    assert found["failed"].text == "up failed: the engine exited with 1"
+    assert found["why"].text.startswith("the KV cache holds fewer tokens")
+    assert found["why"].detail.startswith("ValueError: To serve at least one request")
+    assert found["next"].text == "moebox plan kimi-k2.6 --context 32768"
+    assert found["next"].command
+
+
+def test_report_and_markdown_show_why_a_run_failed(tmp_path: Path):
+    """0.1 wrote a report of a failed run without one word of the reason."""
+    page = page_of([read(failing(tmp_path))])
+
+    assert "request <script>" not in html(page)
+    for text in (html(page), markdown(page)):
+        assert "the engine exited with 1" in text
+        assert "fewer tokens than one request" in text
+
+
+def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
+    run = Run.create("big", runs=tmp_path)
+    run.release()
+    step = {"name": "plan", "state": "failed", "why": "Kimi K2.6 does not fit on 1x-rtx-5090", "hint": "208 GiB of RAM"}
+    run.write_json("story.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
+    found = answers(read(run))
+
+    assert "does not fit" in found["failed"].text
+    assert found["next"].detail == "208 GiB of RAM"
+
+
+def test_a_simulation_is_never_green(tmp_path: Path):
+    story = replace(read(a_run(tmp_path)), simulation=True)
+    decision = decide(story)
+
+    assert decision.simulated
+    assert all(answer.tone != "good" for answer in decision.answers)
+    assert answers(story)["right"].text == "simulated: answers were not checked"
+    assert "works" not in html(page_of([story])).split("Hardware and topology")[0]
+
+
+def test_unlike_runs_are_not_crowned(tmp_path: Path):
+    """A simulated run or another load: figures side by side, no winner, and why not."""
+    one, two = read(a_run(tmp_path, name="a")), read(a_run(tmp_path, name="b", factor=0.1))
+    alike = compare.figures([one, two])
+    simulated = compare.figures([one, replace(two, simulation=True)])
+    other = Run.open(two.path.name, runs=tmp_path)
+    for name in ("c0001", "c0008", "c0064"):
+        other.write_json(f"measurements/{name}.json", {**level(8), "input_len": 1024, "output_len": 256})
+    loads = compare.figures([one, read(other)])
+
+    assert alike is not None
+    assert alike.note == ""
+    assert any(cell.tone == "best" for row in alike.rows for cell in row)
+    for table, why in ((simulated, "simulated"), (loads, "different loads")):
+        assert table is not None
+        assert why in table.note
+        assert not any(cell.tone == "best" or cell.aside for row in table.rows for cell in row)
+
+
+def test_room_left_is_that_of_the_fullest_gpu(tmp_path: Path):
+    """A box with experts in RAM once showed 313 GiB of host memory as room on a 95.6 GiB GPU."""
+    gib = 2.0**30
+    devices = (
+        Device(name="gpu0", total=96 * gib, parts={"KV cache": 52 * gib, "free": 44 * gib}),
+        Device(name="gpu1", total=96 * gib, parts={"KV cache": 60 * gib, "free": 36 * gib}),
+        Device(name="ram", total=768 * gib, parts={"weights": 455 * gib, "free": 313 * gib}),
+    )
+    story = replace(read(a_run(tmp_path)), real=devices)
+    row = memory.line(story, 0, "measured", devices, None)
+
+    assert row[4].value == 36 * gib
+    ram_alone = memory.line(story, 0, "measured", devices[2:], None)
+    assert ram_alone[4].text == "–"
+
+
+def test_prompt_speed_and_latency_are_judged_too():
+    """51.5 forecast and 188 measured was "in its band: yes", because only one figure was looked at."""
+    row = Expected(concurrency=1.0, tg_tok_s=10.0, pp_tok_s=51.5, low_tok_s=7.0, high_tok_s=13.0)
+
+    assert band(row, 51.5, "tok/s") == (51.5 * 0.7, 51.5 * 1.3)
+    low, high = band(row, 100.0, "ms")
+    assert low is not None
+    assert high is not None
+    assert low < 100.0 < high
