@@ -1,12 +1,13 @@
 """A GGUF file, or its split parts, as a Model and a Checkpoint."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moebox.checkpoint import gguf
 from moebox.checkpoint.names import component_in_gguf, layer_of
-from moebox.core.model import Checkpoint, Component, Gqa, Licence, Mla, Model, Moe
+from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
 from moebox.errors import BadInput, Unsupported
 
 _GQA = ("qwen3moe", "glm4moe", "minimax-m2", "gpt-oss")
@@ -79,6 +80,7 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
         context=meta.whole("context_length", least=1),
         mla=_mla(meta) if latent else None,
         gqa=None if latent else _gqa(meta),
+        others=() if latent else _windowed(meta, layers),
         moe=moe,
         licence=Licence(name=str(meta.values.get("general.license", "see the model's own files"))),
         source=str(meta.where),
@@ -106,8 +108,18 @@ def _gqa(meta: Metadata) -> Gqa:
         heads=heads,
         kv_heads=meta.whole("attention.head_count_kv", default=heads, least=1),
         head_dim=meta.whole("attention.key_length", default=meta.whole("embedding_length") // heads, least=1),
-        window=meta.whole("attention.sliding_window", default=0),
     )
+
+
+def _windowed(meta: Metadata, layers: int) -> tuple[Layers, ...]:
+    """Sliding-window layers: by the file's pattern; every second one in gpt-oss (llama.cpp's set_swa_pattern(2))."""
+    window = meta.whole("attention.sliding_window", default=0)
+    pattern = meta.values.get(f"{meta.architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        count = sum(bool(entry) for entry in pattern[:layers])
+    else:
+        count = layers // 2 if meta.architecture == "gpt-oss" else 0
+    return (Layers(count=count, gqa=replace(_gqa(meta), window=window)),) if window and count else ()
 
 
 def _checkpoint(path: Path, model: Model, tensors: list[gguf.Tensor], *, shards: int) -> Checkpoint:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
-from moebox.core.model import Checkpoint, Mla, Model
+from moebox.core.layers import Gqa, LayerKind, Linear, Mla
+from moebox.core.model import Checkpoint, Model
 from moebox.core.quant import checkpoint_of
 from moebox.errors import BadInput
 
+FP8_BLOCK = 8 + 32 / 16384  # bits: one float32 scale for each 128x128 block
 # A module of the middle of the stack that stands for each component in rules such as "re:.*self_attn.*".
 _EXAMPLES = {
     "routed_experts": "model.layers.5.mlp.experts.7.down_proj",
@@ -26,8 +28,12 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
     if bits < 16:
         kept = _ignored(quant)
         row |= {part: bits for part, example in _EXAMPLES.items() if not kept(example)}
-        row["attention"] = _attention_bits(model, bits, kept)
+        # modelopt's mixed form keeps in fp8 what is not nvfp4
+        spared = FP8_BLOCK if quant.get("quant_method") == "fp8" else 16.0
+        row["attention"] = _attention_bits(model, bits, spared, kept)
         row["per_expert"] = 24 if label in ("int4-g32", "nvfp4") else 0
+        if label == "fp8-block" and str(config.get("expert_dtype", "")).lower() == "fp4":
+            row |= {"quant": "mxfp4", "routed_experts": 4.25}  # DeepSeek V4: fp8 with experts in mxfp4
     return checkpoint_of(model, row)
 
 
@@ -47,39 +53,46 @@ def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _bits(quant: dict[str, Any]) -> tuple[float, str]:
     """Bits a weight, scales included, and the scheme's name."""
     method, text = str(quant.get("quant_method", "")), str(quant)[:20_000].lower()
+    if method == "fp8" and str(quant.get("moe_quant_algo", "")).lower() == "nvfp4":
+        return 4.5, "nvfp4"  # modelopt's mixed form: fp8 but for the experts
     if method == "fp8":
-        return 8 + 32 / 16384, "fp8-block"  # one float32 scale for each 128x128 block
+        return FP8_BLOCK, "fp8-block"
     if method == "mxfp4":
         return 4.25, "mxfp4"  # one byte of scale for 32 weights
     if method == "modelopt" or "nvfp4" in text:
         return 4.5, "nvfp4"  # one fp8 scale for 16 weights
+    if method == "compressed-tensors" and "mxfp4" in text:
+        return 4.25, "mxfp4"
     if method == "compressed-tensors" and "'num_bits': 4" in text:
         return 4.5, "int4-g32"  # one bf16 scale for 32 weights
     return 16.0, "bf16"
 
 
-def _attention_bits(model: Model, bits: float, kept: Callable[[str], bool]) -> float:
-    """Mean bits of the attention's weights: rules often name single projections."""
+def _attention_bits(model: Model, bits: float, spared_bits: float, kept: Callable[[str], bool]) -> float:
+    """Mean bits of the attention's weights: rules often name single projections, and kinds of layer differ."""
     total = spared = 0
-    for module, size in _projections(model).items():
-        total += size
-        spared += size if kept(f"model.layers.5.self_attn.{module}") else 0
-    return (spared * 16 + (total - spared) * bits) / total
+    for layers in model.stack:
+        for module, size in _projections(layers.kind, model.hidden).items():
+            total += layers.count * size
+            spared += layers.count * size if kept(f"model.layers.5.{module}") else 0
+    return (spared * spared_bits + (total - spared) * bits) / total
 
 
-def _projections(model: Model) -> dict[str, int]:
-    kind, hidden = model.attention, model.hidden
+def _projections(kind: LayerKind, hidden: int) -> dict[str, int]:
     if isinstance(kind, Mla):
         qk = kind.nope + kind.rope
         return {
-            "q_a_proj": hidden * kind.q_lora,
-            "q_b_proj": (kind.q_lora or hidden) * kind.heads * qk,
-            "kv_a_proj_with_mqa": hidden * kind.kv_width,
-            "kv_b_proj": kind.kv_lora * kind.heads * (kind.nope + kind.v),
-            "o_proj": kind.heads * kind.v * hidden,
+            "self_attn.q_a_proj": hidden * kind.q_lora,
+            "self_attn.q_b_proj": (kind.q_lora or hidden) * kind.heads * qk,
+            "self_attn.kv_a_proj_with_mqa": hidden * kind.kv_width,
+            "self_attn.kv_b_proj": kind.kv_lora * kind.heads * (kind.nope + kind.v),
+            "self_attn.o_proj": kind.heads * kind.v * hidden,
         }
-    q, kv = kind.heads * kind.head_dim * hidden, kind.kv_heads * kind.head_dim * hidden
-    return {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}
+    if isinstance(kind, Gqa):
+        q, kv = kind.heads * kind.head_dim * hidden, kind.kv_heads * kind.head_dim * hidden
+        return {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv, "self_attn.o_proj": q}
+    module = "linear_attn.in_proj_qkvz" if isinstance(kind, Linear) else "attn.wq_b"
+    return {module: kind.parameters(hidden)}
 
 
 def _ignored(quant: dict[str, Any]) -> Callable[[str], bool]:
@@ -88,9 +101,14 @@ def _ignored(quant: dict[str, Any]) -> Callable[[str], bool]:
     wanted = [str(rule) for rule in rules if isinstance(rule, str)] if isinstance(rules, list) else []
 
     def kept(name: str) -> bool:
-        return any(_matches(rule.removeprefix("language_model."), name) for rule in wanted)
+        return any(_matches(_plain(rule), name) for rule in wanted)
 
     return kept
+
+
+def _plain(rule: str) -> str:
+    """A rule without the prefix of models that also see."""
+    return rule.removeprefix("language_model.").replace("model.language_model.", "model.")
 
 
 def _matches(rule: str, name: str) -> bool:

@@ -51,7 +51,7 @@ def summary(model: Model) -> dict[str, Any]:
         "repo": model.repo,
         "parameters": {"total": model.total, "active": model.active},
         "context": model.context,
-        "attention": "mla" if model.mla else "gqa",
+        "attention": _kind(model),
         "licence": model.licence.name,
         "checkpoints": [checkpoint.name for checkpoint in catalogue.checkpoints(model.name)],
     }
@@ -70,7 +70,8 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any
         "dense_layers": model.dense_layers,
         "hidden": model.hidden,
         "vocab": model.vocab,
-        "attention": {"kind": "mla" if model.mla else "gqa", **_plain(model.attention)},
+        "attention": {"kind": _kind(model), **_plain(model.attention)},
+        "stack": [_plain(layers) for layers in model.stack],
         "moe": _plain(model.moe) if model.moe else None,
         "parameters": {
             "total": model.total,
@@ -102,6 +103,12 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any
             for one in checkpoints
         ],
     }
+
+
+def _kind(model: Model) -> str:
+    if model.mla:
+        return "mla"
+    return "gqa" if model.gqa else "compressed"
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.core import catalogue
+from moebox.core.layers import Layers
 from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.units import count, gb, gib, params, percent
 
@@ -23,7 +24,7 @@ def listing(models: list[Model]) -> RenderableType:
             model.name,
             f"{model.total / 1e9:,.0f} B",
             params(model.active),
-            "MLA" if model.mla else "GQA",
+            " + ".join(dict.fromkeys(kind_name(layers) for layers in model.stack)),
             count(model.context),
             f"{model.kv_bytes_per_token('bf16'):,} B",
             f"{native.name} {gb(native.bytes)}" if native else "-",
@@ -47,21 +48,46 @@ def shape(model: Model) -> RenderableType:
         shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
         each = params(model.expert_parameters)
         table.add_row("experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each")
-    if model.mla:
-        mla = model.mla
-        table.add_row(
-            "attention",
-            f"MLA: {mla.heads} heads, latent {mla.kv_lora} + {mla.rope} rope = {mla.kv_width} a layer and token",
-        )
-    elif model.gqa:
-        gqa = model.gqa
-        window = f", {gqa.window_layers} layers see {gqa.window} tokens" if gqa.window_layers else ""
-        table.add_row("attention", f"GQA: {gqa.heads} heads over {gqa.kv_heads} KV heads of {gqa.head_dim}{window}")
+    for layers in model.stack:
+        many = f"{layers.count} × " if len(model.stack) > 1 else ""
+        table.add_row("attention", f"{many}{attention(layers)}")
     cache = ", ".join(f"{model.kv_bytes_per_token(kind):,} B {kind}" for kind in ("fp8", "bf16"))
     table.add_row("KV per token", f"{cache}; {gib(model.kv_bytes_per_token('bf16') * model.context)} at full context")
     table.add_row("context", count(model.context))
     table.add_row("licence", f"{model.licence.name}. {model.licence.limits}".strip())
     return table
+
+
+def kind_name(layers: Layers) -> str:
+    """What people call such attention."""
+    if layers.mla:
+        return "MLA"
+    if layers.linear:
+        return "linear"
+    if layers.gqa:
+        return "window" if layers.gqa.window else "GQA"
+    return "compressed"
+
+
+def attention(layers: Layers) -> str:
+    """One kind of layer in a line."""
+    if layers.mla:
+        mla = layers.mla
+        chosen = f", {mla.indexer.topk:,} tokens chosen" if mla.indexer else ""
+        return f"MLA: {mla.heads} heads, latent {mla.kv_lora} + {mla.rope} rope = {mla.kv_width} a token{chosen}"
+    if layers.linear:
+        linear = layers.linear
+        state = f"{linear.state_bytes(1) / 1e6:.1f} MB of state a sequence"
+        return f"linear: {linear.heads} heads of {linear.key_dim} × {linear.value_dim}, {state}"
+    if layers.gqa:
+        gqa = layers.gqa
+        window = f", sees {gqa.window} tokens" if gqa.window else ""
+        chosen = f", {gqa.indexer.topk:,} tokens chosen" if gqa.indexer else ""
+        return f"GQA: {gqa.heads} heads over {gqa.kv_heads} KV heads of {gqa.head_dim}{window}{chosen}"
+    kind = layers.compressed
+    assert kind is not None
+    entries = f", one entry for {kind.ratio} tokens" if kind.ratio else ""
+    return f"compressed: {kind.heads} heads of {kind.head_dim}, window {kind.window}{entries}"
 
 
 def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:

@@ -3,8 +3,14 @@
 Everything derived is a property, computed from the shape; `parameters` of a Model never disagrees with it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
+
+from moebox.core.layers import Gqa as Gqa
+from moebox.core.layers import Indexer as Indexer
+from moebox.core.layers import LayerKind
+from moebox.core.layers import Layers as Layers
+from moebox.core.layers import Mla as Mla
 
 Component = Literal[
     "embed",
@@ -27,74 +33,6 @@ KV_BYTES: dict[str, float] = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "q8_0": 34 / 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Indexer:
-    """DeepSeek sparse attention's token selector: a small attention beside the real one."""
-
-    heads: int
-    dim: int
-    topk: int = 0
-    layers: int = 0  # that have their own; 0: every layer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mla:
-    """Multi-head latent attention: one compressed latent per token, shared by all heads."""
-
-    heads: int
-    q_lora: int  # 0: queries are not compressed
-    kv_lora: int
-    nope: int
-    rope: int
-    v: int
-    indexer: Indexer | None = None
-
-    @property
-    def kv_width(self) -> int:
-        """Cached elements per token and layer."""
-        return self.kv_lora + self.rope
-
-    def parameters(self, hidden: int) -> int:
-        """Weights of one layer, its two inner norms included."""
-        qk = self.nope + self.rope
-        query = hidden * self.q_lora + self.q_lora + self.q_lora * self.heads * qk
-        if not self.q_lora:
-            query = hidden * self.heads * qk
-        latent = hidden * self.kv_width + self.kv_lora + self.kv_lora * self.heads * (self.nope + self.v)
-        total = query + latent + self.heads * self.v * hidden
-        if self.indexer:
-            ix = self.indexer
-            total += self.q_lora * ix.heads * ix.dim + hidden * ix.dim + hidden * ix.heads + 2 * ix.dim
-        return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gqa:
-    """Grouped-query attention: keys and values per group of heads."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    bias: bool = False  # on q, k and v
-    output_bias: bool = False
-    sinks: bool = False
-    head_norm: int = 0  # elements of the q and k norms together, where there are any
-    window: int = 0  # tokens seen by sliding-window layers
-    window_layers: int = 0
-
-    @property
-    def kv_width(self) -> int:
-        """Cached elements per token and layer (full-attention layers)."""
-        return 2 * self.kv_heads * self.head_dim
-
-    def parameters(self, hidden: int) -> int:
-        """Weights of one layer, its norms of q and k included."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        total = hidden * (q + 2 * kv) + q * hidden + self.head_norm
-        total += (q + 2 * kv) * self.bias + hidden * self.output_bias + self.heads * self.sinks
-        return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
     """The feed-forward side: routed and shared experts."""
 
@@ -103,6 +41,8 @@ class Moe:
     intermediate: int
     shared: int = 0
     shared_intermediate: int = 0  # of all shared experts together; 0: shared × intermediate
+    latent: int = 0  # width the routed experts work in, where it is not the hidden size (Kimi K3)
+    shared_gate: bool = False  # the shared expert's output is gated (Qwen3.5)
     bias: bool = False  # experts and router carry biases (gpt-oss)
     router_bias: bool = True  # e_score_correction_bias
 
@@ -134,8 +74,9 @@ class Model:
     vocab: int
     tied: bool = False  # lm_head is the embedding
     context: int
-    mla: Mla | None = None  # one of these two
+    mla: Mla | None = None  # the kind of all layers that `others` does not count
     gqa: Gqa | None = None
+    others: tuple[Layers, ...] = ()  # layers of other kinds; order in the stack does not matter to any figure here
     moe: Moe | None = None
     vision: int = 0  # parameters of the vision tower and its projector
     mtp_layers: int = 0  # extra prediction layers a checkpoint carries; not counted in `total`
@@ -151,11 +92,27 @@ class Model:
     counted: dict[Component, int] = field(default_factory=dict)  # from real headers, where read; wins over the formula
 
     @property
-    def attention(self) -> Mla | Gqa:
-        """Whichever kind the model has."""
-        kind = self.mla or self.gqa
-        assert kind is not None, f"{self.name} has no attention"
-        return kind
+    def attention(self) -> LayerKind:
+        """The kind that keeps the whole context, or the most frequent one."""
+        if self.mla or self.gqa:
+            return self.mla or self.gqa  # type: ignore[return-value]
+        assert self.others, f"{self.name} has no attention"
+        return max(self.others, key=lambda layers: (layers.kind.growth > 0, layers.count)).kind
+
+    @property
+    def stack(self) -> tuple[Layers, ...]:
+        """All layers by kind."""
+        rest = self.layers - sum(layers.count for layers in self.others)
+        if not (self.mla or self.gqa) or rest <= 0:
+            return self.others
+        indexer = self.mla.indexer if self.mla else None
+        if self.mla is None or indexer is None or not 0 < indexer.layers < rest:
+            return (Layers(count=rest, mla=self.mla, gqa=self.gqa), *self.others)
+        # Some layers take the choice of the indexer before them.
+        own = replace(self.mla, indexer=replace(indexer, layers=0))
+        following = replace(self.mla, indexer=replace(indexer, layers=0, shared=True))
+        owning = Layers(count=indexer.layers, mla=own)
+        return (owning, Layers(count=rest - indexer.layers, mla=following), *self.others)
 
     @property
     def moe_layers(self) -> int:
@@ -168,26 +125,28 @@ class Model:
         if not self.moe:
             return 0
         bias = 2 * self.moe.intermediate + self.hidden if self.moe.bias else 0
-        return 3 * self.hidden * self.moe.intermediate + bias
+        return 3 * (self.moe.latent or self.hidden) * self.moe.intermediate + bias
 
     @property
     def by_component(self) -> dict[Component, int]:
         """Parameters of each component that the model has."""
         if self.counted:
             return dict(self.counted)
-        moe, per_layer = self.moe, self.attention.parameters(self.hidden)
+        moe = self.moe
         dense = self.dense_layers if moe else self.layers
         parts: dict[Component, int] = {
             "embed": self.vocab * self.hidden,
             "lm_head": 0 if self.tied else self.vocab * self.hidden,
-            "attention": self.layers * per_layer,
+            "attention": sum(layers.count * layers.kind.parameters(self.hidden) for layers in self.stack),
             "dense_ffn": dense * 3 * self.hidden * self.dense_intermediate,
             "norms": (2 * self.layers + 1) * self.hidden,
             "vision": self.vision,
         }
         if moe:
             parts["routed_experts"] = self.moe_layers * moe.experts * self.expert_parameters
-            parts["shared_experts"] = self.moe_layers * 3 * self.hidden * moe.shared_width
+            parts["shared_experts"] = (
+                self.moe_layers * self.hidden * (3 * moe.shared_width + 2 * moe.latent + moe.shared_gate)
+            )
             bias = moe.experts if moe.router_bias or moe.bias else 0
             parts["router"] = self.moe_layers * (self.hidden * moe.experts + bias)
         return {name: parts[name] for name in COMPONENTS if parts.get(name)}
@@ -212,8 +171,13 @@ class Model:
         return self.total - idle
 
     def kv_bytes_per_token(self, kv: str = "bf16") -> int:
-        """Bytes of cache one token costs over all layers, on each holder of the cache."""
-        return round(self.layers * self.attention.kv_width * KV_BYTES[kv])
+        """Bytes of keys and values that one more token costs over all layers, all heads together.
+
+        The architecture's own figure: `sizing.kv` has what an engine allocates (its own forms, an indexer's keys, what
+        tensor parallelism divides).
+        """
+        elements = sum(layers.count * layers.kind.growth * layers.kind.width(1) for layers in self.stack)
+        return round(elements * KV_BYTES[kv])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,21 @@
-"""What one token of cache costs on one card.
+"""What a context costs in cache on one GPU: entries that grow with it, windows and states that do not.
 
 MLA keeps one latent for all heads, so tensor parallelism cannot split it: eight ranks hold eight copies, which decode
-context parallelism then divides by tokens. Grouped-query attention splits by KV head until each rank has one.
+context parallelism then divides by tokens. Grouped-query attention splits by KV head until each rank has one. The speed
+model asks here too: what is held is what is read.
 """
 
+from moebox.core.layers import Compressed, LayerKind, Mla
 from moebox.core.model import KV_BYTES, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
 AUTO = {"vllm": "bf16", "sglang": "bf16", "llama.cpp": "f16", "ik_llama.cpp": "f16"}
+SHARDED = ("vllm", "sglang")  # engines that cut a layer's heads over the ranks
 # vLLM's fp8 form of a sparse-attention latent: 512 fp8, 64 bf16 and four fp32 scales (kv_cache_interface.py).
 SPARSE_FP8 = 656
+# Its fp8 form of a DeepSeek V4 entry: 448 fp8, 64 bf16 and eight scales of one byte (the same file).
+COMPRESSED_FP8 = 584
 INDEX_SCALE = 4  # bytes beside an indexer key's fp8 elements (vLLM and SGLang alike)
 
 
@@ -22,57 +27,61 @@ def kv_type(recipe: Recipe) -> str:
     return name
 
 
+def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
+    """Bytes of one cached entry of one layer on one rank."""
+    name = kv_type(recipe)
+    if name == "fp8" and recipe.engine == "vllm":
+        if isinstance(kind, Mla) and kind.indexer:
+            return SPARSE_FP8
+        if isinstance(kind, Compressed):
+            return COMPRESSED_FP8
+    if isinstance(kind, Mla) and _every_head(recipe):
+        return kind.heads * (kind.nope + kind.rope + kind.v) * KV_BYTES[name]
+    tp = recipe.parallel.tp if recipe.engine in SHARDED else 1
+    return kind.width(tp) * KV_BYTES[name]
+
+
+def index_bytes(kind: LayerKind) -> float:
+    """Bytes of selector keys that one token costs in one layer, the same on every rank."""
+    return (kind.index_width + INDEX_SCALE) * kind.growth if kind.index_width else 0.0
+
+
 def token_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
-    """Bytes one token costs on one card, over `layers` (all of them unless said)."""
-    here = model.layers if layers is None else layers
-    return round(_full_layers(model, here) * layer_bytes(model, recipe) + _indexers(model, here) * _index_bytes(model))
+    """Bytes one more token costs on one GPU that holds it, over `layers` of the stack (all of them unless said)."""
+    total = sum(each.count * _growing(each.kind, recipe) for each in model.stack)
+    return round(total * _part(model, layers))
 
 
 def layer_bytes(model: Model, recipe: Recipe) -> float:
-    """Bytes one token costs in one full-attention layer on one card."""
-    kind = kv_type(recipe)
-    if model.mla:
-        if model.mla.indexer and kind == "fp8" and recipe.engine == "vllm":
-            return SPARSE_FP8
-        return _latent_columns(model, recipe) * KV_BYTES[kind]
-    assert model.gqa is not None
-    split = recipe.parallel.tp if recipe.engine in ("vllm", "sglang") else 1
-    heads = max(1, -(-model.gqa.kv_heads // split))
-    return 2 * heads * model.gqa.head_dim * KV_BYTES[kind]
+    """Bytes one token costs in one layer of the kind that keeps the whole context."""
+    return entry_bytes(model.attention, recipe)
 
 
-def window_bytes(model: Model, recipe: Recipe, sequences: int) -> int:
-    """Bytes that sliding-window layers keep for `sequences`, however long those are."""
-    gqa = model.gqa
-    if gqa is None or not gqa.window_layers:
-        return 0
-    return round(sequences * gqa.window * gqa.window_layers * layer_bytes(model, recipe))
+def sequence_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
+    """Bytes of one sequence that do not grow with it: windows and recurrent states."""
+    tp = recipe.parallel.tp if recipe.engine in SHARDED else 1
+    total = 0.0
+    for each in model.stack:
+        kept = each.kind.kept() * entry_bytes(each.kind, recipe)
+        total += each.count * (kept + each.kind.state_bytes(tp))
+    return round(total * _part(model, layers))
 
 
-def _full_layers(model: Model, layers: int) -> float:
-    """Of `layers`, those that keep the whole context."""
-    if model.gqa and model.gqa.window_layers:
-        return layers * (model.layers - model.gqa.window_layers) / model.layers
-    return layers
+def window_bytes(model: Model, recipe: Recipe, sequences: int, layers: int | None = None) -> int:
+    """The same for `sequences` of them."""
+    return sequences * sequence_bytes(model, recipe, layers)
 
 
-def _latent_columns(model: Model, recipe: Recipe) -> int:
-    """Cached elements a layer under MLA; ik_llama.cpp's -mla 0 keeps every head's keys and values instead."""
-    mla = model.mla
-    assert mla is not None
-    mode = recipe.hybrid.mla if recipe.hybrid and recipe.engine == "ik_llama.cpp" else None
-    if mode == 0:
-        return mla.heads * (mla.nope + mla.rope + mla.v)
-    return mla.kv_width
+def _growing(kind: LayerKind, recipe: Recipe) -> float:
+    # Decode context parallelism divides the entries by tokens; a selector needs every token's key on every rank
+    # (GLM-5.2 REAP at DCP4 holds 3.4 times the tokens of DCP1, not 4: hermia-ai/glm-5.2-sm120-stock-vllm).
+    return kind.growth * entry_bytes(kind, recipe) + index_bytes(kind) * recipe.parallel.dcp
 
 
-def _indexers(model: Model, layers: int) -> float:
-    indexer = model.mla.indexer if model.mla else None
-    if indexer is None:
-        return 0
-    return layers * (indexer.layers or model.layers) / model.layers
+def _part(model: Model, layers: int | None) -> float:
+    return 1.0 if layers is None else layers / model.layers
 
 
-def _index_bytes(model: Model) -> int:
-    indexer = model.mla.indexer if model.mla else None
-    return indexer.dim + INDEX_SCALE if indexer else 0
+def _every_head(recipe: Recipe) -> bool:
+    """ik_llama.cpp's -mla 0 keeps every head's keys and values instead of the latent."""
+    return recipe.engine == "ik_llama.cpp" and recipe.hybrid is not None and recipe.hybrid.mla == 0

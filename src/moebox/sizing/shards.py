@@ -4,6 +4,8 @@ Tensor parallelism slices projections by head and experts by width. It cannot sl
 latent down-projections of MLA, the router, the norms, an indexer; those are copied to every rank.
 """
 
+from collections.abc import Mapping
+
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.recipe import Parallel
 
@@ -18,21 +20,23 @@ def stages(layers: int, pp: int) -> tuple[int, ...]:
 
 def copied_share(model: Model, tp: int) -> float:
     """The part of the attention weights that every rank of `tp` holds whole."""
-    per_layer = model.attention.parameters(model.hidden)
-    if model.mla:
-        mla = model.mla
-        whole = model.hidden * (mla.q_lora + mla.kv_width) + mla.q_lora + mla.kv_lora
-        if mla.indexer:
-            ix = mla.indexer
-            whole += mla.q_lora * ix.heads * ix.dim + model.hidden * (ix.dim + ix.heads) + 2 * ix.dim
-        return whole / per_layer
-    gqa = model.gqa
-    assert gqa is not None
-    if tp <= gqa.kv_heads:
-        return 0.0
-    # Ranks beyond the KV heads hold copies: each has one whole head where an even cut would give kv_heads / tp of one.
-    cut = 2 * model.hidden * gqa.kv_heads * gqa.head_dim / per_layer
-    return cut * (1 / gqa.kv_heads - 1 / tp) / (1 - 1 / tp)
+    hidden, total, whole = model.hidden, 0, 0.0
+    for layers in model.stack:
+        total += layers.count * layers.kind.parameters(hidden)
+        whole += layers.count * layers.kind.copied(hidden, tp)
+    return whole / total
+
+
+def on_rank(model: Model, sizes: Mapping[Component, int], tp: int) -> float:
+    """Of `sizes` (bytes or parameters of a component), what a rank of `tp` goes through for every token.
+
+    All layers; routed experts, the embedding, a vision tower and prediction layers are not part of it.
+    """
+    whole = copied_share(model, tp)
+    attention = sizes.get("attention", 0)
+    head = sizes.get("lm_head", 0) or (sizes.get("embed", 0) if model.tied else 0)
+    cut = attention * (1 - whole) + sizes.get("shared_experts", 0) + sizes.get("dense_ffn", 0) + head
+    return cut / tp + attention * whole + sizes.get("router", 0) + sizes.get("norms", 0)
 
 
 def absorbed(model: Model, tp: int, layers: int) -> int:
@@ -40,7 +44,8 @@ def absorbed(model: Model, tp: int, layers: int) -> int:
     mla = model.mla
     if mla is None:
         return 0
-    return round(layers * mla.kv_lora * mla.heads * (mla.nope + mla.v) * 2 / tp)
+    latent = sum(each.count for each in model.stack if each.mla) / model.layers
+    return round(layers * latent * mla.kv_lora * mla.heads * (mla.nope + mla.v) * 2 / tp)
 
 
 def on_card(
@@ -103,5 +108,5 @@ def dcp_why_not(model: Model, parallel: Parallel) -> str:
         return ""
     if tp % dcp:
         return f"DCP{dcp} does not divide TP{tp}"
-    copies = tp if model.mla else tp // min(tp, model.gqa.kv_heads if model.gqa else tp)
+    copies = tp if model.attention.shared_cache else tp // min(tp, model.gqa.kv_heads if model.gqa else tp)
     return "" if dcp <= copies else f"DCP{dcp} needs that many copies of the cache; TP{tp} holds {copies}"

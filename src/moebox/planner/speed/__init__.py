@@ -17,8 +17,8 @@ from moebox.planner.speed.explain import explain, explain_measured
 from moebox.planner.speed.host import Shared, shared_of
 from moebox.planner.speed.links import fabric
 from moebox.planner.speed.measured import Measured, measured_on
-from moebox.planner.speed.rank import rank_of
 from moebox.planner.speed.step import Cards
+from moebox.sizing.rank import rank_of
 
 CPU_ENGINES = ("llama.cpp", "ik_llama.cpp")
 PIECE = 8192  # prompt tokens a step: vLLM's and SGLang's default on cards of 70 GiB and more

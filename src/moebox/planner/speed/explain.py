@@ -88,15 +88,18 @@ def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, st
     card = shared.gpu.bandwidth * c.gpu_bw if shared.gpu else shared.ram
     return {
         "experts in RAM": (
-            f"{shared.in_ram} layers × ({woken:.1f} experts × {shared.expert_bytes / 1e6:.2f} MB / "
+            f"{shared.in_ram} layers × ({woken:.1f} experts × {shared.rank.expert_bytes / 1e6:.2f} MB / "
             f"{shared.ram / 1e9:.0f} GB/s + {c.layer_us:.0f} us)",
             c.source,
         ),
         "experts on cards": (
-            f"{shared.on_cards} layers × {woken:.1f} × {shared.expert_bytes / 1e6:.2f} MB / {card / 1e9:.0f} GB/s",
+            f"{shared.on_cards} layers × {woken:.1f} × {shared.rank.expert_bytes / 1e6:.2f} MB / {card / 1e9:.0f} GB/s",
             c.source,
         ),
-        "dense weights": (f"{shared.dense_bytes / 1e9:.2f} GB / {card / 1e9:.0f} GB/s", c.source),
+        "dense weights": (f"{shared.rank.dense_bytes / 1e9:.2f} GB / {card / 1e9:.0f} GB/s", c.source),
         "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", c.source),
-        "attention": (f"{batch} × {context} tokens × {shared.kv_bytes} B of cache", c.source),
+        "attention": (
+            f"{batch} × {shared.rank.cache_read(context) / 1e6:.1f} MB of cache at {context} tokens",
+            c.source,
+        ),
     }

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from moebox.core.box import Box, Gpu
-from moebox.core.model import KV_BYTES, Checkpoint, Model
+from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.planner.speed.constants import HostSide
-from moebox.planner.speed.rank import pair_flops, seen
+from moebox.sizing.rank import Rank, rank_of
 
 # A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
 RAM = 460.8e9
@@ -27,26 +27,22 @@ class Shared:
     ubatch: int
     on_cards: int  # expert layers on cards
     in_ram: int
-    dense_bytes: float  # read for every token: attention, shared experts, dense layers, router, lm_head
-    dense_parameters: float
-    expert_bytes: float  # one expert of one layer
-    kv_bytes: float  # cache of one token, all layers
+    rank: Rank  # the whole model on one rank: bytes and operations of every token
 
     def distinct(self, tokens: float) -> float:
         """Expected distinct experts a batch wakes in one layer."""
-        moe = self.model.moe
-        return moe.experts * (1 - float((1 - moe.used / moe.experts) ** tokens)) if moe else 0.0
+        return self.rank.distinct(tokens)
 
     def decode_parts(self, batch: float, context: float) -> dict[str, float]:
         """Seconds by part of one step of `batch` sequences at `context`."""
         c = self.constants
-        woken = self.distinct(batch) * self.expert_bytes
+        woken = self.distinct(batch) * self.rank.expert_bytes
         flops = batch * self._token_flops()
         unpack = flops / (self.cores * c.core_flops)
         parts = {
             "experts in RAM": self.in_ram * (max(woken / self.ram, unpack) + c.layer_us * 1e-6),
             "experts on cards": self.on_cards * woken / self._card_rate(),
-            "dense weights": self.dense_bytes / self._card_rate(),
+            "dense weights": self.rank.dense_bytes / self._card_rate(),
             "fixed": self.model.layers * c.gpu_layer_us * 1e-6,
             "attention": self._attention(batch, context),
         }
@@ -55,7 +51,7 @@ class Shared:
     def prefill_parts(self, tokens: float, past: float) -> dict[str, float]:
         """Seconds by part of one micro-batch of a prompt that has `past` tokens before it."""
         c, gpu = self.constants, self.gpu
-        woken = self.distinct(tokens) * self.expert_bytes
+        woken = self.distinct(tokens) * self.rank.expert_bytes
         flops = tokens * self._token_flops()
         parts = {}
         if self.uploads(tokens):
@@ -67,9 +63,8 @@ class Shared:
             parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self.cores * c.core_flops))
         rate = gpu.bf16 * c.prompt_flops if gpu else self.cores * c.core_flops
         parts["experts on cards"] = self.on_cards * flops / rate
-        parts["dense weights"] = 2 * tokens * self.dense_parameters / rate
-        pair = pair_flops(self.model, self.model.attention.heads, prompt=True)
-        parts["attention"] = tokens * seen(self.model, past + tokens / 2) * pair / rate
+        parts["dense weights"] = tokens * self.rank.dense_flops / rate
+        parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / rate
         parts["fixed"] = self.model.layers * c.gpu_layer_us * 1e-6
         return {name: seconds for name, seconds in parts.items() if seconds}
 
@@ -88,10 +83,20 @@ class Shared:
         return self.gpu.bandwidth * self.constants.gpu_bw if self.gpu else self.ram
 
     def _attention(self, batch: float, context: float) -> float:
-        pairs = batch * seen(self.model, context)
-        read = pairs * self.kv_bytes / self._card_rate()
+        read = batch * self.rank.cache_read(context) / self._card_rate()
         rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else self.cores * self.constants.core_flops
-        return max(read, pairs * pair_flops(self.model, self.model.attention.heads, prompt=False) / rate)
+        return max(read, batch * self._attention_flops(context, prompt=False) / rate)
+
+    def _attention_flops(self, context: float, *, prompt: bool) -> float:
+        """Operations of one query at `context`, all layers."""
+        return sum(
+            layers.count
+            * (
+                layers.kind.attended(context) * layers.kind.pair_flops(layers.heads, prompt=prompt)
+                + layers.kind.index_flops(context)
+            )
+            for layers in self.rank.layers
+        )
 
 
 def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostSide) -> Shared:
@@ -100,12 +105,8 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
     on_cards = sum(len(layers) for layers in hybrid.experts) if hybrid else model.moe_layers
     if not box.gpus:
         on_cards = 0
-    size, parameters = checkpoint.bytes_by_component, model.by_component
-    idle = ("embed", "vision", "routed_experts", "mtp")
-    experts = model.moe.experts * model.moe_layers if model.moe else 1
     threads = hybrid.threads if hybrid and hybrid.threads else None
     cores = box.cpu.cores or threads or CORES
-    kv = recipe.kv if recipe.kv in KV_BYTES else "f16"
     return Shared(
         model=model,
         constants=constants,
@@ -116,10 +117,7 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         ubatch=hybrid.ubatch if hybrid else 512,
         on_cards=min(on_cards, model.moe_layers),
         in_ram=max(model.moe_layers - on_cards, 0),
-        dense_bytes=sum(bytes_ for name, bytes_ in size.items() if name not in idle),
-        dense_parameters=sum(count for name, count in parameters.items() if name not in idle),
-        expert_bytes=size.get("routed_experts", 0) / experts,
-        kv_bytes=model.kv_bytes_per_token(kv),
+        rank=rank_of(model, checkpoint, recipe),
     )
 
 

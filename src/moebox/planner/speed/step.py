@@ -4,13 +4,15 @@ import math
 from dataclasses import dataclass
 
 from moebox.core.box import Gpu
+from moebox.core.layers import Gqa
 from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
 from moebox.planner.speed.links import Fabric
-from moebox.planner.speed.rank import Rank, pair_flops, seen
+from moebox.sizing.rank import Rank, RankLayers
 
-# Latent attention is about half as many kernels again as plain attention. Without graphs on one box K2-Thinking and
-# K2.5 spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report, FINDINGS.md, Jan 2026).
-MLA_KERNELS = 1.5
+# Latent and linear attention is about half as many kernels again as plain attention. Without graphs K2-Thinking and
+# K2.5 on one box spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report,
+# FINDINGS.md, Jan 2026).
+LATENT_KERNELS = 1.5
 # Pipeline stages wait for each other: what each further stage costs of a step. No published row; stages of 61 layers
 # differ by one layer and the head, and engines schedule them less tightly.
 STAGE_LOSS = 0.1
@@ -69,7 +71,8 @@ class Cards:
     @property
     def kernels(self) -> float:
         """Layers, weighed by how many kernels their attention is."""
-        return self.rank.model.layers * (MLA_KERNELS if self.rank.model.mla else 1.0)
+        weights = ((layers.count, isinstance(layers.kind, Gqa)) for layers in self.rank.layers)
+        return sum(count * (1.0 if plain else LATENT_KERNELS) for count, plain in weights)
 
     def launching(self) -> float:
         """Host time to launch a step without graphs."""
@@ -95,27 +98,37 @@ class Cards:
         """Decoding attention: reads the cache, and works on it for every query token."""
         if batch <= 0 or context <= 0:
             return 0.0
-        c, model = self.constants, self.rank.model
-        local = seen(model, context) / self.rank.dcp
+        return sum(layers.count * self._one_layer(layers, batch, context) for layers in self.rank.layers)
+
+    def _one_layer(self, layers: RankLayers, batch: float, context: float) -> float:
+        """The same of one layer."""
+        c, kind, dcp = self.constants, layers.kind, self.rank.dcp
         queries = batch * (1 + self.guesses)
-        reads = queries if model.mla and not c.joint_queries else batch
-        read = reads * local * self.rank.kv_bytes / (self.gpu.bandwidth * c.attention_bw)
-        if not model.mla:
-            return read  # a group of heads shares each key: never enough work to matter beside the reading
-        heads = model.attention.heads / self.rank.tp * self.rank.dcp
+        local = kind.attended(context) / dcp
+        reads = queries if kind.shared_cache and not c.joint_queries else batch
+        moved = reads * (local * layers.entry_bytes + context * layers.index_bytes)
+        moved += 2 * batch * layers.state_bytes  # read and written
+        read = moved / (self.gpu.bandwidth * c.attention_bw)
+        choosing = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm)
+        if not kind.shared_cache:
+            return read + choosing  # a group of heads shares each key: never enough work to matter beside the reading
+        heads = layers.heads * dcp
         tile = c.head_tile if heads <= c.head_tile else c.wide_tile
         padded = math.ceil(heads / tile) * tile
         filled = 1 - math.exp(-queries * padded / c.head_tile / c.attention_fill)
-        work = queries * local * pair_flops(model, padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
-        return max(work, read) / filled
+        work = queries * local * kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
+        return max(work, read) / filled + choosing
 
     def prompt_attention(self, fresh: float, past: float) -> float:
         """Prompt attention: every fresh token against all before it."""
         if fresh <= 0:
             return 0.0
-        model = self.rank.model
-        flops = pair_flops(model, model.attention.heads / self.rank.tp, prompt=True)
-        return fresh * seen(model, past + fresh / 2) * flops / (self.gpu.bf16 * self.constants.prefill_attention)
+        before, seconds = past + fresh / 2, 0.0
+        for layers in self.rank.layers:
+            flops = layers.kind.attended(before) * layers.kind.pair_flops(layers.heads, prompt=True)
+            seconds += layers.count * flops / (self.gpu.bf16 * self.constants.prefill_attention)
+            seconds += layers.count * layers.kind.index_flops(before) / (self.gpu.bf16 * self.constants.gemm)
+        return fresh * seconds
 
     def reduce(self, tokens: float) -> float:
         """Two all-reduces a layer of the hidden state; hops between pipeline stages."""
@@ -131,8 +144,9 @@ class Cards:
         rank, mla = self.rank, self.rank.model.mla
         if rank.dcp < 2 or not queries:
             return 0.0
-        heads = rank.model.attention.heads / rank.tp * rank.dcp
-        width = (mla.kv_width, mla.kv_lora) if mla else (rank.model.gqa.head_dim,) * 2  # type: ignore[union-attr]
+        kind = rank.model.attention
+        heads = kind.heads / rank.tp * rank.dcp
+        width = (mla.kv_width, mla.kv_lora) if mla else (kind.width(rank.model.attention.heads),) * 2
         there = self.fabric.all_gather(rank.dcp, queries * heads * width[0] * HALF)
         back = self.fabric.all_gather(rank.dcp, queries * heads * (width[1] * HALF + 4))
         return rank.model.layers * (there + back)

@@ -1,0 +1,109 @@
+"""What one rank reads and works through in a step: bytes and operations from the shape and the spread, no times."""
+
+import math
+from dataclasses import dataclass
+
+from moebox.core.layers import LayerKind
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.sizing import kv, shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLayers:
+    """So many layers of one kind, as a rank has them."""
+
+    kind: LayerKind
+    count: int
+    heads: float  # query heads of this rank
+    entry_bytes: float  # one cached entry
+    index_bytes: float  # selector keys of one token
+    state_bytes: float  # recurrent state of one sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank's share of every layer; with pipeline stages, all of them one after another."""
+
+    model: Model
+    tp: int
+    pp: int
+    dp: int
+    dcp: int
+    expert_ranks: int  # ranks over which experts are divided, whole or sliced
+    whole_experts: bool  # expert parallel: whole experts on ranks
+    dense_bytes: float  # attention, shared experts, dense layers, router, lm_head, read every step
+    dense_flops: float  # of one token in them
+    expert_bytes: float  # one expert of one layer, all ranks together
+    expert_flops: float  # of one token in the experts it uses, in one layer, all ranks together
+    layers: tuple[RankLayers, ...]
+
+    def distinct(self, tokens: float) -> float:
+        """Expected distinct experts a batch wakes in one layer: E(1 - (1 - k/E)^B)."""
+        moe = self.model.moe
+        if not moe or tokens <= 0:
+            return 0.0
+        return moe.experts * (1 - float((1 - moe.used / moe.experts) ** tokens))
+
+    def expert_read(self, tokens: float) -> float:
+        """Expert bytes this rank reads in a step of `tokens`, all layers; the fullest rank when experts are whole."""
+        moe = self.model.moe
+        share = self.distinct(tokens) / self.expert_ranks
+        if moe and self.whole_experts:
+            # Whole experts land unevenly: the fullest of n ranks holds about sqrt(2 x ln n) more than the mean x.
+            uneven = math.sqrt(2 * share * math.log(max(self.expert_ranks, 1)))
+            share = min(share + uneven, moe.experts / self.expert_ranks)
+        return share * self.expert_bytes * self.model.moe_layers
+
+    def expert_work(self, tokens: float) -> float:
+        """Expert operations of this rank in a step, all layers."""
+        return tokens * self.expert_flops * self.model.moe_layers / self.expert_ranks
+
+    def cache_read(self, context: float) -> float:
+        """Bytes of cache one query reads on this rank at `context`, all layers; not yet divided by DCP."""
+        return sum(
+            layers.count
+            * (
+                layers.kind.attended(context) * layers.entry_bytes
+                + context * layers.index_bytes
+                + 2 * layers.state_bytes  # read and written
+            )
+            for layers in self.layers
+        )
+
+
+def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
+    """One rank's share under the recipe's spread."""
+    spread = recipe.parallel
+    tp, dp = max(spread.tp, 1), max(spread.dp, 1)
+    moe = model.moe
+    experts = moe.experts * model.moe_layers if moe else 1
+    return Rank(
+        model=model,
+        tp=tp,
+        pp=max(spread.pp, 1),
+        dp=dp,
+        dcp=max(spread.dcp, 1),
+        expert_ranks=tp * (dp if spread.ep else 1),
+        whole_experts=spread.ep,
+        dense_bytes=shards.on_rank(model, checkpoint.bytes_by_component, tp),
+        dense_flops=2 * shards.on_rank(model, model.by_component, tp),
+        expert_bytes=checkpoint.bytes_by_component.get("routed_experts", 0) / experts,
+        expert_flops=2 * model.expert_parameters * (moe.used if moe else 0),
+        layers=layers_of(model, recipe, tp),
+    )
+
+
+def layers_of(model: Model, recipe: Recipe, tp: int) -> tuple[RankLayers, ...]:
+    """The stack as a rank of `tp` has it."""
+    return tuple(
+        RankLayers(
+            kind=each.kind,
+            count=each.count,
+            heads=each.kind.heads / tp,
+            entry_bytes=kv.entry_bytes(each.kind, recipe),
+            index_bytes=kv.index_bytes(each.kind),
+            state_bytes=each.kind.state_bytes(tp),
+        )
+        for each in model.stack
+    )

@@ -1,0 +1,60 @@
+"""Who is admitted and who is put back, as the engines do it."""
+
+from moebox.core import catalogue
+from moebox.core.recipe import Parallel, Recipe
+from moebox.detect.declared import box_of
+from moebox.planner.schedule import Request, Rules, Scheduler
+from moebox.planner.speed import Speed
+
+
+def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
+    """An engine on eight B200 with so much cache."""
+    recipe = Recipe(
+        name="x",
+        engine="sglang" if sglang else "vllm",
+        model="kimi-k2.6",
+        checkpoint="int4",
+        served_name="x",
+        parallel=Parallel(tp=8),
+    )
+    speed = Speed.of(box_of("8x-b200"), catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), recipe)
+    rules = Rules(kv_tokens=kv_tokens, context=65536, max_seqs=64, budget=8192, prompts_first=sglang, reserves=sglang)
+    return Scheduler(speed=speed, rules=rules)
+
+
+def finished(engine: Scheduler) -> list[int]:
+    """The order in which requests end, when everything runs to its end."""
+    order: list[int] = []
+    for _ in range(100_000):
+        done = engine.advance()
+        if done is None:
+            return order
+        order += [request.id for request in done.finished]
+    raise AssertionError("never done")
+
+
+def test_sglangs_reserve_falls_while_it_decodes() -> None:
+    """A third request that the reserve keeps out at first is let in before either of the two running ones ends."""
+    engine = scheduler(kv_tokens=9500, sglang=True)
+    for number in range(3):
+        assert engine.submit(Request(id=number, input=100, output=4000, arrival=float(number)))
+    assert engine.advance() is not None
+    assert len(engine.waiting) == 1
+    for _ in range(100_000):
+        done = engine.advance()
+        assert done is not None
+        assert not done.finished, "nothing ended before the third was admitted"
+        if not engine.waiting:
+            break
+    assert not engine.waiting
+
+
+def test_the_youngest_is_put_back_when_the_cache_is_full() -> None:
+    """The older of two runs on and ends first; the younger is read again."""
+    engine = scheduler(kv_tokens=1000)
+    old, young = (Request(id=number, input=300, output=400, arrival=float(number)) for number in range(2))
+    assert engine.submit(old)
+    assert engine.submit(young)
+    assert finished(engine) == [0, 1]
+    assert old.preempted == 0
+    assert young.preempted >= 1

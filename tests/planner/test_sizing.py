@@ -1,0 +1,81 @@
+"""Memory and speed count the same bytes: one place says what a rank holds and reads."""
+
+import pytest
+
+from moebox.core import catalogue
+from moebox.core.recipe import Parallel, Recipe
+from moebox.detect.declared import box_of
+from moebox.planner.speed import Speed
+from moebox.sizing import kv, shards
+from moebox.sizing.rank import rank_of
+
+NAMES = sorted(catalogue.models())
+
+
+def recipe_of(model: str, tp: int, *, engine: str = "vllm", kv_type: str = "bf16") -> Recipe:
+    """A plain recipe."""
+    return Recipe(
+        name="x",
+        engine=engine,  # type: ignore[arg-type]
+        model=model,
+        checkpoint="x",
+        served_name="x",
+        kv=kv_type,
+        parallel=Parallel(tp=tp),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tp", [1, 4, 8])
+def test_what_a_rank_holds_is_what_it_reads(name: str, tp: int) -> None:
+    """Attention, shared experts, router, norms and head of one rank, in both models of the box."""
+    model = catalogue.model(name)
+    for checkpoint in catalogue.checkpoints(name):
+        recipe = recipe_of(name, tp)
+        held = shards.on_card(model, checkpoint, recipe.parallel, 0, vision=0.0)
+        idle = {"routed_experts", "vision", "mtp"} | ({"embed"} if not model.tied else set())
+        kept = sum(size for part, size in held.items() if part not in idle) - shards.absorbed(model, tp, model.layers)
+        assert rank_of(model, checkpoint, recipe).dense_bytes == pytest.approx(kept, rel=1e-6)
+
+
+def test_the_indexer_is_copied_to_every_rank() -> None:
+    """DeepSeek-V3.2 reads 3.09 GB of attention on each of eight ranks, not 2.34."""
+    model, checkpoint = catalogue.model("deepseek-v3.2"), catalogue.checkpoint("deepseek-v3.2", "fp8")
+    whole = shards.copied_share(model, 8)
+    attention = checkpoint.bytes_by_component["attention"]
+    assert attention * (whole + (1 - whole) / 8) / 1e9 == pytest.approx(3.09, abs=0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kv_type", ["bf16", "fp8"])
+def test_a_full_cache_is_read_as_it_is_held(name: str, kv_type: str) -> None:
+    """One query at a context within every window and selection reads what the cache holds of it."""
+    model = catalogue.model(name)
+    recipe = recipe_of(name, 4, kv_type=kv_type)
+    rank = rank_of(model, catalogue.checkpoints(name)[0], recipe)
+    context = 100
+    held = context * kv.token_bytes(model, recipe)
+    windows = sum(
+        layers.count * context * kv.entry_bytes(layers.kind, recipe) for layers in model.stack if layers.kind.kept()
+    )
+    assert rank.cache_read(context) == pytest.approx(held + windows, rel=1e-3)
+
+
+def test_grouped_heads_are_divided_by_tensor_parallelism() -> None:
+    """Qwen3 has four KV heads: TP4 reads a quarter of the cache a rank, TP8 no less than one head."""
+    model, checkpoint = catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b")[0]
+    read = {tp: rank_of(model, checkpoint, recipe_of("qwen3-235b", tp)).cache_read(30_000) for tp in (1, 2, 4, 8)}
+    assert read[2] == read[1] / 2
+    assert read[4] == read[1] / 4
+    assert read[8] == read[4]
+
+
+def test_grouped_heads_divided_show_in_the_forecast() -> None:
+    """At a long context the attention of four ranks takes a quarter of one rank's time."""
+    model, checkpoint = catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b")[0]
+    box = box_of("8x-b200")
+    times = {}
+    for tp in (1, 4):
+        speed = Speed.of(box, model, checkpoint, recipe_of("qwen3-235b", tp))
+        times[tp] = speed.parts(32, 30_000)["attention"]
+    assert times[4] == pytest.approx(times[1] / 4)
