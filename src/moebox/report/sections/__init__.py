@@ -1,1 +1,1 @@
-"""One chapter of the report per module. This file imports none: the rules use figures of chapters that use the rules."""
+"""One chapter of the report per module. It imports none: the rules use figures of chapters that use the rules."""
