@@ -5,9 +5,10 @@ Facts only. What they say of the whole model is worked out in `planner.speed.mea
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moebox import codec
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 
@@ -184,7 +185,7 @@ def gpu_experts_of(recipe: Recipe) -> int:
 
 def shape_of(model: Model) -> str:
     """A short name for the shape of the model's layers; models that differ in depth alone share it."""
-    attention, experts = model.attention, model.moe
+    kinds = [[type(layers.kind).__name__, codec.plain(layers.kind)] for layers in model.stack]
     widths = [model.hidden, model.dense_layers, model.dense_intermediate, model.vocab]
-    facts = [type(attention).__name__, asdict(attention), asdict(experts) if experts else {}, widths]
+    facts = [kinds, codec.plain(model.moe), widths]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
