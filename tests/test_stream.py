@@ -227,13 +227,13 @@ def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
     assert not tape.times
 
 
-def test_an_answer_that_did_not_stream_is_one_event() -> None:
-    """Servers that ignore `stream` still give text and counts."""
+def test_an_answer_that_did_not_stream_is_a_failure() -> None:
+    """Nobody can say when the tokens of a whole JSON reply came."""
     body = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], **usage(5)}).encode()
-    tape = Tape(keep=True)
+    tape = Tape()
     tape.feed([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
 
-    assert (list(tape.tokens()), tape.text, tape.finish, tape.done) == ([5], ["hello"], "stop", True)
+    assert (list(tape.times), tape.error) == ([], "a whole JSON reply came instead of a stream")
 
 
 @contextmanager

@@ -1,16 +1,21 @@
-"""The one ordinary HTTP client: no proxies, no redirects, bounded replies. The load generator has its own (stream/).
+"""The one ordinary HTTP client: no proxies, no redirects, bounded replies and times.
 
+The load generator has its own (stream/).
 A server of ours is on this machine or named by the person; a proxy variable of the shell must not come between.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import httpx2
 
+Trace = Callable[[str, dict[str, Any]], None]
 LARGEST = 4 << 20  # bytes of a reply that are read
 
 
@@ -42,14 +47,14 @@ def client(*, timeout_s: float, headers: Mapping[str, str] | None = None) -> "ht
 
 
 def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0) -> Reply:
-    """One GET; a refused connection is a Reply too."""
+    """One GET, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
     return _send("GET", url, headers=headers, timeout_s=timeout_s)
 
 
 def post_json(
     url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
 ) -> Reply:
-    """One POST of a JSON document; a refused connection is a Reply too."""
+    """One POST of a JSON document, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
     return _send("POST", url, headers=headers, timeout_s=timeout_s, body=body)
 
 
@@ -59,10 +64,40 @@ def _send(
     import httpx2
 
     try:
-        with client(timeout_s=timeout_s, headers=headers) as http, http.stream(method, url, json=body) as response:
-            return Reply(status=response.status_code, text=_text(response))
+        with (
+            client(timeout_s=timeout_s, headers=headers) as http,
+            _deadline(timeout_s) as (trace, over),
+            http.stream(method, url, json=body, extensions={"trace": trace}) as response,
+        ):
+            reply = Reply(status=response.status_code, text=_text(response))
+            return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
         return Reply(status=0, text=str(problem) or type(problem).__name__)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[tuple[Trace, threading.Event]]:
+    """Hang up when the time is over: the client's own timeouts begin again with every byte that arrives."""
+    sockets: list[socket.socket] = []
+    over = threading.Event()
+
+    def trace(name: str, info: dict[str, Any]) -> None:
+        if name == "connection.connect_tcp.complete":
+            sockets.append(info["return_value"].get_extra_info("socket"))
+
+    def hang_up() -> None:
+        over.set()
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield trace, over
+    finally:
+        timer.cancel()
 
 
 def _text(response: "httpx2.Response") -> str:

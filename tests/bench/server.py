@@ -72,12 +72,14 @@ class Server:
         counts: bool = True,
         tokenizes: bool = False,
         look: Behaviour | None = None,
+        metrics: Callable[[], str] | None = None,
     ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.asked: list[dict[str, object]] = []
         self.headers: list[tuple[str, str]] = []
         self.connections = 0
         self._behaviour, self._wrap = behaviour, wrap
+        self._metrics = metrics
         self._counts, self._tokenizes, self._look = counts, tokenizes, look or self._looked
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -101,6 +103,9 @@ class Server:
                 path, body = asked
                 if self._tokenizes and path == "/tokenize":  # a word is a token
                     peer.json(200, {"tokens": list(range(len(str(body.get("prompt", "")).split())))})
+                elif self._metrics and path == "/metrics":
+                    text = self._metrics().encode()
+                    peer.send(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(text) + text)
                 elif "completions" not in path:
                     peer.json(404, {})
                 elif body.get("max_tokens") == 4 and "one two" in json.dumps(body):  # the look before a measurement

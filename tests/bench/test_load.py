@@ -96,12 +96,12 @@ def test_code_is_as_long_as_the_server_counts_it() -> None:
     assert 800 < made.result["total_input_tokens"] / 2 < 1300
 
 
-def test_the_same_seed_asks_the_same_and_no_two_prompts_share_a_head() -> None:
+def test_a_seed_whose_prompts_are_reused_asks_the_same_and_no_two_prompts_share_a_head() -> None:
     """Seeds make requests repeatable; prompts must not feed a prefix cache by accident."""
     asked = []
     for _ in range(2):
         with serving(good) as server:
-            run(server.url, replace(WORK, input_tokens=64))
+            run(server.url, replace(WORK, input_tokens=64, reuse_prompts=True))
         asked.append(sorted(json.dumps(body["messages"]) for body in server.asked))
 
     assert asked[0] == asked[1]

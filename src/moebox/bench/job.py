@@ -38,6 +38,11 @@ class Job:
     workers: int = 1
     offset: int = 0  # first index: warm-up requests must not be those that are measured
     keep_text: bool = False  # the server does not count tokens, so the replies' text is kept for a tokenizer
+    keep_first: int = 0  # so many replies' text is kept to hold a tokenizer's count against the server's
+
+    def keeps(self, index: int) -> bool:
+        """The text of this request's reply is needed."""
+        return self.keep_text or self.offset <= index < self.offset + self.keep_first
 
 
 @dataclass(slots=True, kw_only=True)

@@ -52,6 +52,7 @@ class Lane:
         "recv",
         "seen",
         "sent",
+        "size",
         "sock",
         "stage",
         "talk",
@@ -75,6 +76,7 @@ class Lane:
         self.out = b""
         self.due = self.sent = self.alive = 0
         self.mark = self.seen = 0
+        self.size = 0  # bytes of the request
         self.quiet = False  # in the middle of a stream of events: what is read may wait
         self.awaiting = False  # nothing of the reply has been read yet
         self.closes = False  # the connection ends with the reply
@@ -134,10 +136,11 @@ class Lane:
         self.awaiting = self.quiet = self.context is None
         self.closes = False
         self.stage = Stage.BUSY
+        self.size = len(request)
         if self.context is not None:
             self.tls.write(request)
             request = b""
-        self.sent = self.alive = time.monotonic_ns()
+        self.sent = self.alive = self.tape.since = time.monotonic_ns()
         return self.send(request)
 
     def send(self, data: bytes) -> str:

@@ -269,7 +269,7 @@ class Loop:
 
     def _ended(self, lane: Lane, now: int) -> Ended:
         assert lane.talk is not None
-        return Ended(lane.tape, lane.got, lane.talk, lane.talk.turn, lane.due, lane.sent, now)
+        return Ended(lane.tape, lane.got, lane.talk, lane.talk.turn, lane.due, lane.sent, now, lane.size)
 
     def _free(self, lane: Lane) -> None:
         if lane.stage == Stage.BUSY:
@@ -359,8 +359,8 @@ class Loop:
             self._settle(lane)
             if lane.talk is None:
                 return
-        if lane.tape.done and silent > 2:  # [DONE] came, the end of the response did not
-            self._end_early(lane, now, *judge(lane.tape))
+        if lane.tape.done and silent > 2 and lane.talk is not None:  # [DONE] came, the end of the response did not
+            self._end_early(lane, now, *judge(lane.tape, asked=lane.talk.asked, size=lane.size))
         elif reason := overdue(lane, now, self.load):
             self._end_early(lane, now, FAILED, reason)
 

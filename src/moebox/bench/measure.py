@@ -1,5 +1,6 @@
 """One measurement: look at the server, warm it up, drive the load, work out the figures."""
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,9 +9,11 @@ from typing import Any
 from moebox import __version__, codec
 from moebox.bench import metrics, words
 from moebox.bench.client import client
+from moebox.bench.counting import CHECKED, check, recount
 from moebox.bench.drive import Driven, drive
+from moebox.bench.freshness import complaint, hit_rate, salted
 from moebox.bench.job import Job, Progress, Text
-from moebox.bench.recount import recount
+from moebox.bench.prompts import load_prompts
 from moebox.bench.samples import Samples
 from moebox.bench.scrape import Scraper
 from moebox.bench.vocabulary import counter
@@ -51,17 +54,26 @@ class Subject:
     counts: bool  # its streams end with usage
     ignores_eos: bool  # it accepts ignore_eos
     simulation: bool = False  # its replies say that no model wrote them
+    template_tokens: int = 0  # that its chat template adds to a prompt, where it counts prompts
 
 
-def look(endpoint: Endpoint, text: Text, *, api: str = "chat", insecure: bool = False, ca_file: str = "") -> Subject:
+def look(
+    endpoint: Endpoint,
+    text: Text,
+    *,
+    api: str = "chat",
+    insecure: bool = False,
+    ca_file: str = "",
+    timeout_s: float = 600.0,
+) -> Subject:
     """Ask for a few tokens: is it there, does it stream, does it count, does it know ignore_eos?"""
     target = dial.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
-    body: dict[str, Any] = {"model": endpoint.model, "max_tokens": 4, "stream_options": {"include_usage": True}}
-    body |= {"prompt": "one two"} if api == "completions" else {"messages": [{"role": "user", "content": "one two"}]}
-    reply = ask(endpoint, {**body, "ignore_eos": True}, path=path_of(api), target=target)
+    opening = " ".join(["one", "two", *random.sample(text.words, 3)])
+    body = {**_body(endpoint, api, opening), "max_tokens": 4}
+    reply = ask(endpoint, {**body, "ignore_eos": True}, path=path_of(api), target=target, timeout_s=timeout_s)
     ignores = not reply.error
     if reply.error and reply.status in (400, 422):
-        reply = ask(endpoint, body, path=path_of(api), target=target)
+        reply = ask(endpoint, body, path=path_of(api), target=target, timeout_s=timeout_s)
     if reply.error:
         raise Outside(f"{endpoint.base_url}: {reply.error}", hint="--model must be a name that /v1/models lists")
     return Subject(
@@ -71,7 +83,13 @@ def look(endpoint: Endpoint, text: Text, *, api: str = "chat", insecure: bool = 
         counts=reply.completion_tokens is not None,
         ignores_eos=ignores,
         simulation=SIMULATED in reply.headers,
+        template_tokens=max(0, (reply.prompt_tokens or 0) - len(opening.split())),
     )
+
+
+def _body(endpoint: Endpoint, api: str, text: str) -> dict[str, Any]:
+    prompt = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
+    return {"model": endpoint.model, "stream_options": {"include_usage": True}, **prompt}
 
 
 def code_text(subject: Subject, api: str) -> Text:
@@ -86,8 +104,7 @@ def code_text(subject: Subject, api: str) -> Text:
 
 
 def _prompt_tokens(subject: Subject, api: str, text: str) -> int | None:
-    body: dict[str, Any] = {"model": subject.endpoint.model, "max_tokens": 1, "stream_options": {"include_usage": True}}
-    body |= {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
+    body = {**_body(subject.endpoint, api, text), "max_tokens": 1}
     return ask(subject.endpoint, body, path=path_of(api), target=subject.target).prompt_tokens
 
 
@@ -108,10 +125,14 @@ def measure(
     scrape: bool = True,
     offset: int = 0,
 ) -> Measurement:
-    """Drive one load and work out what it was like."""
-    workload = replace(workload, ignore_eos=workload.ignore_eos and subject.ignores_eos)
+    """Drive one load and work out what it was like.
+
+    `offset` is the number of the first request: prompts of a file go on from there.
+    """
+    workload = salted(replace(workload, ignore_eos=workload.ignore_eos and subject.ignores_eos))
     if workload.kind == "code":
         subject = replace(subject, text=code_text(subject, workload.api))
+    count = counter(subject.endpoint, subject.text)
     job = Job(
         target=subject.target,
         path=path_of(workload.api),
@@ -121,22 +142,65 @@ def measure(
         load=load,
         text=subject.text,
         offset=offset,
+        keep_text=count is not None and not subject.counts,
+        keep_first=CHECKED if count is not None else 0,
     )
-    count = None if subject.counts else counter(subject.endpoint, subject.text)
-    job = replace(job, keep_text=count is not None)
     if warmup:
-        lanes = min(warmup, load.concurrency or warmup)
-        warm = Load(concurrency=lanes, requests=warmup * max(1, workload.turns), timeout_s=load.timeout_s)
-        if drive(replace(job, load=warm, offset=WARM + offset)).interrupted:
-            raise KeyboardInterrupt
+        job = replace(job, offset=offset + _warm_up(job, warmup))
     with Awake() as awake, Scraper(subject.endpoint, enabled=scrape) as scraper:
         driven = drive(job, watch=watch)
+    checked = check(driven.samples, count) if count is not None and subject.counts else None
     if count is not None:
         recount(driven.samples, count)
     away_s = max([awake.away_s, *(gauge.clock_step_s for gauge in driven.gauges)])
     result = document(subject, job, driven, slo=slo, warmup=warmup, label=label, away_s=away_s)
     result |= scraper.report(driven.samples.zero, result["duration"], result["total_output_tokens"])
+    result |= {"usage_check": codec.plain(checked) if checked else None, **_flags(subject, job, driven.samples, result)}
+    if checked and checked.doubtful:
+        result["counts_doubtful"] = True
+        result["flags"].append(checked.complaint)
     return Measurement(result=result, samples=driven.samples)
+
+
+def _warm_up(job: Job, requests: int) -> int:
+    """Requests that are not measured, with prompts of their own; how many prompts of a file they used."""
+    load, work = job.load, job.workload
+    lanes = min(requests, load.concurrency or requests)
+    warm = Load(concurrency=lanes, requests=requests * max(1, work.turns), timeout_s=load.timeout_s)
+    fresh = salted(replace(work, salt=""))
+    offset = job.offset if work.kind == "prompts" else WARM + job.offset
+    if drive(replace(job, workload=fresh, load=warm, offset=offset, keep_text=False, keep_first=0)).interrupted:
+        raise KeyboardInterrupt
+    return requests if work.kind == "prompts" else 0
+
+
+def _flags(subject: Subject, job: Job, samples: Samples, result: dict[str, Any]) -> dict[str, Any]:
+    """What spoils the figures for whoever reads them: sentences, and the hit rate that one of them is about."""
+    told = any(cached >= 0 for cached in samples.columns["cached"])
+    rate = hit_rate(
+        asked=result["total_input_tokens"],
+        cached=result["cached_input_tokens"] if told else -1,
+        server=result["server"] or {},
+    )
+    template = subject.template_tokens * result["completed"] / max(1, result["total_input_tokens"])
+    cached = complaint(job.workload, rate, template=template)
+    repeated = _repeated(job, len(samples))
+    events, output = len(samples.time), result["total_output_tokens"]
+    fewer = f"usage counts {output:,} tokens in {events:,} events with text" if events > 2 * output > 0 else ""
+    again = f"{repeated} of {len(samples)} prompts were asked before: the file holds too few" if repeated else ""
+    return {
+        "prefix_cache_hit_rate": rate,
+        "prompts_cached": bool(cached),
+        "prompts_repeated": repeated,
+        "counts_doubtful": bool(fewer),
+        "flags": [flag for flag in (cached, again, fewer) if flag],
+    }
+
+
+def _repeated(job: Job, requests: int) -> int:
+    if job.workload.kind != "prompts":
+        return 0
+    return min(requests, max(0, job.offset + requests - len(load_prompts(job.workload.file))))
 
 
 def document(

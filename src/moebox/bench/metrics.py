@@ -12,7 +12,7 @@ from typing import Any
 
 from moebox.bench.samples import COMPLETED, OUTCOMES, Request, Samples
 from moebox.core.measure import Slo
-from moebox.stream.events import CONTENT, GUESSED
+from moebox.stream.events import CONTENT, GUESSED, SILENT
 
 PERCENTILES = (50, 90, 95, 99)
 EXACT = 200_000  # values up to which a distribution is kept exactly; above it, to a microsecond, which bounds memory
@@ -25,7 +25,7 @@ class Figures:
 
     request: Request
     output: int
-    ttft_s: float
+    ttft_s: float | None  # None where only the end of a reply without text is known
     ttfc_s: float | None  # to the first visible content
     tpot_s: float | None
     e2e_s: float
@@ -43,13 +43,14 @@ def figures(samples: Samples) -> list[Figures]:
         output = output_tokens(samples, request)
         content = next((i for i in range(first, last) if kind[i] & ~GUESSED == CONTENT), None)
         decode = (time[last - 1] - time[first]) / 1e9
+        untimed = kind[first] == SILENT and last - first == 1 and output > 1
         found.append(
             Figures(
                 request=request,
                 output=output,
-                ttft_s=(time[first] - request.sent) / 1e9,
+                ttft_s=None if untimed else (time[first] - request.sent) / 1e9,
                 ttfc_s=(time[content] - request.sent) / 1e9 if content is not None else None,
-                tpot_s=decode / (output - 1) if output > 1 else None,
+                tpot_s=decode / (output - 1) if output > 1 and not untimed else None,
                 e2e_s=(time[last - 1] - request.sent) / 1e9,
                 worst_itl_s=max((time[i] - time[i - 1] for i in range(first + 1, last)), default=0) / 1e9,
             )
@@ -82,9 +83,10 @@ def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0)
         "max_output_tokens_per_s": peak_tokens(samples),
         "max_concurrent_requests": peak_concurrency(samples),
         "cached_input_tokens": sum(max(0, one.request.cached) for one in done),
+        "silent": sum(samples.kind[one.request.first] == SILENT for one in done),
         "stopped_early": sum(one.output < one.request.asked for one in done),
     }
-    result |= spread("ttft", (one.ttft_s * 1e3 for one in done))
+    result |= spread("ttft", (one.ttft_s * 1e3 for one in done if one.ttft_s is not None))
     result |= spread("ttfc", (one.ttfc_s * 1e3 for one in done if one.ttfc_s is not None))
     result |= spread("tpot", (one.tpot_s * 1e3 for one in done if one.tpot_s is not None))
     token_gaps, chunk_gaps = gaps(samples, done)
@@ -156,7 +158,9 @@ def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "
 
 
 def meets(one: Figures, slo: Slo) -> bool:
-    """A request that keeps to everything asked of it."""
+    """A request that keeps to everything asked of it; one whose first token nobody saw keeps to no TTFT."""
+    if slo.ttft_s is not None and one.ttft_s is None:
+        return False
     pairs = ((one.ttft_s, slo.ttft_s), (one.tpot_s, slo.tpot_s), (one.worst_itl_s, slo.itl_s), (one.e2e_s, slo.e2e_s))
     return all(limit is None or value is None or value <= limit for value, limit in pairs)
 
@@ -215,7 +219,7 @@ def steady(samples: Samples, *, ramp_s: float = 0.0) -> dict[str, Any] | None:
         "output_throughput": came / seconds,
         "mean_concurrency": busy / 1e9 / seconds,
     }
-    result |= spread("ttft", (one.ttft_s * 1e3 for one in inside))
+    result |= spread("ttft", (one.ttft_s * 1e3 for one in inside if one.ttft_s is not None))
     result |= spread("tpot", (one.tpot_s * 1e3 for one in inside if one.tpot_s is not None))
     return result
 

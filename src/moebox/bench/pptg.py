@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from moebox import __version__
+from moebox import __version__, codec
+from moebox.bench.freshness import CACHED, salted
 from moebox.bench.measure import FORMAT, Subject, measure
 from moebox.bench.metrics import Figures, figures
 from moebox.core.measure import Load, Workload
@@ -22,19 +23,21 @@ def pp_tg(
     pp: tuple[int, ...],
     tg: tuple[int, ...],
     repeat: int = 3,
-    seed: int = 0,
+    workload: Workload | None = None,
+    load: Load = ONE,
     tell: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """A result with a row for each test: pp cold and warm, tg."""
+    """A result with a row for each test: pp cold and warm, tg. Lengths are the tests', all else the workload's."""
     say = tell or (lambda line: None)
+    base = workload or Workload()
     rows: list[dict[str, Any]] = []
     for tokens in pp:
         say(f"pp{tokens}")
-        rows += _prefill(subject, tokens, repeat, seed)
+        rows += _prefill(subject, replace(base, input_tokens=tokens, output_tokens=1), load, repeat)
     for tokens in tg:
         say(f"tg{tokens}")
-        work = Workload(input_tokens=TG_PROMPT, output_tokens=tokens, seed=seed)
-        rows.append(_row(f"tg{tokens}", tokens, _run(subject, work, repeat, 0), decode_rate, cold=True))
+        work = _apart(replace(base, input_tokens=TG_PROMPT, output_tokens=tokens))
+        rows.append(_row(f"tg{tokens}", tokens, _run(subject, work, load, repeat, 0), decode_rate, cold=True))
     return {
         "format": FORMAT,
         "kind": "pp-tg",
@@ -43,6 +46,9 @@ def pp_tg(
         "simulation": subject.simulation,
         "model_id": subject.endpoint.model,
         "tokenizer_id": subject.text.how,
+        "workload": codec.plain(base),
+        "repeat": repeat,
+        "flags": [_cached(row, subject) for row in rows if _cached(row, subject)],
         "rows": rows,
     }
 
@@ -50,7 +56,7 @@ def pp_tg(
 def prefill_rate(one: Figures) -> float | None:
     """Prompt tokens a second until the first token."""
     prompt = one.request.prompt
-    return prompt / one.ttft_s if prompt > 0 and one.ttft_s > 0 else None
+    return prompt / one.ttft_s if prompt > 0 and one.ttft_s else None
 
 
 def decode_rate(one: Figures) -> float | None:
@@ -58,23 +64,27 @@ def decode_rate(one: Figures) -> float | None:
     return 1 / one.tpot_s if one.tpot_s else None
 
 
-def _prefill(subject: Subject, tokens: int, repeat: int, seed: int) -> list[dict[str, Any]]:
+def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[dict[str, Any]]:
     """Each prompt once when it is new and once again at once, when a prefix cache may know it."""
-    work = Workload(input_tokens=tokens, output_tokens=1, seed=seed)
     cold, warm = [], []
     for number in range(repeat):
-        cold += _run(subject, work, 1, number)
-        warm += _run(subject, work, 1, number)
+        same = salted(_apart(work))
+        cold += _run(subject, same, load, 1, number)
+        warm += _run(subject, same, load, 1, number)
+    name, tokens = f"pp{work.input_tokens}", work.input_tokens
     return [
-        _row(f"pp{tokens}", tokens, cold, prefill_rate, cold=True),
-        _row(f"pp{tokens}", tokens, warm, prefill_rate, cold=False),
+        _row(name, tokens, cold, prefill_rate, cold=True),
+        _row(name, tokens, warm, prefill_rate, cold=False),
     ]
 
 
-def _run(subject: Subject, work: Workload, requests: int, offset: int) -> list[Figures]:
-    # Seeds as large as these keep a test's prompts from being those of another length.
-    work = replace(work, seed=work.seed + 7919 * (work.input_tokens + work.output_tokens))
-    made = measure(subject, work, replace(ONE, requests=requests), scrape=False, offset=offset)
+def _apart(work: Workload) -> Workload:
+    """Seeds as large as these keep a test's prompts from being those of another length, where there is no salt."""
+    return replace(work, seed=work.seed + 7919 * (work.input_tokens + work.output_tokens))
+
+
+def _run(subject: Subject, work: Workload, load: Load, requests: int, offset: int) -> list[Figures]:
+    made = measure(subject, work, replace(load, concurrency=1, requests=requests), scrape=False, offset=offset)
     if made.interrupted:
         raise KeyboardInterrupt
     done = figures(made.samples)
@@ -87,7 +97,8 @@ def _run(subject: Subject, work: Workload, requests: int, offset: int) -> list[F
 def _row(
     name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool
 ) -> dict[str, Any]:
-    rates = [found for one in done if (found := rate(one)) is not None]
+    rates = [value for one in done if (value := rate(one)) is not None]
+    firsts = [one.ttft_s for one in done if one.ttft_s is not None]
     mean = statistics.fmean(rates) if rates else None
     return {
         "test": name,
@@ -96,7 +107,17 @@ def _row(
         "mean_tok_s": mean,
         "std_tok_s": statistics.stdev(rates) if len(rates) > 1 else 0.0,
         "tries": len(rates),
-        "mean_ttft_ms": statistics.fmean(one.ttft_s for one in done) * 1e3,
+        "mean_ttft_ms": statistics.fmean(firsts) * 1e3 if firsts else None,
         ("pp_tok_s" if name.startswith("pp") else "tg_tok_s"): mean,
         "prompt_tokens": statistics.median(one.request.prompt for one in done),
+        "cached_tokens": sum(max(0, one.request.cached) for one in done),
     }
+
+
+def _cached(row: dict[str, Any], subject: Subject) -> str:
+    """Why a cold prefill was none; "" when it was one."""
+    asked = row["prompt_tokens"] * row["tries"]
+    cached = row["cached_tokens"] - subject.template_tokens * row["tries"]
+    if not row["test"].startswith("pp") or not row["cold"] or not asked or cached <= CACHED * asked:
+        return ""
+    return f"{row['test']} cold: {cached / asked:.1%} of prompt tokens came from the server's prefix cache"

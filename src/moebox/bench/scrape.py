@@ -12,6 +12,7 @@ from moebox import http
 from moebox.core.endpoint import Endpoint
 
 EVERY_S = 1.0
+PATIENCE_S = 3.0  # for one answer
 
 # Our name -> the engines' names for it; several are tried, the first present counts. Gauges are taken as they are,
 # counters (those that end in _total) as they grew since the run began. Names as of vLLM 0.32, SGLang 0.5.23 and
@@ -75,6 +76,8 @@ class Scraper:
         self._enabled = enabled
 
     def __enter__(self) -> Self:
+        if self._enabled:
+            self._ask()  # counters as they are before the first request
         for thread in self._threads if self._enabled else ():
             thread.start()
         return self
@@ -85,6 +88,8 @@ class Scraper:
         self._over.set()
         for thread in self._threads if self._enabled else ():
             thread.join(5)
+        if self._rows:
+            self._ask()  # and after the last
 
     def report(self, zero: int, duration_s: float, output_tokens: int) -> dict[str, Any]:
         """`server` and `power` as they go into a result; None where there was nothing to ask."""
@@ -93,21 +98,20 @@ class Scraper:
         return {"server": series(self._rows, zero), "power": power, "tokens_per_joule": per_joule}
 
     def _metrics(self) -> None:
-        import httpx2
-
         misses = 0
-        with http.client(timeout_s=3.0, headers=self._endpoint.headers) as client:
-            while misses < 3:
-                try:
-                    reply = client.get(f"{self._endpoint.root}/metrics")
-                    row = pick(parse(reply.text)) if reply.status_code == 200 else {}
-                except httpx2.HTTPError:
-                    row = {}
-                if row:
-                    self._rows.append((time.monotonic_ns(), row))
-                misses = 0 if row else misses + 1  # llama.cpp answers 501 unless started with --metrics
-                if self._over.wait(EVERY_S):
-                    return
+        while misses < 3:  # llama.cpp answers 501 unless started with --metrics
+            if self._over.wait(EVERY_S):
+                return
+            misses = 0 if self._ask() else misses + 1
+
+    def _ask(self) -> bool:
+        """One more row; False where /metrics has nothing for us."""
+        url, headers = f"{self._endpoint.root}/metrics", self._endpoint.headers
+        reply = http.get(url, headers=headers, timeout_s=PATIENCE_S)
+        row = pick(parse(reply.text)) if reply.ok else {}
+        if row:
+            self._rows.append((time.monotonic_ns(), row))
+        return bool(row)
 
     def _gpus(self) -> None:
         import pynvml

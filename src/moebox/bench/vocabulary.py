@@ -15,13 +15,14 @@ from moebox.errors import BadInput
 
 Count = Callable[[str], int]
 REMOTE = "/tokenize"
+TOKENIZE_S = 20.0  # the longest that counting one text may take
 
 
-def text_for(endpoint: Endpoint, *, tokenizer: str = "") -> Text:
+def text_for(endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKENIZE_S) -> Text:
     """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json)."""
     if tokenizer:
         return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    count = _remote(endpoint)
+    count = _remote(endpoint, timeout_s)
     if count is not None:
         return replace(calibrated(count, "the server's /tokenize"), tokenizer=REMOTE)
     return Text(words=words.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
@@ -31,7 +32,7 @@ def counter(endpoint: Endpoint, text: Text) -> Count | None:
     """What counts the tokens of a text, where there is a tokenizer."""
     if not text.tokenizer:
         return None
-    return _remote(endpoint) if text.tokenizer == REMOTE else _local(text.tokenizer)
+    return _remote(endpoint, TOKENIZE_S) if text.tokenizer == REMOTE else _local(text.tokenizer)
 
 
 def calibrated(count: Count, how: str) -> Text:
@@ -63,18 +64,15 @@ def _single(candidates: list[str], count: Count) -> list[str]:
     return _single(candidates[:half], count) + _single(candidates[half:], count)
 
 
-def _remote(endpoint: Endpoint) -> Count | None:
+def _remote(endpoint: Endpoint, timeout_s: float) -> Count | None:
     """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp."""
-    import httpx2
-
-    client = http.client(timeout_s=20.0, headers=endpoint.headers)
 
     def ask(body: dict[str, Any]) -> list[int] | None:
-        try:
-            reply = client.post(f"{endpoint.root}/tokenize", json=body)
-            tokens = reply.json().get("tokens") if reply.status_code == 200 else None
-        except (httpx2.HTTPError, ValueError, AttributeError):
-            return None
+        reply = http.post_json(
+            f"{endpoint.root}/tokenize", body, headers=endpoint.headers, timeout_s=min(TOKENIZE_S, timeout_s)
+        )
+        document = reply.json() if reply.ok else None
+        tokens = document.get("tokens") if isinstance(document, dict) else None
         return tokens if isinstance(tokens, list) else None
 
     def vllm(text: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         job = codec.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
-        source = open_source(job.workload, job.text, job.model, keep=job.keep_text)
+        source = open_source(job.workload, job.text, job.model, keep=job.keeps)
         loop = Loop(job, source, tell=lambda progress: say("progress", progress))
         loop.connect()
     except MoeboxError as problem:
@@ -42,7 +42,7 @@ def main() -> int:
     gc.freeze()
     gc.disable()
     loop.run(order["zero"], order["wall"], _stopped)
-    texts = json.dumps(list(loop.samples.texts.items()) if job.keep_text else []).encode()
+    texts = json.dumps(list(loop.samples.texts.items()) if job.keep_text or job.keep_first else []).encode()
     payload = loop.samples.pack()
     say("result", {"gauge": loop.gauge, "bytes": len(payload), "texts": len(texts)})
     sys.stdout.buffer.write(payload + texts)

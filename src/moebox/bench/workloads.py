@@ -1,9 +1,11 @@
 """What is asked, request by request: a pure function of the workload, its words and an index.
 
 Prompts are cut from one long stretch of words, so that making one costs microseconds while a thousand streams run; each
-begins with words of its own, so that no two share a prefix a cache could use unless the workload says so.
+begins with words of its own, so that no two share a prefix a cache could use unless the workload says so. The stretch
+and those words follow from the workload's seed and salt.
 """
 
+import hashlib
 import itertools
 import json
 import random
@@ -21,6 +23,7 @@ from moebox.core.measure import Workload
 
 STRETCH = 65536  # words in the long stretch; longer prompts wrap around
 OWN = 4  # words at the head of each prompt that are its own: one in 10^10 prompts shares them with another
+Keep = Callable[[int], bool]
 BLOCK = 512  # tokens behind one hash id of a trace (the published Mooncake traces)
 
 
@@ -36,17 +39,17 @@ class Source:
 class Stretch:
     """Random words with the offsets to cut them by."""
 
-    def __init__(self, text: Text, seed: int) -> None:
+    def __init__(self, text: Text, workload: Workload) -> None:
         self._text = text
-        draw = random.Random(f"stretch {seed}")
+        draw = random.Random(f"stretch {workload.seed} {workload.salt}".rstrip())
         chosen = draw.choices(text.words, k=STRETCH)
         self._starts = array("I", itertools.accumulate((len(word) + 1 for word in chosen), initial=0))
         self._all = " ".join(chosen) + " "
-        self._seed = seed
+        self._key = number_of(workload)
 
     def prompt(self, tokens: int, key: object) -> str:
         """About `tokens` tokens (exactly, where every word is one), the same for the same key."""
-        words, state = self._text.words, _mix(hash_of(key) ^ self._seed * 0x9E3779B97F4A7C15)
+        words, state = self._text.words, _mix(hash_of(key) ^ self._key)
         count = max(1, round(tokens / self._text.tokens_per_word))
         own = []
         for _ in range(min(count, OWN)):
@@ -61,6 +64,14 @@ class Stretch:
             parts.append(self._all[self._starts[at] : self._starts[at + take]])
             at, count = 0, count - take
         return "".join(parts).rstrip()
+
+
+def number_of(workload: Workload) -> int:
+    """A number for a workload's seed and salt."""
+    if not workload.salt:
+        return workload.seed * 0x9E3779B97F4A7C15
+    digest = hashlib.blake2b(f"{workload.seed} {workload.salt}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def hash_of(key: object) -> int:
@@ -137,12 +148,12 @@ class Maker:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def open_source(workload: Workload, text: Text, model: str, *, keep: bool = False) -> Source:
-    """The talks of a workload."""
+def open_source(workload: Workload, text: Text, model: str, *, keep: Keep = lambda index: False) -> Source:
+    """The talks of a workload; `keep` says of which the replies' text is needed."""
     make = Maker(workload, model)
     if workload.kind == "prompts":
         return _from_prompts(load_prompts(workload.file), workload, make, keep)
-    stretch = Stretch(text, workload.seed)
+    stretch = Stretch(text, workload)
     if workload.kind == "trace":
         return _from_trace(workload, stretch, make, keep)
     if workload.kind == "turns":
@@ -162,7 +173,7 @@ def open_source(workload: Workload, text: Text, model: str, *, keep: bool = Fals
             index,
             workload.output_tokens,
             lambda i: put(write(i), workload.output_tokens),
-            keep=keep,
+            keep=keep(index),
         )
     )
 
@@ -170,15 +181,17 @@ def open_source(workload: Workload, text: Text, model: str, *, keep: bool = Fals
 def _writer(workload: Workload, stretch: Stretch, text: Text) -> Callable[[int], str]:
     if workload.kind == "code":
         words = max(8, round(workload.input_tokens / text.tokens_per_code_word))
-        task = "Rewrite this module with one more field in every class and a test for every function.\n\n"
-        return lambda index: task + wordlist.code(f"{workload.seed} {index}", words)
+        task = "rewrite this module with one more field in every class and a test for every function.\n\n"
+        salt = f"{workload.seed} {workload.salt}".rstrip()
+        # The name comes first: text that all prompts begin with would be answered from a prefix cache.
+        return lambda index: f"{stretch.prompt(OWN, ('name', index))}: {task}{wordlist.code(f'{salt} {index}', words)}"
     if workload.kind == "prefix":
         shared = [stretch.prompt(workload.prefix_tokens, f"prefix {i}") for i in range(max(1, workload.prefixes))]
         return lambda index: f"{shared[index % len(shared)]} {stretch.prompt(workload.input_tokens, index)}"
     return lambda index: stretch.prompt(workload.input_tokens, index)
 
 
-def _from_prompts(prompts: list[Prompt], workload: Workload, make: Maker, keep: bool) -> Source:
+def _from_prompts(prompts: list[Prompt], workload: Workload, make: Maker, keep: Keep) -> Source:
     order = list(range(len(prompts)))
     random.Random(f"order {workload.seed}").shuffle(order)
 
@@ -186,13 +199,16 @@ def _from_prompts(prompts: list[Prompt], workload: Workload, make: Maker, keep: 
         prompt = prompts[order[index % len(order)]]
         asked = prompt.output_tokens or workload.output_tokens
         return Single(
-            index, asked, lambda _: make.body(messages=list(prompt.messages), tokens=asked, more=prompt.more), keep=keep
+            index,
+            asked,
+            lambda _: make.body(messages=list(prompt.messages), tokens=asked, more=prompt.more),
+            keep=keep(index),
         )
 
     return Source(talk)
 
 
-def _from_trace(workload: Workload, stretch: Stretch, make: Maker, keep: bool) -> Source:
+def _from_trace(workload: Workload, stretch: Stretch, make: Maker, keep: Keep) -> Source:
     rows = load_trace(workload.file)
 
     def talk(index: int) -> Talk:
@@ -201,7 +217,10 @@ def _from_trace(workload: Workload, stretch: Stretch, make: Maker, keep: bool) -
         rest = row.input_tokens - BLOCK * len(parts)
         parts += [stretch.prompt(rest, index)] if rest > 0 else []
         return Single(
-            index, row.output_tokens, lambda _: make.body(text=" ".join(parts), tokens=row.output_tokens), keep=keep
+            index,
+            row.output_tokens,
+            lambda _: make.body(text=" ".join(parts), tokens=row.output_tokens),
+            keep=keep(index),
         )
 
     first = rows[0].at_s

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from moebox.cli import target as targets
 from moebox.cli.bench_keep import Keeper
-from moebox.cli.bench_plan import Asked, Plan, counts, plan_of
+from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
 from moebox.cli.output import emit, people, talk
 from moebox.core.measure import Load, Slo
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
@@ -33,6 +33,7 @@ def bench(
     tokenizer: str = "",
     insecure: Annotated[bool, Parameter(negative=())] = False,
     ca_file: str = "",
+    allow_failures: Annotated[bool, Parameter(negative=())] = False,
     label: str = "",
     output_file: Annotated[Path | None, Parameter(name=["--output-file", "-o"])] = None,
     run: str = "",
@@ -44,7 +45,8 @@ def bench(
         target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
         model: The name it is served under; may be left out where the server lists only one.
         key_env: The environment variable that holds the key.
-        preset: A published benchmark's settings: shenanigans-sm120, lambda, aiperf-16-turns, long-generation, …
+        preset: A published benchmark's settings: shenanigans-sm120, lambda, aiperf-16-turns, long-generation, …; loads,
+            lengths and counts of requests given besides replace the preset's.
         asked: Workload and load.
         slo: What a good request keeps to, like ttft=2s,tpot=50ms; adds goodput.
         slo_share: Share of requests that must be good when searching.
@@ -55,6 +57,7 @@ def bench(
         tokenizer: A local tokenizer.json, for exact prompt lengths where the server has no /tokenize.
         insecure: Accept any TLS certificate.
         ca_file: Certificates to trust.
+        allow_failures: Exit with 0 although requests failed; otherwise any that did makes the exit code 1.
         label: A name for the result.
         output_file: Keep the result here (JSON), and the samples beside it.
         run: Keep them in this run's measurements.
@@ -68,16 +71,19 @@ def bench(
     if search and limits is None:
         raise BadInput("--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
     tests = (counts("--pp", pp), counts("--tg", tg))
+    if any(tests):
+        refuse_load(asked, preset)
     plan = plan_of(asked, preset)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    text = text_for(endpoint, tokenizer=tokenizer)
-    subject = look(endpoint, text, api=asked.api, insecure=insecure, ca_file=ca_file)
+    text = text_for(endpoint, tokenizer=tokenizer, timeout_s=plan.loads[0].timeout_s)
+    timeout_s = plan.loads[0].timeout_s
+    subject = look(endpoint, text, api=asked.api, insecure=insecure, ca_file=ca_file, timeout_s=timeout_s)
     if not json:
         talk().print(f"{endpoint.model} at {endpoint.base_url}; prompt lengths by {text.how}", style="dim")
-    keeper = Keeper(output_file, run, label or preset)
+    keeper = Keeper(output_file, run, label or plan.name)
     if any(tests):
-        return _tests(subject, tests, repeat, asked.seed, keeper, json)
-    return _serve(subject, plan, limits, search, asked.warmup, keeper, json)
+        return _tests(subject, tests, repeat, plan, keeper, json)
+    return _serve(subject, plan, limits, search, keeper, json, allow_failures)
 
 
 def _serve(
@@ -85,18 +91,31 @@ def _serve(
     plan: Plan,
     slo: Slo | None,
     search: Literal["", "concurrency", "rate"],
-    warmup: int,
     keeper: Keeper,
     json: bool,
+    allow_failures: bool,
 ) -> int:
     from moebox.bench.measure import measure
     from moebox.bench.search import highest, sweep
     from moebox.cli.bench_view import LiveLine, load_of, show
 
+    asked = 0  # requests so far: prompts of a file go on where the load before ended
+
     def one(load: Load) -> "Measurement":
+        nonlocal asked
         title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
         with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
-            made = measure(subject, plan.workload, load, slo=slo, warmup=warmup, label=keeper.label, watch=line)
+            made = measure(
+                subject,
+                plan.workload,
+                load,
+                slo=slo,
+                warmup=plan.warmup,
+                label=keeper.label,
+                watch=line,
+                offset=asked if plan.workload.kind == "prompts" else 0,
+            )
+        asked += plan.warmup + len(made.samples)
         keeper.keep(made, title)
         return made
 
@@ -119,14 +138,22 @@ def _serve(
         return INTERRUPTED
     if search and best is None:
         raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
-    return 0 if any(result["completed"] for result in results) else AnswerIsNo.exit_code
+    return _code(results, allow_failures=allow_failures)
+
+
+def _code(results: list[dict[str, Any]], *, allow_failures: bool) -> int:
+    """1 when requests failed, unless that is allowed, and when none was completed."""
+    bad = sum(result[key] for result in results for key in ("failed", "truncated", "empty"))
+    if not any(result["completed"] for result in results):
+        return AnswerIsNo.exit_code
+    return AnswerIsNo.exit_code if bad and not allow_failures else 0
 
 
 def _tests(
     subject: "Subject",
     tests: tuple[tuple[int, ...], tuple[int, ...]],
     repeat: int,
-    seed: int,
+    plan: Plan,
     keeper: Keeper,
     json: bool,
 ) -> int:
@@ -134,7 +161,15 @@ def _tests(
     from moebox.cli.bench_view import show_rows
 
     tell = None if json else lambda line: talk().print(line, style="dim")
-    result = pp_tg(subject, pp=tests[0], tg=tests[1], repeat=max(1, repeat), seed=seed, tell=tell)
+    result = pp_tg(
+        subject,
+        pp=tests[0],
+        tg=tests[1],
+        repeat=max(1, repeat),
+        workload=plan.workload,
+        load=plan.loads[0],
+        tell=tell,
+    )
     keeper.write(result)
     if json:
         emit(result)

@@ -1,8 +1,8 @@
 """The flags of `moebox bench` that say what is asked and how hard, turned into a workload and loads."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -10,15 +10,27 @@ from moebox.core.measure import Api, Arrivals, Load, Workload, WorkloadKind
 from moebox.errors import BadInput
 from moebox.units import parse_seconds, parse_tokens
 
+if TYPE_CHECKING:
+    from moebox.bench.presets import Preset
+
+TURNS = 16  # of a conversation, where neither a flag nor a preset says it
+THINK_S = 1.0
+PER_STREAM = 4  # requests for each stream, where nothing says how many
+# What a preset is made of: with other values it would be another benchmark under its name.
+OF_A_PRESET = ("workload", "file")
+# What --pp and --tg have no use for: they send one request at a time, and their own lengths.
+OF_A_LOAD: tuple[str, ...] = ("concurrency", "rate", "requests", "duration", "ramp", "warmup", "workload", "input")
+OF_A_LOAD += ("output", "file", "turns", "think", "prefix", "prefixes")
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked and how hard, as flags."""
+    """What is asked and how hard, as flags; None where a flag was not given."""
 
-    concurrency: str = "1"
-    "Streams at once, or a sweep: 1,8,32,128."
-    rate: str = ""
+    concurrency: str | None = None
+    "Streams at once, or a sweep: 1,8,32,128. One when left out."
+    rate: str | None = None
     "Requests a second (open loop), or a sweep; --concurrency then limits what is in flight, if given."
     arrivals: Arrivals = "poisson"
     "How an open loop's requests come."
@@ -26,30 +38,32 @@ class Asked:
     "Shape of the gamma distribution of their gaps: 1 is Poisson, below 1 comes in bursts."
     requests: int | None = None
     "Requests for each load; four for each stream when neither this nor --duration is given."
-    duration: str = ""
+    duration: str | None = None
     "No new request after this long, like 60s."
-    ramp: str = "0s"
+    ramp: str | None = None
     "Let the load build up over this long."
-    warmup: int = 0
+    warmup: int | None = None
     "Requests sent before, which are not measured."
-    workload: WorkloadKind = "random"
-    "random words, code, a prompts file, turns of conversations, a shared prefix, or a trace."
-    input: str = "256"
-    "Prompt tokens, like 8192 or 8k."
-    output: str = "100"
-    "Tokens to ask for."
+    workload: WorkloadKind | None = None
+    "random words (when left out), code, a prompts file, turns of conversations, a shared prefix, or a trace."
+    input: str | None = None
+    "Prompt tokens, like 8192 or 8k; 256 when left out."
+    output: str | None = None
+    "Tokens to ask for; 100 when left out."
     file: Path | None = None
     "The prompts (JSON lines or ShareGPT) or the trace."
-    turns: int = 16
-    "Turns of each conversation."
-    think: str = "1s"
-    "Pause between a reply and the next turn."
-    prefix: str = "0"
+    turns: int | None = None
+    "Turns of each conversation; 16 when left out."
+    think: str | None = None
+    "Pause between a reply and the next turn; 1s when left out."
+    prefix: str | None = None
     "Tokens that requests share (workload prefix)."
-    prefixes: int = 1
+    prefixes: int | None = None
     "How many different shared prefixes."
     seed: int = 0
-    "The same seed asks the same."
+    "Arrivals and lengths follow from it; prompts too, with --reuse-prompts."
+    reuse_prompts: Annotated[bool, Parameter(negative=())] = False
+    "Ask what this seed asked before: a prefix cache may then answer. Otherwise no prompt is asked twice."
     api: Api = "chat"
     "Which endpoint is asked."
     stop_at_eos: Annotated[bool, Parameter(negative=())] = False
@@ -57,11 +71,15 @@ class Asked:
     extra_body: str = ""
     "JSON merged into every request's body."
     timeout: str = "2h"
-    "Longest time for one request."
+    "Longest time for one request, whatever arrives meanwhile."
     stall: str = "30m"
     "Longest silence within one."
     workers: int = 0
     "Client processes; chosen when 0."
+
+    def given(self, names: tuple[str, ...]) -> list[str]:
+        """Those of these flags that were given, as they are written."""
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,79 +88,127 @@ class Plan:
 
     workload: Workload
     loads: tuple[Load, ...]
+    warmup: int = 0
+    name: str = ""  # of the preset, said to be changed where a flag changed it
 
     def at(self, axis: str, value: float) -> Load:
         """The first load with its concurrency or rate replaced."""
         if axis == "rate":
             return replace(self.loads[0], rate=value)
-        lanes = int(value)
+        streams = int(value)
         first = self.loads[0]
-        scaled = max(lanes, round(first.requests * lanes / max(1, first.concurrency))) if first.requests else 0
-        return replace(first, concurrency=lanes, requests=scaled)
+        scaled = max(streams, round(first.requests * streams / max(1, first.concurrency))) if first.requests else 0
+        return replace(first, concurrency=streams, requests=scaled)
 
 
 def plan_of(asked: Asked, name: str) -> Plan:
-    """Flags (or a preset) to a workload and loads; BadInput says which flag cannot be meant."""
-    try:
-        duration, ramp, think = (parse_seconds(value or "0") for value in (asked.duration, asked.ramp, asked.think))
-        timeout, stall = parse_seconds(asked.timeout), parse_seconds(asked.stall)
-        input_tokens, output_tokens, prefix = (parse_tokens(v) for v in (asked.input, asked.output, asked.prefix))
-    except ValueError as problem:
-        raise BadInput(str(problem)) from None
-    if min(input_tokens, output_tokens) < 1 or asked.burstiness <= 0 or (asked.requests or 1) < 1 or asked.warmup < 0:
-        raise BadInput("--input, --output, --requests and --burstiness are above 0, --warmup is not below it")
-    if asked.workload in ("prompts", "trace") and not asked.file:
-        raise BadInput(f"--workload {asked.workload} needs --file")
+    """Flags, over a preset where one is named, to a workload and loads; BadInput says which flag cannot be meant."""
+    base = _preset(name, asked) if name else None
+    workload = _workload(asked, base)
+    common = _common(asked)
+    warmup = asked.warmup or 0
+    if warmup < 0:
+        raise BadInput("--warmup is not below 0")
+    loads = _loads(asked, common, workload, base)
+    changed = base is not None and (workload, loads) != _unchanged(_bare(asked), base)
+    return Plan(workload=workload, loads=loads, warmup=warmup, name=f"{name}-changed" if changed else name)
+
+
+def refuse_load(asked: Asked, preset: str) -> None:
+    """--pp and --tg are tests of their own: what they would ignore is refused."""
+    ignored = asked.given(OF_A_LOAD) + (["--preset"] if preset else [])
+    if ignored:
+        raise BadInput(
+            f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
+            hint="leave it out, or run `moebox bench` once more without --pp and --tg",
+        )
+
+
+def _unchanged(asked: Asked, base: "Preset") -> tuple[Workload, tuple[Load, ...]]:
+    workload = _workload(asked, base)
+    return workload, _loads(asked, _common(asked), workload, base)
+
+
+def _bare(asked: Asked) -> Asked:
+    """The same without the flags that change what a preset asks or how often."""
+    kept = ("arrivals", "burstiness", "ramp", "seed", "reuse_prompts", "api", "timeout", "stall", "workers", "warmup")
+    return Asked(**{field.name: getattr(asked, field.name) for field in fields(asked) if field.name in kept})
+
+
+def _preset(name: str, asked: Asked) -> "Preset":
+    from moebox.bench.presets import preset
+
+    base = preset(name)
+    if refused := asked.given(OF_A_PRESET):
+        raise BadInput(
+            f"--preset {name} says what is asked: it does not take {' or '.join(refused)}",
+            hint="leave --preset out; lengths, loads and counts of requests may be given with it",
+        )
+    return base
+
+
+def _workload(asked: Asked, base: "Preset | None") -> Workload:
+    before = base.workload if base else Workload(kind=asked.workload or "random", turns=TURNS, think_s=THINK_S)
+    if before.kind in ("prompts", "trace") and not asked.file and not before.file:
+        raise BadInput(f"--workload {before.kind} needs --file")
     if asked.file and not asked.file.is_file():
         raise BadInput(f"{asked.file}: no such file")
-    common = Load(
+    workload = replace(
+        before,
+        input_tokens=_tokens("--input", asked.input, before.input_tokens),
+        output_tokens=_tokens("--output", asked.output, before.output_tokens),
+        file=str(asked.file) if asked.file else before.file,
+        turns=_whole("--turns", asked.turns, before.turns) if before.kind == "turns" else 1,
+        think_s=_seconds("--think", asked.think, before.think_s),
+        prefix_tokens=_tokens("--prefix", asked.prefix, before.prefix_tokens),
+        prefixes=_whole("--prefixes", asked.prefixes, before.prefixes),
+        seed=asked.seed,
+        reuse_prompts=asked.reuse_prompts,
+        api=asked.api,
+        ignore_eos=before.ignore_eos and not asked.stop_at_eos,
+        extra=before.extra | _extra(asked.extra_body),
+    )
+    if min(workload.input_tokens, workload.output_tokens) < 1:
+        raise BadInput("--input and --output are above 0")
+    return workload
+
+
+def _common(asked: Asked) -> Load:
+    if asked.burstiness <= 0:
+        raise BadInput("--burstiness is above 0")
+    if asked.requests is not None and asked.requests < 1:
+        raise BadInput("--requests is above 0")
+    return Load(
         arrivals=asked.arrivals,
         burstiness=asked.burstiness,
-        duration_s=duration,
-        ramp_s=ramp,
-        timeout_s=timeout,
-        stall_s=stall,
+        duration_s=_seconds("--duration", asked.duration, 0.0),
+        ramp_s=_seconds("--ramp", asked.ramp, 0.0),
+        timeout_s=_seconds("--timeout", asked.timeout, 0.0),
+        stall_s=_seconds("--stall", asked.stall, 0.0),
         workers=asked.workers,
     )
-    if name:
-        from moebox.bench.presets import preset
-
-        chosen = preset(name)
-        loads = [replace(common, concurrency=c, requests=asked.requests or chosen.count(c)) for c in chosen.concurrency]
-        return Plan(workload=replace(chosen.workload, seed=asked.seed, api=asked.api), loads=tuple(loads))
-    workload = Workload(
-        kind=asked.workload,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        file=str(asked.file or ""),
-        turns=asked.turns if asked.workload == "turns" else 1,
-        think_s=think,
-        prefix_tokens=prefix,
-        prefixes=asked.prefixes,
-        seed=asked.seed,
-        api=asked.api,
-        ignore_eos=not asked.stop_at_eos,
-        extra=_extra(asked.extra_body),
-    )
-    return Plan(workload=workload, loads=_loads(asked, common, workload))
 
 
-def _loads(asked: Asked, common: Load, workload: Workload) -> tuple[Load, ...]:
-    turns = workload.turns
-    if asked.rate or workload.kind == "trace":
-        limit = 0 if asked.concurrency == "1" else counts("--concurrency", asked.concurrency)[0]
+def _loads(asked: Asked, common: Load, workload: Workload, base: "Preset | None") -> tuple[Load, ...]:
+    streams = counts("--concurrency", asked.concurrency) if asked.concurrency is not None else ()
+    if asked.rate is not None or workload.kind == "trace":
+        limit = streams[0] if streams else 0
         if workload.kind == "trace":
             return (replace(common, concurrency=limit, requests=asked.requests or 0),)
-        requests = asked.requests or (0 if common.duration_s else 100)
+        requests = asked.requests or (0 if common.duration_s else base.requests if base and base.requests else 100)
         return tuple(replace(common, rate=rate, concurrency=limit, requests=requests) for rate in _rates(asked.rate))
     loads = []
-    for lanes in counts("--concurrency", asked.concurrency):
-        requests = asked.requests or (0 if common.duration_s else 4 * lanes * turns)
-        loads.append(replace(common, concurrency=min(lanes, requests or lanes), requests=requests))
+    for number in streams or (base.concurrency if base else (1,)):
+        requests = asked.requests or (0 if common.duration_s else _usual(number, workload, base))
+        loads.append(replace(common, concurrency=min(number, requests or number), requests=requests))
     return tuple(loads)
 
 
-def counts(flag: str, text: str) -> tuple[int, ...]:
+def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:
+    return base.count(streams) if base else PER_STREAM * streams * workload.turns
+
+
+def counts(flag: str, text: str | None) -> tuple[int, ...]:
     """Numbers written like "1,8,32"."""
     try:
         found = tuple(parse_tokens(part) for part in text.split(",")) if text else ()
@@ -153,9 +219,9 @@ def counts(flag: str, text: str) -> tuple[int, ...]:
     return found
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def _rates(text: str | None) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in (text or "").split(","))
     except ValueError:
         found = ()
     if not found or any(not 0 < rate < 1e6 for rate in found):
@@ -163,12 +229,32 @@ def _rates(text: str) -> tuple[float, ...]:
     return found
 
 
+def _tokens(flag: str, text: str | None, usual: int) -> int:
+    try:
+        return usual if text is None else parse_tokens(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}") from None
+
+
+def _seconds(flag: str, text: str | None, usual: float) -> float:
+    try:
+        return usual if not text else parse_seconds(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}") from None
+
+
+def _whole(flag: str, value: int | None, usual: int) -> int:
+    if value is not None and value < 1:
+        raise BadInput(f"{flag} is above 0")
+    return usual if value is None else value
+
+
 def _extra(text: str) -> dict[str, Any]:
     import json
 
     try:
         value = json.loads(text or "{}")
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise BadInput(f"--extra-body is not JSON: {problem}") from None
     if not isinstance(value, dict):
         raise BadInput("--extra-body is not a JSON object")

@@ -1,40 +1,32 @@
 """What `moebox bench` shows: a line while it runs, a table after."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from moebox.bench.job import Progress
+from moebox.stream.events import printable
 from moebox.units import count, seconds, tok_s
 
-_COLUMNS = (
-    "load",
-    "done",
-    "bad",
-    "out tok/s",
-    "total tok/s",
-    "peak",
-    "req/s",
-    "TTFT",
-    "P99",
-    "TPOT",
-    "ITL",
-    "P99",
-    "E2E",
-)
 _RATES = ("output_throughput", "total_token_throughput", "max_output_tokens_per_s")
 _TIMES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms", "mean_e2el_ms")
+_HEADS: tuple[str, ...] = ("load", "done", "bad", "out tok/s", "total tok/s", "peak tok/s", "req/s")
+_HEADS += ("TTFT", "P99 TTFT", "TPOT", "ITL", "P99 ITL", "E2E")
+_GAP = 2  # between columns
+_BAR = 12  # cells of the progress bar
 
 
 class LiveLine:
-    """Progress, speed, TTFT, in flight and errors, refreshed twice a second on a terminal; nothing elsewhere."""
+    """Progress, time left, speed, TTFT and errors, refreshed twice a second on a terminal; nothing elsewhere."""
 
     def __init__(self, console: Console, title: str, *, total: int = 0, duration_s: float = 0.0) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._shown = console.is_terminal
+        self._console, self._shown = console, console.is_terminal
         self._title, self._total, self._duration = title, total, duration_s
         self._tokens, self._at, self._rate, self._ttft = 0, 0.0, 0.0, 0.0
 
@@ -51,78 +43,134 @@ class LiveLine:
         """Take the workers' latest words."""
         if not self._shown or not workers:
             return
-        tokens = sum(one.tokens for one in workers)
+        self._live.update(self.line(workers, elapsed_s, self._console.width))
+
+    def line(self, workers: list[Progress], elapsed_s: float, width: int) -> Text:
+        """One line of at most `width` cells: what matters least is left out first."""
+        tokens = sum(worker.tokens for worker in workers)
         if elapsed_s - self._at >= 0.5:
             self._rate = (tokens - self._tokens) / (elapsed_s - self._at)
             self._tokens, self._at = tokens, elapsed_s
-        known = [one.ttft_ms for one in workers if one.ttft_ms]
+        known = [worker.ttft_ms for worker in workers if worker.ttft_ms]
         self._ttft = sum(known) / len(known) if known else self._ttft
-        ended, failed = sum(one.ended for one in workers), sum(one.failed for one in workers)
-        share = ended / self._total if self._total else elapsed_s / self._duration if self._duration else 0.0
-        filled = round(20 * min(1.0, share))
-        line = Text.assemble(
-            (self._title, "bold"),
-            f"  {'━' * filled}",
-            ("━" * (20 - filled), "dim"),
-            f"  {count(ended)}{'/' + count(self._total) if self._total else ''}  {seconds(elapsed_s)}"
-            f"  {tok_s(self._rate)}  TTFT {self._ttft:,.0f} ms  in flight {sum(one.in_flight for one in workers)}  ",
-            (f"errors {failed}", "red" if failed else "dim"),
-            (f"  client {max(one.cpu_share for one in workers):.0%}", "dim"),
-        )
-        self._live.update(line)
+        ended, failed = sum(worker.ended for worker in workers), sum(worker.failed for worker in workers)
+        share = self._share(ended, elapsed_s)
+        filled = round(_BAR * share)
+        line = Text.assemble((self._title, "bold"), f" {'━' * filled}", ("━" * (_BAR - filled), "dim"))
+        done = f"{count(ended)}/{count(self._total)}" if self._total else f"{count(ended)} done"
+        parts = [(done, ""), (f"{failed} failed", "red")] if failed else [(done, "")]
+        parts.append((remaining(share, elapsed_s), ""))
+        parts.append((tok_s(self._rate) if tokens else "no token yet", ""))
+        parts += [(f"TTFT {_ms(self._ttft)}", "")] if self._ttft else []
+        parts.append((f"{sum(worker.in_flight for worker in workers)} in flight", "dim"))
+        parts.append((f"client {max(worker.cpu_share for worker in workers):.0%}", "dim"))
+        for text, style in parts:
+            if line.cell_len + 2 + cell_len(text) > width:
+                break
+            line.append(f"  {text}", style)
+        return line
+
+    def _share(self, ended: int, elapsed_s: float) -> float:
+        """How much of the load is done, by requests or by the clock, whichever is further."""
+        by_count = ended / self._total if self._total else 0.0
+        by_clock = elapsed_s / self._duration if self._duration else 0.0
+        return min(1.0, max(by_count, by_clock))
 
 
-def show(console: Console, results: list[dict[str, Any]], *, best: int | None = None) -> None:
+def remaining(share: float, elapsed_s: float) -> str:
+    """Time left at the pace so far, or the time it took where nothing has ended yet."""
+    if not share:
+        return seconds(elapsed_s)
+    return f"{seconds(max(0.0, elapsed_s * (1 - share) / share))} left"
+
+
+def show(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
     """The table, what went wrong, and whether the client was the limit."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    for place, result in enumerate(results):
-        bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
-        table.add_row(
-            load_of(result) + (" ←" if place == best else ""),
-            count(result.get("completed") or 0),
-            Text(count(bad), style="red" if bad else "dim"),
-            *(_number(result.get(key)) for key in _RATES),
-            _number(result.get("request_throughput"), digits=2),
-            *(_ms(result.get(key)) for key in _TIMES),
-        )
-    console.print(table)
+    rows = [_row(result, chosen=place == best) for place, result in enumerate(results)]
+    stacked(console, _HEADS, rows)
     for result in results:
         _remarks(console, result)
 
 
+def stacked(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    """A table, cut between columns into as many below each other as the width needs: no figure is ever cut."""
+    widths = [max(cell_len(head), *(row[at].cell_len for row in rows)) for at, head in enumerate(heads)]
+    groups: list[list[int]] = [[0]]
+    room = console.width - widths[0]
+    for at, width in enumerate(widths[1:], 1):
+        if width + _GAP > room and len(groups[-1]) > 1:
+            groups.append([0])
+            room = console.width - widths[0]
+        groups[-1].append(at)
+        room -= width + _GAP
+    for group in groups:
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+        for at in group:
+            table.add_column(heads[at], justify="left" if at == 0 else "right", no_wrap=True, min_width=widths[at])
+        for row in rows:
+            table.add_row(*(row[at] for at in group))
+        console.print(table, crop=False)
+
+
+def _row(result: dict[str, Any], *, chosen: bool) -> list[Text]:
+    bad = sum(result.get(key) or 0 for key in ("failed", "truncated", "empty"))
+    return [
+        Text(load_of(result) + (" ←" if chosen else "")),
+        Text(count(result.get("completed") or 0)),
+        Text(count(bad), style="red" if bad else "dim"),
+        *(Text(_number(result.get(key))) for key in _RATES),
+        Text(_number(result.get("request_throughput"), digits=2)),
+        *(Text(_ms(result.get(key))) for key in _TIMES),
+    ]
+
+
 def _remarks(console: Console, result: dict[str, Any]) -> None:
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(f"{load_of(result)}: {printable(text)}", style=style))
+
     if result.get("request_goodput") is not None:
         share = result["request_goodput"] / result["request_throughput"] if result["request_throughput"] else 0.0
-        console.print(f"{load_of(result)}: goodput {result['request_goodput']:.2f} req/s, {share:.0%} of requests good")
-    for reason, times in (result.get("errors") or {}).items():
-        console.print(Text(f"{load_of(result)}: {times} × {reason}", style="red"))
+        say(f"goodput {result['request_goodput']:.2f} req/s, {share:.0%} of requests met the SLO")
+    for reason, times in grouped(result.get("errors") or {}).items():
+        say(f"{times} × {reason}", "red")
     if result.get("partial"):
-        console.print(f"{load_of(result)}: interrupted; this is what was measured until then", style="yellow")
-    if result.get("client_limited"):
-        for reason in result["client"]["reasons"]:
-            console.print(Text(f"{load_of(result)}: THE CLIENT WAS THE LIMIT: {reason}", style="bold red"))
+        say("interrupted; this is what was measured until then", "yellow")
+    for reason in result["client"]["reasons"] if result.get("client_limited") else ():
+        say(f"THE CLIENT WAS THE LIMIT: {reason}", "bold red")
+    for flag in result.get("flags") or ():
+        say(f"DO NOT TRUST: {flag}", "bold red")
+    if result.get("silent"):
+        say(f"{result['silent']} replies had tokens but no text (counted by usage)", "yellow")
     if (result.get("stopped_early") or 0) > 0:
-        console.print(f"{load_of(result)}: {result['stopped_early']} replies were shorter than asked", style="dim")
+        say(f"{result['stopped_early']} replies were shorter than asked", "dim")
+
+
+def grouped(errors: dict[str, int], most: int = 5) -> dict[str, int]:
+    """The most frequent errors; those that differ only in their numbers are one, and the rest is summed up."""
+    import re
+
+    same: dict[str, tuple[str, int]] = {}
+    for reason, times in sorted(errors.items(), key=lambda item: -item[1]):
+        key = re.sub(r"\d+", "0", reason)
+        first, before = same.get(key, (reason, 0))
+        same[key] = first, before + times
+    ranked = sorted(same.values(), key=lambda item: -item[1])
+    shown = dict(ranked[:most])
+    rest = sum(times for _, times in ranked[most:])
+    return {**shown, f"{len(ranked) - most} other errors": rest} if rest else shown
 
 
 def show_rows(console: Console, result: dict[str, Any]) -> None:
     """Prefill and decode tests."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("test", "cache", "tok/s", "±", "TTFT", "tries"):
-        table.add_column(name, justify="right")
+    rows = []
     for row in result["rows"]:
         cache = ("cold" if row["cold"] else "warm") if row["test"].startswith("pp") else ""
-        table.add_row(
-            row["test"],
-            cache,
-            _number(row["mean_tok_s"], digits=2),
-            _number(row.get("std_tok_s"), digits=2),
-            _ms(row.get("mean_ttft_ms")),
-            str(row.get("tries") or "–"),
-        )
-    console.print(table)
+        figures = (_number(row["mean_tok_s"], digits=2), _number(row.get("std_tok_s"), digits=2))
+        cells = (row["test"], cache, *figures, _ms(row.get("mean_ttft_ms")), str(row.get("tries") or "–"))
+        rows.append([Text(cell) for cell in cells])
+    stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
+    for flag in result.get("flags") or ():
+        console.print(Text(f"DO NOT TRUST: {printable(flag)}", style="bold red"))
 
 
 def load_of(result: dict[str, Any]) -> str:
@@ -130,8 +178,8 @@ def load_of(result: dict[str, Any]) -> str:
     rate = result.get("request_rate")
     if isinstance(rate, int | float):
         return f"{rate:g}/s"
-    lanes = result.get("max_concurrency")
-    return f"c{lanes:g}" if isinstance(lanes, int | float) else "–"
+    streams = result.get("max_concurrency")
+    return f"c{streams:g}" if isinstance(streams, int | float) else "–"
 
 
 def _number(value: Any, *, digits: int = 0) -> str:

@@ -11,7 +11,11 @@ Arrivals = Literal["poisson", "constant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked; the same seed asks the same."""
+    """What is asked.
+
+    Prompts follow from `seed`, `salt` and a request's number. A measurement whose workload has no salt draws one, so
+    that no prompt is ever asked twice and no prefix cache answers for the model; `reuse_prompts` leaves it out.
+    """
 
     kind: WorkloadKind = "random"
     input_tokens: int = 256
@@ -22,9 +26,16 @@ class Workload:
     prefix_tokens: int = 0  # shared by every request of a group
     prefixes: int = 1  # how many groups
     seed: int = 0
+    salt: str = ""  # drawn for each measurement
+    reuse_prompts: bool = False  # the same seed asks the same again
     api: Api = "chat"
     ignore_eos: bool = True  # ask for exactly output_tokens where the engine can be told to
     extra: dict[str, Any] = field(default_factory=dict)  # merged into every request's body
+
+    @property
+    def shares_nothing(self) -> bool:
+        """No two of its prompts begin alike, so a prefix cache has nothing to answer from."""
+        return self.kind in ("random", "code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

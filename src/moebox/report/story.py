@@ -61,6 +61,7 @@ class Level:
     tokens_per_joule: float | None = None
     acceptance: float | None = None  # tokens accepted per speculative step, where told
     client_limited: bool = False
+    flags: tuple[str, ...] = ()  # why the figures are not to be trusted, besides
     partial: bool = False
     simulation: bool = False
     source: str = ""

@@ -84,6 +84,8 @@ class Body:
         """The connection closed: the data of an event that lacked only its blank line."""
         if self.state == State.CLOSE:
             self.state = State.OVER
+        if self.state == State.LENGTH:
+            self.problem = self.problem or f"the body ended {self._left:,} bytes short of its content-length"
         line, self._line = self._line, b""
         data = [*self._data, *_data_of(line)]
         self._data = []
@@ -98,15 +100,17 @@ class Body:
                 return self._refuse(f"not an HTTP/1.1 response: {raw[:40]!r}")
             return b""
         self._raw = b""
-        parsed = _HEADS.get(raw[:end]) or _parse_head(raw[:end])
+        parsed = _parse_head(raw[:end])
         if parsed is None:
             return self._refuse(f"not an HTTP/1.1 response: {raw[:40]!r}")
         status, headers = parsed
         if 100 <= status < 200:  # "100 Continue": the real head follows
             return raw[end + 4 :]
         self.status = status
-        self.headers = dict(headers)
-        self.streamed = status == 200 and self.headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.headers = headers
+        self.streamed = status == 200 and self.headers.get(b"content-type", b"").lower().startswith(
+            b"text/event-stream"
+        )
         return self._frame(raw[end + 4 :])
 
     def _frame(self, data: bytes) -> bytes:
@@ -177,11 +181,6 @@ class Body:
         return b""
 
 
-# Heads already seen: a server sends the same one to thousands of requests.
-_HEADS: dict[bytes, tuple[int, dict[bytes, bytes]]] = {}
-_MOST_HEADS = 64
-
-
 def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
     """Status and headers, names in lower case; None where it is not a head of HTTP/1.x."""
     lines = head.split(b"\r\n")
@@ -194,10 +193,7 @@ def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
         headers[name.strip().lower()] = value.strip()
     if version == b"HTTP/1.0":
         headers.setdefault(b"connection", b"close")
-    if len(_HEADS) >= _MOST_HEADS:
-        _HEADS.clear()
-    _HEADS[head] = int(rest[:3]), headers
-    return _HEADS[head]
+    return int(rest[:3]), headers
 
 
 def _data_of(line: bytes) -> list[bytes]:

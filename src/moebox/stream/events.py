@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
+SILENT = 4  # tokens that the server counted and did not show
 GUESSED = 128  # added to a kind: when it came is only known to lie between two others
 _TEXTS = (("content", CONTENT), ("text", CONTENT), ("reasoning_content", REASONING), ("reasoning", REASONING))
 _decode = msgspec.json.Decoder().decode
@@ -22,43 +23,20 @@ class Event(NamedTuple):
     finish: str = ""
     error: str = ""
     usage: tuple[int, int, int, int] | None = None
+    silent: bool = False  # a delta with nothing in it, as a token without text leaves one
 
 
 def decode(payload: bytes) -> Event | None:
     """The event in `payload`, or None where it is not a JSON object."""
     try:
         data = _decode(payload)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
     kind, text, finish = _choice(data)
-    return Event(data, kind, text, finish, _error(data.get("error")), _usage(data.get("usage")))
-
-
-# Events without tokens (role, finish, usage) say the same in reply after reply but for the id they open with.
-_SEEN: dict[bytes, Event] = {}
-_MOST_SEEN = 256
-
-
-def recall(payload: bytes) -> Event | None:
-    """`decode`, remembering events without tokens by what follows their id."""
-    key = payload[payload.find(b'"', 7) :] if payload.startswith(b'{"id":"') else payload
-    event = _SEEN.get(key)
-    if event is None:
-        event = decode(payload)
-        if event is not None and not event.kind and len(key) < 2048:
-            if len(_SEEN) >= _MOST_SEEN:
-                _SEEN.clear()
-            _SEEN[key] = event
-    return event
-
-
-def nameless(data: bytes) -> bytes:
-    """The same bytes without the id that is named first in them."""
-    start = data.find(b'"id":"')
-    end = data.find(b'"', start + 6)
-    return data if start < 0 or end < 0 else data.replace(data[start:end], b'"id":"')
+    silent = not kind and not finish and _silent(data)
+    return Event(data, kind, text, finish, _error(data.get("error")), _usage(data.get("usage")), silent)
 
 
 def describe(status: int, payload: bytes) -> str:
@@ -69,7 +47,12 @@ def describe(status: int, payload: bytes) -> str:
         said = event.error or _error(event.data.get("detail")) or _error(event.data.get("message"))
     else:
         said = payload[:200].decode("utf-8", "replace").strip().partition("\n")[0]
-    return f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    return f"HTTP {status}: {printable(said)}" if said else f"HTTP {status}"
+
+
+def printable(text: str) -> str:
+    """Text of a stranger in one line that does nothing to a terminal: what cannot be seen is written as its number."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in " ".join(text.split()))
 
 
 def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> "array[int]":
@@ -134,13 +117,22 @@ def _delta(delta: Any) -> tuple[int, str]:
     return 0, ""
 
 
+def _silent(data: dict[str, Any]) -> bool:
+    """A choice whose delta names no role: the role comes before any token."""
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return False
+    delta = choices[0].get("delta", choices[0])
+    return isinstance(delta, dict) and "role" not in delta
+
+
 def _error(value: Any) -> str:
     """A server's error as one line, whatever shape it has."""
     if not value:
         return ""
     if isinstance(value, dict):
         value = value.get("message") or value.get("detail") or value
-    return " ".join(str(value).split())[:300]
+    return printable(str(value)[:300])
 
 
 def _usage(value: Any) -> tuple[int, int, int, int] | None:

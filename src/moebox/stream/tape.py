@@ -9,16 +9,9 @@ long way through `Body`, the event splitter and `decode`.
 from array import array
 from collections.abc import Sequence
 
-from moebox.stream.body import Body, State
-from moebox.stream.events import GUESSED, Event, decode, describe, nameless, recall, tokens_by_chunk
+from moebox.stream.body import Body
+from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
 from moebox.stream.shape import END, Shape, latest, payload_of, shape_of
-
-LAST = b"0\r\n\r\n"  # the empty chunk that ends a response
-
-# How replies ended that named nothing but their id: events, finish reason, [DONE], usage. Most of a run's are the same.
-Ending = tuple[int, str, bool, tuple[int, int, int, int]]
-_ENDINGS: dict[bytes, Ending] = {}
-_MOST_ENDINGS = 256
 
 
 class Tape:
@@ -40,15 +33,19 @@ class Tape:
         "prompt_tokens",
         "reasoning_tokens",
         "shape",
+        "silent",
+        "since",
         "sizes",
         "text",
         "times",
     )
 
-    def __init__(self, *, keep: bool = False) -> None:
+    def __init__(self, *, keep: bool = False, since: int = 0) -> None:
         self.body = Body()
         self.times = array("q")  # arrival, in the nanoseconds of whoever feeds
         self.kinds = array("B")
+        self.since = since  # when the request was sent: nothing of its reply came before
+        self.silent = array("q")  # arrival of events with an empty delta, or of the finish: tokens without text
         self.sizes = array("I")  # bytes of the event: how tokens are shared out when one event holds several
         self.counts = array("I")  # completion tokens so far as the server counts them, where it says so in each event
         self.events = 0  # of any kind, comments aside
@@ -123,6 +120,7 @@ class Tape:
         times, last = self.times, len(self.times) - 1
         if not since or last <= first:
             return
+        since = max(since, self.since)
         start, end = times[first - 1] if first else since, times[last]
         for i in range(first, last):
             times[i] = max(since, start + (end - start) * (i + 1 - first) // (last + 1 - first))
@@ -141,46 +139,34 @@ class Tape:
         ]
         if not count or not sure:
             return
-        since = ((count + 1) * times[0] - times[count]) // count  # see `_guess`
+        since = max(self.since, ((count + 1) * times[0] - times[count]) // count)  # see `_guess`
         usual = sorted(sure)[len(sure) // 2]
         for i in range(count):
             times[i] = max(since, times[count] - (count - i) * usual)
 
+    def count_silent(self) -> None:
+        """Tokens that the server counted and did not show came with its empty events, the last at the latest."""
+        if self.times or self.completion_tokens <= 0 or not self.silent:
+            return
+        shown = self.silent[: self.completion_tokens] if len(self.silent) > 1 else self.silent
+        self.times.extend(shown)
+        self.kinds.frombytes(bytes((SILENT,)) * len(shown))
+        self.sizes.extend([1] * len(shown))
+        if self.keep:
+            self.text.extend([""] * len(shown))
+
     def _read(self, segment: bytes, time: int) -> None:
         """Take a segment that needs a closer look."""
         *parts, rest = segment.split(END)
-        at, before, seen, ending = 0, 0, 0, b""
+        at = 0
         while at < len(parts):
             upto = self._alike(parts, time, at)
-            if upto == at and rest == LAST and not ending and self.quiet and self._untold:
-                ending = nameless(END.join(parts[at:]))
-                if ending in _ENDINGS:
-                    self._end_as(_ENDINGS[ending])
-                    return
-                before, seen = len(self.times), self.events
             if upto == at:
                 self._long_way(parts[at], time, whole=True)
                 upto += 1
             at = upto
         if rest:
             self._long_way(rest, time, whole=False)
-        if ending and self.complete and not self.error and len(self.times) == before and len(ending) < 4096:
-            if len(_ENDINGS) >= _MOST_ENDINGS:
-                _ENDINGS.clear()
-            usage = (self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
-            _ENDINGS[ending] = (self.events - seen, self.finish, self.done, usage)
-
-    @property
-    def _untold(self) -> bool:
-        """Nothing is known yet of how the reply ends, so what its last bytes say is all there is."""
-        return not (self._all or self.finish or self.done) and self.prompt_tokens == self.completion_tokens == -1
-
-    def _end_as(self, ending: Ending) -> None:
-        """The reply ends as one before it did, to the byte."""
-        events, self.finish, self.done, usage = ending
-        self.events += events
-        self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens = usage
-        self.body.state = State.OVER
 
     def _alike(self, parts: Sequence[bytes], time: int, at: int) -> int:
         """Take the parts from `at` on that have the shape of the event before; where they end."""
@@ -247,7 +233,7 @@ class Tape:
             if payload == b"[DONE]":
                 self.done = True
                 continue
-            event = recall(payload)
+            event = decode(payload)
             if event is None:
                 if cut:  # half an event: the stream was cut, which `done` and `finish` tell
                     self.events -= 1
@@ -261,6 +247,8 @@ class Tape:
     def _note(self, event: Event, size: int, time: int) -> None:
         if event.error and not self.error:
             self.error = event.error
+        if event.silent or (event.finish and not event.kind and not self.silent):
+            self.silent.append(time)
         if event.finish:
             self.finish = event.finish
         if event.usage:
@@ -288,5 +276,5 @@ class Tape:
         if event is None:
             self.error = self.error or f"neither events nor JSON came back: {payload[:60]!r}"
             return
-        self.events, self.done = 1, True
-        self._note(event, len(payload), time)
+        self.events = 1
+        self.error = event.error or "a whole JSON reply came instead of a stream"

@@ -7,6 +7,7 @@ from moebox import codec
 from moebox.errors import BadInput
 from moebox.report.reading.loose import figure, rows, truth, within, words
 from moebox.report.story import STATS, Level, Spread
+from moebox.stream.events import printable
 
 LISTS = ("levels", "measurements", "rows", "results")
 
@@ -82,6 +83,7 @@ def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
         tokens_per_joule=figure(row, "tokens_per_joule", "power.tokens_per_joule", "power.output_tokens_per_joule"),
         acceptance=figure(row, "accepted_per_step", "server.accepted_per_step", "acceptance_length"),
         client_limited=truth(row, "client_limited"),
+        flags=flags_of(row),
         partial=truth(row, "partial", "interrupted"),
         simulation=truth(row, "simulation", "simulated"),
         source=words(row, "source"),
@@ -98,6 +100,12 @@ def name_of(row: dict[str, Any]) -> str:
         warm = ", warm cache" if row.get("cold") is False else ", cold cache" if test.startswith("pp") else ""
         return test + warm
     return words(row, "name", "label")
+
+
+def flags_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """What the measurement itself says against its figures."""
+    flags = within(row, "flags")
+    return tuple(printable(flag) for flag in flags if isinstance(flag, str)) if isinstance(flags, list) else ()
 
 
 def work_of(row: dict[str, Any], lengths: str) -> str:

@@ -34,6 +34,8 @@ def section(stories: Sequence[Story]) -> Section | None:
 
 def lead(stories: Sequence[Story]) -> str:
     """What the drawings are of."""
+    if any(level.flags for story in stories for level in story.levels):
+        return "Some figures are not to be trusted, by their own measurement: the remarks in the tables say why."
     if any(level.client_limited for story in stories for level in story.levels):
         return "Some loads were limited by the measuring client, not by the server: they are marked in the tables."
     return ""

@@ -83,7 +83,7 @@ def table(stories: Sequence[Story], groups: Sequence[tuple[int, Level]], workloa
         row += [words(level.name)] if several else []
         row += [entry(figure, level, levels) for figure in shown]
         row += (
-            [words(said or " ", tone="warn" if level.client_limited or level.failed else "quiet")]
+            [words(said or " ", tone="warn" if level.client_limited or level.flags or level.failed else "quiet")]
             if any(remarks)
             else []
         )
@@ -107,6 +107,7 @@ def entry(figure: Figure, level: Level, levels: Sequence[Level]) -> Cell:
 def remark(level: Level) -> str:
     """What must be known to read the row right."""
     said = ["limited by the client"] if level.client_limited else []
+    said += level.flags
     said += ["interrupted, partial"] if level.partial else []
     said += ["simulated"] if level.simulation else []
     said += ["no request completed"] if level.completed == 0 else []

@@ -1,0 +1,73 @@
+"""Tokens of replies by a tokenizer: where the server did not count them, and where it did, as a check of its count."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moebox.bench.samples import COMPLETED, Samples
+from moebox.stream.events import tokens_by_chunk
+
+CHECKED = 4  # replies of a measurement whose text is held against the server's count
+APART = 1.25  # ratio of the two counts from which on one of them is wrong
+SLACK = 8  # tokens: special ones and those of a template are in one count and not in the other
+
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageCheck:
+    """The server's count of a few replies beside a tokenizer's."""
+
+    replies: int
+    usage_tokens: int
+    tokenizer_tokens: int
+
+    @property
+    def doubtful(self) -> bool:
+        """They are too far apart to be of the same text."""
+        low, high = sorted((self.usage_tokens, self.tokenizer_tokens))
+        return high > APART * low + SLACK * self.replies
+
+    @property
+    def complaint(self) -> str:
+        """In words."""
+        return (
+            f"usage counts {self.usage_tokens:,} tokens in {self.replies} replies, the tokenizer "
+            f"{self.tokenizer_tokens:,}: text was left out of the stream, or one of them is wrong"
+        )
+
+
+def check(samples: Samples, count: Count) -> UsageCheck | None:
+    """Hold the replies that still have their text against what the server counted; None where there are none."""
+    rows = [
+        (pieces, samples.columns["output"][row])
+        for row, pieces in samples.texts.items()
+        if samples.columns["output"][row] >= 0 and samples.columns["outcome"][row] == COMPLETED and any(pieces)
+    ]
+    if not rows:
+        return None
+    return UsageCheck(
+        replies=len(rows),
+        usage_tokens=sum(output for _, output in rows),
+        tokenizer_tokens=sum(_tokens(pieces, count) for pieces, _ in rows),
+    )
+
+
+def recount(samples: Samples, count: Count) -> None:
+    """Fill in the output tokens of every reply that still has its text and that the server did not count.
+
+    How many tokens each event holds follows its length.
+    """
+    output, first = samples.columns["output"], 0
+    for row, chunks in enumerate(samples.columns["chunks"]):
+        last, pieces = first + chunks, samples.texts.get(row, [])
+        if pieces and len(pieces) == chunks and output[row] < 0:
+            output[row] = _tokens(pieces, count)
+            samples.tokens[first:last] = tokens_by_chunk([len(piece.encode()) for piece in pieces], [], output[row])
+        first = last
+    samples.texts.clear()
+
+
+def _tokens(pieces: list[str], count: Count) -> int:
+    """Tokens of a reply's events; one without text (a piece of a tool call) is one."""
+    text = "".join(pieces)
+    return (count(text) if text else 0) + sum(not piece for piece in pieces)

@@ -1,0 +1,43 @@
+"""Were the prompts new to the server? A salt for each measurement, and what the prefix cache says to it."""
+
+import secrets
+from dataclasses import replace
+
+from moebox.core.measure import Workload
+
+CACHED = 0.01  # of prompt tokens: a prefix cache that answers more than this of prompts that share nothing knew them
+
+
+def salted(workload: Workload) -> Workload:
+    """The workload with a salt of its own, unless it has one or means to ask the same again."""
+    if workload.salt or workload.reuse_prompts:
+        return workload
+    return replace(workload, salt=secrets.token_hex(8))
+
+
+def hit_rate(*, asked: int, cached: int, server: dict[str, float]) -> float | None:
+    """Share of prompt tokens that came out of a prefix cache; None where nobody tells.
+
+    The larger of what the replies' usage (`cached` of `asked` tokens, -1 where it says nothing) and the server's own
+    counters say.
+    """
+    rates = []
+    if asked and cached >= 0:
+        rates.append(cached / asked)
+    if server.get("prefix_queries"):
+        rates.append(server.get("prefix_hits", 0.0) / server["prefix_queries"])
+    elif "mean_cache_hit_rate" in server:
+        rates.append(server["mean_cache_hit_rate"])
+    return min(1.0, max(rates)) if rates else None
+
+
+def complaint(workload: Workload, rate: float | None, *, template: float = 0.0) -> str:
+    """Why figures of these prompts are a cache's and not the model's; "" when they are not.
+
+    `template` is the share of prompt tokens that are the chat template's: it opens every prompt of any client, so that
+    a cache may know it.
+    """
+    if rate is None or rate - template <= CACHED or not workload.shares_nothing:
+        return ""
+    why = "--reuse-prompts asked them before" if workload.reuse_prompts else "though no two prompts share anything"
+    return f"{rate:.1%} of prompt tokens came from the server's prefix cache, {why}"

@@ -1,0 +1,151 @@
+"""What a server says of its tokens is held against what it streamed; what cannot be is a failure."""
+
+import json
+import time
+
+import pytest
+
+from moebox.cli import main
+from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, good, serving
+
+DONE = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+FINISH = chunk(event({}, finish="length"))
+
+
+def counted(completion: int, prompt: int = 9) -> bytes:
+    """The event that counts."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return chunk(event(None, usage=usage))
+
+
+def streaming(events: int, *tail: bytes, head: bytes = HEAD, delta: dict[str, object] | None = None) -> Behaviour:
+    """So many events with text, and then this."""
+
+    def behaviour(peer: Peer, body: dict[str, object]) -> bool:
+        peer.send(head)
+        for _ in range(events):
+            peer.send(chunk(event(delta if delta is not None else {"content": " a"})))
+            time.sleep(0.001)
+        peer.send(*tail)
+        return True
+
+    return behaviour
+
+
+def plain_json(peer: Peer, body: dict[str, object]) -> bool:
+    """The whole reply at once, as if `stream` had not been asked for."""
+    peer.json(200, {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": {}})
+    return True
+
+
+def short_body(peer: Peer, body: dict[str, object]) -> bool:
+    """[DONE] comes, and the connection ends before the length that was promised."""
+    text = event({"content": " a"}) + event({}, finish="length") + b"data: [DONE]\n\n"
+    peer.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n" + text)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (streaming(40, FINISH, counted(10**9), DONE), "usage counts 1,000,000,000 tokens in 40 events"),
+        (streaming(40, FINISH, counted(5000), DONE), "usage counts 5,000 tokens in 40 events"),
+        (streaming(40, FINISH, counted(0), DONE), "usage counts no tokens in 40 events"),
+        (streaming(40, FINISH, counted(40, prompt=10**9), DONE), "usage counts 1,000,000,000 tokens in a prompt"),
+        (plain_json, "a whole JSON reply came instead of a stream"),
+        (short_body, "short of its content-length"),
+    ],
+)
+def test_counts_that_cannot_be_are_failures(
+    behaviour: Behaviour, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, the reason in one line, and no figure made of them."""
+    with serving(behaviour) as server:
+        code = main(["bench", server.url, "--model", "m", "--requests", "2", "--output", "40", "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert code == 1
+    assert result["failed"] == 2
+    assert any(reason in text for text in result["errors"])
+    assert (result["output_throughput"], result["total_token_throughput"]) == (0, 0)
+    assert result["mean_ttft_ms"] is None
+
+
+def test_usage_below_what_was_streamed_is_doubted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two tokens in forty events may be a server that streams letters: the figure stays and is flagged."""
+    with serving(streaming(40, FINISH, counted(2), DONE)) as server:
+        main(["bench", server.url, "--model", "m", "--requests", "2", "--output", "40", "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert (result["completed"], result["counts_doubtful"]) == (2, True)
+    assert "usage counts 4 tokens in 80 events" in result["flags"][0]
+
+
+@pytest.mark.parametrize(("claimed", "doubtful"), [(40, False), (100, True)])
+def test_a_tokenizer_is_asked_for_a_second_count(
+    claimed: int, doubtful: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is one, a few replies are counted again."""
+    with serving(streaming(40, FINISH, counted(claimed), DONE), tokenizes=True) as server:
+        main(["bench", server.url, "--model", "m", "--requests", "6", "--output", "100", "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert (result["completed"], result["counts_doubtful"]) == (6, doubtful)
+    assert result["usage_check"] == {"replies": 4, "usage_tokens": 4 * claimed, "tokenizer_tokens": 160}
+
+
+@pytest.mark.parametrize("delta", [{"content": ""}, {}])
+def test_tokens_without_text_are_counted_and_named(
+    delta: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dummy weights stream empty deltas: they have times, so there is a TTFT and a TPOT."""
+    with serving(streaming(8, FINISH, counted(8), DONE, delta=delta)) as server:
+        words = ["bench", server.url, "--model", "m", "--requests", "2", "--output", "8"]
+        code = main(words)
+        assert "2 replies had tokens but no text" in capsys.readouterr().out
+        main([*words, "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert code == 0
+    assert (result["completed"], result["silent"], result["total_output_tokens"]) == (2, 2, 16)
+    assert result["mean_ttft_ms"] > 0
+    assert result["mean_tpot_ms"] > 0
+
+
+def test_swallowed_thinking_has_an_end_and_no_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the finish was seen: the tokens count, and nobody invents when the first came."""
+    with serving(streaming(0, FINISH, counted(8), DONE)) as server:
+        code = main(["bench", server.url, "--model", "m", "--requests", "2", "--output", "8", "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert code == 0
+    assert (result["completed"], result["total_output_tokens"]) == (2, 16)
+    assert (result["mean_ttft_ms"], result["mean_tpot_ms"]) == (None, None)
+    assert result["mean_e2el_ms"] > 0
+
+
+def test_prefill_is_timed_by_a_token_that_was_swallowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one token asked for was <think>: llama.cpp sends an empty delta and its usage."""
+    role = chunk(event({"role": "assistant", "content": None}))
+    with serving(streaming(0, role, FINISH, counted(1, prompt=32), DONE)) as server:
+        code = main(["bench", server.url, "--model", "m", "--pp", "32", "--repeat", "2", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+
+    assert code == 0
+    assert [(row["test"], row["tries"]) for row in rows] == [("pp32", 2), ("pp32", 2)]
+    assert all(row["pp_tok_s"] > 0 for row in rows)
+
+
+def test_one_failed_request_is_exit_code_1_unless_allowed() -> None:
+    """A benchmark that lost requests is not a good one."""
+
+    def sometimes(peer: Peer, body: dict[str, object]) -> bool:
+        if len(peer.state.asked) % 4 == 0:
+            peer.json(500, {"error": "no"})
+            return True
+        return good(peer, body)
+
+    words = ["--model", "m", "--requests", "4", "--output", "2"]
+    for extra, code in (([], 1), (["--allow-failures"], 0)):
+        with serving(sometimes) as server:
+            assert main(["bench", server.url, *words, *extra]) == code

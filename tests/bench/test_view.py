@@ -1,0 +1,77 @@
+"""What `moebox bench` prints on a narrow terminal."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from moebox.bench.job import Progress
+from moebox.cli.bench_view import LiveLine, grouped, remaining, show
+
+FIGURES = {
+    "request_rate": "inf",
+    "max_concurrency": 2048,
+    "completed": 12_288,
+    "failed": 1_234,
+    "output_throughput": 12_437.2,
+    "total_token_throughput": 117_437.2,
+    "max_output_tokens_per_s": 16_401.0,
+    "request_throughput": 1_038.25,
+    "mean_ttft_ms": 14_211.0,
+    "p99_ttft_ms": 161_211.0,
+    "mean_tpot_ms": 1_165.1,
+    "mean_itl_ms": 65.9,
+    "p99_itl_ms": 12_366.4,
+    "mean_e2el_ms": 1_240_038.0,
+}
+
+
+def shown(width: int, result: dict[str, object]) -> str:
+    """What is printed on a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    show(console, [result])
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_no_figure_is_cut_at_any_width(width: int) -> None:
+    """Columns go below each other where they do not fit beside each other."""
+    text = shown(width, FIGURES)
+
+    assert "…" not in text
+    for figure in ("12,288", "1,234", "12,437", "117,437", "16,401", "1,038", "161,211 ms", "12,366 ms", "1,240,038"):
+        assert figure in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_a_server_said_cannot_move_the_cursor() -> None:
+    """Escape sequences of an error are written out."""
+    text = shown(80, {**FIGURES, "errors": {"HTTP 500: \x1b[2Jgone\x07\u202e": 2}})
+
+    assert "\x1b" not in text
+    assert "\\u001b[2Jgone\\u0007\\u202e" in text
+
+
+def test_errors_that_differ_in_numbers_are_one() -> None:
+    """Eight prompts that were too long are one remark."""
+    errors = {f"HTTP 400: {number} tokens is too long": 1 for number in range(8080, 8088)}
+
+    assert grouped(errors) == {"HTTP 400: 8080 tokens is too long": 8}
+    assert grouped({c * 3: 1 for c in "abcdefgh"})["3 other errors"] == 3
+
+
+def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
+    """One line of 80 cells, with the time left and no figure nobody has measured."""
+    line = LiveLine(Console(width=80), "c2048", total=4096)
+    before = Progress(worker=0, sent=2048, ended=0, failed=0, in_flight=2048, tokens=0, ttft_ms=0, cpu_share=0.1)
+    after = Progress(
+        worker=0, sent=4096, ended=1024, failed=3, in_flight=2048, tokens=9**6, ttft_ms=91.0, cpu_share=0.5
+    )
+    first, then = line.line([before], 3.0, 80).plain, line.line([after], 60.0, 80).plain
+
+    assert re.search(r"no token yet", first)
+    assert "TTFT" not in first
+    assert "1,024/4,096  3 failed  3 min 00 s left" in then
+    assert max(len(first), len(then)) <= 80
+    assert remaining(0.0, 2.0) == "2.0 s"
