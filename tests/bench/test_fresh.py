@@ -36,11 +36,12 @@ def test_no_prompt_repeats_in_a_sweep_its_warm_up_or_a_second_run(kind: str) -> 
 
 
 def test_no_prompt_repeats_in_a_search() -> None:
-    """Each step of a search asks anew."""
+    """Each step of a search asks anew: four streams, two and one, none of which is quick enough."""
     with serving(good) as server:
-        words = ["--search", "concurrency", "--slo", "ttft=60s", "--requests", "2", "--concurrency", "2048"]
-        assert main(["bench", server.url, *FLAGS, *words]) == 0
+        words = ["--search", "concurrency", "--slo", "ttft=1us", "--requests", "4", "--concurrency", "4"]
+        assert main(["bench", server.url, *FLAGS, *words]) == 1
 
+    assert len(server.asked) == 4 + 2 + 1
     assert max(prompts(server.asked).values()) == 1
 
 
