@@ -14,6 +14,7 @@ GROUPS: dict[str, str] = {
     "bench": "Measure how fast an endpoint is, with a client that is never the limit, or says so.",
     "models": "The models moebox knows; `show` for one, by name or path.",
     "calibrations": "What `rehearse --measure` timed on this box: `show`, `remove`, `export`, `import`.",
+    "fleet": "Several boxes behind an existing router: plan, render, start, verify, measure.",
     "doctor": "Find out what is wrong: with the machine, a log, or an engine's kernels.",
 }
 
@@ -51,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("moebox.cli.bench:bench", ""),
     "bench import": ("moebox.cli.bench_import:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
+    "fleet plan": ("moebox.cli.fleet:plan", "Find how many of which box serve so many users."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
     "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
 }

@@ -1,0 +1,113 @@
+"""Fleet plans for people, in 80 columns."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moebox.core.measure import Slo
+from moebox.fleet.cost import Prices
+from moebox.fleet.simulate import FleetOutcome
+from moebox.flows.fleet_plan import Answer, FleetPlan
+from moebox.units import percent, seconds
+
+
+def page(found: FleetPlan, prices: Prices) -> RenderableType:
+    """The whole plan."""
+    parts: list[RenderableType] = [Text(_title(found), style="bold"), Text(""), _table(found)]
+    parts += [Text(line) for answer in found.answers for line in _remarks(answer, found)]
+    parts += [Text(line) for answer in found.answers for line in _money(answer, prices)]
+    parts += [Text(f"{box}: {why}") for box, why in found.refused.items()]
+    if found.listed is not None:
+        good = percent(found.listed.good_share)
+        parts.append(Text(f"as listed ({len(found.listed.boxes)} boxes): {good} of requests good"))
+    parts.append(Text(_small_print(found), style="dim"))
+    return Group(*parts)
+
+
+def _title(found: FleetPlan) -> str:
+    question = found.question
+    return f"{question.users:,} users, {found.workload} ({question.work.about}); {slo_text(question.slo)}"
+
+
+def slo_text(slo: Slo) -> str:
+    """An SLO in words."""
+    names = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "ITL": slo.itl_s, "E2E": slo.e2e_s}
+    limits = ", ".join(f"{name} ≤ {seconds(limit)}" for name, limit in names.items() if limit is not None)
+    return f"{limits} for {percent(slo.share)} of requests"
+
+
+def _table(found: FleetPlan) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("box", no_wrap=True)
+    for name in ("boxes", "1 down", "good", "TTFT p90", "TPOT p90", "cached", "kW"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for answer in found.answers:
+        sized, outcome = answer.sized, answer.sized.outcome
+        table.add_row(
+            answer.candidate.box.name,
+            str(sized.enough) if sized.enough else f">{len(outcome.boxes)}",
+            str(sized.spare) if sized.spare else "–",
+            percent(outcome.good_share),
+            seconds(outcome.tally.ttft.quantile(0.9)),
+            seconds(outcome.tally.tpot.quantile(0.9)),
+            percent(outcome.hit_share),
+            f"{answer.cost.watts / 1000:.0f}",
+        )
+    return table
+
+
+def _remarks(answer: Answer, found: FleetPlan) -> list[str]:
+    sized, name = answer.sized, answer.candidate.box.name
+    lines = [""]
+    if sized.enough is None:
+        lines.append(f"{name}: not even {len(sized.outcome.boxes)} boxes are enough{_why(sized.outcome, found)}")
+        return lines
+    if found.question.policy == "prefix":
+        plain = sized.plain
+        lines.append(
+            f"{name}: with round-robin {percent(plain.good_share)} good, "
+            f"{percent(plain.hit_share)} of prompt tokens cached"
+        )
+    if sized.failed is not None:
+        failed = sized.failed
+        lines.append(
+            f"{name}: one of {len(failed.boxes)} dies: {failed.tally.lost} requests lost and sent again, "
+            f"{percent(failed.good_after_failure)} good after it"
+        )
+    elif sized.spare:
+        lines.append(f"{name}: a single box has nothing left when it dies; {sized.spare} survive that")
+    return lines
+
+
+def _why(outcome: FleetOutcome, found: FleetPlan) -> str:
+    """What alone would already break the SLO."""
+    slo = found.question.slo
+    if slo.tpot_s and outcome.tally.tpot.quantile(1 - slo.share) > slo.tpot_s:
+        return f": TPOT is {seconds(outcome.tally.tpot.quantile(0.5))} however many there are"
+    if slo.ttft_s and outcome.tally.ttft.quantile(1 - slo.share) > slo.ttft_s:
+        return f": TTFT is {seconds(outcome.tally.ttft.quantile(0.5))} however many there are"
+    return ""
+
+
+def _money(answer: Answer, prices: Prices) -> list[str]:
+    paid, name, currency = answer.cost, answer.candidate.box.name, prices.currency
+    if paid.per_million is None or paid.box_hour is None:
+        return []
+    lines = [f"{name}: {paid.box_hour:,.2f} {currency} an hour, {paid.per_million:,.2f} {currency} a million tokens"]
+    if paid.api_per_million is None or paid.break_even is None or prices.api is None:
+        return lines
+    api = f"{name}: {prices.api.name} asks {paid.api_per_million:,.2f} {currency} a million for the same tokens"
+    if paid.break_even <= 1:
+        lines.append(f"{api}; it is cheaper below {percent(paid.break_even)} of this load")
+    else:
+        lines.append(f"{api}: cheaper up to {paid.break_even:.1f} times this load")
+    return lines
+
+
+def _small_print(found: FleetPlan) -> str:
+    low = min(answer.candidate.band[0] for answer in found.answers)
+    high = max(answer.candidate.band[1] for answer in found.answers)
+    return (
+        f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
+        f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} (80% of published results)."
+    )

@@ -1,0 +1,115 @@
+"""What a fleet costs: boxes by the hour or bought, electricity, and the same tokens from a hosted API."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from moebox.errors import BadInput
+
+if TYPE_CHECKING:
+    from moebox.fleet.simulate import FleetOutcome
+
+HOURS_A_YEAR = 8766.0
+# A serving GPU between requests draws far below its limit; H100 and RTX PRO 6000 with a loaded model idle at 70-130 W
+# of 600-700 W (nvidia-smi of published runs). Host, fans and power supply come on top of the GPUs.
+IDLE_SHARE = 0.2
+AROUND_GPUS = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxPrice:
+    """One kind of box: rented by the hour, or bought and written off."""
+
+    hour: float = 0.0
+    buy: float = 0.0
+    years: float = 4.0
+    watts: float = 0.0  # of the whole box under load, measured at the wall; 0 estimates it from its GPUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiPrice:
+    """A hosted API, for a million tokens."""
+
+    name: str = "hosted API"
+    input: float
+    output: float
+    cached: float | None = None  # input tokens that it found in its cache; None charges them as input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What is known of prices; nothing here is assumed."""
+
+    currency: str = "USD"
+    kwh: float = 0.0
+    hours_per_day: float = 24.0  # that users are there; boxes run and are paid for around the clock
+    box: dict[str, BoxPrice] = field(default_factory=dict)  # box name -> price
+    api: ApiPrice | None = None
+
+    def check(self, where: str) -> None:
+        """Raise BadInput for what cannot be meant."""
+        numbers = [self.kwh, self.hours_per_day]
+        for price in self.box.values():
+            numbers += [price.hour, price.buy, price.years, price.watts]
+            if price.buy and not price.years > 0:
+                raise BadInput(f"{where}: prices.box: a bought box needs years above 0")
+        if self.api:
+            numbers += [self.api.input, self.api.output, self.api.cached or 0.0]
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
+            raise BadInput(f"{where}: prices are numbers, and not negative")
+        if not 0 < self.hours_per_day <= 24:
+            raise BadInput(f"{where}: prices.hours_per_day is above 0 and at most 24")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A fleet's cost at a simulated load; None where no price was given."""
+
+    watts: float  # mean, while users are there
+    box_hour: float | None  # all boxes and their electricity
+    per_million: float | None  # for a million tokens, input and output together, over the whole day
+    per_million_output: float | None
+    api_per_million: float | None  # the same tokens from the API
+    api_hour: float | None
+    break_even: float | None  # share of this load at which the API costs the same
+
+
+def watts(gpu_watts: float, busy: float) -> float:
+    """A box's draw when it is busy for this share of the time and its GPUs run at their limit meanwhile."""
+    return gpu_watts * AROUND_GPUS * (IDLE_SHARE + (1 - IDLE_SHARE) * busy)
+
+
+def cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float) -> Cost:
+    """What the simulated fleet of boxes called `box` costs."""
+    known = prices.box.get(box)
+    tally, hours = outcome.tally, outcome.seconds / 3600
+    draw = sum(known.watts if known and known.watts else watts(gpu_watts, one.busy) for one in outcome.boxes)
+    hour = _hour(known, len(outcome.boxes), draw, prices)
+    tokens = (tally.input_tokens + tally.output_tokens) / hours / 1e6 * prices.hours_per_day / 24
+    output = tally.output_tokens / hours / 1e6 * prices.hours_per_day / 24
+    api = _api(tally.input_tokens, tally.cached_tokens, tally.output_tokens, prices)
+    api_hour = api / hours * prices.hours_per_day / 24 if api is not None else None
+    return Cost(
+        watts=draw,
+        box_hour=hour,
+        per_million=hour / tokens if hour is not None and tokens else None,
+        per_million_output=hour / output if hour is not None and output else None,
+        api_per_million=api_hour / tokens if api_hour is not None and tokens else None,
+        api_hour=api_hour,
+        break_even=hour / api_hour if hour is not None and api_hour else None,
+    )
+
+
+def _hour(price: BoxPrice | None, boxes: int, draw: float, prices: Prices) -> float | None:
+    if price is None or not (price.hour or price.buy):
+        return None
+    each = price.hour + price.buy / (price.years * HOURS_A_YEAR)
+    return boxes * each + draw / 1000 * prices.kwh
+
+
+def _api(inputs: int, cached: int, output: int, prices: Prices) -> float | None:
+    api = prices.api
+    if api is None:
+        return None
+    found = api.input if api.cached is None else api.cached
+    return ((inputs - cached) * api.input + cached * found + output * api.output) / 1e6

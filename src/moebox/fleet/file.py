@@ -1,0 +1,186 @@
+"""fleet.toml: members, the router in front of them, what things cost. People write it; every error names its place.
+
+name = "team"
+
+[router]
+kind = "sglang-router"
+
+[[member]]
+recipe = "k26.toml"
+box = "8x-h200"
+
+[[member]]
+name = "attic"
+url = "http://10.0.0.7:8000"
+model = "kimi-k2.6"
+engine = "vllm"
+context = 131072
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from moebox import codec
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, UnknownName
+from moebox.fleet.cost import Prices
+from moebox.fleet.route import POLICIES, Policy
+from moebox.fleet.users import UserWorkload
+
+RouterKind = Literal["sglang-router", "vllm-router", "litellm", "llama-swap"]
+ROUTERS: tuple[RouterKind, ...] = get_args(RouterKind)
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")  # goes into Kubernetes names and file names
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """The router that stands in front."""
+
+    kind: RouterKind = "sglang-router"
+    policy: Policy = "prefix"
+    host: str = "127.0.0.1"
+    port: int = 8080
+    python: str = ""  # virtual environment or interpreter that has it; "" finds it on PATH
+    key_env: str = ""  # variable that holds the key that clients must send; "" asks for none
+    metrics_port: int = 0  # where the router shows its own metrics; 0 takes the port after `port`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One endpoint of the fleet: one that runs already (`url`), or a recipe to start."""
+
+    name: str = ""
+    url: str = ""
+    recipe: str = ""  # file, relative to the fleet file, or the name of one that ships with moebox
+    box: str = ""  # where the recipe runs, for plans; "" is this machine
+    count: int = 1  # recipes only: this many alike
+    model: str = ""  # served name; a recipe has its own
+    engine: str = ""  # url only: what answers there
+    context: int = 0  # url only: its longest sequence
+    key_env: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The file as a whole."""
+
+    format: int = FORMAT
+    name: str = "fleet"
+    router: RouterSettings = RouterSettings()
+    member: tuple[Member, ...] = ()
+    prices: Prices = Prices()
+    workload: dict[str, UserWorkload] = field(default_factory=dict)
+
+
+def read(path: Path) -> Fleet:
+    """The fleet in a file, checked; members that are several alike are spelled out, each has a name."""
+    fleet = codec.read_toml(Fleet, path)
+    where = str(path)
+    if fleet.format != FORMAT:
+        raise BadInput(f"{where}: format {fleet.format} is not one this moebox reads", hint=f"it reads format {FORMAT}")
+    _named(where, "name", fleet.name)
+    _router(where, fleet.router)
+    for number, member in enumerate(fleet.member, 1):
+        _member(f"{where}: member {member.name or number}", member)
+    members = tuple(_spelled(fleet.member))
+    for member in members:
+        _named(where, "member name", member.name)
+    _duplicates(where, members)
+    for name, work in fleet.workload.items():
+        work.check(f"{where}: workload {name}")
+    fleet.prices.check(where)
+    return replace(fleet, member=members)
+
+
+def recipe_path(fleet_file: Path, member: Member) -> str:
+    """A member's recipe as `up` takes it: a path beside the fleet file, or the name of one that ships."""
+    beside = fleet_file.parent / member.recipe
+    return str(beside) if beside.exists() or member.recipe.endswith(".toml") else member.recipe
+
+
+def _router(where: str, router: RouterSettings) -> None:
+    if router.kind not in ROUTERS:
+        raise UnknownName("router", router.kind, ROUTERS)
+    if router.policy not in POLICIES:
+        raise UnknownName("routing policy", router.policy, POLICIES)
+    for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
+        if not 0 <= port <= 65535:
+            raise BadInput(f"{where}: router.{name} {port} is not a port")
+
+
+def _member(where: str, member: Member) -> None:
+    if bool(member.url) == bool(member.recipe):
+        raise BadInput(f"{where}: give either url or recipe", hint="url for one that runs, recipe for one to start")
+    if not 1 <= member.count <= 256:
+        raise BadInput(f"{where}: count {member.count} cannot be meant", hint="from 1 to 256")
+    if member.url and member.count > 1:
+        raise BadInput(f"{where}: a url is one endpoint; count is for recipes")
+    if member.context < 0 or not 0 < member.weight <= 1000:
+        raise BadInput(f"{where}: context and weight are positive")
+    if member.url:
+        _url(where, member.url)
+
+
+def _url(where: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as problem:
+        raise BadInput(f"{where}: {url!r} is not a URL: {problem}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise BadInput(f"{where}: {url!r} is not a URL of a server", hint="write it like http://10.0.0.7:8000")
+    if parts.username or parts.password:
+        raise BadInput(f"{where}: a password in a URL would be written into files", hint="name a variable in key_env")
+
+
+def _spelled(members: tuple[Member, ...]) -> list[Member]:
+    """Each member once, named: what is not named, or is several alike, is numbered where names would be the same."""
+    each = [(member, member.name or _stem(member) or "member") for member in members for _ in range(member.count)]
+    alike = Counter(stem for _, stem in each)
+    numbers: Counter[str] = Counter()
+    spelled = []
+    for member, stem in each:
+        numbers[stem] += 1
+        numbered = alike[stem] > 1 and (not member.name or member.count > 1)
+        spelled.append(replace(member, name=f"{stem}-{numbers[stem]}" if numbered else stem, count=1))
+    return spelled
+
+
+def _stem(member: Member) -> str:
+    text = Path(member.recipe).stem if member.recipe else (urlsplit(member.url).netloc or "")
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:36].strip("-")
+
+
+def _duplicates(where: str, members: tuple[Member, ...]) -> None:
+    for kind, values in {
+        "name": [member.name for member in members],
+        "url": [member.url.rstrip("/").removesuffix("/v1") for member in members if member.url],
+    }.items():
+        twice = next((value for value, times in Counter(values).items() if times > 1), "")
+        if twice:
+            raise BadInput(f"{where}: two members have the {kind} {twice}", hint="each endpoint is listed once")
+
+
+def _named(where: str, what: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise BadInput(f"{where}: {what} {name!r}: use lower-case letters, digits and dashes, 42 at most")
+
+
+def served_name(members: tuple[Member, ...], recipes: dict[str, Recipe]) -> str:
+    """The name that every member serves; BadInput when they differ, for a router would mix two models."""
+    names = {member.name: recipes[member.name].served_name if member.recipe else member.model for member in members}
+    different = sorted(set(filter(None, names.values())))
+    if len(different) > 1:
+        raise BadInput(
+            f"members serve different models: {', '.join(different)}",
+            hint="one endpoint, one model: give them the same served_name, or make two fleets",
+        )
+    if not different:
+        raise BadInput("no member says which model it serves", hint='model = "…" in a member with a url')
+    return different[0]

@@ -1,0 +1,222 @@
+"""Routers that exist: how each is started, and the configuration it reads. moebox writes no router of its own."""
+
+import functools
+import shlex
+import tomllib
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from moebox import codec
+from moebox.errors import BadInput, Unsupported
+from moebox.fleet import yaml
+from moebox.fleet.file import RouterKind, RouterSettings
+from moebox.fleet.route import Policy
+
+# A dead member is noticed by its failing requests at once; these decide how soon an idle one is, and when it is back.
+HEALTH_S = 5
+FAILURES, SUCCESSES = 2, 1
+STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterTraits:
+    """What is known of one router."""
+
+    package: str
+    module: str
+    tested: str
+    versions: tuple[str, ...]
+    policies: dict[Policy, str]
+    balances: bool
+    anthropic: bool  # carries /v1/messages
+    health: str
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A member as a router sees it."""
+
+    name: str
+    root: str  # http://host:port, without /v1
+    key_env: str = ""
+    command: tuple[str, ...] = ()  # llama-swap starts it with this
+    health: str = "/health"
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStart:
+    """How a router is started: words after the interpreter, files it reads (name -> text), variables it needs."""
+
+    argv: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)
+    key_envs: tuple[str, ...] = ()
+
+
+@functools.cache
+def traits() -> dict[RouterKind, RouterTraits]:
+    """Every router that moebox knows."""
+    table = tomllib.loads((files("moebox.data") / "routers.toml").read_text(encoding="utf-8"))
+    return {
+        name: codec.decode(RouterTraits, row, where=f"routers.toml: {name}")  # type: ignore[misc]
+        for name, row in table.items()
+    }
+
+
+def start(router: RouterSettings, model: str, targets: tuple[Target, ...], *, host: str = "") -> RouterStart:
+    """What starts this router in front of these members."""
+    if not targets:
+        raise BadInput("a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
+    if router.kind == "litellm":
+        return _litellm(router, model, targets, host or router.host)
+    if router.kind == "llama-swap":
+        return _llama_swap(router, model, targets, host or router.host)
+    return _rust(router, targets, host or router.host)
+
+
+def metrics_port(router: RouterSettings) -> int:
+    """Where the router shows its own metrics."""
+    return router.metrics_port or (router.port + 1 if router.port < 65535 else router.port - 1)
+
+
+def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> RouterStart:
+    """sglang-router and vllm-router: one is a fork of the other, and these flags are the same in both."""
+    keys = {target.key_env for target in targets}
+    if len(keys) > 1 or (keys != {""} and keys != {router.key_env}):
+        raise Unsupported(
+            f"{router.kind} hands the client's key on: members with keys of their own cannot stand behind it",
+            hint="give all members and the router the same key_env, or use litellm",
+        )
+    argv = ["-m", traits()[router.kind].module, "--host", host, "--port", str(router.port)]
+    argv += ["--worker-urls", *(target.root for target in targets)]
+    argv += ["--policy", traits()[router.kind].policies[router.policy]]
+    argv += ["--prometheus-host", host, "--prometheus-port", str(metrics_port(router))]
+    argv += ["--worker-startup-timeout-secs", str(STARTUP_S), "--worker-startup-check-interval", "1"]
+    argv += ["--health-check-interval-secs", str(HEALTH_S), "--health-check-endpoint", targets[0].health]
+    argv += ["--health-failure-threshold", str(FAILURES), "--health-success-threshold", str(SUCCESSES)]
+    return RouterStart(argv=tuple(argv), key_envs=(router.key_env,) if router.key_env else ())
+
+
+def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], host: str) -> RouterStart:
+    models: list[dict[str, Any]] = [
+        {
+            "model_name": model,
+            "litellm_params": {
+                "model": f"hosted_vllm/{model}",
+                "api_base": f"{target.root}/v1",
+                "api_key": f"os.environ/{target.key_env}" if target.key_env else "none",
+                "weight": target.weight,
+            },
+            "model_info": {"id": target.name},
+        }
+        for target in targets
+    ]
+    settings: dict[str, Any] = {
+        "routing_strategy": traits()["litellm"].policies[router.policy],
+        "num_retries": 2,
+        "allowed_fails": 1,
+        "cooldown_time": 10,
+    }
+    if router.policy == "prefix":
+        settings["optional_pre_call_checks"] = ["session_affinity", "prompt_caching"]
+    config: dict[str, Any] = {"model_list": models, "router_settings": settings}
+    config["litellm_settings"] = {"telemetry": False, "request_timeout": 7200}
+    if router.key_env:
+        config["general_settings"] = {"master_key": f"os.environ/{router.key_env}"}
+    names = {router.key_env, *(target.key_env for target in targets)} - {""}
+    # `python -m litellm` does not exist: its console script is this function.
+    run = "import sys; from litellm import run_server; sys.exit(run_server())"
+    return RouterStart(
+        argv=("-c", run, "--config", "litellm.yaml", "--host", host, "--port", str(router.port)),
+        files={"litellm.yaml": yaml.dump(config)},
+        key_envs=tuple(sorted(names)),
+    )
+
+
+def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...], host: str) -> RouterStart:
+    """One entry a member; the first also answers to the model's own name."""
+    own = [target for target in targets if target.command]
+    away = [target for target in targets if not target.command]
+    config: dict[str, Any] = {"healthCheckTimeout": STARTUP_S, "models": {}}
+    for target in own:
+        config["models"][f"{model}@{target.name}"] = {
+            "cmd": shlex.join(target.command),
+            "proxy": target.root,
+            "checkEndpoint": target.health,
+            "useModelName": model,
+        }
+    if own:
+        config["models"][f"{model}@{own[0].name}"]["aliases"] = [model]
+    if away:
+        # One peer serves a model name; more of the same name would hide each other.
+        config["peers"] = {
+            target.name: {
+                "proxy": target.root,
+                "models": [model],
+                **({"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}),
+            }
+            for target in (away[:1] if not own else [])
+        }
+        if own or len(away) > 1:
+            left = ", ".join(target.name for target in (away if own else away[1:]))
+            raise Unsupported(
+                f"llama-swap does not balance: {left} would never be asked",
+                hint="it starts recipes of one machine and swaps them; sglang-router, vllm-router and litellm balance",
+            )
+    if router.key_env:
+        config["apiKeys"] = [f"${{env.{router.key_env}}}"]
+    names = {router.key_env, *(target.key_env for target in targets)} - {""}
+    return RouterStart(
+        argv=("llama-swap", "--config", "llama-swap.yaml", "--listen", f"{host}:{router.port}"),
+        files={"llama-swap.yaml": yaml.dump(config)},
+        key_envs=tuple(sorted(names)),
+    )
+
+
+def script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
+    """A shell script that starts the router beside its files."""
+    known = traits()[router.kind]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {title}: {router.kind} (written for {known.tested}) at http://{router.host}:{router.port}/v1",
+        f"# {known.note}",
+        "set -euo pipefail",
+        'cd "$(dirname "$0")"',
+        *(f': "${{{name}:?holds a key}}"' for name in started.key_envs),
+    ]
+    words = [*started.argv]
+    if known.package:
+        lines.append(f"# pip install '{known.package}=={known.tested}'")
+        lines.append('PYTHON="${PYTHON:-python3}"')
+        lines.append("exec " + " ".join(['"$PYTHON"', *(shlex.quote(word) for word in words)]))
+    else:
+        lines.append("exec " + shlex.join(words))
+    return "\n".join(lines) + "\n"
+
+
+def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> dict[str, Any]:
+    """The router as a Compose service on the machine's own network, where members publish their ports."""
+    known = traits()[router.kind]
+    if not known.package:
+        raise Unsupported(
+            f"{router.kind} starts its members itself and is not rendered for Compose", hint="--as script"
+        )
+    install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
+    service: dict[str, Any] = {
+        "image": "python:3.12-slim",
+        "network_mode": "host",
+        "command": ["bash", "-c", f"{install} && exec python3 {shlex.join(started.argv)}".replace("$", "$$")],
+        "restart": "unless-stopped",
+        "stop_grace_period": "180s",
+    }
+    if started.files:
+        service["working_dir"] = "/fleet"
+        service["volumes"] = ["./:/fleet:ro"]
+    if started.key_envs:
+        service["environment"] = {name: f"${{{name}:?holds a key}}" for name in started.key_envs}
+    if after:
+        service["depends_on"] = {name: {"condition": "service_healthy"} for name in after}
+    return service

@@ -1,0 +1,117 @@
+"""What a fleet is asked: users who hold conversations, pause, and begin again."""
+
+import functools
+import math
+import random
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from moebox import codec
+from moebox.errors import BadInput, UnknownName
+
+LONGEST = 2**21  # tokens of a conversation; more is a typing error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserWorkload:
+    """One kind of user. Token counts are means of log-normal draws."""
+
+    about: str = ""
+    first: int  # tokens of a conversation's first prompt
+    shared: int = 0  # of these, the same for every user
+    grows: int = 0  # fresh tokens of each later turn
+    output: int
+    turns: int = 1
+    think_s: float = 0.0  # between a reply and the next turn; exponential
+    rest_s: float = 0.0  # between two conversations; exponential
+    spread: float = 0.0  # sigma of the draws
+    source: str = ""
+
+    def check(self, where: str) -> "UserWorkload":
+        """Itself, or BadInput for what cannot be meant."""
+        if not (1 <= self.first <= LONGEST and 1 <= self.output <= LONGEST and 1 <= self.turns <= 100_000):
+            raise BadInput(f"{where}: first, output and turns must be 1 or more, and no more than {LONGEST:,} tokens")
+        if not (0 <= self.shared <= self.first and 0 <= self.grows <= LONGEST):
+            raise BadInput(f"{where}: shared is a part of first, and grows is not negative")
+        if not (0 <= self.think_s < math.inf and 0 <= self.rest_s < math.inf and 0 <= self.spread <= 3):
+            raise BadInput(f"{where}: think_s and rest_s are seconds, spread is 0 to 3")
+        if self.think_s + self.rest_s <= 0:
+            raise BadInput(f"{where}: users that never pause cannot be simulated", hint="give think_s or rest_s")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the mean conversation at its end."""
+        return self.first + (self.turns - 1) * (self.grows + self.output) + self.output
+
+
+@functools.cache
+def known() -> dict[str, UserWorkload]:
+    """The workloads that ship with moebox."""
+    table = tomllib.loads((files("moebox.data") / "users.toml").read_text(encoding="utf-8"))
+    return {name: codec.decode(UserWorkload, row, where=f"users.toml: {name}") for name, row in table.items()}
+
+
+def workload(name: str, own: dict[str, UserWorkload] | None = None) -> UserWorkload:
+    """The workload called `name`: the fleet file's own, or one that ships."""
+    found = {**known(), **(own or {})}
+    if name not in found:
+        raise UnknownName("workload", name, found)
+    return found[name].check(f"workload {name}")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class User:
+    """One user: where the conversation stands."""
+
+    id: int
+    context: int = 0  # tokens of the conversation so far; 0 before its first turn
+    turn: int = 0
+    turns: int = 0
+    home: int = -1  # the box that served it last
+
+
+class Draws:
+    """Seeded draws of one run; the same seed gives the same users."""
+
+    def __init__(self, work: UserWorkload, seed: int, *, limit: int) -> None:
+        self.work, self.limit = work, limit
+        self.random = random.Random(seed)
+        self.shift = math.exp(-(work.spread**2) / 2)  # keeps the mean of exp(N(0, spread)) at 1
+
+    def tokens(self, mean: int) -> int:
+        """A count around `mean`, at least 1."""
+        if not self.work.spread:
+            return mean
+        return max(1, round(mean * self.shift * math.exp(self.random.gauss(0, self.work.spread))))
+
+    def seconds(self, mean: float) -> float:
+        """A pause around `mean`."""
+        return self.random.expovariate(1 / mean) if mean > 0 else 0.0
+
+    def turn(self, user: User) -> tuple[int, int]:
+        """Prompt and reply tokens of the user's next turn; a conversation that would not fit begins anew."""
+        output = min(self.tokens(self.work.output), max(self.limit // 2, 1))
+        if user.turn:
+            prompt = user.context + self.tokens(self.work.grows)
+            if prompt + output <= self.limit:
+                user.turn += 1
+                return prompt, output
+        return self._first(user, output), output
+
+    def _first(self, user: User, output: int) -> int:
+        own = self.tokens(self.work.first - self.work.shared) if self.work.first > self.work.shared else 0
+        user.turn, user.turns, user.context = 1, self.tokens(self.work.turns), 0
+        return min(self.work.shared + max(own, 1), max(self.limit - output, 1))
+
+    def pause(self, user: User) -> float:
+        """Seconds until the next turn; after the last one the user rests and forgets the conversation."""
+        if user.turn < user.turns:
+            return self.seconds(self.work.think_s)
+        self.forget(user)
+        return self.seconds(self.work.rest_s)
+
+    def forget(self, user: User) -> None:
+        """The conversation is over; the next one has no box yet."""
+        user.turn = user.context = 0

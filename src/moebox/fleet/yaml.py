@@ -1,0 +1,60 @@
+"""Plain values as YAML text in block style. Strings are quoted as JSON, which is YAML, unless they are plain words."""
+
+import json
+import re
+from typing import Any
+
+# Words that YAML 1.1 and 1.2 both read as the string they are.
+PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.])")
+PAIR = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")  # JSON's way past 16 bits, which YAML does not have
+NOT_TEXT = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+def dump(value: Any, *, indent: int = 0) -> str:
+    """`value` (dicts, lists, strings, numbers, booleans, None) as YAML, ending in a newline."""
+    return "\n".join(_lines(value, indent)) + "\n"
+
+
+def documents(values: list[Any]) -> str:
+    """Several documents in one file."""
+    return "---\n".join(dump(value) for value in values)
+
+
+def _lines(value: Any, indent: int) -> list[str]:
+    pad = " " * indent
+    if isinstance(value, dict) and value:
+        return [line for key, inner in value.items() for line in _entry(f"{pad}{scalar(key)}:", inner, indent)]
+    if isinstance(value, list | tuple) and value:
+        return [line for inner in value for line in _item(pad, inner, indent)]
+    return [pad + scalar(value)]
+
+
+def _entry(head: str, value: Any, indent: int) -> list[str]:
+    if isinstance(value, dict) and value:
+        return [head, *_lines(value, indent + 2)]
+    if isinstance(value, list | tuple) and value:
+        return [head, *_lines(value, indent + 2)]
+    return [f"{head} {scalar(value)}"]
+
+
+def _item(pad: str, value: Any, indent: int) -> list[str]:
+    lines = _lines(value, indent + 2)
+    return [f"{pad}- {lines[0].lstrip(' ')}", *lines[1:]]
+
+
+def scalar(value: Any) -> str:
+    """One value on one line."""
+    if isinstance(value, dict):
+        return "{}"
+    if isinstance(value, list | tuple):
+        return "[]"
+    if isinstance(value, str):
+        safe = PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT
+        return value if safe else PAIR.sub(_long, json.dumps(value, ensure_ascii=True))
+    return json.dumps(value)
+
+
+def _long(pair: re.Match[str]) -> str:
+    """Two surrogates as YAML's one escape."""
+    point = 0x10000 + ((int(pair[1], 16) - 0xD800) << 10) + int(pair[2], 16) - 0xDC00
+    return f"\\U{point:08x}"

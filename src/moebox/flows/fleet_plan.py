@@ -1,0 +1,208 @@
+"""`moebox fleet plan`: how many of which box, from names and files to simulated fleets with their cost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moebox import codec, detect
+from moebox.checkpoint import resolve
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.fleet.cost import Cost, Prices, cost
+from moebox.fleet.file import Fleet, recipe_path
+from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
+from moebox.fleet.size import MOST, Sized, size
+from moebox.planner.choose import choose
+from moebox.planner.memory import budget
+from moebox.planner.pins import Pins
+from moebox.planner.simulate import rules_of
+from moebox.planner.speed import Speed
+from moebox.serve.recipes import read_recipe
+
+SHORTEST = 8192  # tokens of context that a plan for users asks for at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A box with the recipe it would run."""
+
+    box: Box
+    recipe: Recipe
+    model: BoxModel
+
+    @property
+    def gpu_watts(self) -> float:
+        """What its GPUs may draw together."""
+        return float(sum(gpu.tdp for gpu in self.box.gpus) * self.box.nodes)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Factors on its forecast speed between which four of five published results lie."""
+        return self.model.speed.band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One kind of box, sized and priced."""
+
+    candidate: Candidate
+    sized: Sized
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """The answers, best first; and the fleet as its file lists it."""
+
+    question: Question
+    workload: str
+    answers: tuple[Answer, ...]
+    refused: dict[str, str]  # box -> why the model does not run on it
+    listed: FleetOutcome | None = None
+
+
+def context_for(longest: int, limit: int) -> int:
+    """The context a recipe for these conversations gets: the power of two that holds the mean one."""
+    context = SHORTEST
+    while context < longest:
+        context *= 2
+    return min(context, limit)
+
+
+def by_model(name: str, box: str, question: Question, pins: Pins) -> Candidate:
+    """What `plan` would choose for the model on this box."""
+    model, forms = resolve(name)
+    where = detect.box(box)
+    pins = replace(pins, context=pins.context or context_for(question.work.longest, model.context))
+    plan = choose(where, model, forms, pins)
+    wanted = plan.recipe.checkpoint.lower()
+    form = next(one for one in forms if wanted in (one.name.lower(), one.repo.lower(), one.path.lower()))
+    return _candidate(where, model, form, plan.recipe, plan.memory.kv_tokens)
+
+
+def by_recipe(path: str, box: str) -> Candidate:
+    """A recipe as it is, on this box."""
+    recipe = read_recipe(path)
+    where = detect.box(box or None)
+    local = Path(recipe.checkpoint).expanduser()
+    model, forms = resolve(str(local) if local.exists() else recipe.model)
+    wanted = recipe.checkpoint.lower()
+    form = next((one for one in forms if wanted in (one.name.lower(), one.repo.lower())), forms[0] if forms else None)
+    if form is None:
+        raise BadInput(f"{path}: nothing is known of the checkpoint {recipe.checkpoint!r}")
+    return _candidate(where, model, form, recipe, budget(where, model, form, recipe).kv_tokens)
+
+
+def _candidate(box: Box, model: Model, form: Checkpoint, recipe: Recipe, kv_tokens: int) -> Candidate:
+    if kv_tokens < 1:
+        raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
+    speed = Speed.of(box, model, form, recipe)
+    return Candidate(
+        box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules_of(recipe, kv_tokens))
+    )
+
+
+def members(fleet: Fleet, path: Path) -> list[Candidate]:
+    """Every member of a fleet file that a plan can be made for."""
+    found = []
+    for member in fleet.member:
+        if not member.recipe:
+            raise BadInput(
+                f"{path}: {member.name} is a url, and a plan needs its recipe and box", hint='recipe = "…", box = "…"'
+            )
+        found.append(by_recipe(recipe_path(path, member), member.box))
+    return found
+
+
+def plan(
+    candidates: list[Candidate],
+    question: Question,
+    workload: str,
+    prices: Prices,
+    *,
+    refused: dict[str, str],
+    most: int = MOST,
+    watch: Callable[[FleetOutcome], None] | None = None,
+) -> FleetPlan:
+    """Size every candidate; the cheapest first where prices are known, then the fewest boxes, then the fewest watts."""
+    answers = []
+    for candidate in candidates:
+        sized = size(candidate.model, question, most=most, watch=watch)
+        paid = cost(sized.outcome, prices, box=candidate.box.name, gpu_watts=candidate.gpu_watts)
+        answers.append(Answer(candidate=candidate, sized=sized, cost=paid))
+    return FleetPlan(question=question, workload=workload, answers=tuple(sorted(answers, key=_rank)), refused=refused)
+
+
+def with_listed(found: FleetPlan, listed: list[Candidate]) -> FleetPlan:
+    """The plan with the fleet as its file lists it, mixed boxes and all."""
+    return replace(found, listed=run([candidate.model for candidate in listed], found.question))
+
+
+def _rank(answer: Answer) -> tuple[bool, float, int, float]:
+    hour = answer.cost.box_hour
+    return (
+        answer.sized.enough is None,
+        hour if hour is not None else float("inf"),
+        answer.sized.enough or MOST,
+        answer.cost.watts,
+    )
+
+
+def document(found: FleetPlan) -> dict[str, object]:
+    """The plan under the keys that scripts rely on."""
+    question = found.question
+    return {
+        "simulated": True,
+        "users": question.users,
+        "workload": found.workload,
+        "slo": codec.plain(question.slo),
+        "policy": question.policy,
+        "virtual_s": question.seconds,
+        "answers": [_row(answer) for answer in found.answers],
+        "refused": found.refused,
+        "listed": None if found.listed is None else outcome_row(found.listed),
+    }
+
+
+def _row(answer: Answer) -> dict[str, object]:
+    sized, candidate = answer.sized, answer.candidate
+    low, high = candidate.band
+    return {
+        "box": candidate.box.name,
+        "recipe": codec.plain(candidate.recipe),
+        "kv_tokens": candidate.model.rules.kv_tokens,
+        "speed_band": {"low": round(low, 3), "high": round(high, 3)},
+        "boxes": sized.enough,
+        "boxes_with_one_down": sized.spare,
+        "fleet": outcome_row(sized.outcome),
+        "round_robin": outcome_row(sized.plain),
+        "one_down": None if sized.failed is None else outcome_row(sized.failed),
+        "tried": [{"boxes": number, "good_share": round(share, 4)} for number, share in sized.tried],
+        "cost": codec.plain(answer.cost),
+    }
+
+
+def outcome_row(outcome: FleetOutcome) -> dict[str, object]:
+    """One simulated fleet."""
+    tally, seconds = outcome.tally, outcome.seconds or 1.0
+    row: dict[str, object] = {
+        "boxes": len(outcome.boxes),
+        "policy": outcome.question.policy,
+        "completed": tally.requests,
+        "refused": tally.refused,
+        "lost": tally.lost,
+        "good_share": round(outcome.good_share, 4),
+        "good_share_after_failure": round(outcome.good_after_failure, 4) if outcome.question.fail_at else None,
+        "prefix_hit_share": round(outcome.hit_share, 4),
+        "input_tok_s": round(tally.input_tokens / seconds, 1),
+        "output_tok_s": round(tally.output_tokens / seconds, 1),
+        "request_throughput": round(tally.requests / seconds, 4),
+        "by_box": codec.plain(outcome.boxes),
+    }
+    for name, times in (("ttft", tally.ttft), ("tpot", tally.tpot), ("e2el", tally.e2el)):
+        row[f"mean_{name}_ms"] = round(times.mean * 1e3, 2)
+        for share in (50, 90, 99):
+            row[f"p{share}_{name}_ms"] = round(times.quantile(share / 100) * 1e3, 2)
+    return row

@@ -1,0 +1,124 @@
+"""Simulated fleets: nothing gets lost, policies differ as they should, one box agrees with the planner's simulation."""
+
+import functools
+
+import pytest
+
+from moebox import detect
+from moebox.checkpoint import resolve
+from moebox.core.measure import Slo
+from moebox.errors import BadInput
+from moebox.fleet.route import POLICIES, Policy
+from moebox.fleet.simulate import BoxModel, Question, run
+from moebox.fleet.size import size
+from moebox.fleet.users import UserWorkload, known, workload
+from moebox.flows.fleet_plan import by_model
+from moebox.planner.pins import Pins
+from moebox.planner.simulate import Workload, simulate
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.05)
+CHAT = workload("chat")
+
+
+@functools.cache
+def box() -> BoxModel:
+    question = Question(work=CHAT, users=1)
+    return by_model(
+        "kimi-k2.6", "8x-h200", question, Pins(engine="vllm", checkpoint="int4", tp=8, context=131072)
+    ).model
+
+
+def test_the_same_seed_gives_the_same_fleet_and_another_seed_another() -> None:
+    question = Question(work=CHAT, users=40, seconds=300, warm_s=60, slo=SLO)
+
+    first, again = run([box()] * 2, question), run([box()] * 2, question)
+    other = run([box()] * 2, Question(work=CHAT, users=40, seconds=300, warm_s=60, slo=SLO, seed=2))
+
+    assert first.tally.ttft.total == again.tally.ttft.total
+    assert first.tally.ttft.total != other.tally.ttft.total
+
+
+def test_users_stay_with_their_prefix_and_round_robin_reads_it_again() -> None:
+    shares = {}
+    for policy in ("prefix", "round-robin"):
+        question = Question(work=workload("agents"), users=24, seconds=600, warm_s=120, slo=SLO, policy=policy)
+        shares[policy] = run([box()] * 4, question)
+
+    assert shares["prefix"].hit_share > 0.9
+    assert shares["round-robin"].hit_share < shares["prefix"].hit_share - 0.05
+    assert shares["prefix"].tally.ttft.mean < shares["round-robin"].tally.ttft.mean
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_every_box_its_share(policy: Policy) -> None:
+    outcome = run([box()] * 4, Question(work=CHAT, users=120, seconds=600, warm_s=60, slo=SLO, policy=policy))
+
+    served = [one.requests for one in outcome.boxes]
+    assert min(served) > 0.6 * max(served)
+    assert sum(served) >= outcome.tally.requests
+
+
+def test_a_box_that_dies_loses_its_own_requests_only_and_the_others_go_on() -> None:
+    busy = UserWorkload(first=2000, output=400, turns=20, grows=100, think_s=1.0)
+    outcome = run([box()] * 3, Question(work=busy, users=60, seconds=300, warm_s=30, slo=SLO, fail_at=150.0))
+
+    dead, *others = outcome.boxes
+    assert not dead.alive
+    assert 5 <= outcome.tally.lost <= 40  # about a third of sixty users
+    assert all(one.alive and one.requests > dead.requests for one in others)
+    assert outcome.tally.after_failure > 0
+
+
+def test_a_single_box_whose_users_never_come_back_agrees_with_the_planners_simulation() -> None:
+    """Users that rest for ever after one turn are a Poisson stream of single requests."""
+    once = UserWorkload(first=3000, output=200, turns=1, rest_s=1e7)
+    fleet = run([box()], Question(work=once, users=600, seconds=700, warm_s=600, slo=SLO))
+    # all arrive within the warm-up, spread evenly: count them by asking from the beginning
+    whole = run([box()], Question(work=once, users=600, seconds=700, warm_s=0.0, slo=SLO))
+    alone = simulate(box().speed, box().rules, Workload(input=3000, output=200, requests=600, rate=600.0))
+
+    assert fleet.tally.requests <= 3
+    assert whole.tally.output_tokens == alone.output_tokens
+    assert whole.tally.ttft.mean == pytest.approx(alone.ttft.mean, rel=0.1)
+
+
+def test_sizing_finds_the_smallest_fleet_and_one_more_when_a_box_may_die() -> None:
+    question = Question(work=CHAT, users=600, seconds=400, warm_s=100, slo=Slo(ttft_s=1.0, tpot_s=0.03))
+
+    sized = size(box(), question, most=16)
+
+    assert sized.enough is not None
+    tried = dict(sized.tried)
+    assert tried[sized.enough] >= 0.9
+    assert sized.enough == 1 or tried[sized.enough - 1] < 0.9
+    assert sized.spare is not None
+    assert sized.spare > sized.enough
+
+
+def test_sizing_says_when_no_number_is_enough() -> None:
+    question = Question(work=CHAT, users=10, seconds=100, warm_s=20, slo=Slo(tpot_s=1e-4))
+
+    sized = size(box(), question, most=2)
+
+    assert sized.enough is None
+    assert sized.spare is None
+
+
+def test_what_cannot_be_simulated_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="what is enough"):
+        size(box(), Question(work=CHAT, users=10))
+    with pytest.raises(BadInput, match="nothing left"):
+        run([box()], Question(work=CHAT, users=10, fail_at=10.0))
+    with pytest.raises(BadInput, match="boxes cannot be simulated"):
+        run([], Question(work=CHAT, users=10))
+
+
+def test_workloads_that_ship_are_checked_and_have_a_source() -> None:
+    for name, work in known().items():
+        assert work.check(name).source
+
+
+def test_a_model_and_a_box_by_name_are_all_that_is_needed() -> None:
+    model, _ = resolve("kimi-k2.6")
+    assert detect.box("8x-h200").gpus
+    assert box().rules.context <= model.context
