@@ -8,7 +8,7 @@ VLLM_VENV    ?= $(abspath .venv-vllm)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm test-kernels lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ $(READY): pyproject.toml
 
 run: $(READY) ## The whole story on the rehearsal model: plan, start, verify, climb, measure, report
 	@$(BIN)/moebox run --yes
+
+check: lint ## The inner loop: style, types, the import rule, and the tests that take no time
+	@$(BIN)/python -m pytest -m 'not gpu and not engine and not siege and not slow'
 
 test: lint ## Lint, types, import rule, and the whole suite
 	@$(BIN)/python -m pytest

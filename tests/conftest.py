@@ -31,6 +31,35 @@ for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE"):
     os.environ.pop(_name, None)
 
 
+# Suites with real engines, browsers, killed processes or many examples: everything else makes `make check`.
+SLOW = (
+    "flows/",
+    "phantom/test_weights.py",
+    "serve/test_faults.py",
+    "serve/test_orphans.py",
+    "serve/test_session.py",
+    "serve/test_twin.py",
+    "serve/test_render_run.py",
+    "report/test_reading.py",
+    "verify/",
+    "sandbox/",
+    "tasks/",
+    "siege/",
+    "web/",
+    "bench/test_load.py",
+    "bench/test_hostile",
+    "fleet/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make check` leaves to `make test`."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has run and state folders of its own, and no key, proxy or Hub setting of the caller's."""

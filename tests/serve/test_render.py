@@ -153,6 +153,7 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = json.loads(capsys.readouterr().out)
     assert told["text"] == out.read_text()
     assert main(["render", "nosuch"]) == 2
-    assert main(["render", "kimi-k26-vllm", "-o", str(tmp_path / "no" / "dir")]) == 2
+    (tmp_path / "taken").write_text("a file")
+    assert main(["render", "kimi-k26-vllm", "-o", str(tmp_path / "taken" / "run.sh")]) == 2
     error = capsys.readouterr().err
     assert "no recipe 'nosuch'" in error
