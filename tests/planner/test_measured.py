@@ -41,7 +41,6 @@ def boot(layers: int, **more: int) -> Boot:
         ),
         prefill=tuple(Prefill(tokens=t, seconds=prompt(layers, t), spread=0.01) for t in PROMPTS),
         weights_bytes=more.get("weights", 10**9 * layers),
-        cache_bytes=more.get("room", 100 * 10**9 - 9 * 10**9 * layers),
         cache_tokens=more.get("tokens", (100 * 10**9 - 9 * 10**9 * layers) // (1152 * layers)),
     )
 

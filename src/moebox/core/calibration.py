@@ -55,7 +55,6 @@ class Boot:
     decode: tuple[DecodeStep, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     weights_bytes: int = 0  # on the fullest device
-    cache_bytes: int = 0  # room for the cache there
     cache_tokens: int = 0
     startup_s: float = 0.0
 

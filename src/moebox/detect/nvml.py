@@ -45,6 +45,14 @@ def load() -> Any | None:
     return pynvml
 
 
+def processes(nvml: Any, index: int) -> list[tuple[int, int]]:
+    """Process ids that compute on a card, and the bytes each holds there; empty where the driver does not tell."""
+    ask = _asker(nvml)
+    handle = ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), None)
+    rows: list[Any] = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), []) if handle else []
+    return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
+
+
 def read(nvml: Any, *, sysfs: Path = Path("/sys")) -> Driver:
     """Every card and the links between them."""
     ask = _asker(nvml)

@@ -3,20 +3,28 @@
 Weights are zeros in a sparse file, so ten gigabytes of experts take a few megabytes of disk. Every kernel,
 buffer and copy of the engine is the real one; the answers mean nothing. Vocabulary: 256 bytes, Kimi's control
 tokens, and fillers up to the model's size, so one ASCII character is one token.
+
+Zeros alone send every token to the same experts, which stay in the CPU's cache: ten times too fast. Where steps are
+timed (`even`), routers are random, and so are the embeddings of the first `SPOKEN` tokens and the output rows of
+printable ASCII; layers of zeros hand the embedding on unchanged, and every token meets other experts in every layer.
 """
 
+import math
+import random
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moebox.core import catalogue
 from moebox.core.model import Gqa, Mla, Model
+from moebox.errors import BadInput
 
 ALIGN = 32
-F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # ggml.h, enum ggml_type
-BLOCK = {F32: (1, 4), F16: (1, 2), Q4_0: (32, 18), Q8_0: (32, 34)}  # elements and bytes of a block
-TYPES = {"f32": F32, "f16": F16, "q4_0": Q4_0, "q8_0": Q8_0}
+F32, F16 = 0, 1  # ggml.h, enum ggml_type
+SPOKEN = 8192  # tokens with an embedding of their own, where routing is even: prompts are made of them
+PRINTABLE = range(33, 127)  # tokens that are sampled then: replies stay text that every parser takes
 CONTROL = (
     "[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
@@ -42,38 +50,89 @@ class Tensor:
         count = 1
         for size in self.shape:
             count *= size
-        elements, size = BLOCK[self.type]
+        elements, size = blocks()[self.type]
         return count // elements * size
 
 
-def write_gguf(path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0") -> int:
-    """Write `model` cut down to its first `layers`, and return the file's apparent size."""
-    weights = list(tensors(model, layers, TYPES[quant]))
+def blocks() -> dict[int, tuple[int, int]]:
+    """Elements and bytes of a block by type."""
+    types = catalogue.table("ggml")["types"]
+    return {row["id"]: (row["weights"], row["bytes"]) for row in types.values()}
+
+
+def type_of(quant: str) -> int | None:
+    """The type that experts have in a checkpoint of this name; None where the name is no type of ggml."""
+    name = {"Q4_X": "Q4_0"}.get(quant.upper(), quant.upper())  # Q4_X: experts in Q4_0, the rest in Q8_0
+    row = catalogue.table("ggml")["types"].get(name)
+    return int(row["id"]) if row else None
+
+
+def write_gguf(path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0", even: bool = False) -> int:
+    """Write `model` cut down to its first `layers`, and return the file's apparent size.
+
+    `even` spreads tokens over experts as a real router does on average.
+    """
+    experts = type_of(quant)
+    if experts is None:
+        raise BadInput(f"{quant} is not a type of ggml")
+    weights = list(tensors(model, layers, experts))
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(weights), 0))
     pairs = metadata(model, layers)
     head[16:24] = struct.pack("<Q", len(pairs))
     for key, value in pairs.items():
         head += text(key) + typed(value)
     offset = 0
-    for one in weights:
-        head += text(one.name) + struct.pack(f"<I{len(one.shape)}Q", len(one.shape), *one.shape)
-        head += struct.pack("<IQ", one.type, offset)
-        offset += aligned(one.bytes)
+    for tensor in weights:
+        head += text(tensor.name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        head += struct.pack("<IQ", tensor.type, offset)
+        offset += aligned(tensor.bytes)
     start = aligned(len(head))
+    draw = random.Random(layers)
     with open(path, "wb") as file:
         file.write(head)
         file.truncate(start + offset)
-        for one in weights:
-            if one.name.endswith("norm.weight"):  # a norm of zero would switch its layer off
+        for tensor in weights:
+            content = filled(tensor, model, draw if even else None)
+            if content:
                 file.seek(start)
-                file.write(struct.pack("<f", 1.0) * one.shape[0])
-            start += aligned(one.bytes)
+                file.write(content)
+            start += aligned(tensor.bytes)
     return start
+
+
+def filled(tensor: Tensor, model: Model, draw: random.Random | None) -> bytes:
+    """What must not be zero: norms, and for even routing the routers and the rows of some tokens."""
+    if tensor.name.endswith("norm.weight"):  # a norm of zero would switch its layer off
+        return struct.pack("<f", 1.0) * tensor.shape[0]
+    if draw is None:
+        return b""
+    # Scores of normalised states with random weights have a standard deviation of about 2.25 × sqrt(hidden) × 2^-small.
+    small = round(math.log2(2.25 * math.sqrt(model.hidden)))
+    if tensor.name.endswith("ffn_gate_inp.weight"):
+        return scattered(draw, tensor.shape[0] * tensor.shape[1], wide=True, small=small)
+    if tensor.name == "token_embd.weight":
+        return scattered(draw, model.hidden * min(SPOKEN, model.vocab), wide=False, small=0)
+    if tensor.name == "output.weight":  # above the zeros of all other tokens, so that sampling stays among these
+        blank = bytes(2 * model.hidden * PRINTABLE.start)
+        return blank + scattered(draw, model.hidden * len(PRINTABLE), wide=False, small=small - 2)
+    return b""
+
+
+def scattered(draw: random.Random, number: int, *, wide: bool, small: int) -> bytes:
+    """Random signs and mantissas: floats (16 bits, or 32 if `wide`) between 2^-small and twice that, either sign.
+
+    Made from bits by one AND and one OR over the whole tensor, which takes milliseconds where a loop takes minutes.
+    """
+    free, exponent = (0x807FFFFF, (127 - small) << 23) if wide else (0x83FF, (15 - small) << 10)
+    size = 4 if wide else 2
+    keep = int.from_bytes(free.to_bytes(size, "little") * number, "little")
+    put = int.from_bytes(exponent.to_bytes(size, "little") * number, "little")
+    return (draw.getrandbits(8 * size * number) & keep | put).to_bytes(size * number, "little")
 
 
 def tensors(model: Model, layers: int, experts: int) -> Iterator[Tensor]:
     """Every weight of the cut model; the experts' type is `experts`, everything else is F16 or F32."""
-    hidden = model.hidden
+    hidden, normed = model.hidden, architecture(model) == "qwen3moe"
     yield Tensor(name="token_embd.weight", shape=(hidden, model.vocab), type=F16)
     yield Tensor(name="output_norm.weight", shape=(hidden,), type=F32)
     yield Tensor(name="output.weight", shape=(hidden, model.vocab), type=F16)
@@ -81,6 +140,9 @@ def tensors(model: Model, layers: int, experts: int) -> Iterator[Tensor]:
         at = f"blk.{layer}."
         yield Tensor(name=f"{at}attn_norm.weight", shape=(hidden,), type=F32)
         yield from mla(at, hidden, model.mla) if model.mla else gqa(at, hidden, model.attention)
+        if normed and model.gqa:
+            yield Tensor(name=f"{at}attn_q_norm.weight", shape=(model.gqa.head_dim,), type=F32)
+            yield Tensor(name=f"{at}attn_k_norm.weight", shape=(model.gqa.head_dim,), type=F32)
         yield Tensor(name=f"{at}ffn_norm.weight", shape=(hidden,), type=F32)
         if model.moe and layer >= model.dense_layers:
             yield from moe(at, model, experts)
@@ -105,7 +167,7 @@ def mla(at: str, hidden: int, kind: Mla) -> Iterator[Tensor]:
 
 
 def gqa(at: str, hidden: int, kind: Any) -> Iterator[Tensor]:
-    """Grouped-query attention as llama.cpp's llama names it; biases and head norms are left out."""
+    """Grouped-query attention as llama.cpp's qwen3moe and llama name it; biases are left out."""
     assert isinstance(kind, Gqa)
     for name, heads in (("q", kind.heads), ("k", kind.kv_heads), ("v", kind.kv_heads)):
         yield Tensor(name=f"{at}attn_{name}.weight", shape=(hidden, heads * kind.head_dim), type=F16)
@@ -133,9 +195,16 @@ def moe(at: str, model: Model, experts: int) -> Iterator[Tensor]:
         yield from ffn(at, "_shexp", hidden, model.moe.shared_width)
 
 
+def architecture(model: Model) -> str:
+    """The nearest architecture of llama.cpp: latent attention, grouped-query with experts, or plain."""
+    if model.mla:
+        return "deepseek2"
+    return "qwen3moe" if model.moe else "llama"
+
+
 def metadata(model: Model, layers: int) -> dict[str, Any]:
     """The keys llama.cpp asks for, in its own names."""
-    arch, moe = ("deepseek2" if model.mla else "llama"), model.moe
+    arch, moe = architecture(model), model.moe
     words = {
         "context_length": model.context, "embedding_length": model.hidden, "block_count": layers,
         "feed_forward_length": max(model.dense_intermediate, 1), "head_count": model.attention.heads,
@@ -154,6 +223,7 @@ def metadata(model: Model, layers: int) -> dict[str, Any]:
         **{f"{arch}.{key}": value for key, value in words.items()},
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "kimi-k2" if model.mla else "default",
         "tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds,
+        **({} if model.mla else {"tokenizer.ggml.merges": ["! !"]}),  # without any the file is refused
         "tokenizer.ggml.bos_token_id": 256, "tokenizer.ggml.eos_token_id": 258, "tokenizer.ggml.padding_token_id": 268,
         "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
     }  # fmt: skip

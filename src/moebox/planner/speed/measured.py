@@ -92,13 +92,13 @@ class Measured:
     def cache_tokens(self) -> int:
         """Tokens the cache holds at this depth; 0 where the boots do not tell."""
         boots = sorted((boot for boot in self.calibration.boots if boot.cache_tokens), key=lambda boot: boot.layers)
-        if len(boots) < 2 or boots[0].layers == boots[-1].layers or not boots[0].cache_bytes:
+        if len(boots) < 2 or boots[0].layers == boots[-1].layers:
             return 0
         few, more = boots[0], boots[-1]
-        per_layer = (few.cache_bytes - more.cache_bytes) / (more.layers - few.layers)
-        room = few.cache_bytes - per_layer * (self.layers - few.layers)
-        token = more.cache_bytes / more.cache_tokens / more.layers
-        return max(0, math.floor(room / (token * self.layers)))
+        # A token costs the same in every layer, so tokens × layers is the room for the cache in units of that.
+        there, here = few.cache_tokens * few.layers, more.cache_tokens * more.layers
+        room = there + (here - there) * (self.layers - few.layers) / (more.layers - few.layers)
+        return max(0, math.floor(room / self.layers))
 
     @property
     def text(self) -> str:

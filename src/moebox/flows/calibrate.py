@@ -1,0 +1,211 @@
+"""`moebox rehearse --measure`: the recipe's own engine booted with few and with more layers, its steps timed.
+
+Dummy weights answer nonsense, but they take as long as real ones where experts are used evenly and prompts are new.
+What is measured is kept as it comes: interrupted, the run folder has it; the store gets only what can be solved.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from moebox import detect
+from moebox.core.box import Box
+from moebox.core.calibration import Boot, Calibration, layout_of, place_of, shape_of
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.errors import AnswerIsNo, Outside, Unsupported
+from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
+from moebox.flows.calibrate_boot import Measuring, measured_boot
+from moebox.flows.calibrate_depths import Depth, depths_for, out_of_memory, shallower
+from moebox.planner.speed import Speed
+from moebox.planner.speed.measured import decode_series
+from moebox.serve import preflight
+from moebox.serve.faults import LaunchFailed
+from moebox.serve.session import PATIENCE_S, start
+from moebox.serve.watch import Listener
+from moebox.store import Run, calibrations
+from moebox.units import seconds
+
+BUDGET_S = 600.0
+FIRST_BOOT_S = 120.0  # until it is known: vLLM compiles and captures graphs for 90 to 190 s
+FILE = "calibration.json"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is calibrated: a recipe with the facts around it."""
+
+    recipe: Recipe
+    model: Model
+    checkpoint: Checkpoint
+    box: Box
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """The time there is, and how it is divided over the boots that are left."""
+
+    budget_s: float
+    began: float = field(default_factory=time.monotonic)
+    startup_s: float = FIRST_BOOT_S
+
+    @property
+    def left_s(self) -> float:
+        """Until time is up."""
+        return self.budget_s - (time.monotonic() - self.began)
+
+    def deadline(self, boots_after: int) -> float:
+        """When the boot that is up must be done, so that the others get as much; on the monotonic clock."""
+        share = (self.left_s - boots_after * 1.3 * self.startup_s) / (boots_after + 1)
+        return time.monotonic() + max(share, 10.0)
+
+
+def calibrate(
+    recipe: Recipe,
+    run: Run,
+    *,
+    layers: tuple[int, ...] = (),
+    budget_s: float = BUDGET_S,
+    patience_s: float = PATIENCE_S,
+    listener: Listener | None = None,
+    tell: Tell | None = None,
+) -> Calibration:
+    """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration."""
+    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), listener, tell or (lambda line: None))
+    try:
+        work.boots(layers, patience_s)
+    except KeyboardInterrupt:
+        work.note("interrupted: what was measured until then")
+        work.keep(final=False)
+        raise
+    except (LaunchFailed, AnswerIsNo, Outside) as problem:
+        work.note(f"ended early: {problem.message}")
+        work.keep(final=False)
+        raise
+    return work.keep(final=True)
+
+
+def resolved(recipe: Recipe) -> Subject:
+    """The recipe with its model, checkpoint and this box."""
+    if recipe.parallel.nodes > 1:
+        raise Unsupported("a launch over several nodes cannot be measured from one of them")
+    model = rehearse.model_of(recipe)
+    form = calibrate_recipe.checkpoint_of(recipe, model)
+    return Subject(recipe=replace(recipe, speculate=None), model=model, checkpoint=form, box=detect.box())
+
+
+class _Work:
+    """One calibration in the making."""
+
+    def __init__(self, subject: Subject, run: Run, clock: Clock, listener: Listener | None, tell: Tell) -> None:
+        self.subject, self.run, self.clock, self.listener, self.tell = subject, run, clock, listener, tell
+        self.done: list[Boot] = []
+        self.notes = list(calibrate_recipe.left_out(subject.recipe, subject.model, subject.checkpoint))
+        self.current: Measuring | None = None
+        self.version = subject.recipe.engine_version
+
+    def note(self, text: str) -> None:
+        """Something that a reader of the calibration must know."""
+        self.notes.append(text)
+        self.run.event("calibrate.note", text=text)
+        self.tell(f"note: {text}")
+
+    def boots(self, layers: tuple[int, ...], patience_s: float) -> None:
+        """Every depth, the shallowest first; one that runs out of memory is taken shallower."""
+        depths = depths_for(self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers)
+        self.run.event("calibrate.started", recipe=self.subject.recipe.name, depths=[depth.layers for depth in depths])
+        left = seconds(len(depths) * self.clock.startup_s + 0.5 * (self.clock.budget_s - 2 * self.clock.startup_s))
+        words = ", ".join(depth.text for depth in depths)
+        self.tell(f"booting with {words}; about {left}, at most {seconds(self.clock.budget_s)}")
+        for place, depth in enumerate(depths):
+            self._boot(depth, after=len(depths) - place - 1, patience_s=patience_s)
+
+    def _boot(self, depth: Depth, *, after: int, patience_s: float) -> None:
+        while True:
+            try:
+                self._measure(depth, after=after, patience_s=patience_s)
+                return
+            except LaunchFailed as problem:
+                fewest = max((boot.layers for boot in self.done), default=0)
+                less = shallower(depth, above=fewest)
+                if not out_of_memory(problem) or less is None:
+                    raise
+                self.note(f"{depth.text} ran out of memory; {less.text} taken instead")
+                depth = less
+
+    def _measure(self, depth: Depth, *, after: int, patience_s: float) -> None:
+        dummy = self.run.path / "rehearsal.gguf"
+        try:
+            facts = self.subject
+            small = calibrate_recipe.at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
+            for text in calibrate_recipe.disturbances(small, self.subject.box):
+                self.note(text)
+            with start(
+                small, self.run, model=self.subject.model, patience_s=patience_s, listener=self.listener
+            ) as session:
+                self.clock.startup_s = session.startup_s
+                self.version = self.version or preflight.installed(small, session.order.argv)
+                known = self.done[0] if self.done else None
+                self.current = Measuring(depth=depth, known=known, piece=self._piece())
+                deadline = self.clock.deadline(after)
+                measured_boot(self.current, session, self.subject.model, deadline=deadline, tell=self.tell)
+        finally:
+            dummy.unlink(missing_ok=True)
+            self._take()
+        self.keep(final=False)
+
+    def _take(self) -> None:
+        """Whatever of the current boot was measured."""
+        if self.current is None:
+            return
+        boot, notes = self.current.boot, self.current.notes
+        self.current = None
+        for text in notes:
+            self.note(text)
+        if boot.decode or boot.prefill:
+            self.done.append(boot)
+
+    def _piece(self) -> int:
+        facts = self.subject
+        return Speed.fitted(facts.box, facts.model, facts.checkpoint, facts.recipe).piece
+
+    def keep(self, *, final: bool) -> Calibration:
+        """Write it to the run folder, and to the store once it can be solved."""
+        found = self.calibration()
+        self.run.write_json(FILE, found)
+        if not final and not self.notes_of_ending:
+            return found
+        if decode_series(found.boots):
+            whole = calibrate_merge.with_earlier(found)
+            calibrations.keep(whole)
+            self.run.event("calibrate.finished", id=whole.id, depths=whole.depths)
+            return whole
+        if final:
+            raise AnswerIsNo("no step was timed at two depths, so nothing can be said of the whole model")
+        return found
+
+    @property
+    def notes_of_ending(self) -> bool:
+        return any(text.startswith(("interrupted", "ended early")) for text in self.notes)
+
+    def calibration(self) -> Calibration:
+        """What there is so far."""
+        facts = self.subject
+        layout = layout_of(facts.recipe)
+        words = [facts.model.name, facts.checkpoint.quant, facts.recipe.engine, self.version, layout.text]
+        return Calibration(
+            id=re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-"),
+            date=time.strftime("%Y-%m-%d"),
+            place=place_of(facts.box),
+            engine=facts.recipe.engine,
+            version=self.version,
+            model=facts.model.title,
+            shape=shape_of(facts.model),
+            layers=facts.model.layers,
+            quant=facts.checkpoint.quant,
+            layout=layout,
+            boots=tuple(self.done),
+            notes=tuple(self.notes),
+        )

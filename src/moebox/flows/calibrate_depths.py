@@ -1,0 +1,86 @@
+"""With how many layers an engine is booted, and what is tried when that is too many."""
+
+from dataclasses import dataclass, replace
+
+from moebox.core.box import Box
+from moebox.core.calibration import gpu_experts_of
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.serve.faults import LaunchFailed
+
+FEW = 3  # repeated layers of the shallow boot
+MOST = 24  # layers of the deep one: more would load for longer than it tells
+SHARE = 0.5  # of the memory that weights may take; the rest is the cache's, the graphs' and the host's
+OUTSIDE_LAYERS = ("embed", "lm_head", "vision", "mtp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """Layers of a boot, and of these how many have their experts on GPUs while others' are in RAM."""
+
+    layers: int
+    gpu_experts: int = 0
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"{self.layers} layers" + (f" ({self.gpu_experts} with experts on GPUs)" if self.gpu_experts else "")
+
+
+def depths_for(
+    recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box, asked: tuple[int, ...] = ()
+) -> tuple[Depth, ...]:
+    """Few and more layers, each with all kinds; a third boot where experts are on GPUs and in RAM."""
+    least = model.dense_layers + max(1, recipe.parallel.pp)
+    if asked:
+        few, more = chosen(asked, least, model)
+    else:
+        few = min(max(model.dense_layers + FEW, least), model.layers)
+        more = min(max(affordable(recipe, model, checkpoint, box), few + 1), MOST, model.layers)
+        few = min(few, more - 1)
+    if few < least:
+        raise BadInput(f"{model.title} has {model.layers} layers: too few to measure with two depths")
+    split = gpu_experts_of(recipe) if box.gpus else 0
+    if not split or split >= model.moe_layers:
+        kind = more - model.dense_layers if split else 0
+        less = few - model.dense_layers if split else 0
+        return Depth(layers=few, gpu_experts=less), Depth(layers=more, gpu_experts=kind)
+    return Depth(layers=few), Depth(layers=more), Depth(layers=more, gpu_experts=max(1, (more - least) // 2))
+
+
+def chosen(asked: tuple[int, ...], least: int, model: Model) -> tuple[int, int]:
+    """Depths that were asked for."""
+    if len(asked) != 2 or not least <= asked[0] < asked[1] <= model.layers:
+        told = ",".join(map(str, asked))
+        raise BadInput(
+            f"--layers {told}: --measure takes two depths, such as --layers {least + 2},{least + 6}",
+            hint=f"{model.title} has {model.layers} layers; {least} are the fewest that have every kind",
+        )
+    return asked[0], asked[1]
+
+
+def affordable(recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box) -> int:
+    """Layers whose weights take half of the memory they go to."""
+    size = checkpoint.bytes_by_component
+    outside = sum(size.get(name, 0) for name in OUTSIDE_LAYERS)  # type: ignore[call-overload]
+    layer = (checkpoint.bytes - outside) / model.layers
+    room = box.ram_free or box.ram
+    if recipe.hybrid is None and box.gpus:
+        smallest = min(gpu.memory_free or gpu.memory for gpu in box.gpus)
+        room = round(smallest * recipe.parallel.gpus * (recipe.memory_utilization or 0.9))
+    return int((SHARE * room - outside) // max(layer, 1))
+
+
+def shallower(depth: Depth, *, above: int) -> Depth | None:
+    """Half way down to what was measured already; None where nothing lies between."""
+    layers = (depth.layers + above) // 2
+    if layers <= above or layers < 1:
+        return None
+    return replace(depth, layers=layers, gpu_experts=min(depth.gpu_experts, layers - 1))
+
+
+def out_of_memory(problem: LaunchFailed) -> bool:
+    """Whether a launch failed for want of memory."""
+    known = problem.finding is not None and problem.finding.symptom.startswith("oom")
+    return known or "SIGKILL" in problem.message  # the kernel's killer leaves nothing in the engine's log

@@ -1,0 +1,58 @@
+"""Which steps are timed, in which order, within which time."""
+
+import itertools
+from dataclasses import dataclass
+
+from moebox.core.recipe import Recipe
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (256, 4096, 16384)
+PROMPTS = (128, 512, 2048)
+LONG = 2.5  # the longest prompt, in chunks: attention to earlier chunks shows from it
+MOST_TOKENS = 262_144  # cached at once in one point; more would be spent on reading prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A step to time: a prompt alone (`batch` 0), or `batch` streams decoding."""
+
+    batch: int = 0
+    context: int  # the prompt's tokens
+
+    @property
+    def text(self) -> str:
+        """In a few words."""
+        if not self.batch:
+            return f"a prompt of {self.context:,} tokens"
+        return f"{self.batch} stream{'s' * (self.batch > 1)} at {self.context:,} tokens"
+
+
+def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list[Point]:
+    """Every point, the most telling first, so that whatever time allows is the best that can be had of it.
+
+    `longest` is what one request may hold, prompt and reply; `cache_tokens` what all together may.
+    """
+    longest = max(longest - 192, 16)  # room for the reply
+    room = min(MOST_TOKENS, cache_tokens or MOST_TOKENS)
+    most = recipe.max_seqs or 1
+    batches = [size for size in BATCHES if size <= most]
+    batches += [most] if most not in batches and most <= BATCHES[-1] else []
+    contexts = sorted({min(size, longest) for size in CONTEXTS})
+    prompts = sorted({min(size, longest) for size in (*PROMPTS, chunk, round(LONG * chunk))})
+    points = [Point(context=tokens) for tokens in prompts]
+    points += [Point(batch=size, context=contexts[0]) for size in outer_first(batches) if size * contexts[0] <= room]
+    for context in reversed(contexts[1:]):
+        points += [Point(batch=size, context=context) for size in outer_first(batches) if size * context <= room]
+    return points
+
+
+def outer_first(sizes: list[int]) -> list[int]:
+    """The ends, then what lies between them, widest gap first: 1 64 8 2 32 4 16."""
+    left = sorted(sizes)
+    taken = [left[0], left[-1]] if len(left) > 1 else left
+    while len(taken) < len(left):
+        known = sorted(taken)
+        gaps = [(left.index(high) - left.index(low), low, high) for low, high in itertools.pairwise(known)]
+        _, low, high = max(gaps)
+        taken.append(left[(left.index(low) + left.index(high)) // 2])
+    return taken

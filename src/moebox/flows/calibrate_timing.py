@@ -1,0 +1,154 @@
+"""Steps of a live engine, timed through its own endpoint: prompts alone, and streams that decode together.
+
+Prompts are token ids drawn anew for every request, so no prefix cache knows them and their length is exact.
+"""
+
+import itertools
+import math
+import random
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moebox.core.calibration import DecodeStep, Prefill
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.serve.dummy import SPOKEN
+from moebox.stream import Exchange
+
+FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
+BLOCKS = 4  # a decode window is cut into so many; they tell its noise
+LEAST_STEPS = 8  # steps in which all streams must decode together
+TIMEOUT_S = 300.0
+TRIES = 3  # of a prompt; more while they disagree
+QUIET = 0.02  # relative standard error below which nothing is repeated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A live engine with what its prompts may be made of."""
+
+    endpoint: Endpoint
+    vocab: int
+    draw: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
+
+    def prompt(self, tokens: int) -> list[int]:
+        """`tokens` ids that were never sent before."""
+        last = min(self.vocab, SPOKEN)
+        first = min(FIRST_ID, last // 2)
+        return self.draw.choices(range(first, last), k=tokens)
+
+    def body(self, prompt: int, output: int) -> dict[str, Any]:
+        """A completion that decodes exactly `output` tokens, whatever they are."""
+        return {
+            "model": self.endpoint.model,
+            "prompt": self.prompt(prompt),
+            "max_tokens": output,
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(slots=True)
+class Stream:
+    """When the tokens of one request came, in seconds of the monotonic clock; or why they did not."""
+
+    times: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+def streamed(target: Target, body: dict[str, Any], out: Stream) -> None:
+    """Send one request and note its tokens."""
+    sent = time.monotonic()
+    try:
+        with Exchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
+            for at, event in exchange:
+                if event.error:
+                    out.error = event.error
+                elif event.data.get("choices") and not (event.finish and not event.text):
+                    out.times.append(sent + at)
+    except Outside as problem:
+        out.error = problem.message
+
+
+def together(target: Target, bodies: Sequence[dict[str, Any]]) -> list[Stream]:
+    """All requests at once; raises Outside when any of them fails."""
+    streams = [Stream() for _ in bodies]
+    threads = [
+        threading.Thread(target=streamed, args=(target, body, stream), daemon=True)
+        for body, stream in zip(bodies, streams, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    problem = next((stream.error for stream in streams if stream.error), "")
+    if problem:
+        raise Outside(f"a request failed while steps were timed: {problem}")
+    return streams
+
+
+def prefill(target: Target, tokens: int, *, deadline: float) -> Prefill:
+    """A new prompt alone, a few times, until they agree or time is up; the mean of those that were not disturbed."""
+    seconds: list[float] = []
+    while len(seconds) < TRIES + 2:
+        began = time.monotonic()
+        stream = together(target, [target.body(tokens, 1)])[0]
+        if not stream.times:
+            raise Outside(f"a prompt of {tokens:,} tokens brought no token")
+        seconds.append(stream.times[0] - began)
+        agreed = len(seconds) >= TRIES and error_of(undisturbed(seconds)) < QUIET
+        if agreed or time.monotonic() + seconds[-1] > deadline:
+            break
+    kept = undisturbed(seconds)
+    return Prefill(tokens=tokens, seconds=statistics.fmean(kept), spread=error_of(kept))
+
+
+def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int) -> DecodeStep:
+    """`batch` streams decoding together at `context`, for `steps` steps after the last of them has begun."""
+    # While later prompts are read the first streams go on decoding, about a token for every chunk.
+    lead = math.ceil(batch * context / max(chunk, 1)) + 2
+    for more in (1, 3):
+        streams = together(target, [target.body(context, lead + steps * more) for _ in range(batch)])
+        gaps = shared_gaps([stream.times for stream in streams])
+        if len(gaps) >= min(LEAST_STEPS, steps):
+            blocks = [statistics.fmean(block) for block in cut(gaps, BLOCKS)]
+            return DecodeStep(
+                batch=batch, context=context, seconds=statistics.fmean(undisturbed(blocks)), spread=error_of(blocks)
+            )
+    raise Outside(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
+
+
+def shared_gaps(times: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each step while every stream was decoding: the mean over streams, step by step."""
+    if not all(times):
+        return []
+    begin, end = max(stream[0] for stream in times), min(stream[-1] for stream in times)
+    inside = [[at for at in stream if begin <= at <= end] for stream in times]
+    gaps = [[later - sooner for sooner, later in itertools.pairwise(stream)] for stream in inside]
+    steps = min(len(stream) for stream in gaps)
+    return [statistics.fmean(stream[step] for stream in gaps) for step in range(steps)]
+
+
+def cut(values: Sequence[float], parts: int) -> list[Sequence[float]]:
+    """`values` in `parts` pieces of about the same length."""
+    parts = max(1, min(parts, len(values)))
+    edges = [round(place * len(values) / parts) for place in range(parts + 1)]
+    return [values[low:high] for low, high in itertools.pairwise(edges)]
+
+
+def undisturbed(values: Sequence[float]) -> list[float]:
+    """Those within a fifth of the median: a page fault or another program's burst is no property of a step."""
+    middle = statistics.median(values)
+    return [value for value in values if abs(value - middle) <= 0.2 * middle] or [middle]
+
+
+def error_of(values: Sequence[float]) -> float:
+    """The relative standard error of their mean."""
+    if len(values) < 2:
+        return 0.05  # a single try says nothing of its noise
+    return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
