@@ -18,7 +18,6 @@ from moebox.errors import AnswerIsNo, Outside, Unsupported
 from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
 from moebox.flows.calibrate_boot import Measuring, measured_boot
 from moebox.flows.calibrate_depths import Depth, depths_for, out_of_memory, shallower
-from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
@@ -148,7 +147,7 @@ class _Work:
                 self.clock.startup_s = session.startup_s
                 self.version = self.version or preflight.installed(small, session.order.argv)
                 known = self.done[0] if self.done else None
-                self.current = Measuring(depth=depth, known=known, piece=self._piece())
+                self.current = Measuring(depth=depth, known=known, chunk=calibrate_recipe.chunk_of(small))
                 deadline = self.clock.deadline(after)
                 measured_boot(self.current, session, self.subject.model, deadline=deadline, tell=self.tell)
         finally:
@@ -166,10 +165,6 @@ class _Work:
             self.note(text)
         if boot.decode or boot.prefill:
             self.done.append(boot)
-
-    def _piece(self) -> int:
-        facts = self.subject
-        return Speed.fitted(facts.box, facts.model, facts.checkpoint, facts.recipe).piece
 
     def keep(self, *, final: bool) -> Calibration:
         """Write it to the run folder, and to the store once it can be solved."""

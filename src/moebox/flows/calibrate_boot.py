@@ -26,7 +26,7 @@ class Measuring:
     """A boot in the making; what it holds when it is interrupted is what was measured."""
 
     depth: Depth
-    piece: int  # prompt tokens a step
+    chunk: int  # prompt tokens a step
     known: Boot | None = None  # an earlier boot: the same points are timed, no others
     decode: list[DecodeStep] = field(default_factory=list)
     prefill: list[Prefill] = field(default_factory=list)
@@ -79,7 +79,7 @@ def measured_boot(
     work.cache_tokens = round(float(facts.get("kv_tokens", 0)))
     target = timing.Target(endpoint=session.endpoint, vocab=model.vocab)
     longest = min(int(facts.get("context") or 0) or session.recipe.context or model.context, model.context)
-    points = grid(session.recipe, chunk=work.piece, longest=longest, cache_tokens=work.cache_tokens)
+    points = grid(session.recipe, chunk=work.chunk, longest=longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]
     tell(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
     try:
@@ -112,7 +112,7 @@ def timed(
             tell(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
         if point.batch:
             steps = work.steps(point)
-            work.decode.append(timing.decode(target, point.batch, point.context, chunk=work.piece, steps=steps))
+            work.decode.append(timing.decode(target, point.batch, point.context, chunk=work.chunk, steps=steps))
         else:
             work.prefill.append(timing.prefill(target, point.context, deadline=deadline))
     if left_out:
@@ -142,7 +142,7 @@ def again(work: Measuring, target: timing.Target, points: list[Point], *, deadli
 
 def second_look(work: Measuring, target: timing.Target, point: Point) -> DecodeStep:
     """A decode point timed again."""
-    return timing.decode(target, point.batch, point.context, chunk=work.piece, steps=work.steps(point))
+    return timing.decode(target, point.batch, point.context, chunk=work.chunk, steps=work.steps(point))
 
 
 def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Outside:

@@ -39,11 +39,12 @@ def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list
     batches += [most] if most not in batches and most <= BATCHES[-1] else []
     contexts = sorted({min(size, longest) for size in CONTEXTS})
     prompts = sorted({min(size, longest) for size in (*PROMPTS, chunk, round(LONG * chunk))})
-    points = [Point(context=tokens) for tokens in prompts]
-    points += [Point(batch=size, context=contexts[0]) for size in outer_first(batches) if size * contexts[0] <= room]
+    decode = [Point(batch=size, context=contexts[0]) for size in outer_first(batches) if size * contexts[0] <= room]
     for context in reversed(contexts[1:]):
-        points += [Point(batch=size, context=context) for size in outer_first(batches) if size * context <= room]
-    return points
+        decode += [Point(batch=size, context=context) for size in outer_first(batches) if size * context <= room]
+    reading = [Point(context=tokens) for tokens in outer_first(prompts)]
+    first, second = reading[:1] + decode[:2], reading[1:3]
+    return [*first, *second, *reading[3:], *decode[2:]]
 
 
 def outer_first(sizes: list[int]) -> list[int]:

@@ -50,6 +50,12 @@ def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy
     return replace(small, flags=flags, env={**recipe.env, **EVEN_ROUTING.get(recipe.engine, {})})
 
 
+def chunk_of(recipe: Recipe) -> int:
+    """Prompt tokens of one step."""
+    own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
+    return own or rehearse.BLOCK[recipe.engine]
+
+
 def quant_of(form: Checkpoint) -> str:
     """The type of the generated experts: the checkpoint's own where ggml has it."""
     return form.quant if type_of(form.quant) is not None else FALLBACK
