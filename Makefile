@@ -8,7 +8,7 @@ VLLM_VENV    ?= $(abspath .venv-vllm)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels test-siege lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +58,10 @@ test-vllm: $(READY) ## The real vLLM on the CPU: parser, up, facts, rehearse (in
 test-kernels: $(READY) ## The real Triton without a GPU: engines' kernels compiled for sm_120 (installs PyTorch the first time)
 	@bash scripts/kernels-venv.sh $(KERNELS_VENV)
 	@MOEBOX_KERNELS_VENV=$(KERNELS_VENV) $(BIN)/python -m pytest -m engine tests/kernels
+
+# Debian's systemd, slurm-wlm and munge add their own parsers where they are installed.
+test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
+	@$(BIN)/python -m pytest -m siege
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

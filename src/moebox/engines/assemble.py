@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 from pathlib import PurePosixPath
 
-from moebox.core import presets
+from moebox.core import grammar, presets
 from moebox.core.model import Model
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
@@ -64,7 +64,7 @@ def image_entry(recipe: Recipe) -> tuple[str, ...]:
 
     preset = presets.of(recipe)
     given = recipe.runtime.entry or (preset.entry if preset else "")
-    return tuple(shlex.split(given)) if given else ENGINES[recipe.engine].IMAGE_ENTRY
+    return grammar.entry(given) if given else ENGINES[recipe.engine].IMAGE_ENTRY
 
 
 def network(recipe: Recipe) -> str:
@@ -149,6 +149,7 @@ def published(launch: Launch) -> str:
     if launch.host == "0.0.0.0":  # noqa: S104
         return f"{launch.port}:{launch.port}"
     host = "127.0.0.1" if launch.host in LOOPBACK else launch.host
+    host = f"[{host}]" if ":" in host else host
     return f"{host}:{launch.port}:{launch.port}"
 
 
@@ -170,7 +171,7 @@ def around_image(recipe: Recipe, launch: Launch) -> tuple[list[str], list[str]]:
 def entry_words(recipe: Recipe, *, program: tuple[str, ...], module: tuple[str, ...]) -> tuple[str, ...]:
     """The words that start a Python engine here: from PATH, a venv, or a named interpreter."""
     if recipe.runtime.entry:
-        return tuple(shlex.split(recipe.runtime.entry))
+        return grammar.entry(recipe.runtime.entry)
     python = recipe.runtime.python
     if not python:
         return program

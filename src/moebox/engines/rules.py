@@ -1,10 +1,6 @@
 """Whether a recipe can be meant: fields against each other, and every flag against the engine's catalogue."""
 
-import re
-from typing import Any
-
-from moebox import codec
-from moebox.core import presets
+from moebox.core import grammar, presets
 from moebox.core.catalogue import models
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
@@ -13,7 +9,6 @@ from moebox.engines.flags import catalogue, replaced
 from moebox.engines.words import canonical, flag_words, spelled
 from moebox.errors import BadInput
 
-KEYS = re.compile(r"(^|[-_])(api[-_]?key|hf[-_]token|token|password|secret)$", re.IGNORECASE)
 KV = {
     "vllm": ("auto", "fp8", "bf16", "f16"),
     "sglang": ("auto", "fp8", "bf16"),
@@ -24,23 +19,12 @@ KV = {
 
 def check(recipe: Recipe, model: Model | None = None) -> None:
     """Raise BadInput naming the first setting that cannot be."""
-    _texts(codec.plain(recipe), "")
+    grammar.refuse(recipe)
     _ranges(recipe)
     _runtime(recipe)
     _belongs(recipe)
     _trust(recipe, model)
-    _keys(recipe)
     _flags(recipe)
-
-
-def _texts(value: Any, at: str) -> None:
-    """No text holds a line break or another control character: it would end a line of a rendered file."""
-    if isinstance(value, str) and any(ord(mark) < 32 or ord(mark) == 127 for mark in value):
-        raise BadInput(f"{at}: holds a control character", hint="write it on one line")
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        _texts(key, f"{at}.{key!r}") if isinstance(key, str) else None
-        _texts(one, f"{at}.{key}" if at else str(key))
 
 
 def _ranges(recipe: Recipe) -> None:
@@ -68,11 +52,6 @@ def _ranges(recipe: Recipe) -> None:
         raise BadInput(
             f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(KV[recipe.engine])}"
         )
-    for path, text in (("served_name", recipe.served_name), ("checkpoint", recipe.checkpoint)):
-        if text.startswith("-"):
-            raise BadInput(f"{path}: {text!r} would be taken for a flag")
-    if not re.fullmatch(r"[\w.-]+", recipe.name):
-        raise BadInput(f"name: {recipe.name!r} may hold letters, digits, dots and dashes only")
 
 
 def _runtime(recipe: Recipe) -> None:
@@ -127,19 +106,6 @@ def _trust(recipe: Recipe, model: Model | None) -> None:
             f"trust_remote_code: {recipe.model} is not on the list of models whose own code may run",
             hint="the list is `trust_remote_code` in models.toml; set it to false to go on without",
         )
-
-
-def _keys(recipe: Recipe) -> None:
-    """Secrets are named, never written down."""
-    for table, names in (("flags", recipe.flags), ("env", recipe.env)):
-        for name in names:
-            if KEYS.search(name.lstrip("-")):
-                raise BadInput(
-                    f"{table}.{name}: a recipe holds no secrets",
-                    hint="export it, and name the variable in listen.key_env (HF_TOKEN is passed on by itself)",
-                )
-    if recipe.listen.key_env and not re.fullmatch(r"[A-Za-z_]\w*", recipe.listen.key_env):
-        raise BadInput("listen.key_env: is the name of a variable, not the key itself")
 
 
 def _flags(recipe: Recipe) -> None:

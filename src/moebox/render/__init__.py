@@ -5,16 +5,14 @@ Nothing that is rendered needs moebox at run time, and no secret is ever written
 
 import dataclasses
 import functools
-import json
-import re
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.engines import check
-from moebox.render import cluster, machine
-from moebox.render.pieces import assigned, quoted, refuse_unfit
+from moebox.render import cluster, machine, quoting
+from moebox.render.pieces import refuse_unfit
 
 Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -27,7 +25,6 @@ SUFFIX: dict[Form, str] = {
     "slurm": ".sbatch",
     "systemd": ".service",
 }
-UNIT = str.maketrans({"%": "%%", '"': '\\"', "\\": "\\\\"})  # inside the quotes of a unit's Environment=
 EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
 CONTEXTS: dict[Form, Callable[[Recipe, Model | None], dict[str, Any]]] = {
     "script": machine.script,
@@ -68,14 +65,11 @@ def _template(name: str) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["yaml"] = lambda value: json.dumps(str(value), ensure_ascii=False)  # JSON text is YAML text
-    environment.filters["slug"] = slug
-    environment.filters["quoted"] = quoted
-    environment.filters["assigned"] = lambda one: assigned(one.name, one.default)
-    environment.filters["unit"] = lambda text: str(text).translate(UNIT)
+    environment.filters["yaml"] = quoting.yaml
+    environment.filters["slug"] = quoting.slug
+    environment.filters["bash"] = quoting.bash
+    environment.filters["quoted"] = quoting.inside_quotes
+    environment.filters["assigned"] = lambda variable: quoting.assigned(variable.name, variable.default)
+    environment.filters["unit"] = quoting.unit_value
+    environment.filters["unit_text"] = quoting.unit_text
     return environment.get_template(name)
-
-
-def slug(text: str) -> str:
-    """A name that Kubernetes and file systems take."""
-    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:63] or "engine"

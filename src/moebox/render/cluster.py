@@ -9,12 +9,13 @@ from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
 from moebox.engines.assemble import around_image, image, weights_folder
 from moebox.errors import BadInput
-from moebox.render import machine
+from moebox.render import machine, quoting
 from moebox.render import pieces as parts
 from moebox.render.pieces import Pieces, pieces
+from moebox.render.quoting import slot
 
 # Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
-LEADER = Node(rank="$(LWS_WORKER_INDEX)", master="$(LWS_LEADER_ADDRESS)", count="$(LWS_GROUP_SIZE)")
+LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
 WORKER = dataclasses.replace(LEADER, follows=True)
 
 
@@ -26,7 +27,7 @@ def slurm(recipe: Recipe, model: Model | None) -> dict[str, Any]:
             hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
         )
     context = machine.script(_open(recipe), model) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
-    known = {one.name for one in context["variables"]}
+    known = {variable.name for variable in context["variables"]}
     if "PORT" not in known:
         raise BadInput(f"{recipe.engine} cannot be rendered as a Slurm job")
     return context
@@ -53,17 +54,17 @@ def k8s(recipe: Recipe, model: Model | None) -> dict[str, Any]:
     return {
         "template": "k8s.yaml.j2",
         "recipe": recipe,
-        "name": _slug(recipe.name),
+        "name": quoting.slug(recipe.name),
         "engine": recipe.engine,
         "version": whole.version,
         "image": image(recipe),
         "nodes": recipe.parallel.nodes,
         "gpus": _gpus(recipe),
         "hybrid": recipe.hybrid is not None,
-        "command": command,
-        "leader": [*head, *_arguments(whole, opened)],
-        "worker": [*head, *_arguments(follow, opened)],
-        "env": started.env,
+        "command": [quoting.kubernetes(word) for word in command],
+        "leader": [*(quoting.kubernetes(word) for word in head), *_arguments(whole, opened)],
+        "worker": [*(quoting.kubernetes(word) for word in head), *_arguments(follow, opened)],
+        "env": {name: quoting.kubernetes(value) for name, value in started.env.items()},
         "secrets": started.secret_env,
         "port": recipe.listen.port,
         "health": whole.engine.HEALTH,
@@ -85,7 +86,7 @@ def _head(
 
 def _arguments(whole: Pieces, recipe: Recipe) -> list[str]:
     given = whole.draft if recipe.speculate else ()
-    return [parts.plain(value) for piece in (*whole.args, *given) for value in piece]
+    return [parts.kubernetes(value) for piece in (*whole.args, *given) for value in piece]
 
 
 def _open(recipe: Recipe) -> Recipe:
@@ -98,9 +99,3 @@ def _gpus(recipe: Recipe) -> int:
     if recipe.hybrid:
         return max(1, len(recipe.hybrid.experts))
     return max(1, recipe.parallel.gpus // recipe.parallel.nodes)
-
-
-def _slug(name: str) -> str:
-    from moebox.render import slug
-
-    return slug(name)

@@ -12,9 +12,11 @@ from moebox.engines import Node, launch
 from moebox.engines.assemble import around_image, container_options, image, network, published, weights_folder
 from moebox.errors import BadInput
 from moebox.render import pieces as parts
+from moebox.render import quoting
 from moebox.render.pieces import Pieces, pieces
+from moebox.render.quoting import slot
 
-MANY = Node(rank="$NODE_RANK", master="$MASTER_ADDR")
+MANY = Node(rank=slot("NODE_RANK"), master=slot("MASTER_ADDR"))
 
 
 def script(recipe: Recipe, model: Model | None) -> dict[str, Any]:
@@ -23,8 +25,8 @@ def script(recipe: Recipe, model: Model | None) -> dict[str, Any]:
     started = launch(recipe, model)
     context = _common(whole, recipe) | {
         "template": "script.sh.j2",
-        "args": [_shell(piece) for piece in whole.args],
-        "draft": [_shell(piece) for piece in whole.draft],
+        "args": [parts.shell_piece(piece) for piece in whole.args],
+        "draft": [parts.shell_piece(piece) for piece in whole.draft],
         "env": {name: _default(name, value, inside=whole.inside) for name, value in started.env.items()},
         "secrets": started.secret_env,
         "why": _reasons(recipe),
@@ -43,9 +45,9 @@ def script(recipe: Recipe, model: Model | None) -> dict[str, Any]:
 
 def _default(name: str, value: str, *, inside: bool) -> str:
     """A setting that the surroundings may change; a path is meant for the inside of a container and stands."""
-    if inside and (value.startswith("/") or not re.fullmatch(parts.PLAIN, value)):
+    if inside and (value.startswith("/") or not re.fullmatch(quoting.PLAIN, value)):
         return f"{name}={shlex.quote(value)}"
-    return parts.assigned(name, value)
+    return quoting.assigned(name, value)
 
 
 def _container(recipe: Recipe, whole: Pieces, model: Model | None) -> dict[str, Any]:
@@ -59,8 +61,8 @@ def _container(recipe: Recipe, whole: Pieces, model: Model | None) -> dict[str, 
     return {
         "tool": recipe.runtime.kind,
         "options": _paired(options),
-        "publish": shown[0].rpartition(":")[0].rpartition(":")[0] if shown else None,
-        "mounts": {_home(outside): inside for outside, inside in mounts.items()},
+        "publish": shown[0].removesuffix(f"{started.port}:{started.port}") if shown else None,
+        "mounts": [_mounted(*mount) for mount in mounts.items()],
         "image": shlex.quote(image(recipe)),
         "before": shlex.join(before),
         "head": shlex.join(head),
@@ -89,16 +91,10 @@ def _paired(options: list[str]) -> list[str]:
     return lines
 
 
-def _home(path: str) -> str:
-    return f'"$HOME{parts.quoted(path[1:])}' if path.startswith("~") else f'"{parts.quoted(path)}'
-
-
-def _shell(piece: parts.Piece) -> str:
-    """One argument line; the scheduler's own variables are left to the shell."""
-    line = parts.shell_piece(piece)
-    for name in ("NODE_RANK", "MASTER_ADDR"):
-        line = line.replace(f"'${name}'", f'"${name}"').replace(f"'${name}:20000'", f'"${name}:20000"')
-    return line
+def _mounted(outside: str, inside: str) -> str:
+    """The -v value in bash; a leading ~ is the home of whoever runs it."""
+    text = quoting.inside_quotes(f"{outside.removeprefix('~')}:{inside}")
+    return f'"$HOME{text}"' if outside.startswith("~/") else f'"{text}"'
 
 
 def _node(recipe: Recipe) -> Node | None:
@@ -108,7 +104,7 @@ def _node(recipe: Recipe) -> Node | None:
 def _reasons(recipe: Recipe) -> dict[str, str]:
     """Why each variable of a preset is there."""
     preset = preset_of(recipe)
-    return {one.name: one.why for one in preset.variable} if preset else {}
+    return {variable.name: variable.why for variable in preset.variable} if preset else {}
 
 
 def _common(whole: Pieces, recipe: Recipe) -> dict[str, Any]:
@@ -129,21 +125,20 @@ def compose(recipe: Recipe, model: Model | None) -> dict[str, Any]:
     head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
     arguments = [parts.compose(value) for piece in (*whole.args, *_given(whole)) for value in piece]
     if recipe.runtime.setup:
-        inner = shlex.join(entry_of(started.argv, whole))
+        inner = quoting.compose(shlex.join(entry_of(started.argv, whole)))
         arguments = ["-c", f"{recipe.runtime.setup} && exec {inner} {shlex.join(arguments)}"]
     preset = preset_of(recipe)
     return _common(whole, recipe) | {
         "template": "compose.yaml.j2",
         "variables": _used(whole),
-        "entrypoint": before[1:],
-        "command": [*head, *arguments],
-        "env": {name: value.replace("$", "$$") for name, value in started.env.items()},
+        "entrypoint": [quoting.compose(word) for word in before[1:]],
+        "command": [*(quoting.compose(word) for word in head), *arguments],
+        "env": {name: quoting.compose(value) for name, value in started.env.items()},
         "secrets": started.secret_env,
         "why": _reasons(recipe),
-        "mounts": started.mounts,
+        "mounts": [quoting.compose(f"{outside}:{inside}") for outside, inside in started.mounts.items()],
         "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
-        "publish": published(started) if network(recipe) != "host" else "",
-        "host": recipe.listen.host,
+        "publish": _published(started) if network(recipe) != "host" else "",
         "shares_memory": recipe.engine in ("vllm", "sglang"),
         "privileged": bool(preset and "--privileged" in preset.options),
         "health": whole.engine.HEALTH,
@@ -160,8 +155,8 @@ def systemd(recipe: Recipe, model: Model | None) -> dict[str, Any]:
         raise BadInput("runtime.setup: a unit does not install things at every start", hint="build an image with it")
     return _common(whole, recipe) | {
         "template": "unit.service.j2",
-        "start": [_unit((word,)) for word in start],
-        "arguments": [" ".join(_unit(value) for value in piece) for piece in (*whole.args, *_given(whole))],
+        "start": [quoting.unit_word(word) for word in start],
+        "arguments": [" ".join(parts.systemd(value) for value in piece) for piece in (*whole.args, *_given(whole))],
         "variables": _used(whole),
         "env": started.env,
         "secrets": started.secret_env,
@@ -171,38 +166,37 @@ def systemd(recipe: Recipe, model: Model | None) -> dict[str, Any]:
     }
 
 
+def _published(started: Launch) -> str:
+    """The port's mapping, with the file's variable for the port."""
+    address = published(started).removesuffix(f"{started.port}:{started.port}")
+    return f"{address}${{PORT:-{started.port}}}:${{PORT:-{started.port}}}"
+
+
 def _unit_run(recipe: Recipe, started: Launch, before: list[str]) -> list[str]:
     """The container's options, one a line."""
-    port, shown = f"{started.port}:{started.port}", published(started)
-    options = [
-        option.replace(port, "${PORT}:${PORT}") if option == shown else _unit((option,))
-        for option in container_options(recipe, started)
-    ]
+    shown = published(started)
+    address = shown.removesuffix(f"{started.port}:{started.port}")
     lines: list[str] = []
-    for option in options:
+    for option in container_options(recipe, started):
+        word = f"{address}${{PORT}}:${{PORT}}" if option == shown else quoting.unit_word(option)
         if option.startswith("-") or not lines:
-            lines.append(option)
+            lines.append(word)
         else:
-            lines[-1] += f" {option}"
-    lines += [f"-v {_unit((_mount(*one),))}" for one in started.mounts.items()]
-    lines += [f"-e {_unit((f'{name}={value}',))}" for name, value in started.env.items()]
+            lines[-1] += f" {word}"
+    lines += [f"-v {_unit_mount(*mount)}" for mount in started.mounts.items()]
+    lines += [f"-e {quoting.unit_word(f'{name}={value}')}" for name, value in started.env.items()]
     lines += [f"-e {name}" for name in started.secret_env]
-    return [*lines, *([" ".join(before)] if before else []), image(recipe)]
+    lines += [" ".join(quoting.unit_word(word) for word in before)] if before else []
+    return [*lines, quoting.unit_word(image(recipe))]
 
 
 def _used(whole: Pieces) -> list[parts.Var]:
     """Variables that stand in a file without an `if`: the draft's only where the recipe has one."""
     unused = {"ENABLE_EAGLE3"} | (set() if whole.recipe.speculate else {"EAGLE3_MODEL"})
-    return [one for one in whole.variables if one.name not in unused]
+    return [variable for variable in whole.variables if variable.name not in unused]
 
 
-def _mount(outside: str, inside: str) -> str:
-    return f"{outside.replace('~', '%h', 1) if outside.startswith('~') else outside}:{inside}"
-
-
-def _unit(value: parts.Value) -> str:
-    """A word of ExecStart: quoted where systemd would split it, %h (the home folder) kept."""
-    text = parts.systemd(value).replace("%%h/", "%h/")
-    if text and not any(mark in text for mark in " \t\"'\\;"):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _unit_mount(outside: str, inside: str) -> str:
+    """The -v value in a unit, where %h is the home of the unit's user."""
+    text = f"{outside.removeprefix('~')}:{inside}".replace("%", "%%").replace("$", "$$")
+    return quoting.unit_quoted(f"%h{text}" if outside.startswith("~/") else text)

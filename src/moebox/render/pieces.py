@@ -4,8 +4,6 @@ A value is made of texts and variables; a shell script writes `"$PORT"` where a 
 """
 
 import dataclasses
-import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,8 +13,8 @@ from moebox.engines import ENGINES, Engine, Node
 from moebox.engines.assemble import contained, network
 from moebox.engines.flags import Word, newest
 from moebox.errors import BadInput
+from moebox.render import quoting
 
-PLAIN = r"[\w./:@,+=-]*"  # needs no quoting anywhere in bash
 MARK = "the-draft-goes-here"
 DRAFT = "lightseekorg/kimi-k2.6-eagle3"  # the draft that Kimi K2.6's guides use, where the model names none
 
@@ -142,25 +140,12 @@ def shell(value: Value) -> str:
     parts = []
     for part in value:
         if isinstance(part, str):
-            parts.append(shlex.quote(part))
+            parts.append(quoting.bash(part))
         elif part.times != 1:
             parts.append(f'"$(({part.name} * {part.times}))"')
         else:
             parts.append(f'"${part.name}"')
     return "".join(parts)
-
-
-def quoted(text: str) -> str:
-    """`text` so that bash takes it as it is between double quotes."""
-    return re.sub(r'([\\"$`])', r"\\\1", str(text))
-
-
-def assigned(name: str, default: str) -> str:
-    """A line of bash that gives `name` its default unless it has a value."""
-    # bash trips over a lone quote inside "${…}", so a text that needs quoting brings its own
-    if re.fullmatch(PLAIN, default):
-        return f'{name}="${{{name}:-{default}}}"'
-    return f"{name}=${{{name}:-{shlex.quote(default)}}}"
 
 
 def shell_piece(piece: Piece) -> str:
@@ -170,27 +155,31 @@ def shell_piece(piece: Piece) -> str:
 
 def compose(value: Value) -> str:
     """A value as Compose interpolates it; its own dollars are doubled."""
-    doubled = str.maketrans({"$": "$$"})
-    return "".join(
-        part.translate(doubled)
-        if isinstance(part, str)
-        else _interpolated(part, f"${{{part.name}:-{part.default.translate(doubled)}}}")
-        for part in value
-    )
+    return "".join(quoting.compose(part) if isinstance(part, str) else _interpolated(part) for part in value)
+
+
+def _interpolated(part: Var) -> str:
+    """`${NAME:-default}`, or the default alone where Compose could not find its end."""
+    if part.times != 1 or "{" in part.default or "}" in part.default:
+        return quoting.compose(_times(part))
+    return f"${{{part.name}:-{quoting.compose(part.default)}}}"
 
 
 def systemd(value: Value) -> str:
-    """A value as systemd expands it; its own dollars and percents are doubled."""
-    return "".join(
-        part.replace("%", "%%").replace("$", "$$")
-        if isinstance(part, str)
-        else _interpolated(part, f"${{{part.name}}}")
-        for part in value
+    """A word of ExecStart=; the file's variables are left to systemd, which puts each in as one word."""
+    text = "".join(
+        part.replace("%", "%%").replace("$", "$$") if isinstance(part, str) else _expanded(part) for part in value
     )
+    return quoting.unit_quoted(text)
 
 
-def _interpolated(part: Var, text: str) -> str:
-    return text if part.times == 1 else _times(part)
+def _expanded(part: Var) -> str:
+    return f"${{{part.name}}}" if part.times == 1 else _times(part)
+
+
+def kubernetes(value: Value) -> str:
+    """A value with every variable at its default, and nothing for the kubelet to expand."""
+    return quoting.kubernetes(plain(value))
 
 
 def refuse_unfit(recipe: Recipe) -> None:
@@ -200,5 +189,8 @@ def refuse_unfit(recipe: Recipe) -> None:
             "an embedded engine runs inside moebox and cannot be rendered to stand alone",
             hint='runtime.kind = "native" uses the llama-server on PATH',
         )
+    for name in recipe.env:
+        if name in ABOUT:
+            raise BadInput(f"env.{name}: a file that stands alone has a variable of that name", hint=ABOUT[name])
     if not recipe.listen.port:
         raise BadInput("listen.port: a file that stands alone needs a port of its own", hint="e.g. 8000")

@@ -1,0 +1,223 @@
+"""What the texts of a recipe may be. Recipes are shared, so one may come from anybody: each text that ends up in a
+command line, a unit, a YAML file or a script has a form here, and what has another form is refused before it is used.
+
+Two fields name programs by design, `runtime.entry` and `runtime.setup`; they stay one program with its arguments, never
+text for a shell. Renderers quote on top of this, each by its own rules.
+"""
+
+import ipaddress
+import re
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+from moebox import codec
+from moebox.core import containers
+from moebox.core.recipe import Recipe, Runtime
+from moebox.errors import BadInput
+from moebox.redact import holds_token
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+WORD = re.compile(r"[A-Za-z0-9._+-]{0,64}")  # versions, parsers, methods
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # one part of a host name, RFC 1123
+SECRET = re.compile(r"(^|[-_])(api[-_]?key|hf[-_]token|token|password|passwd|secret|access[-_]key)$", re.IGNORECASE)
+# Variables by which a shell, the loader or an interpreter is told to run something, or that a shell keeps for itself.
+HOOKS = re.compile(
+    r"BASH.*|ENV|SHELLOPTS|PS[0-4]|PROMPT_COMMAND|IFS|CDPATH|GLOBIGNORE|PATH|HOME|SHELL|(E?U|PP)ID|_|FUNCNAME|LINENO"
+    r"|RANDOM|SECONDS|DIRSTACK|GROUPS|HIST.*|OPT(ARG|ERR|IND)|GCONV_PATH|HOSTALIASES|NODE_OPTIONS|PERL5.*|RUBYOPT|GIT_.*"
+    r"|MOEBOX_.*|SLURM_.*"
+)
+LOADER = re.compile(r"LD_.*|PYTHON(PATH|HOME|STARTUP|INSPECT|BREAKPOINT|WARNINGS|USERBASE|EXECUTABLE)")
+SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi|a)?sh|busybox|eval|exec|source|\.|sudo|su|doas|ssh|xargs|env")
+CODE = ("-c", "-e", "--eval", "--command", "-ic", "-lc")  # what an interpreter takes a program's text after
+INSTALLERS = ("pip", "pip3", "uv", "apt-get", "apt", "apk", "dnf", "microdnf", "yum", "conda", "mamba", "micromamba")
+
+
+def refuse(recipe: Recipe) -> None:
+    """Raise BadInput naming the first text that cannot be meant, or should not."""
+    _texts(codec.plain(recipe), "")
+    _names(recipe)
+    _variables(recipe)
+    _secrets(recipe)
+    _host(recipe)
+    _runtime(recipe.runtime)
+    if recipe.runtime.kind in ("docker", "podman") and recipe.checkpoint.startswith(("/", "~")):
+        weights = PurePosixPath(recipe.checkpoint)
+        containers.outside("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
+
+
+def _texts(value: Any, at: str) -> None:
+    """Every character of every text shows: a line break ends a line of a rendered file, and in YAML so does U+2028."""
+    if isinstance(value, str):
+        hidden = next((mark for mark in value if not mark.isprintable()), None)
+        if hidden is not None:
+            raise BadInput(f"{at}: holds a control character (U+{ord(hidden):04X})", hint="write it on one line")
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in inner:
+        if isinstance(key, str):
+            _texts(key, f"{at}.{key!r}" if at else repr(key))
+        _texts(item, f"{at}.{key}" if at else str(key))
+
+
+def _names(recipe: Recipe) -> None:
+    if not NAME.fullmatch(recipe.name):
+        raise BadInput(
+            f"name: {recipe.name!r} may hold letters, digits, dots and dashes only",
+            hint="it begins with a letter or digit",
+        )
+    words = {
+        "engine_version": recipe.engine_version,
+        "kv": recipe.kv,
+        "tool_parser": recipe.tool_parser,
+        "reasoning_parser": recipe.reasoning_parser,
+        "speculate.method": recipe.speculate.method if recipe.speculate else "",
+    }
+    for path, text in words.items():
+        if not WORD.fullmatch(text):
+            raise BadInput(f"{path}: {text!r} is no name of one")
+    paths = {
+        "served_name": recipe.served_name,
+        "checkpoint": recipe.checkpoint,
+        "model": recipe.model,
+        "speculate.draft": recipe.speculate.draft if recipe.speculate else "",
+        "runtime.python": recipe.runtime.python,
+    }
+    for path, text in paths.items():
+        if text.startswith("-"):
+            raise BadInput(f"{path}: {text!r} would be taken for a flag")
+    if recipe.speculate and re.search(r'["\\]', recipe.speculate.draft):
+        raise BadInput('speculate.draft: a path or repository holds no " and no \\')
+    if "=" in recipe.runtime.python:
+        raise BadInput(f"runtime.python: {recipe.runtime.python!r} is no path of an interpreter or venv")
+
+
+def _variables(recipe: Recipe) -> None:
+    inside = recipe.runtime.kind in ("docker", "podman")
+    for name in recipe.env:
+        if not VARIABLE.fullmatch(name):
+            raise BadInput(
+                f"env: {name!r} is no name of a variable", hint="letters, digits and _, as a shell takes them"
+            )
+        if HOOKS.fullmatch(name) or (LOADER.fullmatch(name) and not inside):
+            raise BadInput(
+                f"env.{name}: decides which programs run, so a recipe does not set it",
+                hint="export it yourself before you start the engine",
+            )
+    if recipe.listen.key_env and not VARIABLE.fullmatch(recipe.listen.key_env):
+        raise BadInput("listen.key_env: is the name of a variable, not the key itself")
+
+
+def _secrets(recipe: Recipe) -> None:
+    """Secrets are named, never written down: a recipe is copied into runs, packages and reports."""
+    hint = "export it, and name the variable in listen.key_env (HF_TOKEN is passed on by itself)"
+    for table, names in (("flags", recipe.flags), ("env", recipe.env)):
+        for name in names:
+            if SECRET.search(name.lstrip("-")):
+                raise BadInput(f"{table}.{name}: a recipe holds no secrets", hint=hint)
+    path = _token(codec.plain(recipe), "")
+    if path:
+        raise BadInput(f"{path}: looks like a key or password, and a recipe holds no secrets", hint=hint)
+
+
+def _token(value: Any, at: str) -> str:
+    """The path of the first text that holds a secret; its value is never quoted."""
+    if isinstance(value, str):
+        return at if holds_token(value) else ""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in inner:
+        if isinstance(key, str) and holds_token(key):
+            return f"a key of {at or 'the recipe'}"
+        path = _token(item, f"{at}.{key}" if at else str(key))
+        if path:
+            return path
+    return ""
+
+
+def _host(recipe: Recipe) -> None:
+    host = recipe.listen.host
+    if _address(host):
+        return
+    labels = host.removesuffix(".").split(".")
+    if len(host) > 253 or not all(LABEL.fullmatch(label) for label in labels):
+        raise BadInput(f"listen.host: {host!r} is no address or host name", hint="e.g. 127.0.0.1, 0.0.0.0 or ::1")
+    if recipe.runtime.kind in ("docker", "podman") and host != "localhost":
+        raise BadInput(f"listen.host: a container's port is published on an address, not on {host!r}")
+
+
+def _address(host: str) -> bool:
+    try:
+        return "%" not in str(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def _runtime(runtime: Runtime) -> None:
+    entry(runtime.entry)
+    setup(runtime.setup)
+    if runtime.image:
+        containers.image(runtime.image)
+    if runtime.models_dir:
+        containers.outside("runtime.models_dir", runtime.models_dir)
+    for source, target in runtime.mounts.items():
+        containers.outside("runtime.mounts", source)
+        containers.inside("runtime.mounts", target)
+    containers.options(runtime.options)
+
+
+def entry(text: str) -> tuple[str, ...]:
+    """The words of `runtime.entry`: a program and its arguments, no shell and no text of a program."""
+    words = _split("runtime.entry", text)
+    if not words:
+        if text:
+            raise BadInput("runtime.entry: names no program", hint='e.g. "python3 -m sglang.launch_server"')
+        return ()
+    program = PurePosixPath(words[0]).name
+    if words[0].startswith("-") or "=" in words[0] or not program:
+        raise BadInput(f"runtime.entry: {words[0]!r} is no program", hint='e.g. "python3 -m sglang.launch_server"')
+    if SHELLS.fullmatch(program) or any(word in CODE for word in words[1:]):
+        raise BadInput(
+            f"runtime.entry: {program} would run a text, not an engine",
+            hint="put the commands into a file of your own, and name that",
+        )
+    return words
+
+
+def setup(text: str) -> None:
+    """`runtime.setup` is one or more installers joined by &&, without anything that a shell would expand."""
+    if not text:
+        return
+    if re.search(r"[$`\\#!*?~{}\[\]]", text):
+        raise BadInput("runtime.setup: holds something that a shell would expand", hint=SETUP)
+    _split("runtime.setup", text)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word == "&&":
+            commands.append([])
+        elif set(word) <= set("();<>|&"):
+            raise BadInput(f"runtime.setup: {word!r} is not taken", hint=SETUP)
+        else:
+            commands[-1].append(word)
+    for words in commands:
+        if not _installs(words):
+            raise BadInput(f"runtime.setup: {' '.join(words)!r} installs nothing", hint=SETUP)
+
+
+SETUP = f"installers joined by && ({', '.join(INSTALLERS[:4])}, …); for more, build an image"
+
+
+def _installs(words: list[str]) -> bool:
+    if not words:
+        return False
+    if words[0] in ("python", "python3"):
+        return words[1:3] == ["-m", "pip"]
+    return words[0] in INSTALLERS
+
+
+def _split(path: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as problem:
+        raise BadInput(f"{path}: {text!r} cannot be split into words: {str(problem).lower()}") from None

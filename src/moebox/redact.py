@@ -1,0 +1,61 @@
+"""What a secret looks like: keys, tokens and passwords in any text. Recipes that hold one are refused, reports lose it.
+
+Nothing here knows files or reports; every other module may import it.
+"""
+
+import re
+
+HIDDEN = "‹hidden›"
+_NOT_SECRET = ("none", "null", "true", "false", "auto", HIDDEN)
+
+# Texts that are a secret wherever they stand, by the form their issuers gave them.
+TOKENS = (
+    re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|ghu|ghs|ghr|xox[abeoprs]|glpat|nvapi|npm|dckr_pat)[-_][A-Za-z0-9_-]{8,}"),
+    re.compile(r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
+    re.compile(r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b"),  # AWS access key ids
+    re.compile(r"\bAIza[A-Za-z0-9_-]{35}"),  # GCP API keys
+    re.compile(r"\bya29\.[A-Za-z0-9._-]{10,}"),  # GCP OAuth access tokens
+    re.compile(r"\bGOCSPX-[A-Za-z0-9_-]{10,}"),  # GCP client secrets
+    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"),  # JSON web tokens
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),  # user:password in a URL
+)
+# Texts whose surroundings say that they are one.
+_NAMES = (
+    r"(?:api|access|secret|private|account)[-_]?key|apikey|pass(?:word|wd|phrase)|pwd|(?:client[-_])?secret"
+    r"|(?:(?:access|hf|auth|refresh|id|session|security|bearer)[-_]?)?token|credentials?|signature"
+)
+NAMED = (
+    re.compile(r"(?i)\bbearer[\s:=]+[\"']?(?P<value>[A-Za-z0-9._~+/=-]{6,})"),
+    re.compile(r"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|bearer)?\s*(?P<value>[A-Za-z0-9._~+/=-]{6,})"),
+    # AWS's own names hold more words: aws_secret_access_key, aws_session_token
+    re.compile(r"(?i)aws_?(?:secret|session|security)[a-z_]*[\"']?\s*[=:]\s*[\"']?(?P<value>[A-Za-z0-9/+=]{16,})"),
+    re.compile(rf"(?i)--(?:[a-z]+-)*(?:{_NAMES})(?:=|\s+)[\"']?(?P<value>[^\s\"',;]{{4,}})"),
+    re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\s*[=:]\s*[\"']?(?P<value>[^\s\"',;]{4,})"),
+    re.compile(rf"""(?i)["'][a-z_-]*(?:{_NAMES}|authorization)["']\s*:\s*["'](?P<value>[^"']{{4,}})["']"""),
+    re.compile(rf"""(?i)(?<![\w-])(?:[a-z]+[-_])*(?:{_NAMES})\s*=\s*["']?(?P<value>[^\s"',;&]{{4,}})"""),
+)
+
+
+def hide_keys(text: str) -> str:
+    """`text` without keys, tokens and passwords."""
+    for pattern in TOKENS:
+        text = pattern.sub(HIDDEN, text)
+    for pattern in NAMED:
+        text = pattern.sub(_hide, text)
+    return text
+
+
+def holds_token(text: str) -> bool:
+    """Whether `text` holds something that only a secret looks like."""
+    return any(pattern.search(text) for pattern in TOKENS)
+
+
+def _hide(match: re.Match[str]) -> str:
+    value = match["value"]
+    if value.isdigit() or value.lower() in _NOT_SECRET:  # MAX_TOKEN=4096 is no secret
+        return match[0]
+    if value.startswith(("$", HIDDEN)):  # the name of a variable
+        return match[0]
+    start, end = match.start("value") - match.start(), match.end("value") - match.start()
+    return match[0][:start] + HIDDEN + match[0][end:]

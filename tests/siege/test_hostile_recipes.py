@@ -1,0 +1,196 @@
+"""2,000 hostile recipes over all engines and forms: none of their commands runs, and each file is read back as meant."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox import engines
+from moebox.core.change import changed
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.render import FORMS, Form, render
+from moebox.serve.order import prepare
+from moebox.serve.recipes import model_of
+from tests.serve.rendered import recipes
+from tests.siege import readback, slurm
+from tests.siege.hostile import FREE, many
+
+SHELLCHECK = Path(sys.executable).with_name("shellcheck")
+FEW = 60
+ALL = 2000
+
+
+def expected(recipe: Recipe, form: Form) -> list[str]:
+    """What the engine is to be given, whatever stands around it."""
+    kinds = {"docker": "docker", "podman": "podman", "compose": "docker", "k8s": "docker"}
+    runtime: Any = dataclasses.replace(recipe.runtime, kind=kinds.get(form, recipe.runtime.kind))
+    host = "0.0.0.0" if form in ("k8s", "slurm") else recipe.listen.host
+    recipe = dataclasses.replace(recipe, runtime=runtime, listen=dataclasses.replace(recipe.listen, host=host))
+    inside = engines.contained(recipe)
+    engine = engines.ENGINES[recipe.engine]
+    bind = "0.0.0.0" if inside and engines.assemble.network(recipe) != "host" else recipe.listen.host
+    return [part for word in engine.words(recipe, model_of(recipe), host=bind) for part in word]
+
+
+class Siege:
+    """Renders, runs and reads back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.canary = folder / "canary"
+        self.canary.mkdir()
+        self.env = readback.stand_ins(folder / "bin")
+        self.counts: Counter[str] = Counter()
+        self.units: list[Path] = []
+        self.scripts: list[Path] = []
+        self.jobs: list[Path] = []
+
+    def attack(self, seed: int, recipe: Recipe) -> None:
+        """One recipe in every form."""
+        for form in FORMS:
+            try:
+                text = render(recipe, model_of(recipe), form)
+            except BadInput as problem:
+                assert "\n" not in problem.message, problem.message
+                self.counts["refused"] += 1
+                continue
+            self.counts[form] += 1
+            seen = self.read(text, form, f"{seed}-{form}")
+            if not seen:  # the recipe names a program that is not here, or a key that is not set
+                assert recipe.runtime.entry or recipe.runtime.python or recipe.listen.key_env not in ("", "MY_KEY"), (
+                    seed
+                )
+            elif recipe.parallel.nodes == 1 and not recipe.runtime.setup:
+                wanted = expected(recipe, form)
+                seen = seen[:-2] if seen[-2:-1] == ["--api-key-file"] else seen  # how the key gets there by a pipe
+                assert sorted(seen[-len(wanted) :]) == sorted(wanted), (seed, form)
+            assert not os.listdir(self.canary), (seed, form, "a command of the recipe ran")
+
+    def read(self, text: str, form: Form, name: str) -> list[str]:
+        """The words that would be started."""
+        if form == "compose":
+            return readback.compose(text)
+        if form == "k8s":
+            return readback.kubernetes(text)
+        if form == "systemd":
+            self.units.append(self.folder / f"u{name}.service")
+            self.units[-1].write_text(text)
+            return readback.unit(text)
+        self.scripts.append(self.folder / f"s{name}.sh")
+        self.scripts[-1].write_text(text)
+        if form == "slurm":
+            self.jobs.append(self.scripts[-1])
+        calls = readback.run_script(text, self.folder, self.env)
+        known = (*readback.PROGRAMS, "python3")
+        assert all(call[0] in known for call in calls), readback.told(calls)
+        return calls[-1] if calls else []
+
+
+def attack(count: int, folder: Path) -> Siege:
+    """The first `count` of them."""
+    siege = Siege(folder)
+    for seed, recipe in many(count, siege.canary):
+        if isinstance(recipe, Recipe):
+            siege.attack(seed, recipe)
+        else:
+            siege.counts["refused by type"] += 1
+    return siege
+
+
+@pytest.fixture(scope="module")
+def siege(tmp_path_factory: pytest.TempPathFactory) -> Siege:
+    """One for many examples."""
+    return Siege(tmp_path_factory.mktemp("siege"))
+
+
+@settings(max_examples=8)
+@given(
+    text=st.text(min_size=1, max_size=40),
+    base=st.sampled_from(sorted(recipes())),
+    where=st.sampled_from(["served_name", "model", "env.X", "flags"]),
+)
+def test_any_text_is_refused_or_read_back(siege: Siege, text: str, base: str, where: str):
+    """Whatever somebody calls their model, each target's own parser reads the same text again."""
+    recipe = recipes()[base]
+    siege.attack(0, changed(recipe, {f"flags.{FREE[recipe.engine]}" if where == "flags" else where: text}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"env": {"$(touch x)": "1"}}, "no name of a variable"),
+        ({"listen.host": "$(touch x)"}, "no address"),
+        ({"runtime.entry": "vllm serve \\"}, "cannot be split"),
+        ({"runtime.entry": "sh -c 'touch x'"}, "would run a text"),
+        ({"runtime.entry": "python3 -c pass"}, "would run a text"),
+        ({"runtime.kind": "docker", "runtime.setup": "pip install x; touch y"}, "not taken"),
+        ({"runtime.kind": "docker", "runtime.setup": "curl example.org"}, "installs nothing"),
+        ({"runtime.kind": "docker", "runtime.image": "-v/:/host"}, "no image"),
+        ({"runtime.kind": "docker", "runtime.mounts": {"/": "/host"}}, "more than weights"),
+        ({"runtime.kind": "docker", "runtime.mounts": {"/var/run/docker.sock": "/s"}}, "belongs to the machine"),
+        ({"runtime.kind": "docker", "runtime.mounts": {"~/.ssh": "/s"}}, "more than weights"),
+        ({"runtime.kind": "docker", "runtime.options": ["--privileged"]}, "not taken from a recipe"),
+        ({"runtime.kind": "docker", "runtime.options": ["evil/image"]}, "not taken from a recipe"),
+        ({"runtime.kind": "docker", "checkpoint": "/root/.ssh"}, "more than weights"),
+        ({"env": {"BASH_ENV": "$(touch x)"}}, "decides which programs run"),
+        ({"env": {"X": "hf_abcdefghijklmnop"}}, "looks like a key"),
+        ({"served_name": "a\u2028services: {}"}, "control character"),
+        ({"hybrid": {"ranges": ["x\nExecStartPre=/bin/true"]}, "engine": "ik_llama.cpp"}, "control character"),
+    ],
+)
+def test_what_a_recipe_may_not_say_is_one_line(changes: dict[str, Any], said: str):
+    """Refused wherever it is used, with the field's name."""
+    recipe = changed(recipes()["kimi-k26-vllm"], changes)
+    for form in FORMS:
+        with pytest.raises(BadInput, match=said) as problem:
+            render(recipe, None, form)
+        assert "\n" not in problem.value.message
+    with pytest.raises(BadInput, match=said):
+        prepare(recipe)
+
+
+def test_hostile_recipes_run_nothing_and_parse(tmp_path: Path):
+    """A few of those that `make test-siege` goes through."""
+    siege = attack(FEW, tmp_path)
+
+    assert siege.counts["script"] > 5
+    assert siege.counts["refused"] > 5
+
+
+@pytest.mark.siege
+def test_two_thousand_hostile_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """All of them, and what systemd and shellcheck say of the files."""
+    siege = attack(ALL, tmp_path)
+    with capsys.disabled():
+        print(f"\n{ALL} hostile recipes: {dict(siege.counts)}; 0 commands run, 0 files that do not parse")
+    for start in range(0, len(siege.scripts), 200):
+        some = siege.scripts[start : start + 200]
+        checked = subprocess.run([SHELLCHECK, "--severity=error", *some], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout[:3000]
+    verify(siege.units)
+    if slurm.installed():
+        with slurm.controller(tmp_path / "slurm") as env:
+            assert not [told for job in siege.jobs if (told := slurm.refusal(job, env))]
+
+
+def verify(units: list[Path]) -> None:
+    """systemd's own opinion, where it is installed; programs that are not here are no fault of a file."""
+    if shutil.which("systemd-analyze") is None:
+        return
+    for start in range(0, len(units), 100):
+        some = units[start : start + 100]
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", *some], capture_output=True, text=True, check=False
+        )
+        said = [line for line in done.stderr.splitlines() if any(unit.name in line for unit in some)]
+        complaints = [line for line in said if "docker.service" not in line and "is not executable" not in line]
+        assert not complaints, complaints[:5]
