@@ -1,4 +1,4 @@
-"""2,000 hostile recipes over all engines and forms: none of their commands runs, and each file is read back as meant."""
+"""2,000 hostile recipes over all engines and forms: no command of theirs runs, and each file is read back as meant."""
 
 import dataclasses
 import os
