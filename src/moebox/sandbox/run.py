@@ -142,7 +142,7 @@ def _attempt(work: Any, files: Mapping[str, bytes], kind: Level, limits: Limits,
         raise NoSandbox(f"{kind}: {line['setup']}")
     wanted = _wanted(work)
     values = [value for place, value in line.get("values") or () if place < wanted]
-    code = int(line.get("exit", process.returncode) or 0)
+    code = int(line["exit"]) if "exit" in line else process.wait()
     late = late or code == 124
     error = str(line.get("error") or "")
     if not error and (code != 0 or len(values) < wanted):

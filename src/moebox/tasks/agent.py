@@ -1,0 +1,248 @@
+"""Our own agent: asks for a reply, makes its calls, tells the answers, until the model is done or cannot go on.
+
+Everything that goes wrong ends the job with its reason; nothing raises and nothing waits for ever.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moebox.tasks.job import Job
+from moebox.tasks.reply import Ask, Called, Reply, Stop, reply, tool_results
+from moebox.tasks.result import CallSeen, End, TurnSeen
+from moebox.tasks.tools import Toolbox, ToolServerDied
+
+SYSTEM = (
+    "You are a careful software engineer at work in a folder. Use the tools to look at files, change them and run "
+    "code; paths are relative to the folder. Work until the task is done, then reply without calling a tool."
+)
+ALONE = "You are a careful software engineer. Reply with exactly what is asked for."
+NUDGE = "Go on: call a tool, or say done if the task is finished."
+BAD_CALLS = 4  # turns with nothing but bad calls, one after the other, that end a job
+THOUGHTS = 2  # replies of nothing but thinking that end it
+REPEATS = 5  # the same call with the same answer, one after the other, that ends it
+MARGIN = 64  # tokens of context kept free for the template's own
+_CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """A job while it is worked on, and how it ended."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[TurnSeen] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)  # tokens, seconds: of every event in order
+    end: End = "turns"
+    why: str = ""
+    text: str = ""  # the last reply's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Where a job must stop."""
+
+    until: float  # monotonic
+    late: End = "time"  # what it means to be past `until`
+    context: int | None = None
+    stop: Stop = lambda: False
+
+
+OnTurn = Callable[[TurnSeen], None]
+
+
+def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = lambda turn: None) -> Work:
+    """Do the job."""
+    began = time.monotonic()
+    done = Work(messages=[{"role": "user", "content": job.instruction}])
+    system = f"{SYSTEM if job.tools else ALONE}\n\n{job.system}".strip()
+    memory = _Memory()
+    for number in range(1, job.turns + 1):
+        end = _over(bounds)
+        if end:
+            done.end, done.why = end, "" if end == "stopped" else f"before reply {number}"
+            return done
+        started = time.monotonic()
+        most = _most(job, bounds.context, done, system)
+        if most < 1:
+            done.end, done.why = "context", f"{bounds.context} tokens are full before reply {number}"
+            return done
+        got = reply(ask, system, done.messages, box.tools, most=most, until=bounds.until, stop=bounds.stop)
+        done.text = got.text
+        calls, results, died = _calls(box, got, memory)
+        used = sum(call.seconds for call in calls)
+        turn = _turn(number, started - began, got, calls, overhead=time.monotonic() - started - got.seconds - used)
+        done.turns.append(turn)
+        done.gaps += _weighed(got)
+        on_turn(turn)
+        if died:
+            done.end, done.why = "tool", died
+            return done
+        verdict = _ended(got, calls, memory, bounds)
+        if got.calls and not got.problem:
+            done.messages += tool_results(ask.api, got, results)
+        else:
+            done.messages.append({"role": "assistant", "content": got.text})
+        if verdict:
+            done.end, done.why = verdict
+            return done
+        if not got.calls:  # nothing but thinking, once: it may go on
+            done.messages[-1] = {"role": "assistant", "content": got.text or "…"}
+            done.messages.append({"role": "user", "content": NUDGE})
+    return done
+
+
+class _Memory:
+    """What the last turns were like."""
+
+    def __init__(self) -> None:
+        self.bad_turns = 0
+        self.thoughts = 0
+        self.same = 0
+        self.last: tuple[str, str, str] | None = None
+        self.bad_tools: set[str] = set()
+
+    def call(self, name: str, arguments: str, answer: str) -> None:
+        """Count how often in a row the very same was called and answered."""
+        now = (name, arguments, answer)
+        self.same = self.same + 1 if now == self.last else 1
+        self.last = now
+
+
+def _over(bounds: Bounds) -> End | None:
+    if bounds.stop():
+        return "stopped"
+    return bounds.late if time.monotonic() > bounds.until else None
+
+
+def _most(job: Job, context: int | None, done: Work, system: str) -> int:
+    """Tokens the next reply may have; the prompt is counted by the server, or guessed for the first."""
+    if context is None:
+        return job.reply_tokens
+    if done.turns and done.turns[-1].prompt_tokens:
+        last = done.turns[-1]
+        told = sum(len(str(message.get("content") or "")) for message in done.messages[-3:]) // 3
+        prompt = (last.prompt_tokens or 0) + (last.completion_tokens or 0) + told
+    else:
+        prompt = (len(system) + len(str(done.messages))) // 4 + 700  # the tools' schemas are about 700
+    return min(job.reply_tokens, max(context - prompt - MARGIN, context // 16 if prompt < context else 0))
+
+
+def _calls(box: Toolbox, got: Reply, memory: _Memory) -> tuple[list[CallSeen], list[tuple[Called, str]], str]:
+    """Make the calls of a reply, in order."""
+    seen: list[CallSeen] = []
+    results: list[tuple[Called, str]] = []
+    for call in got.calls if not got.problem else ():
+        began = time.monotonic()
+        try:
+            used = box.use(call.name, call.arguments)
+        except ToolServerDied as problem:
+            seen.append(CallSeen(tool=call.name, ok=True, error=str(problem), seconds=time.monotonic() - began))
+            return seen, results, str(problem)
+        ok = not used.error
+        repaired = ok and call.name in memory.bad_tools
+        memory.bad_tools = memory.bad_tools - {call.name} if ok else memory.bad_tools | {call.name}
+        memory.call(call.name, call.arguments, used.text)
+        results.append((call, used.text))
+        seen.append(
+            CallSeen(
+                tool=call.name[:80],
+                ok=ok,
+                error=used.error[:300],
+                repaired=repaired,
+                seconds=time.monotonic() - began,
+                answer=used.text[:200],
+            )
+        )
+    return seen, results, ""
+
+
+def _ended(got: Reply, calls: Sequence[CallSeen], memory: _Memory, bounds: Bounds) -> tuple[End, str] | None:
+    """Whether the job ends with this reply, and why."""
+    if got.problem:
+        return _failure(got, bounds)
+    if calls:
+        memory.bad_turns = 0 if any(call.ok for call in calls) else memory.bad_turns + 1
+        memory.thoughts = 0
+        if memory.bad_turns >= BAD_CALLS:
+            return "malformed", calls[-1].error
+        if memory.same >= REPEATS:
+            return "loop", f"{calls[-1].tool} called {memory.same} times with the same arguments and answer"
+        return None
+    if got.text.strip():
+        return "done", ""
+    if got.finish in ("length", "max_tokens"):
+        what = "thinking" if got.reasoning else "text"
+        full = (
+            bounds.context is not None and (got.prompt_tokens or 0) + (got.completion_tokens or 0) >= bounds.context - 1
+        )
+        return ("context", "the reply filled the context") if full else ("cut", f"cut at its token limit while {what}")
+    memory.thoughts += 1
+    if memory.thoughts >= THOUGHTS:
+        return "thinking", "replied with nothing but thinking" if got.reasoning else "replied with nothing"
+    return None
+
+
+def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:
+    if got.problem == "stopped":
+        return "stopped", ""
+    if got.context_full:
+        return "context", got.problem
+    if time.monotonic() > bounds.until:
+        return bounds.late, got.problem
+    return "endpoint", got.problem
+
+
+def _turn(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, overhead: float) -> TurnSeen:
+    writing = sum(got.gaps_s)
+    tokens = (got.completion_tokens or 0) - 1
+    return TurnSeen(
+        number=number,
+        at_s=at_s,
+        seconds=got.seconds,
+        prompt_tokens=got.prompt_tokens,
+        completion_tokens=got.completion_tokens,
+        cached_tokens=got.cached_tokens,
+        ttft_s=got.ttft_s,
+        tok_s=tokens / writing if writing > 0 and tokens > 0 else None,
+        overhead_s=max(0.0, overhead),
+        thought=len(got.reasoning),
+        said=len(got.text),
+        calls=tuple(calls),
+        problem=got.problem,
+    )
+
+
+def _weighed(got: Reply) -> list[tuple[float, float]]:
+    """(tokens, seconds) of each event after the first; a reply's tokens are spread evenly over its events."""
+    if not got.gaps_s:
+        return []
+    each = max((got.completion_tokens or 0) - 1, 1) / len(got.gaps_s)
+    return [(each, gap) for gap in got.gaps_s]
+
+
+def tenths(gaps: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """Tokens a second over the first and over the last tenth of everything written."""
+    share = len(gaps) // 10
+    if share < 5:  # a rate of fewer events says nothing
+        return None, None
+    return _rate(gaps[:share]), _rate(gaps[-share:])
+
+
+def _rate(gaps: Sequence[tuple[float, float]]) -> float | None:
+    seconds = sum(gap for _, gap in gaps)
+    return sum(tokens for tokens, _ in gaps) / seconds if seconds > 0 else None
+
+
+def code_in(text: str) -> str:
+    """The longest block of code in a reply; all of it where there is no block."""
+    blocks = _CODE.findall(text)
+    return max(blocks, key=len) + "\n" if blocks else text
+
+
+def transcript(system: str, done: Work) -> str:
+    """Every message of the job, as JSON lines."""
+    rows = [{"role": "system", "content": system}, *done.messages]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

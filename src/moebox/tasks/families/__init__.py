@@ -1,0 +1,42 @@
+"""The families of jobs; `make` gives the job of a family, level and seed, the same everywhere and always."""
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+
+from moebox.errors import UnknownName
+from moebox.tasks.families import (
+    clean,
+    errand,
+    gadget,
+    implement,
+    long_reply,
+    plan,
+    question,
+    refactor,
+    repair,
+)
+from moebox.tasks.job import LEVELS, Draft, Job, Level
+
+Family = Callable[[random.Random, Level], Draft]
+FAMILIES: dict[str, Family] = {
+    "errand": errand.make,
+    "question": question.make,
+    "repair": repair.make,
+    "clean": clean.make,
+    "implement": implement.make,
+    "refactor": refactor.make,
+    "gadget": gadget.make,
+    "plan": plan.make,
+    "long-reply": long_reply.make,
+}
+
+
+def make(family: str, level: Level, seed: int) -> Job:
+    """The job; UnknownName for a family or level that is not there."""
+    if family not in FAMILIES:
+        raise UnknownName("family", family, FAMILIES)
+    if level not in LEVELS:
+        raise UnknownName("level", level, LEVELS)
+    draft = FAMILIES[family](random.Random(f"{family}/{level}/{seed}"), level)  # text seeds are stable across Pythons
+    return Job(family=family, level=level, seed=seed, **asdict(draft) | {"checks": draft.checks})

@@ -1,0 +1,59 @@
+"""gadget: a tool nobody has seen before; how it is used is said in the system prompt alone."""
+
+import json
+import random
+
+from moebox.tasks.families import names
+from moebox.tasks.gadget import STATE
+from moebox.tasks.job import Check, Draft, Level
+
+SIZES: dict[Level, tuple[int, int]] = {"easy": (3, 2), "medium": (5, 6), "hard": (8, 14)}  # shelves, moves wanted
+
+
+def make(rng: random.Random, level: Level) -> Draft:
+    """A store with shelves; goods must be moved until the store is as described."""
+    count, moves = SIZES[level]
+    shelves = [f"{row}{number}" for row in "ABC" for number in range(1, 4)][:count]
+    goods = names.several(rng, names.THINGS, count)
+    store: dict[str, dict[str, int]] = {shelf: {} for shelf in shelves}
+    for shelf, thing in zip(shelves, goods, strict=True):
+        store[shelf][thing] = rng.randint(6, 30)
+    wanted = {shelf: dict(held) for shelf, held in store.items()}
+    for _ in range(moves):
+        source = rng.choice([shelf for shelf in shelves if wanted[shelf]])
+        thing = rng.choice(sorted(wanted[source]))
+        target = rng.choice([shelf for shelf in shelves if shelf != source])
+        amount = rng.randint(1, min(5, wanted[source][thing]))
+        wanted[source][thing] -= amount
+        wanted[target][thing] = wanted[target].get(thing, 0) + amount
+        wanted = {shelf: {name: held for name, held in stock.items() if held} for shelf, stock in wanted.items()}
+    told = "\n".join(f"- {shelf}: {_held(wanted[shelf])}" for shelf in shelves)
+    return Draft(
+        instruction=(
+            "Bring the store into this state with the tool `gadget`, and then say done:\n\n"
+            f"{told}\n\nNothing may be created or lost: everything wanted is there already, on other shelves."
+        ),
+        files={},
+        solution={STATE: json.dumps(wanted, sort_keys=True)},
+        tools=("gadget",),
+        gadget=json.dumps(store),
+        turns=6 * moves + 12,
+        system=(
+            "The tool `gadget` takes one argument `line`, a command of the store's own language:\n"
+            "`?SHELF` tells what lies on a shelf; `?*` lists the shelves.\n"
+            "`@SHELF` sends the trolley to a shelf. The trolley starts nowhere.\n"
+            "`^N:THING` loads N pieces of THING from the shelf at which the trolley stands.\n"
+            "`vN:THING` unloads N pieces of THING there.\n"
+            "The trolley holds 9 pieces. Every command answers with `ok` and what changed, or with `no` and the reason."
+        ),
+        checks=(
+            Check(
+                name="store",
+                snippets=tuple(f"import json\nresult = json.load(open({STATE!r}))[{shelf!r}]" for shelf in shelves),
+            ),
+        ),
+    )
+
+
+def _held(stock: dict[str, int]) -> str:
+    return ", ".join(f"{count} {thing}" for thing, count in sorted(stock.items())) or "nothing"

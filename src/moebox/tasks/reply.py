@@ -1,0 +1,286 @@
+"""One reply of the model within a job, over either API: streamed, timed, bounded, put together.
+
+What the server does wrong is in `Reply.problem`; nothing here raises because of it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.stream import CONTENT, REASONING, Exchange
+from moebox.stream.exchange import join_tool_calls
+from moebox.tasks.tools import Tool
+
+Api = Literal["openai", "anthropic"]
+VERSION = "2023-06-01"  # the only value of anthropic-version in use
+SLACK = 256  # events beyond max_tokens that an honest stream may have
+SILENT_S = 120.0  # longest time without a byte; shorter where the job has less left
+CONTEXT_WORDS = ("context length", "context size", "context window", "maximum context", "too long", "n_ctx", "exceed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """One tool call as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came back."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Called, ...] = ()
+    finish: str = ""
+    problem: str = ""  # "" when the reply is whole
+    context_full: bool = False
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_s: float | None = None
+    seconds: float = 0.0
+    gaps_s: tuple[float, ...] = field(default=(), repr=False)  # between events that carried tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """How replies are asked for."""
+
+    endpoint: Endpoint
+    api: Api = "openai"
+    temperature: float = 0.0
+    thinking: bool | None = None  # None: as the server does by itself
+
+
+Messages = Sequence[Mapping[str, Any]]
+Stop = Callable[[], bool]
+
+
+def reply(
+    ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], *, most: int, until: float, stop: Stop
+) -> Reply:
+    """One reply, of `most` tokens at most, not later than `until` (monotonic)."""
+    anthropic = ask.api == "anthropic"
+    body = (
+        _messages_body(ask, system, messages, tools, most)
+        if anthropic
+        else _chat_body(ask, system, messages, tools, most)
+    )
+    headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"} if anthropic else {}
+    path = "/messages" if anthropic else "/chat/completions"
+    parts = _Anthropic() if anthropic else _Chat()
+    began = time.monotonic()
+    silent = max(1.0, min(SILENT_S, until - began))
+    problem, status = "", 0
+    try:
+        with Exchange(ask.endpoint, body, path=path, timeout_s=silent, headers=headers) as exchange:
+            for count, (at, event) in enumerate(exchange):
+                parts.add(at, event)
+                if time.monotonic() > until:
+                    problem = "out of time in the middle of a reply"
+                elif stop():
+                    problem = "stopped"
+                elif count > 2 * most + SLACK:
+                    problem = f"no end: {count} events for {most} tokens at most"
+                if problem or parts.error:
+                    break
+            status = exchange.status
+    except Outside as failure:
+        problem = failure.message
+    problem = problem or parts.error or ("" if status == 200 else f"HTTP {status}")
+    return parts.reply(problem, time.monotonic() - began)
+
+
+def tool_results(api: Api, given: Reply, results: Sequence[tuple[Called, str]]) -> list[dict[str, Any]]:
+    """The reply and what its calls brought, as the next request tells them."""
+    if api == "anthropic":
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": given.text}] if given.text.strip() else []
+        blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": _loads(c.arguments)} for c in given.calls]
+        answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
+        return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _repaired(call.arguments)}}
+        for call in given.calls
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": given.text or None, "tool_calls": calls}
+    if given.reasoning:
+        message["reasoning_content"] = given.reasoning
+    told = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text} for call, text in results]
+    return [message, *told]
+
+
+def _chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": ask.endpoint.model,
+        "messages": [{"role": "system", "content": system}, *messages],
+        "temperature": ask.temperature,
+        "max_tokens": most,
+        "stream_options": {"include_usage": True},
+    }
+    if ask.thinking is not None:
+        body["chat_template_kwargs"] = {"thinking": ask.thinking, "enable_thinking": ask.thinking}
+    if tools:
+        functions = [{"name": tool.name, "description": tool.about, "parameters": tool.parameters} for tool in tools]
+        body["tools"] = [{"type": "function", "function": function} for function in functions]
+        body["tool_choice"] = "auto"
+    return body
+
+
+def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": ask.endpoint.model,
+        "system": system,
+        "messages": list(messages),
+        "temperature": ask.temperature,
+        "max_tokens": most,
+    }
+    if tools:
+        body["tools"] = [
+            {"name": tool.name, "description": tool.about, "input_schema": tool.parameters} for tool in tools
+        ]
+    return body
+
+
+class _Parts:
+    """A stream while it is put together."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.times: list[float] = []
+        self.finish = ""
+        self.error = ""
+        self.usage = [-1, -1, -1]  # prompt, completion, cached
+
+    def calls(self) -> tuple[Called, ...]:
+        """The calls that are there by now."""
+        raise NotImplementedError
+
+    def add(self, at: float, event: Any) -> None:
+        """One event."""
+        raise NotImplementedError
+
+    def reply(self, problem: str, seconds: float) -> Reply:
+        """All of it."""
+        prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
+        short = problem.lower()
+        full = bool(problem) and any(word in short for word in CONTEXT_WORDS)
+        return Reply(
+            text="".join(self.text),
+            reasoning="".join(self.reasoning),
+            calls=self.calls(),
+            finish=self.finish,
+            problem=problem,
+            context_full=full,
+            prompt_tokens=prompt,
+            completion_tokens=completion if completion is not None else len(self.times) or None,
+            cached_tokens=cached,
+            ttft_s=self.times[0] if self.times else None,
+            seconds=seconds,
+            gaps_s=tuple(b - a for a, b in zip(self.times, self.times[1:], strict=False)),
+        )
+
+
+class _Chat(_Parts):
+    """OpenAI's chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._data: list[dict[str, Any]] = []
+
+    def add(self, at: float, event: Any) -> None:
+        self.error = self.error or event.error
+        if event.kind:
+            self.times.append(at)
+            self._data.append(event.data)
+        if event.kind == CONTENT:
+            self.text.append(event.text)
+        elif event.kind == REASONING:
+            self.reasoning.append(event.text)
+        self.finish = event.finish or self.finish
+        if event.usage:
+            self.usage = list(event.usage[:3])
+
+    def calls(self) -> tuple[Called, ...]:
+        joined = join_tool_calls(self._data)
+        return tuple(
+            Called(id=call["id"] or f"call_{place}", name=call["name"], arguments=call["arguments"])
+            for place, call in enumerate(joined)
+        )
+
+
+class _Anthropic(_Parts):
+    """Anthropic's events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: dict[int, dict[str, str]] = {}
+
+    def add(self, at: float, event: Any) -> None:
+        data = event.data
+        kind = data.get("type")
+        if kind == "error" or event.error:
+            self.error = event.error or "an error inside the stream"
+        elif kind == "message_start":
+            self._count((data.get("message") or {}).get("usage"))
+        elif kind == "content_block_start":
+            block = data.get("content_block") or {}
+            self._blocks[data.get("index", 0)] = {
+                "type": str(block.get("type")),
+                "id": str(block.get("id") or ""),
+                "name": str(block.get("name") or ""),
+                "arguments": "",
+            }
+        elif kind == "content_block_delta":
+            self._delta(at, data.get("index", 0), data.get("delta") or {})
+        elif kind == "message_delta":
+            self.finish = (data.get("delta") or {}).get("stop_reason") or self.finish
+            self._count(data.get("usage"))
+
+    def _delta(self, at: float, index: int, delta: dict[str, Any]) -> None:
+        self.times.append(at)
+        self.text.append(str(delta.get("text") or ""))
+        self.reasoning.append(str(delta.get("thinking") or ""))
+        if index in self._blocks:
+            self._blocks[index]["arguments"] += str(delta.get("partial_json") or "")
+
+    def _count(self, usage: Any) -> None:
+        if not isinstance(usage, dict):
+            return
+        for place, name in enumerate(("input_tokens", "output_tokens", "cache_read_input_tokens")):
+            if isinstance(usage.get(name), int):
+                self.usage[place] = usage[name]
+
+    def calls(self) -> tuple[Called, ...]:
+        used = [block for _, block in sorted(self._blocks.items()) if block["type"] == "tool_use"]
+        return tuple(
+            Called(id=block["id"] or f"call_{place}", name=block["name"], arguments=block["arguments"] or "{}")
+            for place, block in enumerate(used)
+        )
+
+
+def _loads(arguments: str) -> Any:
+    import json
+
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return {"unreadable": arguments[:2000]}
+    return value if isinstance(value, dict) else {"unreadable": arguments[:2000]}
+
+
+def _repaired(arguments: str) -> str:
+    """Arguments as servers take them back: their templates parse them, and many answer 500 to what is no JSON."""
+    import json
+
+    return (
+        arguments
+        if isinstance(_loads(arguments), dict) and "unreadable" not in _loads(arguments)
+        else json.dumps(_loads(arguments))
+    )

@@ -1,0 +1,285 @@
+"""Many jobs: side by side, within a budget, written down as each ends, taken up again where they were left."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from moebox import codec, sandbox
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.store import Run
+from moebox.stream.limits import served_limits
+from moebox.tasks import agent
+from moebox.tasks.agent import Bounds, Work
+from moebox.tasks.families import FAMILIES, make
+from moebox.tasks.gadget import STATE
+from moebox.tasks.job import Job, Level
+from moebox.tasks.reply import Api, Ask
+from moebox.tasks.result import FILE, End, JobName, JobResult, TaskRun, TurnSeen
+from moebox.tasks.score import check, tampered
+from moebox.tasks.tools import Tool, Toolbox
+from moebox.tasks.workspace import Workspace
+
+JOB_S = 1800.0  # the longest one job may take
+MORE_TOOLS = "\n\nOther tools than those of the folder come from the user's own servers."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How jobs are done."""
+
+    parallel: int = 1
+    budget_s: float | None = None
+    job_s: float = JOB_S
+    api: Api = "openai"
+    temperature: float = 0.0
+    thinking: bool | None = None
+
+
+class Worker(Protocol):
+    """Whoever does the jobs: our own agent, or a real client."""
+
+    name: str
+
+    def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> "Done": ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A job that was worked on, before it is scored."""
+
+    work: Work
+    files: dict[str, bytes]
+    outside: tuple[str, ...] = ()
+    system: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Who wants to know: a job begins, a turn is over, a job has its result."""
+
+    began: Callable[[JobName], None] = lambda name: None
+    turn: Callable[[JobName, TurnSeen], None] = lambda name, turn: None
+    ended: Callable[[JobResult], None] = lambda result: None
+
+
+@dataclass(slots=True)
+class Agent:
+    """Our own."""
+
+    ask: Ask
+    tools: Sequence[Tool] = ()
+    name: str = "moebox"
+
+    def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
+        space = Workspace(job.files)
+        box = Toolbox(job, space)
+        if job.tools:
+            for tool in self.tools:
+                box.add(tool)
+        done = agent.work(job, self.ask, box, bounds, on_turn=on_turn)
+        files = dict(space.files)
+        if job.reply_file:
+            files[job.reply_file] = agent.code_in(done.text).encode("utf-8", "replace")
+        if box.store:
+            files[STATE] = box.store.state().encode()
+        return Done(work=done, files=files, outside=tuple(space.outside), system=job.system)
+
+
+def names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tuple[JobName, ...]:
+    """So many jobs, families in turn, each with a seed of its own."""
+    chosen = list(families) or list(FAMILIES)
+    return tuple(
+        JobName(family=chosen[number % len(chosen)], level=level, seed=seed + number // len(chosen))
+        for number in range(jobs)
+    )
+
+
+def begin(endpoint: Endpoint, wanted: Sequence[JobName], worker: Worker, options: Options) -> TaskRun:
+    """What is to be done, before anything is: Outside where there is no sandbox for it."""
+    try:
+        level = sandbox.with_files()
+    except sandbox.NoSandbox as problem:
+        raise Outside(
+            f"jobs cannot be done here: {problem}", hint="a kernel with user namespaces or Landlock"
+        ) from None
+    return TaskRun(
+        url=endpoint.base_url,
+        model=endpoint.model,
+        agent=worker.name,
+        api=options.api,
+        sandbox=level,
+        context=served_limits(endpoint).context,
+        wanted=tuple(wanted),
+    )
+
+
+def save(told: TaskRun, run: Run) -> None:
+    """Into the run folder."""
+    run.write_json(FILE, told)
+
+
+def take_up(run: Run) -> TaskRun | None:
+    """What a run folder says of its jobs; None where it has none."""
+    document = run.read_json(FILE)
+    return codec.decode(TaskRun, document, where=FILE) if document is not None else None
+
+
+@dataclass(slots=True)
+class _State:
+    """What the threads share."""
+
+    told: TaskRun
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+
+def work_all(told: TaskRun, worker: Worker, run: Run, options: Options, listener: Listener) -> TaskRun:
+    """Do every job that is left. On Ctrl-C the running ones are dropped and what is done stays done."""
+    state = _State(told)
+    left: queue.SimpleQueue[JobName] = queue.SimpleQueue()
+    for name in told.left:
+        left.put(name)
+    until = None if options.budget_s is None else time.monotonic() + options.budget_s
+    problems: list[BaseException] = []
+
+    def labour() -> None:
+        try:
+            _labour(state, left, worker, run, options, listener, until)
+        except BaseException as problem:  # a bug of ours: raised where the person is
+            problems.append(problem)
+            state.stopped.set()
+
+    threads = [
+        threading.Thread(target=labour, daemon=True) for _ in range(min(options.parallel, max(1, len(told.left))))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+    finally:
+        state.stopped.set()
+    if problems:
+        raise problems[0]
+    return state.told
+
+
+def _labour(
+    state: _State,
+    left: "queue.SimpleQueue[JobName]",
+    worker: Worker,
+    run: Run,
+    options: Options,
+    listener: Listener,
+    until: float | None,
+) -> None:
+    """One thread's work: job after job while there are any, and time."""
+    while not state.stopped.is_set() and (until is None or time.monotonic() < until):
+        try:
+            name = left.get_nowait()
+        except queue.Empty:
+            return
+        listener.began(name)
+        run.event("task.begin", job=name.id)
+        result = _one(name, worker, run, options, listener, until, state)
+        with state.lock:
+            others = tuple(other for other in state.told.results if other.id != result.id)
+            state.told = replace(state.told, results=(*others, result))
+            save(state.told, run)
+            run.event("task.end", job=name.id, solved=result.solved, end=result.end, wrong=result.wrong)
+        listener.ended(result)
+
+
+def _one(
+    name: JobName,
+    worker: Worker,
+    run: Run,
+    options: Options,
+    listener: Listener,
+    until: float | None,
+    state: _State,
+) -> JobResult:
+    """One job, done and scored."""
+    job = make(name.family, name.level, name.seed)
+    own = time.monotonic() + options.job_s
+    late: End = "budget" if until is not None and until < own else "time"
+    limit = own if until is None else min(own, until)
+    context = state.told.context
+    bounds = Bounds(until=limit, late=late, context=context, stop=state.stopped.is_set)
+    began = time.monotonic()
+    with ExitStack():
+        done = worker(job, bounds, lambda turn: listener.turn(name, turn))
+    file = f"tasks/{job.id}.jsonl"
+    run.write(file, agent.transcript(done.system, done.work))
+    return judged(job, done, seconds=time.monotonic() - began, transcript=file)
+
+
+def judged(job: Job, done: Done, *, seconds: float, transcript: str = "") -> JobResult:
+    """The result of a job: its hidden checks, and where it went wrong."""
+    checks = check(job, done.files)
+    changed = tampered(job, done.files)
+    solved = not changed and all(each.passed == each.of for each in checks)
+    first, last = agent.tenths(done.work.gaps)
+    result = JobResult(
+        family=job.family,
+        level=job.level,
+        seed=job.seed,
+        solved=solved,
+        end=done.work.end,
+        why=done.work.why[:500],
+        checks=checks,
+        tampered=changed,
+        outside=done.outside[:20],
+        seconds=seconds,
+        turns=tuple(done.work.turns),
+        first_tok_s=first,
+        last_tok_s=last,
+        transcript=transcript,
+    )
+    if solved:
+        return result
+    turn, wrong = where(result)
+    return replace(result, wrong=wrong[:500], wrong_turn=turn)
+
+
+def where(result: JobResult) -> tuple[int, str]:
+    """The step at which a job that was not solved went wrong, and in words what happened there."""
+    last = len(result.turns)
+    if result.tampered:
+        writing = [turn.number for turn in result.turns if any(call.tool in _WRITE for call in turn.calls)]
+        return (writing[-1] if writing else last), f"changed {', '.join(result.tampered[:3])}, which must stay"
+    if result.end != "done":
+        return last, f"{END_WORDS[result.end]}{f': {result.why}' if result.why else ''}"
+    bad = next((turn for turn in result.turns if turn.calls and not any(call.ok for call in turn.calls)), None)
+    failed = next(each for each in result.checks if each.passed < each.of)
+    text = f"hidden {failed.name}: {failed.passed} of {failed.of} passed; {failed.detail}"
+    if not any(call.tool in _WRITE or call.tool == "gadget" for call in result.calls) and last:
+        return last, f"said it was done without writing anything; {text}"
+    if bad:
+        return bad.number, f"a call that no tool takes ({bad.calls[0].error}); {text}"
+    writing = [turn.number for turn in result.turns if any(call.tool in _WRITE for call in turn.calls)]
+    return (writing[-1] if writing else last), text
+
+
+_WRITE = ("write_file", "edit_file", "run_python")
+END_WORDS: dict[End, str] = {
+    "done": "done",
+    "turns": "used all its turns",
+    "time": "out of time",
+    "context": "context full",
+    "cut": "reply cut",
+    "endpoint": "endpoint failed",
+    "thinking": "nothing but thinking",
+    "malformed": "calls that no tool takes",
+    "loop": "went in circles",
+    "tool": "a tool's server died",
+    "client": "the client failed",
+    "budget": "budget used up",
+    "stopped": "stopped",
+}

@@ -1,0 +1,122 @@
+"""The score of a job: what the files do afterwards, beside what the reference solution's do.
+
+Both are run in the sandbox, one after the other, in processes of their own; only values are compared, here outside. So
+code that prints PASS, ends the process or writes to the pipe of its results gains nothing by it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from moebox import sandbox
+from moebox.core.verdict import Score
+from moebox.sandbox import Limits
+from moebox.tasks.families import make
+from moebox.tasks.job import Check, Job
+from moebox.tasks.result import CheckSeen, FamilyScore, JobResult
+
+LIMITS = Limits(time_s=30.0, cpu_s=15, memory_bytes=768 * 2**20)
+Z95 = 1.959963984540054  # the normal quantile that leaves 2.5% on either side
+
+
+def check(job: Job, files: Mapping[str, bytes]) -> tuple[CheckSeen, ...]:
+    """Every hidden check. Protected files are put back first: what the agent made of them counts for nothing."""
+    laid = dict(files) | {name: job.files[name].encode() for name in job.protected}
+    return tuple(
+        _compare(each, sandbox.snippets(laid, each.snippets, limits=LIMITS), expected)
+        for each, expected in zip(job.checks, _expected(job.family, job.level, job.seed), strict=True)
+    )
+
+
+def tampered(job: Job, files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Protected files that are not as they were."""
+    return tuple(name for name in job.protected if files.get(name) != job.files[name].encode())
+
+
+@lru_cache(maxsize=512)
+def _expected(family: str, level: Any, seed: int) -> tuple[tuple[Any, ...], ...]:
+    """What the reference solution gives for each check."""
+    job = make(family, level, seed)
+    files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
+    return tuple(sandbox.snippets(files, each.snippets, limits=LIMITS).values for each in job.checks)
+
+
+def _compare(each: Check, outcome: sandbox.Outcome, expected: Sequence[Any]) -> CheckSeen:
+    values = list(outcome.values) if "pipe of its results" not in outcome.error else []
+    right = [same(value, wanted) for value, wanted in zip(values, expected, strict=False)]
+    detail = ""
+    if not all(right) or len(right) < len(expected):
+        place = right.index(False) if False in right else len(right)
+        came = _short(values[place]) if place < len(values) else outcome.error or "nothing"
+        detail = f"test {place + 1}: {came}"
+    return CheckSeen(name=each.name, passed=sum(right), of=len(expected), detail=detail)
+
+
+def same(value: Any, wanted: Any) -> bool:
+    """Equal as JSON is, numbers to nine digits; True is not 1."""
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, int | float) and isinstance(wanted, int | float):
+        return math.isclose(value, wanted, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(same(a, b) for a, b in zip(value, wanted, strict=True))
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(same(value[key], wanted[key]) for key in value)
+    return bool(value == wanted)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {"!"}:
+        return str(value["!"])[-160:]
+    text = repr(value)
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+def interval(passed: int, trials: int) -> Score:
+    """Wilson's score interval: honest for few trials and for shares near 0 or 1."""
+    if trials == 0:
+        return Score(passed=0, trials=0, low=0.0, high=1.0)
+    share, z = passed / trials, Z95
+    weight = 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / weight
+    reach = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return Score(passed=passed, trials=trials, low=max(0.0, middle - reach), high=min(1.0, middle + reach))
+
+
+def families(results: Sequence[JobResult]) -> list[FamilyScore]:
+    """Scores by family and level, in the order met."""
+    keys = list(dict.fromkeys((result.family, result.level) for result in results))
+    return [_family([result for result in results if (result.family, result.level) == key]) for key in keys]
+
+
+def _family(results: list[JobResult]) -> FamilyScore:
+    first = results[0]
+    calls = [call for result in results for call in result.calls]
+    ends: dict[str, int] = {}
+    for result in results:
+        ends[result.end] = ends.get(result.end, 0) + 1
+    return FamilyScore(
+        family=first.family,
+        level=first.level,
+        solved=interval(sum(result.solved for result in results), len(results)),
+        hidden=interval(sum(result.hidden[0] for result in results), sum(result.hidden[1] for result in results)),
+        valid_calls=interval(sum(call.ok for call in calls), len(calls)),
+        repaired_calls=sum(call.repaired for call in calls),
+        turns=_mean([len(result.turns) for result in results]),
+        output_tokens=_mean([result.output_tokens for result in results]),
+        seconds=_mean([result.seconds for result in results]),
+        tok_s=_speed(results),
+        ends=ends,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _speed(results: Sequence[JobResult]) -> float | None:
+    """Tokens a second while writing, over all turns."""
+    turns = [turn for result in results for turn in result.turns if turn.tok_s and turn.completion_tokens]
+    seconds = sum((turn.completion_tokens or 0) / (turn.tok_s or 1.0) for turn in turns)
+    return sum(turn.completion_tokens or 0 for turn in turns) / seconds if seconds else None

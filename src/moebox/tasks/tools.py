@@ -1,0 +1,245 @@
+"""The tools of our own agent: their schemas, and what each does to the job's folder.
+
+Whatever a tool is given, it answers with text: a refusal is an answer too, and the agent may try again.
+"""
+
+import fnmatch
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fastjsonschema
+
+from moebox import sandbox
+from moebox.sandbox import Limits
+from moebox.tasks.gadget import Store
+from moebox.tasks.job import Job
+from moebox.tasks.workspace import Refused, Workspace
+
+MOST_TEXT = 16_000  # characters of one answer; what is longer is cut, and says so
+MOST_LINES = 400
+MOST_FOUND = 60
+RUN_LIMITS = Limits(time_s=30.0, cpu_s=20, memory_bytes=768 * 2**20)
+
+
+class BadCall(Exception):
+    """A call that no tool can take: unknown name, arguments that are no JSON or do not fit the schema."""
+
+
+class ToolServerDied(Exception):
+    """The server behind a tool is gone: no later call can work, so the job ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool as the model sees it; `use` takes the arguments and gives the answer."""
+
+    name: str
+    about: str
+    parameters: Mapping[str, Any]
+    use: Callable[[dict[str, Any]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What came of one call."""
+
+    text: str
+    error: str = ""  # what was wrong with the call itself, "" where the tool was used
+
+
+class Toolbox:
+    """The tools of one job; those of other servers are added with `add`."""
+
+    def __init__(self, job: Job, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.store = Store(job.gadget) if job.gadget else None
+        self._tools: dict[str, tuple[Tool, Callable[[Any], Any]]] = {}
+        for tool in self._own():
+            if tool.name in job.tools:
+                self.add(tool)
+
+    def add(self, tool: Tool) -> None:
+        """Offer one more tool."""
+        try:
+            check = fastjsonschema.compile(dict(tool.parameters))
+        except (fastjsonschema.JsonSchemaDefinitionException, re_error()) as problem:
+            raise BadCall(f"{tool.name}: its schema cannot be read: {problem}") from None
+        self._tools[tool.name] = (tool, check)
+
+    @property
+    def tools(self) -> list[Tool]:
+        """All of them, in the order they were added."""
+        return [tool for tool, _ in self._tools.values()]
+
+    def use(self, name: str, arguments: str) -> Used:
+        """Make one call. Nothing the model writes raises here."""
+        try:
+            tool, given = self._checked(name, arguments)
+        except BadCall as problem:
+            return Used(text=f"error: {problem}", error=str(problem))
+        try:
+            return Used(text=cut(tool.use(given)))
+        except Refused as problem:
+            return Used(text=f"error: {problem}")
+
+    def _checked(self, name: str, arguments: str) -> tuple[Tool, dict[str, Any]]:
+        if name not in self._tools:
+            raise BadCall(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools) or 'none'}")
+        tool, check = self._tools[name]
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as problem:
+            raise BadCall(f"the arguments of {name} are no JSON: {problem}") from None
+        try:
+            check(given)
+        except fastjsonschema.JsonSchemaValueException as problem:
+            raise BadCall(f"the arguments of {name} do not fit: {problem.message}"[:300]) from None
+        if not isinstance(given, dict):
+            raise BadCall(f"the arguments of {name} are no object")
+        return tool, given
+
+    def _own(self) -> list[Tool]:
+        path = _text("path relative to the job's folder")
+        return [
+            Tool(name="list_files", about="List all files with their sizes.", parameters=_object({}), use=self._list),
+            Tool(
+                name="read_file",
+                about=f"Read a text file, or `lines` lines of it from line `start` on; at most {MOST_LINES} at once.",
+                parameters=_object({"path": path, "start": _whole(), "lines": _whole()}, "path"),
+                use=self._read,
+            ),
+            Tool(
+                name="search",
+                about="Find a piece of text in all files, or in those that match `glob`; gives path:line: text.",
+                parameters=_object({"text": _text("what to look for"), "glob": _text("such as *.py")}, "text"),
+                use=self._search,
+            ),
+            Tool(
+                name="write_file",
+                about="Write a file whole; what was there before is replaced.",
+                parameters=_object({"path": path, "content": _text("the whole text")}, "path", "content"),
+                use=self._write,
+            ),
+            Tool(
+                name="edit_file",
+                about="Replace `old`, which must stand in the file exactly once, by `new`.",
+                parameters=_object({"path": path, "old": _text(""), "new": _text("")}, "path", "old", "new"),
+                use=self._edit,
+            ),
+            Tool(
+                name="run_tests",
+                about="Run the tests in the folder `tests` with Python's unittest; gives their output.",
+                parameters=_object({}),
+                use=self._tests,
+            ),
+            Tool(
+                name="run_python",
+                about="Run a Python script of the folder; files it writes stay. No network, no other programs.",
+                parameters=_object({"path": path, "arguments": _texts()}, "path"),
+                use=self._python,
+            ),
+            Tool(
+                name="gadget",
+                about="The store's gadget.",
+                parameters=_object({"line": _text("a command")}, "line"),
+                use=self._gadget,
+            ),
+        ]
+
+    def _list(self, _: dict[str, Any]) -> str:
+        files = self.workspace.files
+        return "\n".join(f"{name} ({len(files[name])} bytes)" for name in sorted(files)) or "(no files)"
+
+    def _read(self, given: dict[str, Any]) -> str:
+        lines = self.workspace.text(given["path"]).splitlines()
+        start = max(int(given.get("start", 1)), 1)
+        wanted = min(int(given.get("lines", MOST_LINES)), MOST_LINES)
+        shown = lines[start - 1 : start - 1 + wanted]
+        rest = len(lines) - (start - 1) - len(shown)
+        more = f"\n({rest} more lines; start={start + wanted} goes on)" if rest > 0 else ""
+        return "\n".join(shown) + more if shown else "(empty)"
+
+    def _search(self, given: dict[str, Any]) -> str:
+        found = []
+        for name in sorted(self.workspace.files):
+            if not fnmatch.fnmatch(name, given.get("glob") or "*"):
+                continue
+            for number, line in enumerate(self.workspace.text(name).splitlines(), 1):
+                if given["text"] in line:
+                    found.append(f"{name}:{number}: {line[:200]}")
+        more = [f"({len(found) - MOST_FOUND} more)"] if len(found) > MOST_FOUND else []
+        return "\n".join(found[:MOST_FOUND] + more) or "nothing found"
+
+    def _write(self, given: dict[str, Any]) -> str:
+        name = self.workspace.write(given["path"], given["content"])
+        return f"wrote {name} ({len(self.workspace.files[name])} bytes)"
+
+    def _edit(self, given: dict[str, Any]) -> str:
+        text = self.workspace.text(given["path"])
+        count = text.count(given["old"]) if given["old"] else 0
+        if count != 1:
+            raise Refused(f"`old` stands {count} times in {given['path'][:80]}; it must stand there exactly once")
+        name = self.workspace.write(given["path"], text.replace(given["old"], given["new"]))
+        return f"changed {name}"
+
+    def _tests(self, _: dict[str, Any]) -> str:
+        """In the sandbox, on a copy: what tests write does not stay."""
+        outcome = sandbox.program(
+            self.workspace.files, "unittest", ["discover", "-s", "tests", "-t", "."], module=True, limits=RUN_LIMITS
+        )
+        return _told(outcome)
+
+    def _python(self, given: dict[str, Any]) -> str:
+        name = self.workspace.path(given["path"])
+        if name not in self.workspace.files:
+            raise Refused(f"{given['path'][:80]}: no such file")
+        outcome = sandbox.program(self.workspace.files, name, given.get("arguments") or [], limits=RUN_LIMITS)
+        if outcome.files is None:
+            raise Refused(f"{_told(outcome)}\n(its files are too many or too large and were not kept)")
+        changed = self.workspace.replace(outcome.files)
+        return _told(outcome) + (f"\n(changed: {', '.join(changed[:20])})" if changed else "")
+
+    def _gadget(self, given: dict[str, Any]) -> str:
+        return self.store.command(given["line"]) if self.store else "no: there is no store"
+
+
+def _told(outcome: sandbox.Outcome) -> str:
+    """A program's output with how it ended."""
+    ended = f"exit code {outcome.exit_code}"
+    if outcome.timed_out or outcome.exit_code < 0:
+        ended = outcome.error or ended
+    return f"{outcome.output.strip()}\n({ended})".strip()
+
+
+def cut(text: str) -> str:
+    """At most MOST_TEXT characters: beginning and end, and how much is missing."""
+    if len(text) <= MOST_TEXT:
+        return text
+    half = MOST_TEXT // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
+
+
+def re_error() -> type[Exception]:
+    """What `re` raises for a pattern in somebody's schema."""
+    import re
+
+    return re.error
+
+
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": list(required)} if required else schema
+
+
+def _text(about: str) -> dict[str, Any]:
+    return {"type": "string", "description": about} if about else {"type": "string"}
+
+
+def _whole() -> dict[str, Any]:
+    return {"type": "integer", "minimum": 1}
+
+
+def _texts() -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "string"}, "maxItems": 20}
