@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("moebox.cli.compare:compare", "Two recipes side by side: same answers, as right, faster?"),
     "bench": ("moebox.cli.bench:bench", ""),
     "bench import": ("moebox.cli.bench_import:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
+    "task": ("moebox.cli.task:task", "Agents at work: seeded coding jobs with tools in a sandbox, scored."),
     "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
     "fleet plan": ("moebox.cli.fleet:plan", "Find how many of which box serve so many users."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),

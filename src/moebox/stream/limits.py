@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
-
+from moebox import http
 from moebox.core.endpoint import Endpoint
 
 QUICK_S = 5.0
@@ -40,11 +39,8 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
 
 
 def _get(url: str, endpoint: Endpoint) -> dict[str, Any]:
-    try:
-        answer = httpx2.get(url, headers=endpoint.headers, timeout=QUICK_S, trust_env=False)
-        document = answer.json() if answer.status_code == 200 else {}
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
-        return {}
+    reply = http.get(url, headers=endpoint.headers, timeout_s=QUICK_S)
+    document = reply.json() if reply.ok else None
     return document if isinstance(document, dict) else {}
 
 

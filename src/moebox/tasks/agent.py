@@ -24,6 +24,7 @@ NUDGE = "Go on: call a tool, or say done if the task is finished."
 BAD_CALLS = 4  # turns with nothing but bad calls, one after the other, that end a job
 THOUGHTS = 2  # replies of nothing but thinking that end it
 REPEATS = 5  # the same call with the same answer, one after the other, that ends it
+SOON_S = 0.25
 MARGIN = 64  # tokens of context kept free for the template's own
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 
@@ -190,7 +191,7 @@ def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:
         return "stopped", ""
     if got.context_full:
         return "context", got.problem
-    if time.monotonic() > bounds.until:
+    if time.monotonic() > bounds.until - SOON_S:  # a socket's timeout is set to what was left, and may end a hair early
         return bounds.late, got.problem
     return "endpoint", got.problem
 

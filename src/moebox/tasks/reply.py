@@ -94,6 +94,8 @@ def reply(
     except Outside as failure:
         problem = failure.message
     problem = problem or parts.error or ("" if status == 200 else f"HTTP {status}")
+    if not problem and not parts.finish:
+        problem = "the stream broke off: it ended without saying why"
     return parts.reply(problem, time.monotonic() - began)
 
 

@@ -24,6 +24,21 @@ End = Literal[
 ]
 UNFINISHED: tuple[End, ...] = ("budget", "stopped")
 FILE = "tasks.json"
+END_WORDS: dict[End, str] = {
+    "done": "done",
+    "turns": "used all its turns",
+    "time": "out of time",
+    "context": "context full",
+    "cut": "reply cut",
+    "endpoint": "endpoint failed",
+    "thinking": "nothing but thinking",
+    "malformed": "calls that no tool takes",
+    "loop": "went in circles",
+    "tool": "a tool's server died",
+    "client": "the client failed",
+    "budget": "budget used up",
+    "stopped": "stopped",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

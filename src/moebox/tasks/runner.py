@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,13 +18,12 @@ from moebox.tasks.families import FAMILIES, make
 from moebox.tasks.gadget import STATE
 from moebox.tasks.job import Job, Level
 from moebox.tasks.reply import Api, Ask
-from moebox.tasks.result import FILE, End, JobName, JobResult, TaskRun, TurnSeen
+from moebox.tasks.result import END_WORDS, FILE, End, JobName, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import check, tampered
 from moebox.tasks.tools import Tool, Toolbox
 from moebox.tasks.workspace import Workspace
 
 JOB_S = 1800.0  # the longest one job may take
-MORE_TOOLS = "\n\nOther tools than those of the folder come from the user's own servers."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +211,7 @@ def _one(
     context = state.told.context
     bounds = Bounds(until=limit, late=late, context=context, stop=state.stopped.is_set)
     began = time.monotonic()
-    with ExitStack():
-        done = worker(job, bounds, lambda turn: listener.turn(name, turn))
+    done = worker(job, bounds, lambda turn: listener.turn(name, turn))
     file = f"tasks/{job.id}.jsonl"
     run.write(file, agent.transcript(done.system, done.work))
     return judged(job, done, seconds=time.monotonic() - began, transcript=file)
@@ -268,18 +265,3 @@ def where(result: JobResult) -> tuple[int, str]:
 
 
 _WRITE = ("write_file", "edit_file", "run_python")
-END_WORDS: dict[End, str] = {
-    "done": "done",
-    "turns": "used all its turns",
-    "time": "out of time",
-    "context": "context full",
-    "cut": "reply cut",
-    "endpoint": "endpoint failed",
-    "thinking": "nothing but thinking",
-    "malformed": "calls that no tool takes",
-    "loop": "went in circles",
-    "tool": "a tool's server died",
-    "client": "the client failed",
-    "budget": "budget used up",
-    "stopped": "stopped",
-}

@@ -16,17 +16,27 @@ from moebox.tasks.families import make
 from moebox.tasks.job import Check, Job
 from moebox.tasks.result import CheckSeen, FamilyScore, JobResult
 
-LIMITS = Limits(time_s=30.0, cpu_s=15, memory_bytes=768 * 2**20)
+LIMITS = Limits(time_s=20.0, cpu_s=3, memory_bytes=768 * 2**20)
 Z95 = 1.959963984540054  # the normal quantile that leaves 2.5% on either side
 
 
 def check(job: Job, files: Mapping[str, bytes]) -> tuple[CheckSeen, ...]:
     """Every hidden check. Protected files are put back first: what the agent made of them counts for nothing."""
     laid = dict(files) | {name: job.files[name].encode() for name in job.protected}
-    return tuple(
-        _compare(each, sandbox.snippets(laid, each.snippets, limits=LIMITS), expected)
-        for each, expected in zip(job.checks, _expected(job.family, job.level, job.seed), strict=True)
-    )
+    outcome = sandbox.snippets(laid, _snippets(job), limits=LIMITS)
+    values = list(outcome.values)
+    expected = list(_expected(job.family, job.level, job.seed))
+    seen = []
+    for each in job.checks:
+        size = len(each.snippets)
+        seen.append(_compare(each, values[:size], expected[:size], outcome.error))
+        values, expected = values[size:], expected[size:]
+    return tuple(seen)
+
+
+def _snippets(job: Job) -> list[str]:
+    """Of all checks, in one process: starting one costs more than most checks."""
+    return [snippet for each in job.checks for snippet in each.snippets]
 
 
 def tampered(job: Job, files: Mapping[str, bytes]) -> tuple[str, ...]:
@@ -35,22 +45,21 @@ def tampered(job: Job, files: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=512)
-def _expected(family: str, level: Any, seed: int) -> tuple[tuple[Any, ...], ...]:
-    """What the reference solution gives for each check."""
+def _expected(family: str, level: Any, seed: int) -> tuple[Any, ...]:
+    """What the reference solution gives for each snippet."""
     job = make(family, level, seed)
     files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
-    return tuple(sandbox.snippets(files, each.snippets, limits=LIMITS).values for each in job.checks)
+    return sandbox.snippets(files, _snippets(job), limits=LIMITS).values
 
 
-def _compare(each: Check, outcome: sandbox.Outcome, expected: Sequence[Any]) -> CheckSeen:
-    values = list(outcome.values) if "pipe of its results" not in outcome.error else []
+def _compare(each: Check, values: Sequence[Any], expected: Sequence[Any], error: str) -> CheckSeen:
     right = [same(value, wanted) for value, wanted in zip(values, expected, strict=False)]
     detail = ""
     if not all(right) or len(right) < len(expected):
         place = right.index(False) if False in right else len(right)
-        came = _short(values[place]) if place < len(values) else outcome.error or "nothing"
+        came = _short(values[place]) if place < len(values) else error or "nothing"
         detail = f"test {place + 1}: {came}"
-    return CheckSeen(name=each.name, passed=sum(right), of=len(expected), detail=detail)
+    return CheckSeen(name=each.name, passed=sum(right), of=len(each.snippets), detail=detail)
 
 
 def same(value: Any, wanted: Any) -> bool:

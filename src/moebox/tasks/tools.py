@@ -20,7 +20,7 @@ from moebox.tasks.workspace import Refused, Workspace
 MOST_TEXT = 16_000  # characters of one answer; what is longer is cut, and says so
 MOST_LINES = 400
 MOST_FOUND = 60
-RUN_LIMITS = Limits(time_s=30.0, cpu_s=20, memory_bytes=768 * 2**20)
+RUN_LIMITS = Limits(time_s=30.0, cpu_s=10, memory_bytes=768 * 2**20)
 
 
 class BadCall(Exception):

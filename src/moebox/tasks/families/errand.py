@@ -10,14 +10,15 @@ def make(rng: random.Random, level: Level) -> Draft:
     """A file with `key = value` lines; one value is wanted in a file of its own."""
     keys = names.several(rng, names.THINGS, {"easy": 3, "medium": 20, "hard": 60}[level])
     spread = {"easy": 1, "medium": 3, "hard": 8}[level]
+    title = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}"
     files: dict[str, str] = {}
     values = {}
     for number, key in enumerate(keys):
         values[key] = rng.randint(100, 999)
-        path = "notes.txt" if spread == 1 else f"notes/part_{number % spread}.txt"
+        path = f"{title}.txt" if spread == 1 else f"{title}/part_{number % spread}.txt"
         files[path] = files.get(path, "") + f"{key} = {values[key]}\n"
     wanted = rng.choice(keys)
-    where = "`notes.txt`" if spread == 1 else "the folder `notes`"
+    where = f"`{title}.txt`" if spread == 1 else f"the folder `{title}`"
     return Draft(
         instruction=f"Find the value of {wanted} in {where} and write it into the file `value.txt`. Then say done.",
         files=files,

@@ -1,0 +1,187 @@
+"""`moebox task`: agents at work against an endpoint, scored by what the files do afterwards."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from moebox.cli import target as targets
+from moebox.cli.output import emit, talk
+from moebox.errors import BadInput
+from moebox.units import parse_seconds
+
+if TYPE_CHECKING:
+    from moebox.core.endpoint import Endpoint
+    from moebox.store import Run
+    from moebox.tasks.result import JobName, TaskRun
+    from moebox.tasks.runner import Options, Worker
+
+Words = Annotated[list[str] | None, Parameter(negative=())]
+Switch = Annotated[bool, Parameter(negative=())]
+MOST_SEED = 10**6
+
+
+def task(
+    target: str = "",
+    /,
+    *,
+    family: Words = None,
+    level: Literal["easy", "medium", "hard"] = "easy",
+    jobs: int = 9,
+    parallel: int = 1,
+    seed: int | None = None,
+    budget: str = "",
+    job_time: str = "30m",
+    api: Literal["openai", "anthropic"] = "openai",
+    thinking: Literal["auto", "yes", "no"] = "auto",
+    temperature: float = 0.0,
+    with_: Annotated[str, Parameter(name="--with")] = "",
+    mcp: Words = None,
+    harbor: str = "",
+    write: Path | None = None,
+    resume: str = "",
+    model: str = "",
+    key_env: str = "",
+    json: Switch = False,
+) -> int:
+    """Give a model seeded coding jobs with tools, and score what its files do afterwards.
+
+    Families, from easy to hard: errand, question, repair, clean, implement, refactor, gadget, plan and long-reply.
+    Jobs are made from their seed and done in a sandbox; hidden tests decide. Exit code 1 when no job was solved.
+
+    Args:
+        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
+        family: Only these families (comma-separated or repeated).
+        level: How hard: easy, medium or hard.
+        jobs: How many jobs, families in turn.
+        parallel: Jobs at once.
+        seed: The first seed; a fresh one is drawn when left out. The same seed gives the same jobs.
+        budget: Time for all of it, such as 20m; jobs not finished by then are left for --resume.
+        job_time: The longest that one job may take.
+        api: The API our own agent uses.
+        thinking: Whether the model is asked to think; auto leaves it to the server.
+        temperature: Sampling temperature of our own agent.
+        with_: Let a real client do the jobs instead of our own agent: claude or opencode.
+        mcp: More tools: NAME=COMMAND or NAME=URL of an MCP server (repeated). Needs `moebox[mcp]`.
+        harbor: Run a dataset of Harbor (such as terminal-bench@2.0) with an installed `harbor` instead of our jobs.
+        write: Only write the jobs into this folder, in Harbor's task format.
+        resume: Go on with this run: only unfinished jobs are done again. `latest` is the newest.
+        model: The name it is served under; may be left out where the server lists only one.
+        key_env: The environment variable that holds the key.
+        json: Print JSON.
+    """
+    if not (1 <= jobs <= 10_000 and 1 <= parallel <= 256):
+        raise BadInput("--jobs is 1 to 10000 and --parallel 1 to 256")
+    chosen = _families(family)
+    first = random.randrange(MOST_SEED) if seed is None else seed
+    from moebox.tasks import runner
+
+    wanted = runner.names(chosen, level, jobs, first)
+    if write is not None:
+        return _write(wanted, write)
+    options = runner.Options(
+        parallel=parallel,
+        budget_s=_seconds(budget) if budget else None,
+        job_s=_seconds(job_time),
+        api=api,
+        temperature=temperature,
+        thinking={"auto": None, "yes": True, "no": False}[thinking],
+    )
+    endpoint = targets.endpoint(target, model=model, key_env=key_env)
+    if harbor:
+        return _harbor(harbor, endpoint, key_env, jobs, options, json)
+    worker, close = _worker(endpoint, options, with_, mcp or [], key_env)
+    try:
+        return _work(endpoint, wanted, worker, options, resume, json)
+    finally:
+        close()
+
+
+def _families(given: list[str] | None) -> list[str]:
+    from moebox.errors import UnknownName
+    from moebox.tasks.families import FAMILIES
+
+    chosen = [name.strip() for part in given or () for name in part.split(",") if name.strip()]
+    for name in chosen:
+        if name not in FAMILIES:
+            raise UnknownName("family", name, FAMILIES)
+    return chosen
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = parse_seconds(text)
+    except ValueError as problem:
+        raise BadInput(str(problem)) from None
+    if found <= 0:
+        raise BadInput(f"{text}: a time is more than nothing")
+    return found
+
+
+def _work(
+    endpoint: "Endpoint", wanted: "tuple[JobName, ...]", worker: "Worker", options: "Options", resume: str, json: bool
+) -> int:
+    """Do the jobs, show them, and say how it went."""
+    from moebox.cli.task_view import View, summary
+    from moebox.tasks import runner
+
+    run, told = _begin(endpoint, wanted, worker, options, resume)
+    runner.save(told, run)
+    if not json:
+        talk().print(f"run: {run.path}", soft_wrap=True)
+    try:
+        with View(told, quiet=json) as view:
+            done = runner.work_all(told, worker, run, options, view.listener())
+    except KeyboardInterrupt:
+        talk().print(f"\ngo on with: moebox task --resume {run.id}", soft_wrap=True)
+        raise
+    finally:
+        run.release()
+    if json:
+        emit(summary(done) | {"run": str(run.path)})
+    else:
+        view.close(done, run.path)
+    return 0 if any(result.solved for result in done.finished) else 1
+
+
+def _begin(
+    endpoint: "Endpoint", wanted: "tuple[JobName, ...]", worker: "Worker", options: "Options", resume: str
+) -> "tuple[Run, TaskRun]":
+    """A new run, or one taken up."""
+    from moebox.store import Run
+    from moebox.tasks import runner
+
+    if not resume:
+        return Run.create(f"task-{endpoint.model}"), runner.begin(endpoint, wanted, worker, options)
+    run = Run.open(resume)
+    if not run.hold():
+        raise BadInput(f"{run.path} is being worked on by another moebox")
+    told = runner.take_up(run)
+    if told is None:
+        raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
+    if told.agent != worker.name:
+        raise BadInput(f"{run.path} was worked on by {told.agent}, not {worker.name}", hint=f"--with {told.agent}")
+    return run, told
+
+
+def _worker(
+    endpoint: "Endpoint", options: "Options", client: str, mcp: list[str], key_env: str
+) -> "tuple[Worker, Callable[[], None]]":
+    """Who does the jobs, and how to end what was started for it."""
+    from moebox.tasks.reply import Ask
+    from moebox.tasks.runner import Agent
+
+    if client:
+        raise BadInput(f"--with {client}: not there yet")
+    ask = Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
+    return Agent(ask), lambda: None
+
+
+def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:
+    raise BadInput("--write: not there yet")
+
+
+def _harbor(dataset: str, endpoint: "Endpoint", key_env: str, jobs: int, options: "Options", json: bool) -> int:
+    raise BadInput("--harbor: not there yet")

@@ -1,0 +1,153 @@
+"""Jobs as they go: a live table on a terminal, a line a job elsewhere, and the scores at the end."""
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from moebox import codec
+from moebox.cli.output import people, talk
+from moebox.core.verdict import Score
+from moebox.tasks import runner
+from moebox.tasks.result import END_WORDS, UNFINISHED, JobName, JobResult, TaskRun, TurnSeen
+from moebox.tasks.score import families, interval
+from moebox.units import count, seconds, tok_s
+
+SHOWN = 12  # finished jobs kept in the live view
+
+
+class View:
+    """Hears of jobs from several threads."""
+
+    def __init__(self, told: TaskRun, *, quiet: bool) -> None:
+        self.quiet, self.total, self.before = quiet, len(told.wanted), len(told.finished)
+        self.running: dict[str, tuple[float, int, str]] = {}  # job: since, turns, what it does
+        self.done: list[JobResult] = []
+        self.lock = threading.Lock()
+        self.live: Live | None = None
+
+    def listener(self) -> runner.Listener:
+        """What the runner tells."""
+        return runner.Listener(began=self.began, turn=self.turn, ended=self.ended)
+
+    def __enter__(self) -> "View":
+        if not self.quiet and people().is_terminal:
+            self.live = Live(self, console=people(), refresh_per_second=4, transient=True)
+            self.live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.__exit__(kind, value, trace)
+            self.live = None
+            for result in self.done:
+                people().print(line(result))
+
+    def began(self, name: JobName) -> None:
+        """A job begins."""
+        with self.lock:
+            self.running[name.id] = (time.monotonic(), 0, "")
+
+    def turn(self, name: JobName, turn: TurnSeen) -> None:
+        """A reply is over."""
+        doing = turn.calls[-1].tool if turn.calls else "…"
+        with self.lock:
+            self.running[name.id] = (self.running[name.id][0], turn.number, doing)
+
+    def ended(self, result: JobResult) -> None:
+        """A job has its result."""
+        with self.lock:
+            self.running.pop(result.id, None)
+            self.done.append(result)
+        if not self.live and not self.quiet:
+            people().print(line(result))
+
+    def __rich__(self) -> RenderableType:
+        with self.lock:
+            rows = [line(result) for result in self.done[-SHOWN:]]
+            now = time.monotonic()
+            for name, (since, turns, doing) in self.running.items():
+                rows.append(Text(f"· {name:<24} {seconds(now - since):>7}  turn {turns} {doing}", style="dim"))
+            solved = sum(result.solved for result in self.done)
+            head = f"{len(self.done) + self.before} of {self.total} jobs, {solved} solved"
+        return Group(*rows, Text(head, style="bold"))
+
+    def close(self, told: TaskRun, folder: Path) -> None:
+        """Scores by family, and where the rest is."""
+        results = told.finished
+        if results:
+            people().print()
+            people().print(table(results))
+        solved = interval(sum(result.solved for result in results), len(results))
+        people().print(f"solved: {share(solved)}")
+        if told.left:
+            name = folder.name
+            people().print(f"{len(told.left)} jobs left: moebox task --resume {escape(name)}", soft_wrap=True)
+        talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
+
+
+def line(result: JobResult) -> Text:
+    """One job in one line, and a second where it went wrong; fits 80 columns."""
+    passed, of = result.hidden
+    mark, style = ("✓", "green") if result.solved else ("✗", "red")
+    if result.end in UNFINISHED:
+        mark, style = "–", "dim"
+    head = f"{mark} {result.id:<24} {seconds(result.seconds):>7}  {len(result.turns):>2} turns  {passed}/{of} tests"
+    text = Text(head, style=style, no_wrap=True, overflow="ellipsis")
+    if result.end in UNFINISHED:
+        text.append(f"\n    left for --resume: {END_WORDS[result.end]}", style="dim")
+    elif result.wrong:
+        place = f"turn {result.wrong_turn}: " if result.wrong_turn else ""
+        flat = " ".join(result.wrong.split())
+        text.append(f"\n    {place}{flat}"[:79], style="dim")
+    return text
+
+
+def table(results: list[JobResult]) -> Table:
+    """Families down."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s"):
+        shown.add_column(title, justify="left" if title == "family" else "right", no_wrap=True)
+    for row in families(results):
+        shown.add_row(
+            f"{row.family} {row.level}",
+            share(row.solved),
+            percentage(row.hidden),
+            percentage(row.valid_calls),
+            f"{row.turns:.0f}",
+            count(round(row.output_tokens)),
+            seconds(row.seconds),
+            tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
+        )
+    return shown
+
+
+def share(score: Score) -> str:
+    """Such as "3 of 4 (30-95%)"."""
+    if not score.trials:
+        return "none tried"
+    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}-{score.high * 100:.0f}%)"
+
+
+def percentage(score: Score) -> str:
+    """A share in per cent; blank where nothing was tried."""
+    return f"{score.share * 100:.0f}%" if score.trials else ""
+
+
+def summary(told: TaskRun) -> dict[str, Any]:
+    """The JSON document."""
+    results = told.finished
+    document: dict[str, Any] = {"solved": interval(sum(result.solved for result in results), len(results))}
+    document |= {"families": families(results), "left": [name.id for name in told.left], "jobs": told.results}
+    document |= {"url": told.url, "model": told.model, "agent": told.agent, "api": told.api, "sandbox": told.sandbox}
+    plain: dict[str, Any] = codec.plain(document)
+    return plain

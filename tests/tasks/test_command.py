@@ -1,0 +1,83 @@
+"""`moebox task` as a person meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
+
+
+def test_it_prints_jobs_and_scores_that_fit_eighty_columns(server: str, capsys: pytest.CaptureFixture[str]):
+    """A line a job, a table of families, the sum."""
+    code = main(["task", server, "--model", "solve", "--jobs", "3", "--seed", "0"])
+    out = capsys.readouterr().out
+
+    assert code == 0
+    assert "✓ errand-easy-0" in out
+    assert "solved: 3 of 3 (44-100%)" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_nothing_solved_is_the_answer_no(server: str, capsys: pytest.CaptureFixture[str]):
+    """With the step at which it went wrong."""
+    code = main(["task", server, "--model", "lazy", "--jobs", "2", "--seed", "0", "--family", "repair"])
+    out = capsys.readouterr().out
+
+    assert code == 1
+    assert "turn 1: said it was done without writing anything" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json_is_one_document(server: str, capsys: pytest.CaptureFixture[str]):
+    """With the keys scripts rely on."""
+    main(["task", server, "--model", "solve", "--jobs", "2", "--seed", "0", "--json"])
+    document = json.loads(capsys.readouterr().out)
+
+    assert document["solved"]["passed"] == 2
+    assert {"families", "left", "jobs", "url", "model", "agent", "run"} <= document.keys()
+    assert document["jobs"][0]["turns"][0]["number"] == 1
+
+
+def test_resume_finishes_a_run(server: str, capsys: pytest.CaptureFixture[str]):
+    """And says what to type."""
+    code = main(
+        ["task", server, "--model", "slow", "--jobs", "3", "--family", "errand", "--seed", "0", "--budget", "1s"]
+    )
+    assert "jobs left: moebox task --resume" in capsys.readouterr().out
+    assert code == 1
+
+    assert main(["task", server, "--model", "slow", "--resume", "latest"]) == 0
+    assert "solved: 3 of 3" in capsys.readouterr().out
+
+
+BAD = {
+    "--family nonsense": "unknown family",
+    "--jobs 0": "--jobs is 1 to 10000",
+    "--parallel 0": "--parallel 1 to 256",
+    "--budget soon": "soon",
+    "--budget 0s": "more than nothing",
+    "--resume nosuchrun": "no run called",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_line(words: str, server: str, capsys: pytest.CaptureFixture[str]):
+    """What and how to fix it, exit code 2."""
+    code = main(["task", server, "--model", "solve", *words.split()])
+    err = capsys.readouterr().err
+
+    assert code == 2
+    assert BAD[words] in err
+    assert "Traceback" not in err
+
+
+def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]):
+    """Exit code 3 before any job is begun."""
+    assert main(["task", "http://127.0.0.1:9/v1", "--jobs", "1"]) == 3
+    assert "is the server up?" in capsys.readouterr().err
