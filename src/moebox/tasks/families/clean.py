@@ -13,6 +13,7 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 def make(rng: random.Random, level: Level) -> Draft:
     """Rows of orders, dirtied; the clean table is known because it was there first."""
+    raw_name = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}.csv"
     goods = names.several(rng, names.THINGS, 5)
     limit = rng.randint(300, 700)
     clean: list[tuple[str, str, str, str]] = []
@@ -38,7 +39,7 @@ def make(rng: random.Random, level: Level) -> Draft:
     csv.writer(out, lineterminator="\n").writerows([("id", "date", "item", "price"), *sorted(clean)])
     return Draft(
         instruction=(
-            "Clean `raw.csv` (separated by semicolons, first line the names) into `clean.csv` (separated by commas, "
+            f"Clean `{raw_name}` (separated by semicolons, first line the names) into `clean.csv` (separated by commas, "
             "the same names in the first line):\n\n"
             "- blanks around values go, items in lower case\n"
             "- dates (`2024-03-09`, `09.03.2024` day first, `9 Mar 2024`) become `2024-03-09`\n"
@@ -46,11 +47,11 @@ def make(rng: random.Random, level: Level) -> Draft:
             f"- rows without a price, and rows whose price is above {limit}, are left out\n"
             "- of rows with the same id the first that is not left out stays\n"
             "- rows are sorted by id\n\n"
-            "A script is the sensible way; `run_python` runs one. `raw.csv` must stay as it is. Then say done."
+            f"A script is the sensible way; `run_python` runs one. `{raw_name}` must stay as it is. Then say done."
         ),
-        files={"raw.csv": raw},
+        files={raw_name: raw},
         solution={"clean.csv": out.getvalue()},
-        protected=("raw.csv",),
+        protected=(raw_name,),
         checks=(
             Check(
                 name="rows",

@@ -11,6 +11,7 @@ STEPS: dict[Level, int] = {"easy": 8, "medium": 16, "hard": 32}  # two calls eac
 def make(rng: random.Random, level: Level) -> Draft:
     """A chain of note files: each says which comes next, and what of it must be filled in from the one before."""
     steps = STEPS[level]
+    house = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}"
     rooms = [f"{a}_{b}" for a in names.COLOURS for b in names.THINGS[:8]]
     chain = names.several(rng, rooms, steps + 4)
     path, spare = chain[:steps], chain[steps:]
@@ -22,19 +23,19 @@ def make(rng: random.Random, level: Level) -> Draft:
         following = path[place + 1] if place + 1 < steps else "none"
         sealed = rng.random() < 0.2
         text = f"room: {room}\nnumber: {numbers[place]}\nsealed: {'yes' if sealed else 'no'}\nnext: {following}\n"
-        files[f"rooms/{room}.txt"] = f"{text}total: ?\n"
+        files[f"{house}/{room}.txt"] = f"{text}total: ?\n"
         total += 0 if sealed else numbers[place]
         mark = f"visited: {place + 1}\n" if (place + 1) % every == 0 else ""
-        solution[f"rooms/{room}.txt"] = f"{text}total: {total}\n{mark}"
+        solution[f"{house}/{room}.txt"] = f"{text}total: {total}\n{mark}"
     for room in spare:
-        files[f"rooms/{room}.txt"] = (
+        files[f"{house}/{room}.txt"] = (
             f"room: {room}\nnumber: {rng.randint(10, 99)}\nsealed: no\nnext: {path[0]}\ntotal: ?\n"
         )
     solution["done.txt"] = f"{total}\n"
     listed = sorted(files)
     return Draft(
         instruction=(
-            f"Walk through the rooms in `rooms/`, one file each, starting with `rooms/{path[0]}.txt`; each names the "
+            f"Walk through the rooms in `{house}/`, one file each, starting with `{house}/{path[0]}.txt`; each names the "
             "next, and `next: none` is the last. Keep a running total of the numbers of the rooms you have walked "
             "through, this one included; the number of a sealed room is not added. In each room you walk through, "
             "replace the `?` after `total:` by the running total. In every "
