@@ -39,7 +39,7 @@ def make(rng: random.Random, level: Level) -> Draft:
     csv.writer(out, lineterminator="\n").writerows([("id", "date", "item", "price"), *sorted(clean)])
     return Draft(
         instruction=(
-            f"Clean `{raw_name}` (separated by semicolons, first line the names) into `clean.csv` (separated by commas, "
+            f"Clean `{raw_name}` (separated by semicolons, first line the names) into `clean.csv` (by commas, "
             "the same names in the first line):\n\n"
             "- blanks around values go, items in lower case\n"
             "- dates (`2024-03-09`, `09.03.2024` day first, `9 Mar 2024`) become `2024-03-09`\n"

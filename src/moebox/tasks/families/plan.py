@@ -35,8 +35,8 @@ def make(rng: random.Random, level: Level) -> Draft:
     listed = sorted(files)
     return Draft(
         instruction=(
-            f"Walk through the rooms in `{house}/`, one file each, starting with `{house}/{path[0]}.txt`; each names the "
-            "next, and `next: none` is the last. Keep a running total of the numbers of the rooms you have walked "
+            f"Walk through the rooms in `{house}/`, one file each, starting with `{house}/{path[0]}.txt`; each names "
+            "the next, and `next: none` is the last. Keep a running total of the numbers of the rooms you have walked "
             "through, this one included; the number of a sealed room is not added. In each room you walk through, "
             "replace the `?` after `total:` by the running total. In every "
             f"{every}th room you walk through (the {every}th, the {2 * every}th and so on) also add a last line "
