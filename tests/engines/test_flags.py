@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.recipe import ENGINES
+from moebox.engines.arguments import canonical, flatten, split
 from moebox.engines.flags import catalogue, check, newest, order, versions
-from moebox.engines.words import canonical, flatten, split
 from moebox.errors import BadInput
 
 ACCEPTED = Path(__file__).parent / "accepted"

@@ -7,8 +7,8 @@ import pytest
 
 from moebox import codec, engines
 from moebox.core.recipe import EngineName, Recipe, Runtime
+from moebox.engines.arguments import canonical, split
 from moebox.engines.flags import catalogue
-from moebox.engines.words import canonical, split
 from moebox.errors import BadInput
 
 # SM120 deployment report of 29 January 2026: the launch that worked, SGLang of that month with a patch.

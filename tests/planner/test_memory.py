@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from moebox.planner.memory import budget
 
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
-from moebox.planner.memory import budget
 from moebox.sizing import shards
 from tests.planner.boxes import box_with
 

@@ -1,11 +1,11 @@
 """The memory model against starts that people published, each quoted with its source in data/published/memory.toml."""
 
 import pytest
+from moebox.planner.memory import budget
 
 from moebox.core import catalogue
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.sglang import memory as sglang
-from moebox.planner.memory import budget
 from moebox.planner.published import Row, rows, tokens, weights
 from tests.planner.boxes import ATTIC, EIGHT
 

@@ -15,7 +15,7 @@ import yaml
 from moebox.cli import main
 from moebox.core.change import changed
 from moebox.engines import flags
-from moebox.engines.words import split
+from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE, render
 from moebox.serve.recipes import model_of, read_recipe

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moebox import engines
 from moebox.core.change import changed
 from moebox.engines import flags
-from moebox.engines.words import split
+from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import render
 from moebox.serve.recipes import model_of, read_recipe

@@ -1,38 +1,110 @@
 """A catalogue name, a folder with config.json, or a GGUF file as a Model and its checkpoints; headers only."""
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec
+from moebox.checkpoint.recognise import Hints, recognised, slug
 from moebox.core import catalogue
+from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.errors import BadInput
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, UnknownName, Unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A model, the forms it is known in, and how it was recognised, where that is not plain."""
+
+    model: Model
+    checkpoints: tuple[Checkpoint, ...]
+    notes: tuple[str, ...] = ()
 
 
 def resolve(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
     """The model called `name`, or at the path `name`, with the forms it is known in."""
-    path = Path(name)
+    found = look_up(name)
+    return found.model, found.checkpoints
+
+
+def look_up(name: str) -> Resolved:
+    """The same with notes."""
+    path = Path(name).expanduser()
     if path.suffix == ".gguf" or path.is_file():
         return from_file(path)
     if path.is_dir():
         return from_folder(path)
-    if name.startswith(("/", "./", "../", "~")):
+    if is_path(name):
         raise BadInput(f"{name}: no such file or folder")
     model = catalogue.model(name)
-    return model, catalogue.checkpoints(model.name)
+    return Resolved(model=model, checkpoints=catalogue.checkpoints(model.name))
 
 
-def from_file(path: Path) -> tuple[Model, tuple[Checkpoint, ...]]:
+def is_path(name: str) -> bool:
+    """Whether a checkpoint's name can only be a path."""
+    return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf")
+
+
+def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
+    """The one place where a recipe becomes a model, a checkpoint and an engine.
+
+    Weights on disk are read; otherwise the catalogue is asked for the recipe's model and its checkpoint. Weights that
+    nobody knows can still be launched: see Deployment.
+    """
+    local = Path(recipe.checkpoint).expanduser()
+    if local.exists() and (is_path(recipe.checkpoint) or not _published(recipe)):
+        try:
+            found = look_up(recipe.checkpoint)
+        except Unsupported:
+            return Deployment.of(recipe, None, None, box)
+        return Deployment.of(recipe, found.model, _absolute(found.checkpoints[0], recipe), box, notes=found.notes)
+    pair = _published(recipe)
+    return Deployment.of(recipe, *pair, box) if pair else Deployment.of(recipe, None, None, box)
+
+
+def _absolute(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    """The checkpoint under the path that the recipe gives it."""
+    return replace(checkpoint, path=recipe.checkpoint)
+
+
+def _published(recipe: Recipe) -> tuple[Model, Checkpoint | None] | None:
+    """The catalogue's model and form of a recipe, by name, alias or repository in any case."""
+    wanted = recipe.checkpoint.lower()
+    try:
+        model = catalogue.model(recipe.model)
+    except UnknownName:
+        named = [(known, form) for known in catalogue.models().values() for form in catalogue.checkpoints(known.name)]
+        return next(((known, form) for known, form in named if form.repo and form.repo.lower() == wanted), None)
+    forms = catalogue.checkpoints(model.name)
+    exact = next((form for form in forms if wanted in (form.name.lower(), form.repo.lower())), None)
+    return model, exact or _elsewhere(recipe, forms)
+
+
+def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
+    """Weights at a path of another machine: the form that the path's name tells, or the published one."""
+    if not is_path(recipe.checkpoint):
+        return None
+    wanted = "gguf" if recipe.checkpoint.endswith(".gguf") else "safetensors"
+    alike = [form for form in forms if form.format == wanted]
+    named = [form for form in alike if form.quant.lower() in recipe.checkpoint.lower()]
+    form = next(iter([*named, *(form for form in alike if form.native)]), None)
+    return replace(form, path=recipe.checkpoint) if form and (named or wanted == "safetensors") else None
+
+
+def from_file(path: Path) -> Resolved:
     """A GGUF file, or a bare config.json."""
     if path.suffix == ".json":
-        return _from_config(path, path.parent.name if path.name == "config.json" else path.stem)
+        model, computed = _from_config(path, path.parent.name if path.name == "config.json" else path.stem)
+        return _known(model, computed, Hints(names=_names(path.parent), template=_template(path.parent)))
     from moebox.checkpoint import gguf_model
 
-    model, found = gguf_model.read(path)
-    return model, (found,)
+    read, found, template = gguf_model.read(path)
+    return _known(read, found, Hints(names=(read.name, *_names(path)), template=template))
 
 
-def from_folder(folder: Path) -> tuple[Model, tuple[Checkpoint, ...]]:
+def from_folder(folder: Path) -> Resolved:
     """A Hugging Face folder, or a folder of GGUF files."""
     config = folder / "config.json"
     if not config.is_file():
@@ -40,16 +112,17 @@ def from_folder(folder: Path) -> tuple[Model, tuple[Checkpoint, ...]]:
         if files:
             return from_file(files[0])
         raise BadInput(f"{folder}: has neither config.json nor a .gguf file")
-    model, (computed,) = _from_config(config, folder.name)
+    model, computed = _from_config(config, folder.name)
+    hints = Hints(names=_names(folder), template=_template(folder))
     from moebox.checkpoint import safetensors
 
     files = safetensors.shards(folder)
     if not files:
-        return model, (computed,)
+        return _known(model, replace(computed, path=_full(folder)), hints)
     sizes = safetensors.read_sizes(files, model.layers)
     read = replace(
         computed,
-        path=str(folder),
+        path=_full(folder),
         bytes_by_component=dict(sizes.by_component),
         layer_bytes=tuple(sizes.by_layer),
         expert_layer_bytes=sizes.by_component["routed_experts"] // max(model.moe_layers, 1),
@@ -57,13 +130,39 @@ def from_folder(folder: Path) -> tuple[Model, tuple[Checkpoint, ...]]:
         how="read",
         source=str(folder),
     )
-    return model, (read,)
+    return _known(model, read, hints)
 
 
-def _from_config(path: Path, name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
+def _known(model: Model, checkpoint: Checkpoint, hints: Hints) -> Resolved:
+    """What was read, as the model it is."""
+    found, note = recognised(model, replace(hints, quant=checkpoint.quant))
+    notes = (note,) if note else ()
+    return Resolved(model=found, checkpoints=(replace(checkpoint, model=found.name),), notes=notes)
+
+
+def _full(path: Path) -> str:
+    """The absolute path, links kept: in a Hub cache they carry the shards' names."""
+    return os.path.abspath(path)
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """Names the weights go by: their own, their folder's, and the repository's in a Hub cache."""
+    return tuple(part for part in Path(_full(path)).parts[-5:] if len(part) > 1)
+
+
+def _template(folder: Path) -> str:
+    """The chat template beside the weights."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = folder / name
+        if file.is_file():
+            return codec.read_text(file)
+    return ""
+
+
+def _from_config(path: Path, name: str) -> tuple[Model, Checkpoint]:
     from moebox.checkpoint.config import model_of
     from moebox.checkpoint.quantized import checkpoint_from_config
 
     config = codec.load_json(path)
-    model = model_of(config, name=name, where=str(path))
-    return model, (checkpoint_from_config(model, config, name, path.parent),)
+    model = replace(model_of(config, name=name, where=str(path)), name=slug(name))
+    return model, checkpoint_from_config(model, config, name, path.parent)

@@ -1,5 +1,6 @@
 """A GGUF file, or its split parts, as a Model and a Checkpoint."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from moebox.checkpoint import gguf
 from moebox.checkpoint.names import component_in_gguf, layer_of
+from moebox.checkpoint.recognise import slug
 from moebox.core.model import Checkpoint, Component, Gqa, Layers, Licence, Mla, Model, Moe
 from moebox.errors import BadInput, Unsupported
 
@@ -33,8 +35,8 @@ class Metadata:
         return value
 
 
-def read(path: Path) -> tuple[Model, Checkpoint]:
-    """The model in a GGUF file and the bytes it takes."""
+def read(path: Path) -> tuple[Model, Checkpoint, str]:
+    """The model in a GGUF file, the bytes it takes, and its chat template."""
     files = gguf.parts(path)
     headers = [gguf.read_header(file) for file in files]
     meta = Metadata(headers[0].metadata, path)
@@ -46,7 +48,8 @@ def read(path: Path) -> tuple[Model, Checkpoint]:
     tensors = [tensor for header in headers for tensor in header.tensors]
     name = str(meta.values.get("general.name") or path.stem)
     model = _model(meta, name, tensors)
-    return model, _checkpoint(path, model, tensors, shards=len(files))
+    template = str(meta.values.get("tokenizer.chat_template") or "")
+    return model, _checkpoint(files[0], model, tensors, shards=len(files)), template
 
 
 def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
@@ -68,7 +71,7 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
     vocab = tokens.items if isinstance(tokens, gguf.Length) else len(tokens or [])
     latent = meta.architecture == "deepseek2"
     return Model(
-        name=name,
+        name=slug(name),
         title=name,
         architecture=meta.architecture,
         hidden=meta.whole("embedding_length", least=1),
@@ -138,7 +141,7 @@ def _checkpoint(path: Path, model: Model, tensors: list[gguf.Tensor], *, shards:
     return Checkpoint(
         name=path.stem,
         model=model.name,
-        path=str(path),
+        path=os.path.abspath(path),
         format="gguf",
         quant=by_type.most_common(1)[0][0] if by_type else "unknown",
         bytes_by_component=dict(sizes),
@@ -152,9 +155,7 @@ def _checkpoint(path: Path, model: Model, tensors: list[gguf.Tensor], *, shards:
 
 
 def _engines(tensors: list[gguf.Tensor]) -> tuple[str, ...]:
-    """The engines that read every type in the file."""
+    """The engines that read every type in the file; none where all that read GGUF do."""
     readers = {name: engine for name, _, _, engine in gguf.types().values()}
-    needed = {readers[tensor.type] for tensor in tensors}
-    if "ik_llama.cpp" in needed:
-        return ("ik_llama.cpp",)
-    return ("llama.cpp",) if "llama.cpp" in needed else ("llama.cpp", "ik_llama.cpp")
+    needed = sorted({readers[tensor.type] for tensor in tensors} - {"both"})
+    return tuple(needed) if len(needed) < 2 else ("none",)

@@ -14,7 +14,6 @@ from moebox.errors import BadInput
 from moebox.flows import boxes
 from moebox.planner import forecast as rows_of
 from moebox.planner.simulate import Workload, rules_of
-from moebox.planner.speed import CPU_ENGINES
 
 NOTHING = Pinned()
 CONTEXTS = (0, 16384, 32768, 65536, 131072)
@@ -109,7 +108,7 @@ def forecast(
         subject = subjects.eager(subject)
     if asked.kv_tokens is not None:
         subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
-    mode = mode or ("stream" if subject.recipe.engine in CPU_ENGINES else "decode")
+    mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
     rows = _rows(mode, subject, asked, contexts, streams)
     if json:
         emit(document(mode, subject, rows))

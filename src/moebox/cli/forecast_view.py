@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.cli.subject import Subject
-from moebox.planner.reasons import TITLES
+from moebox.core.registry import titled
 from moebox.units import count, seconds
 
 Row = dict[str, Any]
@@ -28,7 +28,7 @@ def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
 def title(subject: Subject) -> Text:
     """Model, box, engine and layout in one line."""
     recipe, spread = subject.recipe, subject.recipe.parallel
-    words = [TITLES[recipe.engine]] + (["community image"] if recipe.runtime.preset else [])
+    words = [titled(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
     words += [f"TP{spread.tp}" + (f"×PP{spread.pp}" if spread.pp > 1 else "")] if recipe.hybrid is None else []
     words += [f"DCP{spread.dcp}"] if spread.dcp > 1 else []
     words += [f"{recipe.kv} cache of {count(subject.memory.kv_tokens)} tokens"]

@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moebox.core import catalogue
+from moebox.core import catalogue, registry
 from moebox.core.layers import Layers
 from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.units import count, gb, gib, params, percent
@@ -121,7 +121,7 @@ def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     table.add_column("engines", no_wrap=True, min_width=23)
     table.add_column("where", no_wrap=True, overflow="ellipsis")
     for one in checkpoints:
-        readers = one.engines or (("vllm", "sglang") if one.format == "safetensors" else ())
+        readers = one.engines or tuple(engine.name for engine in registry.all_traits() if one.format in engine.formats)
         table.add_row(
             one.name + (" (native)" if one.native and not one.path else ""),
             gb(one.bytes),

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox import engines
+from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.model import Component, Model
 from moebox.core.plan import DeviceMemory, Forecast, Line, Plan
-from moebox.planner.reasons import TITLES
+from moebox.core.registry import titled
 from moebox.units import count, gib, rate, seconds, tok_s
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
@@ -50,7 +51,7 @@ def page(plan: Plan, model: Model, box: Box, *, saved: Path | None = None) -> Re
 def title(plan: Plan, model: Model) -> Text:
     """One line: model, engine, layout, box."""
     recipe, parallel = plan.recipe, plan.recipe.parallel
-    words = [TITLES[recipe.engine]]
+    words = [titled(recipe.engine)]
     if recipe.runtime.preset:
         words.append("patched community image")
     if recipe.hybrid is None:
@@ -220,8 +221,9 @@ def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
     file = str(saved) if saved else "recipe.toml"
     lines = [] if saved else [f"the same with -o {file} writes the recipe"]
     lines += [f"moebox render {shlex.quote(file)} --as script", f"moebox up {shlex.quote(file)}"]
-    launch = engines.launch(plan.recipe, model)
-    argv = engines.command(plan.recipe, launch)
+    deployment = deploy(plan.recipe)
+    launch = engines.launch(deployment)
+    argv = engines.command(deployment, launch)
     table = Table.grid(padding=(0, 1))
     for line in lines:
         table.add_row("$" if line.startswith("moebox") else "-", Text(line))

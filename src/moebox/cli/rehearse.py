@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox.checkpoint import deploy
 from moebox.cli import up_view
 from moebox.cli.output import emit, people, talk
 from moebox.core.recipe import Recipe, RuntimeKind
@@ -66,7 +67,9 @@ def rehearse(
     try:
         with up_view.Phases() as phases:
             kept = depths[0] if depths else 0
-            found = flow.rehearse(asked, run, layers=kept, phantom=phantom, patience_s=patience_s, listener=phases)
+            found = flow.rehearse(
+                deploy(asked), run, layers=kept, phantom=phantom, patience_s=patience_s, listener=phases
+            )
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
     if json:

@@ -8,10 +8,11 @@ from cyclopts import Parameter
 
 from moebox import files
 from moebox import render as rendering
+from moebox.checkpoint import deploy
 from moebox.cli.output import emit
 from moebox.engines import refusals
 from moebox.errors import BadInput
-from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.recipes import read_recipe
 
 
 def render(
@@ -29,10 +30,9 @@ def render(
         output: Where to write it; otherwise it is printed.
         json: Print the text with its warnings as one JSON document.
     """
-    asked = read_recipe(recipe)
-    model = model_of(asked)
-    text = rendering.render(asked, model, form)
-    warnings = refusals(asked, None, model)
+    asked = deploy(read_recipe(recipe))
+    text = rendering.render(asked, form)
+    warnings = refusals(asked)
     if output:
         write(output, text, executable=form in rendering.EXECUTABLE)
     if json:

@@ -4,37 +4,53 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec
-from moebox.checkpoint import resolve
+from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Caution, Memory
+from moebox.core.plan import Caution, Memory, Plan
 from moebox.core.recipe import Recipe
+from moebox.engines import budget
 from moebox.errors import BadInput, DoesNotFit
 from moebox.planner.choose import choose, search
-from moebox.planner.memory import budget
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_troubles
 from moebox.units import gb
 
-EAGER = {"vllm": "enforce-eager", "sglang": "disable-cuda-graph"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A recipe with the facts around it."""
+    """A deployment with its memory and what is known to go wrong with it."""
 
-    box: Box
-    model: Model
-    checkpoint: Checkpoint
-    recipe: Recipe
+    deployment: Deployment
     memory: Memory
     warnings: tuple[Caution, ...] = ()
 
     @property
+    def box(self) -> Box:
+        """Where it runs."""
+        return self.deployment.place
+
+    @property
+    def model(self) -> Model:
+        """What it serves."""
+        return self.deployment.model
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """In which form."""
+        return self.deployment.checkpoint
+
+    @property
+    def recipe(self) -> Recipe:
+        """With which settings."""
+        return self.deployment.recipe
+
+    @property
     def speed(self) -> Speed:
         """Its speed model."""
-        return Speed.of(self.box, self.model, self.checkpoint, self.recipe)
+        return Speed.of(self.deployment)
 
 
 def is_recipe(target: str) -> bool:
@@ -44,17 +60,7 @@ def is_recipe(target: str) -> bool:
 
 def from_recipe(path: Path, box: Box) -> Subject:
     """The recipe in a file, on `box`."""
-    recipe = codec.read_toml(Recipe, path)
-    local = Path(recipe.checkpoint).expanduser()
-    model, forms = resolve(str(local) if local.exists() else recipe.model)
-    wanted = recipe.checkpoint.lower()
-    form = next((one for one in forms if wanted in (one.name.lower(), one.repo.lower())), None)
-    if form is None and local.exists() and forms:
-        form = forms[0]
-    if form is None:
-        names = ", ".join(one.name for one in forms)
-        raise BadInput(f"{path}: no form of {model.name} is called {recipe.checkpoint!r}", hint=f"known: {names}")
-    return _subject(box, model, form, recipe)
+    return _subject(deploy(codec.read_toml(Recipe, path), box))
 
 
 def chosen(name: str, box: Box, pins: Pins) -> Subject:
@@ -66,20 +72,23 @@ def chosen(name: str, box: Box, pins: Pins) -> Subject:
         if not _layout_pinned(pins):
             raise
         return _as_if(box, model, forms, pins, problem)
-    form = next(
-        one for one in forms if plan.recipe.checkpoint.lower() in (one.name.lower(), one.repo.lower(), one.path.lower())
-    )
-    return Subject(
-        box=box, model=model, checkpoint=form, recipe=plan.recipe, memory=plan.memory, warnings=plan.warnings
-    )
+    return Subject(deployment=planned(plan, box, model, forms), memory=plan.memory, warnings=plan.warnings)
+
+
+def planned(plan: Plan, box: Box, model: Model, forms: tuple[Checkpoint, ...]) -> Deployment:
+    """What a plan came to, as a deployment of the form it chose."""
+    form = next(form for form in forms if plan.recipe.checkpoint in (form.name, form.repo, form.path))
+    return Deployment.of(plan.recipe, model, form, box)
 
 
 def eager(subject: Subject) -> Subject:
     """The same without CUDA graphs."""
-    flag = EAGER.get(subject.recipe.engine)
-    if flag is None:
-        raise BadInput(f"--eager means CUDA graphs off; {subject.recipe.engine} has no such switch")
-    return replace(subject, recipe=replace(subject.recipe, flags={**subject.recipe.flags, flag: True}))
+    deployment = subject.deployment
+    flag = deployment.engine.eager_flag
+    if not flag:
+        raise BadInput(f"--eager means CUDA graphs off; {deployment.engine.title} has no such switch")
+    recipe = replace(deployment.recipe, flags={**deployment.recipe.flags, flag: True})
+    return replace(subject, deployment=deployment.with_recipe(recipe))
 
 
 def _layout_pinned(pins: Pins) -> bool:
@@ -93,22 +102,8 @@ def _as_if(box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Pins, pr
     nearest = tried[0]  # the plainest recipe that has everything pinned
     text = f"does not fit by {gb(nearest.memory.shortfall)} on the fullest device: the speed is as if it did"
     short = Caution(symptom="", text=text, severity="fatal")
-    return Subject(
-        box=box,
-        model=model,
-        checkpoint=nearest.checkpoint,
-        recipe=nearest.recipe,
-        memory=nearest.memory,
-        warnings=(short, *nearest.troubles),
-    )
+    return Subject(deployment=nearest.deployment, memory=nearest.memory, warnings=(short, *nearest.troubles))
 
 
-def _subject(box: Box, model: Model, form: Checkpoint, recipe: Recipe) -> Subject:
-    return Subject(
-        box=box,
-        model=model,
-        checkpoint=form,
-        recipe=recipe,
-        memory=budget(box, model, form, recipe),
-        warnings=known_troubles(recipe, box, model),
-    )
+def _subject(deployment: Deployment) -> Subject:
+    return Subject(deployment=deployment, memory=budget(deployment), warnings=known_troubles(deployment))

@@ -16,7 +16,7 @@ from moebox.errors import BadInput
 from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
-    from moebox.core.model import Model
+    from moebox.core.deployment import Deployment
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.reality import Row
     from moebox.serve.session import Session
@@ -52,15 +52,16 @@ def up(
         runs: Where run folders live.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
-    from moebox.serve.recipes import model_of, read_recipe
+    from moebox.checkpoint import deploy
+    from moebox.serve.recipes import read_recipe
 
-    asked = settled(read_recipe(recipe), port=port, host=host, runtime=runtime)
+    asked = deploy(settled(read_recipe(recipe), port=port, host=host, runtime=runtime))
     try:
         patience_s = parse_seconds(patience)
     except ValueError as problem:
         raise BadInput(f"--patience: {problem}") from None
     if dry_run:
-        return show_command(asked, model_of(asked))
+        return show_command(asked)
     return serve(asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json)
 
 
@@ -75,37 +76,39 @@ def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def show_command(recipe: Recipe, model: "Model | None") -> int:
+def show_command(deployment: "Deployment") -> int:
     """What would be run, ready to paste; keys stand as the variables they come from."""
     from moebox import engines
     from moebox.serve.session import prepare
 
-    order = prepare(recipe, model=model)
+    order = prepare(deployment)
     print(engines.shown(order.launch, order.argv))
     return 0
 
 
-def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool, runs: Path | None, json: bool) -> int:
+def serve(
+    deployment: "Deployment", *, patience_s: float, detach: bool, apply_remedy: bool, runs: Path | None, json: bool
+) -> int:
     """Start, show, and stay or let go."""
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
     from moebox.store import Run
 
     heed_sigterm()
-    warn(recipe)
-    run = Run.create(recipe.name, runs=runs)
+    warn(deployment)
+    run = Run.create(deployment.recipe.name, runs=runs)
     try:
-        session = attempt(recipe, run, patience_s)
+        session = attempt(deployment, run, patience_s)
     except LaunchFailed as problem:
-        mended = remedy(recipe, problem) if apply_remedy else None
-        if mended is None:
+        fixed = remedy(deployment.recipe, problem) if apply_remedy else None
+        if fixed is None:
             raise
-        recipe, change = mended
+        recipe, change = fixed
         run.event("remedy.applied", symptom=problem.finding and problem.finding.symptom, change=change)
         talk().print(f"{problem.message}\ntrying the remedy: {as_text(change)}", markup=False)
-        session = attempt(recipe, run, patience_s)
+        session = attempt(deployment.with_recipe(recipe), run, patience_s)
     try:
-        rows = reality.compare(session.facts, reality.planned(session.recipe))
+        rows = reality.compare(session.facts, reality.planned(session.order.deployment))
         run.event("plan.reality", rows=rows)
         document = about(session, rows)
         if json:
@@ -121,15 +124,17 @@ def serve(recipe: Recipe, *, patience_s: float, detach: bool, apply_remedy: bool
     return 0
 
 
-def warn(recipe: Recipe) -> None:
+def warn(deployment: "Deployment") -> None:
     """Say beforehand what is known to go wrong; the person who asked decides."""
     from moebox import detect, engines
-    from moebox.engines.refuse import MLA_FP8
-    from moebox.serve.recipes import model_of
+    from moebox.engines.common import PATCHABLE
 
-    for one in engines.refusals(recipe, detect.box(), model_of(recipe)):
-        if one.severity != "note" and one.symptom != MLA_FP8:  # which is refused, or was mended
-            talk().print(f"warning: {one.text}" + (f" ({one.remedy})" if one.remedy else ""), markup=False)
+    for note in deployment.notes:
+        talk().print(f"note: {note}", markup=False)
+    for caution in engines.refusals(deployment.on(detect.box())):
+        if caution.severity != "note" and caution.symptom not in PATCHABLE:  # which are refused, or were patched
+            remedy = f" ({caution.remedy})" if caution.remedy else ""
+            talk().print(f"warning: {caution.text}{remedy}", markup=False)
 
 
 def heed_sigterm() -> None:
@@ -141,14 +146,14 @@ def heed_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def attempt(recipe: Recipe, run: "Run", patience_s: float) -> "Session":
+def attempt(deployment: "Deployment", run: "Run", patience_s: float) -> "Session":
     """One try at a launch; a session that answers, or nothing is left of it."""
-    from moebox.serve.recipes import model_of
     from moebox.serve.session import launch, prepare
 
-    talk().print(f"starting {recipe.engine} with {recipe.checkpoint}", markup=False)
+    recipe = deployment.recipe
+    talk().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
     with up_view.Phases() as phases:
-        session = launch(prepare(recipe, model=model_of(recipe), name=run.id), run, listener=phases)
+        session = launch(prepare(deployment, name=run.id), run, listener=phases)
         try:
             session.wait_ready(patience_s=patience_s)
         except BaseException:
@@ -161,8 +166,8 @@ def attempt(recipe: Recipe, run: "Run", patience_s: float) -> "Session":
 def remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, Any]] | None:
     """The recipe with the finding's change, or None where there is none or it changes nothing."""
     change = problem.finding.change if problem.finding else {}
-    mended = changed(recipe, change) if change else recipe
-    return (mended, change) if mended != recipe else None
+    fixed = changed(recipe, change) if change else recipe
+    return (fixed, change) if fixed != recipe else None
 
 
 def about(session: "Session", rows: "list[Row]") -> dict[str, Any]:

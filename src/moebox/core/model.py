@@ -194,6 +194,8 @@ class Checkpoint:
     layer_bytes: tuple[int, ...] = ()  # per layer, from headers where read
     expert_layer_bytes: int = 0  # routed experts of one MoE layer (the mean)
     shards: int = 0
+    file: str = ""  # of a GGUF in a repository: its first part, with the folder it lies in
+    unverified: bool = False  # nobody has seen this file: never chosen unless asked for
     engines: tuple[str, ...] = ()  # engines that load it; empty: all that read the format
     native: bool = False  # the form the model's makers published
     kv_scales: bool = False

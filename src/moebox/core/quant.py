@@ -19,6 +19,8 @@ def checkpoint_of(model: Model, row: dict[str, Any]) -> Checkpoint:
         bytes_by_component=parts,
         expert_layer_bytes=parts.get("routed_experts", 0) // max(model.moe_layers, 1),
         shards=row.get("shards", 0),
+        file=row.get("file", ""),
+        unverified=row.get("unverified", False),
         engines=tuple(row.get("engines", ())),
         native=row.get("native", False),
         kv_scales=row.get("kv_scales", False),

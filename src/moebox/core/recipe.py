@@ -1,6 +1,6 @@
 """The recipe: everything needed to start one engine on one box with one checkpoint.
 
-People edit it; `plan` writes it, `up` and `render` read it, `climb` and `tune` change one thing in it at a time.
+People edit it; `plan` writes it, `up` and `render` read it, `climb` changes one thing in it at a time.
 What every engine has in common has a field; what only one engine has goes to `flags`, in that engine's own
 words, and is checked against the engine's flag catalogue.
 """
@@ -8,8 +8,7 @@ words, and is checked against the engine's flag catalogue.
 from dataclasses import dataclass, field
 from typing import Literal
 
-EngineName = Literal["vllm", "sglang", "llama.cpp", "ik_llama.cpp"]
-ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "llama.cpp", "ik_llama.cpp")
+EngineName = str  # of an engine in core.registry
 RuntimeKind = Literal["native", "docker", "podman", "embedded"]
 FORMAT = 1
 Flag = str | int | float | bool | list[str]

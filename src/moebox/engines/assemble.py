@@ -1,18 +1,18 @@
-"""A recipe to what is run: the engine's command, and the docker or podman command around it.
+"""A deployment to what is run: the engine's command, and the docker or podman command around it.
 
 Nothing is started here. Keys are passed by name only; their values never stand in an argv.
 """
 
-import dataclasses
 import shlex
 from pathlib import PurePosixPath
 
 from moebox.core import grammar, presets
-from moebox.core.model import Model
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
+from moebox.engines import rooms
+from moebox.engines.arguments import Node, flatten
 from moebox.engines.flags import newest
-from moebox.engines.words import Node, flatten, weights_of
 from moebox.errors import BadInput
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -21,23 +21,19 @@ HUB_CACHE_INSIDE = "/root/.cache/huggingface"
 LABEL = "moebox.run"
 
 
-def assemble(recipe: Recipe, model: Model | None, *, port: int | None, node: Node) -> Launch:
+def assemble(deployment: Deployment, *, node: Node) -> Launch:
     """The engine's own command with everything it needs around it."""
-    from moebox.engines import ENGINES
-
-    engine = ENGINES[recipe.engine]
-    if port is not None:
-        recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
+    recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
     inside = contained(recipe)
     host = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
-    start = image_entry(recipe) if inside else engine.entry(recipe)
-    argv = (*start, *flatten(engine.words(recipe, model, node=node, host=host)))
+    start = image_entry(deployment) if inside else argv.entry(recipe)
+    words = (*start, *flatten(argv.words(deployment, node=node, host=host)))
     return Launch(
-        argv=engine.guarded(argv) if recipe.listen.key_env else argv,
-        env=engine.environment(recipe, model),
-        secret_env=secrets(recipe, engine.KEY_ENV),
-        image=image(recipe) if inside else "",
-        mounts=mounts(recipe) if inside else {},
+        argv=argv.guarded(words) if recipe.listen.key_env else words,
+        env=argv.environment(deployment),
+        secret_env=secrets(deployment),
+        image=image(deployment) if inside else "",
+        mounts=mounts(deployment) if inside else {},
         port=recipe.listen.port,
         host=recipe.listen.host,
         rank=node.rank if isinstance(node.rank, int) else 0,
@@ -49,22 +45,19 @@ def contained(recipe: Recipe) -> bool:
     return recipe.runtime.kind in ("docker", "podman")
 
 
-def image(recipe: Recipe) -> str:
+def image(deployment: Deployment) -> str:
     """The recipe's image, its preset's, or the engine's own for this version."""
-    from moebox.engines import ENGINES
-
+    recipe, engine = deployment.recipe, deployment.engine
     preset = presets.of(recipe)
-    own = ENGINES[recipe.engine].IMAGE.format(version=recipe.engine_version or newest(recipe.engine))
+    own = engine.image.format(version=recipe.engine_version or newest(engine.name))
     return recipe.runtime.image or (preset.image if preset else "") or own
 
 
-def image_entry(recipe: Recipe) -> tuple[str, ...]:
+def image_entry(deployment: Deployment) -> tuple[str, ...]:
     """The words that start the engine inside its image."""
-    from moebox.engines import ENGINES
-
-    preset = presets.of(recipe)
-    given = recipe.runtime.entry or (preset.entry if preset else "")
-    return grammar.entry(given) if given else ENGINES[recipe.engine].IMAGE_ENTRY
+    preset = presets.of(deployment.recipe)
+    given = deployment.recipe.runtime.entry or (preset.entry if preset else "")
+    return grammar.entry(given) if given else deployment.engine.image_entry
 
 
 def network(recipe: Recipe) -> str:
@@ -80,60 +73,73 @@ def network(recipe: Recipe) -> str:
     return preset.network if preset else ""
 
 
-def mounts(recipe: Recipe) -> dict[str, str]:
+def mounts(deployment: Deployment) -> dict[str, str]:
     """Host path to path inside: the recipe's own, and where the weights are."""
+    recipe = deployment.recipe
     found = dict(recipe.runtime.mounts)
-    folder = weights_folder(recipe)
+    folder = weights_folder(deployment)
     if folder:
         inside = [target.split(":")[0] for target in found.values()]
-        if folder not in found and not any(folder.startswith(one) for one in inside):
+        if folder not in found and not any(folder.startswith(target) for target in inside):
             found[folder] = f"{folder}:ro"
     elif not any(target.split(":")[0] == HUB_CACHE_INSIDE for target in found.values()):
         found[recipe.runtime.models_dir or HUB_CACHE] = HUB_CACHE_INSIDE
     preset = presets.of(recipe)
     if preset and preset.cache and preset.cache not in found.values():
         # named after the image: kernels of an older one must not be found again
-        found[f"moebox-jit-{image(recipe).rpartition(':')[2]}"] = preset.cache
+        found[f"moebox-jit-{image(deployment).rpartition(':')[2]}"] = preset.cache
     return found
 
 
-def weights_folder(recipe: Recipe) -> str:
-    """The folder of weights that lie on this machine; "" for those from the Hub."""
-    weights = weights_of(recipe)
+def weights_folder(deployment: Deployment) -> str:
+    """The folder that holds the weights on this machine; "" for those from the Hub.
+
+    In a Hub cache the files are links from snapshots/ into blobs/, so the whole `models--…` folder counts.
+    """
+    weights = deployment.weights
     if not weights.startswith(("/", "~", ".")):
         return ""
-    return str(PurePosixPath(weights).parent) if weights.endswith(".gguf") else weights
+    path = PurePosixPath(weights)
+    for parent in path.parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            return str(parent.parent)
+    return str(path.parent) if weights.endswith(".gguf") else weights
 
 
-def secrets(recipe: Recipe, key_env: str) -> dict[str, str]:
+def secrets(deployment: Deployment) -> dict[str, str]:
     """Variables handed through by name: the key, and the Hub's token."""
-    key = {key_env: recipe.listen.key_env} if recipe.listen.key_env else {}
-    return key | ({} if weights_folder(recipe) else {"HF_TOKEN": "HF_TOKEN"})
+    key_env = deployment.recipe.listen.key_env
+    key = {deployment.engine.key_env: key_env} if key_env else {}
+    return key | ({} if weights_folder(deployment) else {"HF_TOKEN": "HF_TOKEN"})
 
 
-def command(recipe: Recipe, launch: Launch, *, run: str = "", detach: bool = False, home: str = "") -> tuple[str, ...]:
+def command(
+    deployment: Deployment, launch: Launch, *, run: str = "", detach: bool = False, home: str = ""
+) -> tuple[str, ...]:
     """The argv to execute: the engine's own, or docker's or podman's around it. `home` stands for a leading ~."""
+    recipe = deployment.recipe
     if not contained(recipe):
         return launch.argv
     tool = recipe.runtime.kind
     argv = [tool, "run", "-d" if detach else "--rm"]
     if run:
         argv += ["--name", f"moebox-{run}", "--label", f"{LABEL}={run}"]
-    argv += container_options(recipe, launch)
+    argv += container_options(deployment, launch)
     for outside, inside in launch.mounts.items():
         argv += ["-v", f"{home + outside[1:] if home and outside.startswith('~') else outside}:{inside}"]
     for name, value in launch.env.items():
         argv += ["-e", f"{name}={value}"]
     for name in launch.secret_env:
         argv += ["-e", name]
-    before, after = around_image(recipe, launch)
+    before, after = around_image(deployment, launch)
     return (*argv, *before, launch.image, *after)
 
 
-def container_options(recipe: Recipe, launch: Launch) -> list[str]:
+def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     """Devices, shared memory, network and the recipe's own options."""
+    recipe = deployment.recipe
     options = ["--gpus", "all"] if recipe.runtime.kind == "docker" else ["--device", "nvidia.com/gpu=all"]
-    if recipe.engine in ("vllm", "sglang"):
+    if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
     preset = presets.of(recipe)
     own = [*recipe.runtime.options, *(preset.options if preset else ())]
@@ -153,15 +159,13 @@ def published(launch: Launch) -> str:
     return f"{host}:{launch.port}:{launch.port}"
 
 
-def around_image(recipe: Recipe, launch: Launch) -> tuple[list[str], list[str]]:
+def around_image(deployment: Deployment, launch: Launch) -> tuple[list[str], list[str]]:
     """Options that must stand before the image, and the words after it."""
-    from moebox.engines import ENGINES
-
-    engine = ENGINES[recipe.engine]
+    recipe, engine = deployment.recipe, deployment.engine
     if recipe.runtime.setup:
         return ["--entrypoint", "bash"], ["-c", f"{recipe.runtime.setup} && exec {shlex.join(launch.argv)}"]
-    start = image_entry(recipe)
-    if engine.IMAGE_ENTERS and start == engine.IMAGE_ENTRY:
+    start = image_entry(deployment)
+    if engine.image_enters and start == engine.image_entry:
         if launch.argv[: len(start)] == start:
             return [], list(launch.argv[len(start) :])
         return ["--entrypoint", launch.argv[0]], list(launch.argv[1:])

@@ -4,18 +4,17 @@ Takes what people publish: an engine's own command, with variables before it, or
 also with a `bash -c "… && exec …"` inside.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from moebox import codec
-from moebox.core.recipe import ENGINES as NAMES
+from moebox.core import registry
 from moebox.core.recipe import EngineName, Flag, Recipe
-from moebox.engines import ggml
+from moebox.engines import rooms
+from moebox.engines.arguments import canonical, number, put, split
 from moebox.engines.flags import Catalogue, Word, catalogue, is_flag
-from moebox.engines.words import canonical, number, put, split
 from moebox.errors import BadInput
 
 # Options of `docker run` and `podman run` that take a value in the next word.
@@ -37,8 +36,7 @@ SERVER = re.compile(r"(^|/)(vllm|sglang|llama-server|python3?)$")
 
 def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str = "", name: str = "") -> Recipe:
     """The recipe that `argv` launches; flags without a field of their own land in `flags`."""
-    if engine not in NAMES:
-        raise BadInput(f"unknown engine {engine!r}", hint=f"known: {', '.join(NAMES)}")
+    registry.traits(engine)  # UnknownName where there is none
     words = _words(argv) if isinstance(argv, str) else list(argv)
     document: dict[str, Any] = {"engine": engine, "engine_version": version, "context": 0, "served_name": ""}
     document |= {"env": {}, "flags": {}, "listen": {"host": "127.0.0.1"}}
@@ -121,30 +119,23 @@ def _option(option: str, value: str, joined: bool, runtime: dict[str, Any], docu
 
 def _engine(engine: EngineName, words: list[str], document: dict[str, Any], known: Catalogue) -> None:
     """The engine's own part: its entry, then flags to fields."""
-    from moebox.engines import ENGINES
-
     entry: list[str] = []
     while words and (
         SERVER.search(words[0]) or words[0] == "serve" or entry[-1:] == ["-m"] or _module(entry, words[0])
     ):
         entry.append(words.pop(0))
-    adapter = ENGINES[engine]
-    usual = adapter.IMAGE_ENTRY if "runtime" in document else adapter.entry(_bare(engine))
+    argv = rooms.argv(engine)
+    usual = registry.traits(engine).image_entry if "runtime" in document else argv.entry(_bare(engine))
     if entry and tuple(entry) != usual:
         document.setdefault("runtime", {"kind": "native"})["entry"] = shlex.join(entry)
-    fields = {canonical(flag, known): path for flag, path in _fields(engine).items()}
+    fields = {canonical(flag, known): path for flag, path in argv.READS.items()}
     published = document.pop("published", False)
-    for word in split(words, known):
-        _word(engine, word, document, fields, known, published=published)
+    split_words = split(words, known)
+    for word in split_words:
+        _word(argv, word, document, fields, known, published=published)
+    argv.finished({canonical(word[0], known) for word in split_words if is_flag(word[0])}, document)
     if "checkpoint" not in document:
         raise BadInput("the command names no model")
-    if engine in ("llama.cpp", "ik_llama.cpp"):
-        if not any(canonical(word[0], known) == "--jinja" for word in split(words, known) if is_flag(word[0])):
-            document["flags"]["jinja"] = False
-        slots = document.get("max_seqs") or 1
-        document["context"] //= slots if isinstance(slots, int) else 1
-    else:
-        document["vision"] = document.get("vision", True)
 
 
 def _module(entry: list[str], word: str) -> bool:
@@ -156,14 +147,8 @@ def _bare(engine: EngineName) -> Recipe:
     return Recipe(name="x", engine=engine, model="x", checkpoint="x", served_name="")
 
 
-def _fields(engine: EngineName) -> dict[str, str]:
-    from moebox.engines import ENGINES
-
-    return ENGINES[engine].FIELDS | (ggml.HYBRID if engine in ("llama.cpp", "ik_llama.cpp") else {})
-
-
 def _word(
-    engine: EngineName,
+    argv: rooms.Argv,
     word: Word,
     document: dict[str, Any],
     fields: dict[str, str],
@@ -181,53 +166,12 @@ def _word(
             return
         off = spec is not None and word[0] in spec.off
         put(document, fields[name], (not off) if spec and spec.takes == 0 else _typed(fields[name], value))
-    elif not _special(engine, name, value, document):
+    elif not argv.understood(word, name, document):
         _keep(word, document["flags"], known)
 
 
 def _typed(path: str, value: str) -> Flag:
     return value if path in ("served_name", "tool_parser", "reasoning_parser", "listen.host") else number(value)
-
-
-def _special(engine: EngineName, name: str, value: str, document: dict[str, Any]) -> bool:
-    """Words that are more than one field, or a field said otherwise."""
-    llama = engine in ("llama.cpp", "ik_llama.cpp")
-    if name == "--kv-cache-dtype" or (llama and name == "-ctk"):
-        document["kv"] = {
-            "bfloat16": "bf16",
-            "float16": "f16",
-            "fp8_e4m3": "fp8" if engine == "sglang" else "fp8_e4m3",
-        }.get(value, value)
-    elif name == "--enable-auto-tool-choice" or name == "--jinja" or (engine == "llama.cpp" and name == "-ctv"):
-        pass
-    elif name == "--language-model-only":
-        document["vision"] = False
-    elif name in ("--default-chat-template-kwargs", "--chat-template-kwargs") and _says(value) == {"thinking": False}:
-        document["thinking"] = False
-    elif llama and name == "-c":
-        document["context"] = _count(value, "-c")
-    elif llama and name == "-ot":
-        document.setdefault("hybrid", {}).setdefault("ranges", []).append(value)
-    elif name == "--speculative-config" and set(_says(value)) <= {"method", "model", "num_speculative_tokens"}:
-        says = _says(value)
-        document["speculate"] = {
-            "method": says.get("method", "draft_model"),
-            "draft": says.get("model", ""),
-            "tokens": says.get("num_speculative_tokens", 3),
-        }
-    elif name == "--disable-radix-cache":
-        document["prefix_caching"] = False
-    else:
-        return False
-    return True
-
-
-def _says(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError:
-        return {"": text}
-    return document if isinstance(document, dict) else {"": text}
 
 
 def _keep(word: Word, flags: dict[str, Flag], known: Catalogue) -> None:

@@ -1,33 +1,30 @@
 """Whether a recipe can be meant: fields against each other, and every flag against the engine's catalogue."""
 
-from moebox.core import grammar, presets
+from moebox.core import grammar, presets, registry
 from moebox.core.catalogue import models
+from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
-from moebox.engines import flags
+from moebox.core.traits import Traits
+from moebox.engines import flags, rooms
+from moebox.engines.arguments import canonical, flag_words, spelled
 from moebox.engines.flags import catalogue, replaced
-from moebox.engines.words import canonical, flag_words, spelled
 from moebox.errors import BadInput
 
-KV = {
-    "vllm": ("auto", "fp8", "bf16", "f16"),
-    "sglang": ("auto", "fp8", "bf16"),
-    "llama.cpp": ("auto", "f16", "bf16", "q8_0", "q4_0"),
-    "ik_llama.cpp": ("auto", "f16", "bf16", "q8_0", "q4_0"),
-}
 
 
-def check(recipe: Recipe, model: Model | None = None) -> None:
+def check(deployment: Deployment) -> None:
     """Raise BadInput naming the first setting that cannot be."""
+    recipe = deployment.recipe
     grammar.refuse(recipe)
-    _ranges(recipe)
-    _runtime(recipe)
-    _belongs(recipe)
-    _trust(recipe, model)
-    _flags(recipe)
+    _ranges(recipe, deployment.engine)
+    _runtime(recipe, deployment.engine)
+    _belongs(recipe, deployment.engine)
+    _trust(recipe, deployment.found_model)
+    _flags(deployment)
 
 
-def _ranges(recipe: Recipe) -> None:
+def _ranges(recipe: Recipe, engine: Traits) -> None:
     spread = recipe.parallel
     least = {
         "context": (recipe.context, 0),
@@ -46,51 +43,69 @@ def _ranges(recipe: Recipe) -> None:
         raise BadInput(f"memory_utilization: {recipe.memory_utilization} is not a share between 0 and 1")
     if not 0 <= recipe.listen.port <= 65535:  # 0: any that is free
         raise BadInput(f"listen.port: {recipe.listen.port} is not a port")
+    if recipe.listen.port > engine.last_port:
+        others = " and ".join(f"{port:,}" for port in engine.ports_of(recipe.listen.port)[1:])
+        text = f"listen.port: {engine.title} on {recipe.listen.port} also listens on {others}, and ports end at 65,535"
+        raise BadInput(text, hint=f"{engine.last_port} or less")
     if spread.gpus % spread.nodes:
         raise BadInput(f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
-    if recipe.kv not in KV[recipe.engine]:
-        raise BadInput(
-            f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(KV[recipe.engine])}"
-        )
+    if recipe.kv not in engine.kv:
+        raise BadInput(f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(engine.kv)}")
 
 
-def _runtime(recipe: Recipe) -> None:
+def _runtime(recipe: Recipe, engine: Traits) -> None:
     runtime = recipe.runtime
     inside = runtime.kind in ("docker", "podman")
-    if runtime.kind == "embedded" and recipe.engine != "llama.cpp":
-        raise BadInput(f"runtime.kind: only llama.cpp runs embedded, not {recipe.engine}")
+    if runtime.kind == "embedded" and not engine.embedded:
+        able = ", ".join(other.title for other in registry.all_traits() if other.embedded)
+        raise BadInput(f"runtime.kind: only {able} runs embedded, not {engine.title}")
     if runtime.preset:
         presets.preset(runtime.preset)
-        if recipe.engine != "vllm" or not inside:
-            raise BadInput(f"runtime.preset: {runtime.preset!r} is an image of vLLM", hint='runtime.kind = "docker"')
+        if runtime.preset not in engine.presets or not inside:
+            titles = ", ".join(other.title for other in registry.all_traits() if runtime.preset in other.presets)
+            raise BadInput(
+                f"runtime.preset: {runtime.preset!r} is an image of {titles}", hint='runtime.kind = "docker"'
+            )
     for path, value in (("setup", runtime.setup), ("options", runtime.options), ("mounts", runtime.mounts)):
         if value and not inside:
             raise BadInput(f"runtime.{path}: needs a container", hint='runtime.kind = "docker" or "podman"')
 
 
-def _belongs(recipe: Recipe) -> None:
+def _belongs(recipe: Recipe, engine: Traits) -> None:
     """Fields that only some engines have."""
-    llama = recipe.engine in ("llama.cpp", "ik_llama.cpp")
-    if recipe.hybrid and not llama:
-        raise BadInput(f"hybrid: {recipe.engine} keeps no experts in RAM", hint='engine = "ik_llama.cpp"')
-    spread = recipe.parallel
-    if llama and (spread.tp, spread.pp, spread.dcp, spread.dp, spread.nodes) != (1, 1, 1, 1, 1):
-        raise BadInput(
-            f"parallel: {recipe.engine} spreads layers over the cards by itself", hint="leave [parallel] out"
-        )
-    if recipe.hybrid and recipe.engine == "llama.cpp":
-        for path in ("mla", "attention_buffer"):
-            if getattr(recipe.hybrid, path) is not None:
-                raise BadInput(f"hybrid.{path}: llama.cpp has no such flag", hint='engine = "ik_llama.cpp"')
-    if recipe.hybrid and recipe.hybrid.mla is not None and recipe.hybrid.mla not in (0, 1, 2, 3):
-        raise BadInput(f"hybrid.mla: {recipe.hybrid.mla} is none of 0, 1, 2, 3")
-    layers = [layer for card in (recipe.hybrid.experts if recipe.hybrid else ()) for layer in card]
-    if len(set(layers)) != len(layers):
-        raise BadInput("hybrid.experts: a layer is given to two cards")
+    _hybrid(recipe, engine)
+    unsharded = [name for name in ("tp", "pp", "dcp", "dp", "nodes") if getattr(recipe.parallel, name) != 1]
+    refused = [name for name in unsharded if not engine.divides(name)]
+    if refused and engine.takes_all_gpus:
+        raise BadInput(f"parallel: {engine.title} spreads layers over the GPUs by itself", hint="leave [parallel] out")
+    if refused:
+        raise BadInput(f"parallel.{refused[0]}: {engine.title} does not divide a model that way", hint="leave it at 1")
+    if recipe.parallel.ep and not engine.divides("ep"):
+        raise BadInput(f"parallel.ep: {engine.title} does not spread whole experts", hint="leave it out")
     if recipe.speculate and recipe.speculate.tokens < 1:
         raise BadInput(f"speculate.tokens: {recipe.speculate.tokens} is less than 1")
     if recipe.speculate and recipe.speculate.method.startswith("eagle") and not recipe.speculate.draft:
         raise BadInput("speculate.draft: EAGLE needs a draft model", hint='e.g. "lightseekorg/kimi-k2.6-eagle3"')
+
+
+def _hybrid(recipe: Recipe, engine: Traits) -> None:
+    """Placement of experts: fields the engine has, layers given once."""
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return
+    able = [other for other in registry.all_traits() if other.offloads]
+    if not engine.offloads:
+        hint = " or ".join(f'engine = "{other.name}"' for other in able)
+        raise BadInput(f"hybrid: {engine.title} keeps no experts in RAM", hint=hint)
+    for path in ("mla", "attention_buffer"):
+        if path not in engine.hybrid and getattr(hybrid, path) is not None:
+            hint = " or ".join(f'engine = "{other.name}"' for other in able if path in other.hybrid)
+            raise BadInput(f"hybrid.{path}: {engine.title} has no such flag", hint=hint)
+    if hybrid.mla is not None and hybrid.mla not in (0, 1, 2, 3):
+        raise BadInput(f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
+    layers = [layer for gpu in hybrid.experts for layer in gpu]
+    if len(set(layers)) != len(layers):
+        raise BadInput("hybrid.experts: a layer is given to two GPUs")
 
 
 def _trust(recipe: Recipe, model: Model | None) -> None:
@@ -108,12 +123,10 @@ def _trust(recipe: Recipe, model: Model | None) -> None:
         )
 
 
-def _flags(recipe: Recipe) -> None:
-    from moebox.engines import ENGINES
-
-    engine = ENGINES[recipe.engine]
+def _flags(deployment: Deployment) -> None:
+    recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
     known = catalogue(recipe.engine, recipe.engine_version)
-    fields = {canonical(flag, known): path for flag, path in engine.FIELDS.items()}
+    fields = {canonical(flag, known): path for flag, path in argv.FIELDS.items()}
     for key in recipe.flags:
         name = canonical(spelled(key, known), known)
         if name in fields:
@@ -123,4 +136,4 @@ def _flags(recipe: Recipe) -> None:
             version = recipe.engine_version or known.version
             raise BadInput(f"env.{name}: {recipe.engine} {version} does not read it", hint=f"use {told}")
     flags.check(recipe.engine, recipe.engine_version, flag_words(recipe.flags, known))
-    flags.check(recipe.engine, recipe.engine_version, engine.words(recipe, None)[1:], where="recipe")
+    flags.check(recipe.engine, recipe.engine_version, argv.words(deployment)[1:], where="recipe")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError
@@ -146,7 +147,7 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
     folder = run.path / trial.folder
     folder.mkdir(parents=True, exist_ok=True)
     mine = Run(folder, strict=run.strict)
-    with session.start(trial.recipe, mine, patience_s=effort.patience_s) as live:
+    with session.start(deploy(trial.recipe), mine, patience_s=effort.patience_s) as live:
         kv_tokens = int(live.facts.get("kv_tokens") or 0)
         options = _options(trial.recipe, effort)
         rungs = effort.first if step.group == "start" and effort.first else step.rungs

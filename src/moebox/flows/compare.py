@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.flows import guesses
@@ -69,7 +70,7 @@ def start_side(
     """Start a recipe's engine, ask and measure it, and stop it."""
     folder = run.path / f"{run.id}-{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    with session.start(recipe, Run(folder)) as live:
+    with session.start(deploy(recipe), Run(folder)) as live:
         return ask_side(name, live.endpoint, concurrency=concurrency, questions=questions, rounds=rounds)
 
 

@@ -9,10 +9,8 @@ from typing import Any
 from moebox import engines
 from moebox.codec import plain
 from moebox.core import catalogue
-from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.kernel import KernelScan, arch, known_bad
-from moebox.core.model import Model
-from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, UnknownName
 from moebox.kernels.judged import judged
 from moebox.store import Run
@@ -39,10 +37,10 @@ def compiled(scan: KernelScan) -> Findings:
     }
 
 
-def looked_up(recipe: Recipe, box: Box, model: Model | None) -> Findings | None:
+def looked_up(deployment: Deployment) -> Findings | None:
     """What the table of scanned releases says of a recipe; None where no Triton kernels are foreseen."""
-    gpu = box.gpu
-    if recipe.engine not in ("vllm", "sglang") or gpu is None or model is None or model.mla is None or not gpu.sm:
+    recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.place.gpu
+    if deployment.engine.offloads or gpu is None or model is None or model.mla is None or not gpu.sm:
         return None
     version, kv = recipe.engine_version or engines.newest(recipe.engine), "fp8" if recipe.kv == "fp8" else "bf16"
     name = f"sm_{gpu.sm.replace('.', '')}"

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from moebox import checkpoint, http
+from moebox.core import registry
+from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
+from moebox.engines import rooms
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
-from moebox.serve import ask, recipes
+from moebox.serve import ask
 from moebox.serve.dummy import write_gguf
 from moebox.serve.session import PATIENCE_S, Session, start
 from moebox.serve.watch import Listener
@@ -23,10 +26,7 @@ from moebox.store import Run
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 
-# One prompt must not fit into one prefill step; these are the engines' own defaults for a step on large cards
-# (vLLM 0.32 batched tokens, SGLang 0.5.23 chunked prefill, llama.cpp -ub).
-BLOCK = {"vllm": 8192, "sglang": 8192, "llama.cpp": 512, "ik_llama.cpp": 512}
-BEYOND = 64  # tokens over the block
+BEYOND = 64  # tokens over a prefill step: one prompt must not fit into one step
 DECODE = 16
 LADDER, TRIALS = 1024, 4  # the ladder's longest text in tokens and its tries of each kind: a minute on a laptop
 WORD = "word "  # one or two tokens in every vocabulary met so far; what it comes to is read from the answer
@@ -63,7 +63,7 @@ class Rehearsal:
 
 
 def rehearse(
-    recipe: Recipe,
+    deployment: Deployment,
     run: Run,
     *,
     layers: int = 0,
@@ -74,11 +74,11 @@ def rehearse(
     """Boot, prompt beyond one prefill block, decode, stop; raises when any of it fails."""
     dummy = run.path / "rehearsal.gguf"
     try:
-        small, kept, notes = with_phantom(recipe) if phantom else reduced(recipe, dummy, layers)
-        run.event("rehearse.started", recipe=recipe.name, layers=kept, phantom=phantom)
+        small, kept, notes = with_phantom(deployment.recipe) if phantom else reduced(deployment, dummy, layers)
+        run.event("rehearse.started", recipe=deployment.recipe.name, layers=kept, phantom=phantom)
         began = time.monotonic()
-        known = recipes.model_of(recipe)  # as `up` asks for it, so that the flags are the same
-        with start(small, run, model=known, patience_s=patience_s, listener=listener) as session:
+        as_real = with_weights(deployment, small)  # its flags are those of the real model
+        with start(as_real, run, patience_s=patience_s, listener=listener) as session:
             steps = [Step(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
             steps += [long_prompt(session, small), decode(session)]
             steps += [answers(session, small, run)] if phantom else []
@@ -90,9 +90,17 @@ def rehearse(
     return Rehearsal(recipe=small, layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
 
 
-def reduced(recipe: Recipe, dummy: Path, layers: int) -> tuple[Recipe, int, tuple[str, ...]]:
+def with_weights(deployment: Deployment, recipe: Recipe) -> Deployment:
+    """The deployment with other settings, and the weights that these name."""
+    form = deployment.found_checkpoint
+    if form is not None and recipe.checkpoint != deployment.recipe.checkpoint:
+        deployment = dataclasses.replace(deployment, found_checkpoint=dataclasses.replace(form, path=recipe.checkpoint))
+    return deployment.with_recipe(recipe)
+
+
+def reduced(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, int, tuple[str, ...]]:
     """The recipe with few layers and dummy weights, how many it keeps, and what that leaves out."""
-    model = model_of(recipe)
+    recipe, model = deployment.recipe, model_of(deployment)
     kept = layers or fewest(model, recipe)
     if kept > model.layers or kept < 1:
         raise BadInput(f"--layers {kept}: {model.title} has {model.layers}")
@@ -103,45 +111,31 @@ def reduced(recipe: Recipe, dummy: Path, layers: int) -> tuple[Recipe, int, tupl
         notes.append("speculative decoding: its draft reads layers that are left out")
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
-    if recipe.engine in ("llama.cpp", "ik_llama.cpp"):
+    invented = rooms.probe(recipe.engine).dummy(deployment, kept)
+    if "gguf" in deployment.engine.formats:
         size = write_gguf(dummy, model, layers=kept)
         if not model.mla:
             notes.append("biases and head norms of this architecture: the generated GGUF has none")
         notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)")
         return dataclasses.replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, kept)), kept, tuple(notes)
-    return dataclasses.replace(small, flags={**recipe.flags, **dummy_flags(recipe, model, kept)}), kept, tuple(notes)
+    if not invented:
+        raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
+    return dataclasses.replace(small, flags={**recipe.flags, **invented}), kept, tuple(notes)
 
 
-def model_of(recipe: Recipe) -> Model:
-    """The model's shape: from the checkpoint where it is on disk, else from the catalogue."""
-    local = Path(recipe.checkpoint).expanduser()
+def model_of(deployment: Deployment) -> Model:
+    """The model's shape."""
     try:
-        return checkpoint.resolve(str(local) if local.exists() else recipe.model)[0]
+        return deployment.model
     except MoeboxError as problem:
-        raise Unsupported(f"cannot rehearse {recipe.name}: {problem.message}", hint=problem.hint) from None
+        text = f"cannot rehearse {deployment.recipe.name}: {problem.message}"
+        raise Unsupported(text, hint=problem.hint) from None
 
 
 def fewest(model: Model, recipe: Recipe) -> int:
     """One layer of each kind, and at least one for every pipeline stage."""
     kinds = model.dense_layers + 1 if model.moe else 1  # the dense ones come first
     return min(model.layers, max(kinds, recipe.parallel.pp))
-
-
-def dummy_flags(recipe: Recipe, model: Model, kept: int) -> dict[str, Any]:
-    """How vLLM and SGLang are told to invent weights for fewer layers."""
-    override: dict[str, Any] = {"num_hidden_layers": kept}
-    if nested(recipe, model):  # multimodal configurations keep the text model's numbers a level down
-        override = {"text_config": override}
-    name = "hf-overrides" if recipe.engine == "vllm" else "json-model-override-args"
-    return {"load-format": "dummy", name: json.dumps(override, separators=(",", ":"))}
-
-
-def nested(recipe: Recipe, model: Model) -> bool:
-    """Whether config.json has the text model inside `text_config`."""
-    config = Path(recipe.checkpoint).expanduser() / "config.json"
-    if config.is_file():
-        return '"text_config"' in config.read_text(encoding="utf-8", errors="replace")
-    return model.vision > 0
 
 
 def placed(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
@@ -156,8 +150,8 @@ def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     """The recipe with the phantom's weights: few layers that do know something."""
     from moebox import phantom
 
-    ggml = recipe.engine in ("llama.cpp", "ik_llama.cpp")
-    weights = phantom.gguf_path() if ggml else phantom.hf_path()
+    reads_gguf = "gguf" in registry.traits(recipe.engine).formats
+    weights = phantom.gguf_path() if reads_gguf else phantom.hf_path()
     if not weights.exists():
         raise Unsupported("the phantom's weights are not in this installation", hint="rehearse without --phantom")
     model = checkpoint.resolve(str(weights))[0]
@@ -179,7 +173,7 @@ def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
 def long_prompt(session: Session, recipe: Recipe) -> Step:
     """One prompt that needs more than one prefill step, counted by the server itself."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
-    block = own or BLOCK[recipe.engine]
+    block = own or registry.traits(recipe.engine).step_tokens
     room = (recipe.context or 4096) - DECODE - 1
     wanted = min(block + BEYOND, room)
     began, words, counted = time.monotonic(), max(wanted // 4, 8), 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moebox import codec
-from moebox.checkpoint import resolve
+from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.plan import Plan
@@ -25,7 +25,6 @@ from moebox.flows.stand import Stand
 from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
-from moebox.serve.recipes import model_of
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
 from moebox.units import count, seconds, tok_s
@@ -174,7 +173,7 @@ class Teller:
 
     def _kernels(self) -> None:
         """Which kernels of the engine are known not to launch here, from the table; the report shows it."""
-        found = kernels.looked_up(self._recipe(), self._box(), model_of(self._recipe()))
+        found = kernels.looked_up(deploy(self._recipe(), self._box()))
         if found is None:
             return
         kernels.keep(self.run, found)
@@ -186,7 +185,7 @@ class Teller:
     def _rehearse(self) -> None:
         from moebox.flows.rehearse import rehearse
 
-        found = rehearse(self._recipe(), self.run)
+        found = rehearse(deploy(self._recipe()), self.run)
         self._figures |= {"rehearsed": str(getattr(found, "summary", "") or "booted, prompted, stopped")}
 
     def _up(self) -> None:

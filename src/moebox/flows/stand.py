@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from moebox.checkpoint import deploy
+from moebox.core import registry
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError, Outside
 from moebox.serve import preflight, state
-from moebox.serve.recipes import model_of
 from moebox.serve.session import PATIENCE_S, Session, launch, prepare
 from moebox.store import Run
 
@@ -50,7 +51,7 @@ class Stand:
         return self.endpoint
 
     def _started(self, recipe: Recipe) -> Session:
-        session = launch(prepare(recipe, model=model_of(recipe), name=self.run.id), self.run)
+        session = launch(prepare(deploy(recipe), name=self.run.id), self.run)
         try:
             session.wait_ready(patience_s=PATIENCE_S)
         except BaseException:
@@ -61,7 +62,11 @@ class Stand:
     def _settled(self, recipe: Recipe) -> Recipe:
         """The recipe on a port that is free: its own if it is, another one otherwise."""
         listen = recipe.listen
-        port = listen.port if listen.port and self._free(recipe) else preflight.free_port(listen.host)
+        port = (
+            listen.port
+            if listen.port and self._free(recipe)
+            else preflight.free_port(listen.host, registry.traits(recipe.engine).ports)
+        )
         if listen.port not in (0, port):
             self.tell(f"port {listen.port} is taken; using {port}")
         return dataclasses.replace(recipe, listen=dataclasses.replace(listen, port=port))
@@ -69,8 +74,9 @@ class Stand:
     def _free(self, recipe: Recipe) -> bool:
         """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
         with contextlib.suppress(MoeboxError):
-            preflight.port(recipe.listen.host, recipe.listen.port)
-            state.Lease(f"port-{recipe.listen.port}", self.run.id).close()
+            for port in registry.traits(recipe.engine).ports_of(recipe.listen.port):
+                preflight.port(recipe.listen.host, port)
+                state.Lease(f"port-{port}", self.run.id).close()
             return True
         return False
 

@@ -8,12 +8,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from moebox.core import families, registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import EngineName, Flag, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.errors import BadInput
 from moebox.planner import place
-from moebox.planner.pins import SERVING, SHARING, Pins
+from moebox.planner.pins import Pins, sharing, with_hybrid, with_preset
+from moebox.planner.pins import serving as serving_engines
 from moebox.sizing import gpu_list, shards
 from moebox.sizing.constants import GRAPHS_COUNTED, gibibytes, taken, visible
 
@@ -22,28 +24,12 @@ SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
 START_UTILIZATION = 0.90
 BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
 DRAFT_UTILIZATION = 0.88  # the same: with a draft under DCP, 0.90 ran out of memory at the first long request
-# vLLM shows tools to the model even under tool_choice "none" unless told not to; then its call comes out as text
-HIDE_TOOLS: dict[str, Flag] = {"exclude-tools-when-tool-choice-none": True}
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
 UBATCHES = (512, 2048, 4096, 8192)
 # Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
 GROUP = {"int4-g32": 32, "nvfp4": 16, "fp8-block": 128}
 # Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
 LEAST_BITS = 3.5
-# SGLang 0.5.23's names for parsers that vLLM calls otherwise (its --tool-call-parser and --reasoning-parser choices).
-SGLANG_PARSERS = {
-    "deepseek_v3": "deepseekv3",
-    "deepseek_v31": "deepseekv31",
-    "deepseek_v32": "deepseekv32",
-    "minimax_m2": "minimax-m2",
-    "openai": "gpt-oss",
-}
-SGLANG_REASONING = {
-    "deepseek_r1": "deepseek-r1",
-    "deepseek_v3": "deepseek-v3",
-    "minimax_m2": "minimax",
-    "openai_gptoss": "gpt-oss",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +47,7 @@ def candidates(
     """All of them for `engines`, the plainest first."""
     for engine in engines:
         for checkpoint in forms(checkpoints, engine, pins):
-            if engine in ("vllm", "sglang"):
+            if registry.traits(engine).serves:
                 yield from serving(box, model, checkpoint, engine, pins)
             else:
                 yield from placed(box, model, checkpoint, engine, pins)
@@ -72,21 +58,23 @@ def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
     if pins.engine:
         return ((pins.engine,),)
     if pins.sharing or pins.kv in ("q8_0", "q4_0", "f16"):
-        return (("ik_llama.cpp",),) if pins.mla is not None else (SHARING,)
-    if pins.image == "community" or (pins.dcp or 1) > 1:
-        return (("vllm",),)
+        return (with_hybrid("mla") if pins.mla is not None else sharing(),)
+    if pins.image not in (None, "stock"):
+        return (with_preset(pins.image),)
+    if (pins.dcp or 1) > 1:
+        return (serving_engines()[:1],)
     if pins.serving or pins.tp or pins.pp or pins.ep or pins.dcp or pins.image or pins.kv:
-        return (SERVING,)
-    return (SERVING, SHARING) if box.gpus else (SHARING,)
+        return (serving_engines(),)
+    return (serving_engines(), sharing()) if box.gpus else (sharing(),)
 
 
 def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
     """Checkpoints the engine reads; without a pin those that keep quality, where there are any."""
-    wanted = "safetensors" if engine in ("vllm", "sglang") else "gguf"
-    known = [one for one in checkpoints if one.format == wanted and (not one.engines or engine in one.engines)]
+    formats = registry.traits(engine).formats
+    known = [one for one in checkpoints if one.format in formats and (not one.engines or engine in one.engines)]
     if pins.checkpoint:
         return tuple(one for one in known if pins.checkpoint.lower() in (one.name.lower(), one.repo.lower(), one.path))
-    return tuple(known)
+    return tuple(one for one in known if not one.unverified)
 
 
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
@@ -152,9 +140,9 @@ def served(
 def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Recipe:
     """What every recipe of a model shares."""
     gguf = checkpoint.format == "gguf"
+    traits = registry.traits(engine)
     tools, thoughts = model.tool_parser, model.reasoning_parser
-    if engine == "sglang":
-        tools, thoughts = SGLANG_PARSERS.get(tools, tools), SGLANG_REASONING.get(thoughts, thoughts)
+    tools, thoughts = traits.tool_parsers.get(tools, tools), traits.reasoning_parsers.get(thoughts, thoughts)
     return Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,
@@ -162,10 +150,10 @@ def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) 
         checkpoint=checkpoint.path or checkpoint.name,
         served_name=(model.repo or model.name).rpartition("/")[2],
         context=pins.context or min(START_CONTEXT, model.context),
-        tool_parser="" if gguf else tools,
-        reasoning_parser="" if gguf else thoughts,
+        tool_parser=tools if traits.takes_parsers else "",
+        reasoning_parser=thoughts if traits.takes_parsers else "",
         trust_remote_code=model.trust_remote_code and not gguf,
-        flags=HIDE_TOOLS if engine == "vllm" and tools else {},
+        flags={traits.hide_tools_flag: True} if traits.hide_tools_flag and tools else {},
     )
 
 
@@ -222,7 +210,7 @@ def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
 
 def depths(model: Model, tp: int, engine: EngineName) -> tuple[int, ...]:
     """Sizes of decode context parallelism to weigh: powers of two that divide the ranks."""
-    if engine != "vllm" or model.mla is None:
+    if not registry.traits(engine).weighs_dcp or model.mla is None:
         return (1,)
     return tuple(size for size in (1, 2, 4, 8) if size <= tp and tp % size == 0)
 
@@ -230,10 +218,11 @@ def depths(model: Model, tp: int, engine: EngineName) -> tuple[int, ...]:
 def presets(box: Box, model: Model, engine: EngineName, pins: Pins) -> tuple[str, ...]:
     """Images to weigh: the stock one, and on RTX Blackwell the patched one that was built for Kimi there."""
     if pins.image:
-        return ("community",) if pins.image == "community" and engine == "vllm" else ("",)
+        return (pins.image,) if pins.image in registry.traits(engine).presets else ("",)
     gpu = box.gpu
-    patched = engine == "vllm" and model.mla is not None and gpu is not None and gpu.generation == "blackwell-rtx"
-    return ("", "community") if patched and model.name.startswith("kimi") else ("",)
+    if gpu is None or gpu.generation != "blackwell-rtx":
+        return ("",)
+    return ("", *(preset for preset in registry.traits(engine).presets if families.made_for(model, preset)))
 
 
 def caches(engine: EngineName, preset: str, pins: Pins) -> tuple[str, ...]:
@@ -263,7 +252,7 @@ def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...
 
 def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
     """Recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on the cards as fit."""
-    ik = engine == "ik_llama.cpp"
+    fields = registry.traits(engine).hybrid
     # Too few bits come last, and of those the most bits first: quality falls faster than speed rises.
     missing = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))
     tier = 5 + round(10 * missing) if missing else 0
@@ -274,8 +263,8 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
             threads_batch=box.cpu.threads or None,
             batch=max(2048, ubatch),
             ubatch=ubatch,
-            mla=pins.mla if pins.mla is not None else (3 if ik and model.mla else None),
-            attention_buffer=512 if ik and model.mla else None,
+            mla=pins.mla if pins.mla is not None else (3 if "mla" in fields and model.mla else None),
+            attention_buffer=512 if "attention_buffer" in fields and model.mla else None,
         )
         recipe = replace(
             plain(model, checkpoint, engine, pins),

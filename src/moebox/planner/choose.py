@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
-from moebox.core.recipe import ENGINES
 from moebox.errors import UnknownName
 from moebox.planner import nofit, reasons, warnings
 from moebox.planner.candidates import SHORTER, Candidate, candidates, engines_for
@@ -114,7 +114,7 @@ def pick(fitting: list[Weighed], pins: Pins) -> Weighed:
     plainest = [one for one in enough if one.candidate.tier == tier]
     best = max(one.score for one in plainest)
     good = [one for one in plainest if one.score >= TOLERANCE * best]
-    engine = min((one.recipe.engine for one in good), key=ENGINES.index)
+    engine = min((one.recipe.engine for one in good), key=registry.names().index)
     if served:
         good = [one for one in good if one.recipe.engine == engine]
     return max(good, key=lambda one: one.score)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import ENGINES
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import SHORTER, START_UTILIZATION, Candidate, candidates, engines_for, forms
 from moebox.planner.pins import Pins
@@ -41,10 +41,10 @@ def problem(
 
 def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> MoeboxError:
     """No candidate at all: no GPU, no form the engine reads, or no cut of the model over these cards."""
-    serving = pins.engine in ("vllm", "sglang", None)
+    serving = pins.engine is None or registry.traits(pins.engine).serves
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
-        return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint="--engine llama.cpp runs on CPUs")
+        return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint=f"--engine {without_gpu()} runs on CPUs")
     engines = [name for group in engines_for(box, pins) for name in group]
     if not any(forms(checkpoints, name, pins) for name in engines):
         wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)
@@ -105,9 +105,10 @@ def _smaller_form(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], p
 def _more_cards(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
     """How many such cards would do, when fewer than 65 do."""
     card = box.gpus[0]
-    free = replace(pins, tp=None, pp=None, dcp=None, ep=None, context=pins.context or 8192, engine="vllm")
-    if pins.engine not in (None, "vllm", "sglang") or pins.experts or pins.memory_utilization:
+    if (pins.engine and registry.traits(pins.engine).offloads) or pins.experts or pins.memory_utilization:
         return ""
+    engine = next(traits.name for traits in registry.all_traits() if traits.serves)
+    free = replace(pins, tp=None, pp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
     for number in (len(box.gpus) + 1, 2, 4, 8, 16, 32, 64):
         if number <= len(box.gpus):
             continue
@@ -136,6 +137,12 @@ def every(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pin
         yield from candidates(box, model, checkpoints, pins, engines)
 
 
+def without_gpu() -> str:
+    """The first engine that runs on a CPU alone and everywhere."""
+    able = [traits.name for traits in registry.all_traits() if traits.without_gpu and not traits.not_on]
+    return able[0]
+
+
 def _worst(one: Weighed) -> str:
     return min(one.memory.devices, key=lambda device: device.free).device
 
@@ -151,6 +158,6 @@ def _readers(checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
     """Which engines read the checkpoint that was asked for, or which forms the engine would."""
     if pins.checkpoint:
         free = replace(pins, engine=None)
-        readers = [name for name in ENGINES if forms(checkpoints, name, free)]
+        readers = [name for name in registry.names() if forms(checkpoints, name, free)]
         return f"it is read by {' and '.join(readers)}"
     return f"known forms: {', '.join(sorted({one.name for one in checkpoints}))}"

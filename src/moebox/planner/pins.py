@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from typing import get_args
 
+from moebox.core import registry
 from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
-from moebox.core.recipe import ENGINES, EngineName
-from moebox.engines.rules import KV
+from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, UnknownName
 
 IMAGES = ("stock", "community")
 DRAFTS = ("none", "eagle3", "mtp", "ngram")
-SERVING: tuple[EngineName, ...] = ("vllm", "sglang")
-SHARING: tuple[EngineName, ...] = ("ik_llama.cpp", "llama.cpp")
 LONGEST = 2**31  # tokens; more is a typing error, not a context
 
 
@@ -41,7 +39,7 @@ class Pins:
 
     def __post_init__(self) -> None:
         _known("goal", self.goal, get_args(Goal))
-        _known("engine", self.engine, ENGINES)
+        _known("engine", self.engine, registry.names())
         _known("KV cache type", self.kv, tuple(KV_BYTES))
         _known("draft method", self.speculate, DRAFTS)
         _known("image", self.image, IMAGES)
@@ -83,17 +81,46 @@ class Pins:
 
     def _refuse_contradictions(self) -> None:
         """What no engine has together."""
-        if self.serving and (self.sharing or self.engine in SHARING):
+        engine = registry.traits(self.engine) if self.engine else None
+        if self.serving and (self.sharing or (engine and engine.offloads and not engine.divides(self.serving[2:]))):
             other = self.sharing or f"--engine {self.engine}"
-            raise BadInput(f"{self.serving} is for vllm and sglang, {other} for llama.cpp and ik_llama.cpp")
-        if self.sharing and self.engine in SERVING:
-            raise BadInput(f"{self.sharing} is for llama.cpp and ik_llama.cpp, not {self.engine}")
-        if self.image == "community" and self.engine not in (None, "vllm"):
-            raise BadInput(f"--image community is a vLLM, not {self.engine}")
-        if self.mla is not None and self.engine == "llama.cpp":
-            raise BadInput("--mla is ik_llama.cpp's alone", hint="llama.cpp always absorbs latent attention")
-        if self.kv and self.engine and self.kv not in KV[self.engine]:
-            raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(KV[self.engine][1:])}")
+            raise BadInput(f"{self.serving} is for {_listed(serving())}, {other} for {_listed(sharing())}")
+        if engine is None:
+            return
+        if self.sharing and engine.serves:
+            raise BadInput(f"{self.sharing} is for {_listed(sharing())}, not {self.engine}")
+        if self.image not in (None, "stock") and self.image not in engine.presets:
+            raise BadInput(f"--image {self.image} is a {_listed(with_preset(self.image))}, not {self.engine}")
+        if self.mla is not None and "mla" not in engine.hybrid:
+            hint = "llama.cpp always absorbs latent attention"
+            raise BadInput(f"--mla is {_listed(with_hybrid('mla'))}'s alone", hint=hint)
+        if self.kv and self.kv not in engine.kv:
+            raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(engine.kv[1:])}")
+
+
+def serving() -> tuple[EngineName, ...]:
+    """Engines that serve from GPUs alone, the preferred ones first."""
+    return tuple(traits.name for traits in registry.all_traits() if traits.serves)
+
+
+def sharing() -> tuple[EngineName, ...]:
+    """Engines that share the work between CPU and GPUs."""
+    return tuple(traits.name for traits in registry.all_traits() if traits.offloads)
+
+
+def with_preset(preset: str) -> tuple[EngineName, ...]:
+    """Engines that a patched image is made of."""
+    return tuple(traits.name for traits in registry.all_traits() if preset in traits.presets)
+
+
+def with_hybrid(field: str) -> tuple[EngineName, ...]:
+    """Engines that have a field of [hybrid]."""
+    return tuple(traits.name for traits in registry.all_traits() if field in traits.hybrid)
+
+
+def _listed(names: tuple[EngineName, ...]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def experts_of(text: str) -> tuple[int, ...]:

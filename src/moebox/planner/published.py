@@ -7,9 +7,9 @@ from importlib import resources
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box
-from moebox.core.model import Checkpoint, Model
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import EngineName, Parallel, Recipe, Runtime, Speculate
-from moebox.planner.memory import budget
+from moebox.engines import budget
 from moebox.sizing.constants import GRAPHS_COUNTED
 
 GIB = 2**30
@@ -75,12 +75,12 @@ class Row:
         )
 
     @property
-    def facts(self) -> tuple[Box, Model, Checkpoint]:
-        """The box, the model and the checkpoint."""
+    def deployment(self) -> Deployment:
+        """The start with its box, model and checkpoint."""
         count, _, name = self.box.partition("x-")
         model = catalogue.model(self.model)
         box = Box(name=self.box, gpus=(catalogue.gpu(name),) * int(count))
-        return box, model, catalogue.checkpoint(model.name, self.checkpoint)
+        return Deployment.of(self.recipe, model, catalogue.checkpoint(model.name, self.checkpoint), box)
 
 
 def rows(kind: str) -> tuple[Row, ...]:
@@ -92,9 +92,9 @@ def rows(kind: str) -> tuple[Row, ...]:
 
 def tokens(row: Row) -> int:
     """The pool the model gives for a row."""
-    return budget(*row.facts, row.recipe).kv_tokens
+    return budget(row.deployment).kv_tokens
 
 
 def weights(row: Row) -> float:
     """The weights on a card, in GiB, that the model gives for a row."""
-    return budget(*row.facts, row.recipe).devices[0].weights_total / GIB
+    return budget(row.deployment).devices[0].weights_total / GIB

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from moebox.core.plan import Alternative, Caution
 from moebox.core.recipe import Recipe, Runtime
+from moebox.core.registry import titled
 from moebox.engines.ggml import memory as llama
 from moebox.engines.sglang import memory as sglang
 from moebox.engines.vllm import memory as vllm
@@ -14,7 +15,6 @@ from moebox.planner.weigh import Weighed
 from moebox.sizing.gpu_list import all_gpus, used_gpus
 from moebox.units import count, gb, gib, tok_s
 
-TITLES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp"}
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
 IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
@@ -56,17 +56,17 @@ def _layout(best: Weighed, others: list[Weighed]) -> str:
 
 def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
     if pins.engine:
-        return f"{TITLES[pins.engine]} was asked for"
+        return f"{titled(pins.engine)} was asked for"
     rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.candidate.tier == 0)
     if rival is None:
         return ""
-    name = TITLES[rival.recipe.engine]
+    name = titled(rival.recipe.engine)
     if rival.score > best.score:
         change = f"{rival.score / best.score - 1:.0%}"
-        return f"{TITLES[best.recipe.engine]} first: {name} is forecast {change} ahead, less than the forecast's error"
+        return f"{titled(best.recipe.engine)} first: {name} is forecast {change} ahead, less than the forecast's error"
     if rival.score > 0.97 * best.score:
-        return f"{TITLES[best.recipe.engine]} first; {name} is forecast about as fast and is the next to try"
-    return f"{TITLES[best.recipe.engine]} over {name}, which is forecast at {_change(rival, best)}"
+        return f"{titled(best.recipe.engine)} first; {name} is forecast about as fast and is the next to try"
+    return f"{titled(best.recipe.engine)} over {name}, which is forecast at {_change(rival, best)}"
 
 
 def _cache(best: Weighed, tried: list[Weighed]) -> str:
@@ -199,7 +199,7 @@ def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
 def title(one: Weighed, best: Weighed) -> str:
     """A runner-up in words: engine, layout, and what sets it apart."""
     recipe = one.recipe
-    parts = [TITLES[recipe.engine]]
+    parts = [titled(recipe.engine)]
     if recipe.runtime.preset:
         parts.append("patched community image")
     if recipe.hybrid:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebox.core.recipe import Recipe
+from moebox.engines import rooms
 from moebox.errors import BadInput
 from moebox.planner.schedule import Request, Rules, Scheduler, Slice
 from moebox.planner.speed import Speed
@@ -122,18 +123,14 @@ class Outcome:
 
 def rules_of(recipe: Recipe, kv_tokens: int) -> Rules:
     """How the recipe's engine schedules."""
-    sglang = recipe.engine == "sglang"
-    one = recipe.engine in ("llama.cpp", "ik_llama.cpp")
-    # Defaults on cards of 70 GiB and more: vLLM 1,024 sequences, SGLang up to 4,096; llama.cpp has slots.
-    seqs = recipe.max_seqs or (1 if one else 4096 if sglang else 1024)
-    budget = recipe.batched_tokens or (recipe.hybrid.ubatch if recipe.hybrid and one else 8192)
+    schedule = rooms.schedule(recipe.engine)
     return Rules(
         kv_tokens=kv_tokens,
         context=recipe.context,
-        max_seqs=seqs,
-        budget=budget,
-        prompts_first=sglang,
-        reserves=sglang,
+        max_seqs=recipe.max_seqs or schedule.SEQUENCES,
+        budget=schedule.step_tokens(recipe),
+        prompts_first=schedule.PROMPTS_FIRST,
+        reserves=schedule.RESERVES,
     )
 
 

@@ -5,6 +5,7 @@ import re
 from moebox import engines
 from moebox.core import symptom
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.kernel import known_bad
 from moebox.core.model import Model
 from moebox.core.plan import Caution, Memory
@@ -14,9 +15,10 @@ from moebox.units import count, gb
 LINK = re.compile(r"https?://[^\s;,)]+")
 
 
-def known_troubles(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
+def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
     """What engines refuse on that hardware, and symptoms of that engine, version, model and card."""
-    refused = tuple(engines.refusals(recipe, box, model))
+    box, model, _, recipe = deployment.facts
+    refused = tuple(engines.refusals(deployment))
     seen = {link for caution in refused for link in LINK.findall(caution.source)}
     gpu = box.gpu
     found = symptom.foreseen(

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Forecast, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines import budget
 from moebox.planner.candidates import Candidate
-from moebox.planner.memory import budget
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_troubles
@@ -37,6 +38,11 @@ class Weighed:
         return self.candidate.recipe
 
     @property
+    def deployment(self) -> Deployment:
+        """It on its box, as everything after the plan takes it."""
+        return Deployment.of(self.recipe, self.model, self.checkpoint, self.box)
+
+    @property
     def checkpoint(self) -> Checkpoint:
         """Its checkpoint."""
         return self.candidate.checkpoint
@@ -44,7 +50,7 @@ class Weighed:
     @cached_property
     def troubles(self) -> tuple[Caution, ...]:
         """What is known to go wrong."""
-        return known_troubles(self.recipe, self.box, self.model)
+        return known_troubles(self.deployment)
 
     @property
     def refused(self) -> str:
@@ -54,7 +60,7 @@ class Weighed:
     @cached_property
     def speed(self) -> Speed:
         """Its speed model."""
-        return Speed.of(self.box, self.model, self.checkpoint, self.recipe)
+        return Speed.of(self.deployment)
 
     @property
     def streams(self) -> int:
@@ -88,7 +94,7 @@ def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> lis
             box=box,
             model=model,
             candidate=one,
-            memory=budget(box, model, one.checkpoint, one.recipe),
+            memory=budget(Deployment.of(one.recipe, model, one.checkpoint, box)),
             pins=pins,
         )
         for one in found

@@ -1,11 +1,11 @@
 """The whole arithmetic of a plan, line by line: memory, then one decode step."""
 
 from moebox.core.plan import Line
-from moebox.planner.memory_lines import lines
+from moebox.engines import rooms
 from moebox.planner.weigh import PROMPT, Weighed
 
 
 def why(one: Weighed) -> tuple[Line, ...]:
     """What a person would type into a calculator to check the plan."""
-    memory = lines(one.box, one.model, one.checkpoint, one.recipe, one.memory)
+    memory = rooms.lines(one.recipe.engine).lines(one.deployment, one.memory)
     return (*memory, *one.speed.lines(one.streams, min(PROMPT, one.recipe.context)))

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from moebox.core.model import Model
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.engines import check
 from moebox.render import cluster, machine, quoting
@@ -26,7 +26,7 @@ SUFFIX: dict[Form, str] = {
     "systemd": ".service",
 }
 EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
-CONTEXTS: dict[Form, Callable[[Recipe, Model | None], dict[str, Any]]] = {
+CONTEXTS: dict[Form, Callable[[Deployment], dict[str, Any]]] = {
     "script": machine.script,
     "docker": machine.script,
     "podman": machine.script,
@@ -37,13 +37,13 @@ CONTEXTS: dict[Form, Callable[[Recipe, Model | None], dict[str, Any]]] = {
 }
 
 
-def render(recipe: Recipe, model: Model | None, form: Form) -> str:
+def render(deployment: Deployment, form: Form) -> str:
     """The text of the file."""
-    check(recipe, model)
-    refuse_unfit(recipe)
-    recipe = _as_kind(recipe, form)
-    check(recipe, model)
-    context = CONTEXTS[form](recipe, model)
+    check(deployment)
+    refuse_unfit(deployment.recipe)
+    deployment = deployment.with_recipe(_as_kind(deployment.recipe, form))
+    check(deployment)
+    context = CONTEXTS[form](deployment)
     return str(_template(context.pop("template")).render(**context))
 
 

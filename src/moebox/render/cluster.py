@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from moebox.core.model import Model
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
 from moebox.engines.assemble import around_image, image, weights_folder
@@ -19,55 +19,57 @@ LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), 
 WORKER = dataclasses.replace(LEADER, follows=True)
 
 
-def slurm(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+def slurm(deployment: Deployment) -> dict[str, Any]:
     """A batch job with one task a node."""
+    recipe = deployment.recipe
     if recipe.runtime.kind in ("docker", "podman"):
         raise BadInput(
             "a Slurm job is rendered for an engine that is installed on the nodes",
             hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
         )
-    context = machine.script(_open(recipe), model) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
+    context = machine.script(_open(deployment)) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
     known = {variable.name for variable in context["variables"]}
     if "PORT" not in known:
         raise BadInput(f"{recipe.engine} cannot be rendered as a Slurm job")
     return context
 
 
-def k8s(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+def k8s(deployment: Deployment) -> dict[str, Any]:
     """A Deployment or LeaderWorkerSet, and the Service in front of it."""
+    recipe = deployment.recipe
     if recipe.runtime.preset:
         raise BadInput(
             f"runtime.preset: {recipe.runtime.preset!r} wants the host's network and privileges",
             hint="render it as script, compose or systemd, on the machine itself",
         )
-    folder = weights_folder(recipe)
+    folder = weights_folder(deployment)
     if folder and not folder.startswith("/models"):
         hint = "put it on the volume for weights and name it /models/…, or use a Hub repository"
         raise BadInput(f"checkpoint: pods do not see {folder} of this machine", hint=hint)
     many = recipe.parallel.nodes > 1
-    opened = _open(recipe)
-    whole = pieces(opened, model, node=LEADER if many else None, variable=False)
-    follow = pieces(opened, model, node=WORKER, variable=False) if many else whole
-    started = launch(opened, model)
+    opened = _open(deployment)
+    whole = pieces(opened, node=LEADER if many else None, variable=False)
+    follow = pieces(opened, node=WORKER, variable=False) if many else whole
+    started = launch(opened)
     before, after = around_image(opened, started)
-    head, command = _head(started.argv, tuple(after), before, whole, opened)
+    head, command = _head(started.argv, tuple(after), before, whole, opened.recipe)
     return {
         "template": "k8s.yaml.j2",
         "recipe": recipe,
         "name": quoting.slug(recipe.name),
         "engine": recipe.engine,
         "version": whole.version,
-        "image": image(recipe),
+        "image": image(deployment),
         "nodes": recipe.parallel.nodes,
         "gpus": _gpus(recipe),
         "hybrid": recipe.hybrid is not None,
         "command": [quoting.kubernetes(word) for word in command],
-        "leader": [*(quoting.kubernetes(word) for word in head), *_arguments(whole, opened)],
-        "worker": [*(quoting.kubernetes(word) for word in head), *_arguments(follow, opened)],
+        "leader": [*(quoting.kubernetes(word) for word in head), *_arguments(whole, opened.recipe)],
+        "worker": [*(quoting.kubernetes(word) for word in head), *_arguments(follow, opened.recipe)],
         "env": {name: quoting.kubernetes(value) for name, value in started.env.items()},
         "secrets": started.secret_env,
         "port": recipe.listen.port,
-        "health": whole.engine.HEALTH,
+        "health": deployment.engine.health,
     }
 
 
@@ -79,7 +81,7 @@ def _head(
         line = f'{recipe.runtime.setup} && exec {shlex.join(machine.entry_of(argv, whole))} "$@"'
         return ["-c", line, "engine"], ["bash"]
     start = machine.entry_of(after, whole)
-    if not whole.engine.IMAGE_ENTERS or recipe.runtime.entry:
+    if not whole.engine.image_enters or recipe.runtime.entry:
         return [], list(start)  # the image starts nothing by itself
     return list(start), before[1:]
 
@@ -89,10 +91,10 @@ def _arguments(whole: Pieces, recipe: Recipe) -> list[str]:
     return [parts.kubernetes(value) for piece in (*whole.args, *given) for value in piece]
 
 
-def _open(recipe: Recipe) -> Recipe:
+def _open(deployment: Deployment) -> Deployment:
     """Other machines must reach it: it listens on all addresses, and the cluster's network is the fence."""
-    listen = dataclasses.replace(recipe.listen, host="0.0.0.0")  # noqa: S104
-    return dataclasses.replace(recipe, listen=listen)
+    listen = dataclasses.replace(deployment.recipe.listen, host="0.0.0.0")  # noqa: S104
+    return deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
 
 
 def _gpus(recipe: Recipe) -> int:

@@ -4,7 +4,7 @@ import re
 import shlex
 from typing import Any
 
-from moebox.core.model import Model
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.presets import of as preset_of
 from moebox.core.recipe import Recipe
@@ -19,11 +19,12 @@ from moebox.render.quoting import slot
 MANY = Node(rank=slot("NODE_RANK"), master=slot("MASTER_ADDR"))
 
 
-def script(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+def script(deployment: Deployment) -> dict[str, Any]:
     """A bash script that starts it here, natively or in a container."""
-    whole = pieces(recipe, model, node=_node(recipe))
-    started = launch(recipe, model)
-    context = _common(whole, recipe) | {
+    recipe = deployment.recipe
+    whole = pieces(deployment, node=_node(recipe))
+    started = launch(deployment)
+    context = _common(whole, deployment) | {
         "template": "script.sh.j2",
         "args": [parts.shell_piece(piece) for piece in whole.args],
         "draft": [parts.shell_piece(piece) for piece in whole.draft],
@@ -37,7 +38,7 @@ def script(recipe: Recipe, model: Model | None) -> dict[str, Any]:
         "setup_line": "",
     }
     if whole.inside:
-        context["container"] = _container(recipe, whole, model)
+        context["container"] = _container(deployment, whole)
         line = f'{recipe.runtime.setup} && exec {context["entry"]} "$@"'
         context["setup_line"] = shlex.quote(line)
     return context
@@ -50,20 +51,21 @@ def _default(name: str, value: str, *, inside: bool) -> str:
     return quoting.assigned(name, value)
 
 
-def _container(recipe: Recipe, whole: Pieces, model: Model | None) -> dict[str, Any]:
-    started = launch(recipe, model)
-    before, after = around_image(recipe, started)
+def _container(deployment: Deployment, whole: Pieces) -> dict[str, Any]:
+    recipe = deployment.recipe
+    started = launch(deployment)
+    before, after = around_image(deployment, started)
     shown = [published(started)] if network(recipe) != "host" else []
-    options = [option for option in container_options(recipe, started) if option not in ("-p", *shown)]
+    options = [option for option in container_options(deployment, started) if option not in ("-p", *shown)]
     head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
-    own = weights_folder(recipe)  # the script mounts what MODEL_PATH says instead
+    own = weights_folder(deployment)  # the script mounts what MODEL_PATH says instead
     mounts = {outside: inside for outside, inside in started.mounts.items() if outside != own}
     return {
         "tool": recipe.runtime.kind,
         "options": _paired(options),
         "publish": shown[0].removesuffix(f"{started.port}:{started.port}") if shown else None,
         "mounts": [_mounted(*mount) for mount in mounts.items()],
-        "image": shlex.quote(image(recipe)),
+        "image": shlex.quote(image(deployment)),
         "before": shlex.join(before),
         "head": shlex.join(head),
         "setup": recipe.runtime.setup,
@@ -107,28 +109,30 @@ def _reasons(recipe: Recipe) -> dict[str, str]:
     return {variable.name: variable.why for variable in preset.variable} if preset else {}
 
 
-def _common(whole: Pieces, recipe: Recipe) -> dict[str, Any]:
+def _common(whole: Pieces, deployment: Deployment) -> dict[str, Any]:
+    recipe = deployment.recipe
     return {
         "recipe": recipe,
         "engine": recipe.engine,
         "version": whole.version,
         "variables": whole.variables,
-        "image": image(recipe),
+        "image": image(deployment),
     }
 
 
-def compose(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+def compose(deployment: Deployment) -> dict[str, Any]:
     """A Compose file with one service."""
-    whole = pieces(recipe, model)
-    started = launch(recipe, model)
-    before, after = around_image(recipe, started)
+    recipe = deployment.recipe
+    whole = pieces(deployment)
+    started = launch(deployment)
+    before, after = around_image(deployment, started)
     head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
     arguments = [parts.compose(value) for piece in (*whole.args, *_given(whole)) for value in piece]
     if recipe.runtime.setup:
         inner = quoting.compose(shlex.join(entry_of(started.argv, whole)))
         arguments = ["-c", f"{recipe.runtime.setup} && exec {inner} {shlex.join(arguments)}"]
     preset = preset_of(recipe)
-    return _common(whole, recipe) | {
+    return _common(whole, deployment) | {
         "template": "compose.yaml.j2",
         "variables": _used(whole),
         "entrypoint": [quoting.compose(word) for word in before[1:]],
@@ -139,21 +143,22 @@ def compose(recipe: Recipe, model: Model | None) -> dict[str, Any]:
         "mounts": [quoting.compose(f"{outside}:{inside}") for outside, inside in started.mounts.items()],
         "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
         "publish": _published(started) if network(recipe) != "host" else "",
-        "shares_memory": recipe.engine in ("vllm", "sglang"),
+        "shares_memory": deployment.engine.shares_memory,
         "privileged": bool(preset and "--privileged" in preset.options),
-        "health": whole.engine.HEALTH,
+        "health": deployment.engine.health,
     }
 
 
-def systemd(recipe: Recipe, model: Model | None) -> dict[str, Any]:
+def systemd(deployment: Deployment) -> dict[str, Any]:
     """A unit that keeps it running."""
-    whole = pieces(recipe, model)
-    started = launch(recipe, model)
-    before, after = around_image(recipe, started)
+    recipe = deployment.recipe
+    whole = pieces(deployment)
+    started = launch(deployment)
+    before, after = around_image(deployment, started)
     start = entry_of(tuple(after) if whole.inside else started.argv, whole)
     if recipe.runtime.setup:
         raise BadInput("runtime.setup: a unit does not install things at every start", hint="build an image with it")
-    return _common(whole, recipe) | {
+    return _common(whole, deployment) | {
         "template": "unit.service.j2",
         "start": [quoting.unit_word(word) for word in start],
         "arguments": [" ".join(parts.systemd(value) for value in piece) for piece in (*whole.args, *_given(whole))],
@@ -162,7 +167,7 @@ def systemd(recipe: Recipe, model: Model | None) -> dict[str, Any]:
         "secrets": started.secret_env,
         "why": _reasons(recipe),
         "tool": recipe.runtime.kind if whole.inside else "",
-        "run": _unit_run(recipe, started, before) if whole.inside else [],
+        "run": _unit_run(deployment, started, before) if whole.inside else [],
     }
 
 
@@ -172,12 +177,12 @@ def _published(started: Launch) -> str:
     return f"{address}${{PORT:-{started.port}}}:${{PORT:-{started.port}}}"
 
 
-def _unit_run(recipe: Recipe, started: Launch, before: list[str]) -> list[str]:
+def _unit_run(deployment: Deployment, started: Launch, before: list[str]) -> list[str]:
     """The container's options, one a line."""
     shown = published(started)
     address = shown.removesuffix(f"{started.port}:{started.port}")
     lines: list[str] = []
-    for option in container_options(recipe, started):
+    for option in container_options(deployment, started):
         word = f"{address}${{PORT}}:${{PORT}}" if option == shown else quoting.unit_word(option)
         if option.startswith("-") or not lines:
             lines.append(word)
@@ -187,7 +192,7 @@ def _unit_run(recipe: Recipe, started: Launch, before: list[str]) -> list[str]:
     lines += [f"-e {quoting.unit_word(f'{name}={value}')}" for name, value in started.env.items()]
     lines += [f"-e {name}" for name in started.secret_env]
     lines += [" ".join(quoting.unit_word(word) for word in before)] if before else []
-    return [*lines, quoting.unit_word(image(recipe))]
+    return [*lines, quoting.unit_word(image(deployment))]
 
 
 def _used(whole: Pieces) -> list[parts.Var]:

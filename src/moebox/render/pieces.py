@@ -7,9 +7,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe, Speculate
-from moebox.engines import ENGINES, Engine, Node
+from moebox.core.traits import Traits
+from moebox.engines import Node, rooms
 from moebox.engines.assemble import contained, network
 from moebox.engines.flags import Word, newest
 from moebox.errors import BadInput
@@ -49,7 +51,7 @@ class Pieces:
     """Everything a template needs to know."""
 
     recipe: Recipe
-    engine: Engine
+    engine: Traits
     version: str
     args: tuple[Piece, ...]
     draft: tuple[Piece, ...]  # only with ENABLE_EAGLE3=1
@@ -57,24 +59,24 @@ class Pieces:
     inside: bool
 
 
-def pieces(recipe: Recipe, model: Model | None, *, node: Node | None = None, variable: bool = True) -> Pieces:
+def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool = True) -> Pieces:
     """The launch of `recipe` in pieces; without `variable` every value stands as it is."""
-    engine = ENGINES[recipe.engine]
+    recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
     inside = contained(recipe)
     bind = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
-    plain = dataclasses.replace(recipe, speculate=None)
-    words = engine.words(plain, model, node=node, host=bind)
-    names = engine.VARIABLES if variable else {}
+    plain = deployment.with_recipe(dataclasses.replace(recipe, speculate=None))
+    words = argv.words(plain, node=node, host=bind)
+    names = argv.VARIABLES if variable else {}
     args = tuple(_piece(word, names, place, recipe) for place, word in enumerate(words))
-    draft = _draft(engine, recipe, model, variable=variable)
+    draft = _draft(deployment, variable=variable)
     variables = {part.name: part for piece in args for value in piece for part in value if isinstance(part, Var)}
     if draft and variable:
         given = recipe.speculate.draft if recipe.speculate else ""
         variables["ENABLE_EAGLE3"] = _var("ENABLE_EAGLE3", "1" if recipe.speculate else "0")
-        variables["EAGLE3_MODEL"] = _var("EAGLE3_MODEL", given or _draft_of(model))
+        variables["EAGLE3_MODEL"] = _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model))
     return Pieces(
         recipe=recipe,
-        engine=engine,
+        engine=deployment.engine,
         version=recipe.engine_version or newest(recipe.engine),
         args=args,
         draft=draft,
@@ -94,28 +96,33 @@ def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> 
     return tuple((part,) for part in word)
 
 
-def _draft(engine: Engine, recipe: Recipe, model: Model | None, *, variable: bool) -> tuple[Piece, ...]:
+def _draft(deployment: Deployment, *, variable: bool) -> tuple[Piece, ...]:
     """The draft's words; with variables they are there even if the recipe has none, to be turned on later."""
+    recipe = deployment.recipe
     chosen = recipe.speculate
-    if chosen is None and (not variable or not _has_draft(recipe, model)):
+    if chosen is None and (not variable or not _has_draft(deployment)):
         return ()
     marker = MARK if variable else (chosen.draft if chosen else "")
     asked = dataclasses.replace(chosen or Speculate(), draft=marker)
-    words = engine.speculation(dataclasses.replace(recipe, speculate=asked))
-    return tuple(tuple(_split(part, recipe, model) for part in word) for word in words)
+    words = rooms.argv(recipe.engine).speculation(dataclasses.replace(recipe, speculate=asked))
+    return tuple(tuple(_split(part, deployment) for part in word) for word in words)
 
 
-def _split(text: str, recipe: Recipe, model: Model | None) -> Value:
+def _split(text: str, deployment: Deployment) -> Value:
     """A text with the draft's name in it, as text, variable, text."""
     before, marker, after = text.partition(MARK)
     if not marker:
         return (text,)
+    recipe = deployment.recipe
     given = recipe.speculate.draft if recipe.speculate else ""
-    return tuple(part for part in (before, _var("EAGLE3_MODEL", given or _draft_of(model)), after) if part)
+    return tuple(
+        part for part in (before, _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model)), after) if part
+    )
 
 
-def _has_draft(recipe: Recipe, model: Model | None) -> bool:
-    return recipe.engine != "ik_llama.cpp" and (model is None or bool(model.drafts) or "k2.6" in model.name)
+def _has_draft(deployment: Deployment) -> bool:
+    model = deployment.found_model
+    return bool(deployment.engine.drafts) and (model is None or bool(model.drafts))
 
 
 def _draft_of(model: Model | None) -> str:

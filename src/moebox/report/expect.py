@@ -6,12 +6,10 @@ that plan and measurement can stand side by side. Where the run brings its own p
 
 from dataclasses import replace
 
+from moebox.checkpoint import deploy
 from moebox.codec import plain
-from moebox.core import catalogue
-from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Recipe
+from moebox.engines import budget
 from moebox.errors import MoeboxError
-from moebox.planner.memory import budget
 from moebox.planner.simulate import Workload, rules_of, simulate
 from moebox.planner.speed import Speed
 from moebox.report.reading.planned import planned_of
@@ -27,9 +25,8 @@ def foretold(story: Story) -> Story:
     if story.recipe is None or story.box is None or (story.planned and served(story.planned)):
         return story
     try:
-        model, checkpoint = found(story.recipe)
-        memory = budget(story.box, model, checkpoint, story.recipe)
-        speed = Speed.of(story.box, model, checkpoint, story.recipe)
+        deployment = deploy(story.recipe, story.box)
+        memory, speed = budget(deployment), Speed.of(deployment)
         rows = [row for level in story.levels[:MOST_LEVELS] if (row := expected(level, speed, story, memory.kv_tokens))]
     except (MoeboxError, KeyError, AssertionError, ArithmeticError):
         return story
@@ -43,12 +40,6 @@ def foretold(story: Story) -> Story:
 def served(plan: Planned) -> bool:
     """It already forecasts serving, not only decode."""
     return any(not row.decode_only for row in plan.rows)
-
-
-def found(recipe: Recipe) -> tuple[Model, Checkpoint]:
-    """The catalogue's model and checkpoint."""
-    model = catalogue.model(recipe.model)
-    return model, catalogue.checkpoint(model.name, recipe.checkpoint)
 
 
 def expected(level: Level, speed: Speed, story: Story, kv_tokens: int) -> Expected | None:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moebox.core import catalogue
+from moebox.core.registry import titled
 from moebox.errors import UnknownName
 from moebox.report.story import Story
-
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp"}
 
 
 def model_title(name: str) -> str:
@@ -41,7 +40,7 @@ def engine_title(story: Story) -> str:
     """The engine with its version."""
     if not story.recipe:
         return ""
-    name = ENGINES.get(story.recipe.engine, story.recipe.engine)
+    name = titled(story.recipe.engine)
     return f"{name} {story.recipe.engine_version}".strip()
 
 
@@ -78,7 +77,7 @@ def features(story: Story) -> list[str]:
     return [
         model_title(recipe.model),
         quant_title(story),
-        ENGINES.get(recipe.engine, recipe.engine),
+        titled(recipe.engine),
         box_title(story),
         spread_title(story),
         f"KV {recipe.kv}" if recipe.kv != "auto" else "",

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from moebox import http
+from moebox.core import registry
 from moebox.core.endpoint import Endpoint
 from moebox.serve.watch import Seen
 
@@ -16,10 +17,10 @@ CACHE_LABELS = {"kv_cache_size_tokens": "kv_tokens", "kv_cache_max_concurrency":
 def gather(endpoint: Endpoint, seen: Seen) -> dict[str, Any]:
     """Facts of the whole engine, and rows of each device under `devices`."""
     found: dict[str, Any] = dict(seen.facts)
-    if endpoint.engine == "vllm":
-        found |= of_metrics(http.get(f"{endpoint.root}/metrics", headers=endpoint.headers).text)
-    elif endpoint.engine in ("llama.cpp", "ik_llama.cpp"):
-        found |= of_props(http.get(f"{endpoint.root}/props", headers=endpoint.headers).text)
+    told_by = registry.traits(endpoint.engine).tells_cache if endpoint.engine in registry.names() else ""
+    if told_by:
+        text = http.get(f"{endpoint.root}{told_by}", headers=endpoint.headers).text
+        found |= of_props(text) if told_by == "/props" else of_metrics(text)
     return {**found, "devices": [{"device": name, **told} for name, told in seen.devices.items()]}
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox import engines
+from moebox.core.deployment import Deployment
 from moebox.core.endpoint import Endpoint, endpoint_of
-from moebox.core.model import Model
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Unsupported
@@ -19,16 +19,22 @@ from moebox.serve import preflight
 class Order:
     """Everything decided before anything starts: what to run, where it will answer."""
 
-    recipe: Recipe
+    deployment: Deployment
     launch: Launch
     argv: tuple[str, ...]
     endpoint: Endpoint
     secrets: dict[str, str]  # variable -> value; goes to the engine's environment and nowhere else
     gpus: tuple[int, ...]
 
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that is launched, its port settled."""
+        return self.deployment.recipe
 
-def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Order:
+
+def prepare(deployment: Deployment, *, name: str = "") -> Order:
     """Decide what to run; raises for a recipe that cannot be launched."""
+    recipe = deployment.recipe
     if recipe.listen.key_env and not os.environ.get(recipe.listen.key_env):
         raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
     if recipe.parallel.nodes > 1:
@@ -37,13 +43,14 @@ def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Or
             f"{recipe.name} spans {recipe.parallel.nodes} nodes; up starts engines on this one", hint=hint
         )
     if not recipe.listen.port:
-        port = preflight.free_port(recipe.listen.host)
+        port = preflight.free_port(recipe.listen.host, deployment.engine.ports)
         recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
-    engines.check(recipe, model)  # settings that cannot be meant, flags the engine does not have
-    launch = engines.launch(recipe, model)
-    argv = engines.command(recipe, launch, run=name, home=str(Path.home()))
+        deployment = deployment.with_recipe(recipe)
+    engines.check(deployment)  # settings that cannot be meant, flags the engine does not have
+    launch = engines.launch(deployment)
+    argv = engines.command(deployment, launch, run=name, home=str(Path.home()))
     if recipe.runtime.kind == "embedded":
-        words = launch.argv[len(engines.ENGINES[recipe.engine].entry(recipe)) :]
+        words = launch.argv[len(engines.rooms.argv(recipe.engine).entry(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
     secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
     host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
@@ -51,5 +58,10 @@ def prepare(recipe: Recipe, *, model: Model | None = None, name: str = "") -> Or
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     endpoint = endpoint_of(at, recipe.served_name, key=key, engine=recipe.engine)
     return Order(
-        recipe=recipe, launch=launch, argv=argv, endpoint=endpoint, secrets=secrets, gpus=preflight.cards(recipe)
+        deployment=deployment,
+        launch=launch,
+        argv=argv,
+        endpoint=endpoint,
+        secrets=secrets,
+        gpus=preflight.gpus_taken(deployment),
     )

@@ -12,36 +12,33 @@ from pathlib import Path
 
 from moebox import codec, detect, engines
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
-from moebox.engines.refuse import MLA_FP8
-from moebox.engines.words import weights_of
+from moebox.core.traits import LAST_PORT, Traits
+from moebox.engines.common import PATCHABLE
 from moebox.errors import AnswerIsNo, BadInput, Outside
 from moebox.kernels.patch import patched
 from moebox.kernels.scan import packages
-from moebox.serve.recipes import model_of
 
-INSTALL = {
-    "vllm": "pip install vllm, or --runtime docker",
-    "sglang": "pip install sglang, or --runtime docker",
-    "llama.cpp": "build llama-server, or --runtime embedded",
-    "ik_llama.cpp": "build its llama-server and put it on PATH, or name it in runtime.entry",
-}
+PORTS_TRIED = 50
+PORTS_FROM = 20_000  # below the range that kernels give out by themselves
 VERSION_WAIT_S = 60.0  # importing an engine's metadata is quick; a cold disk is not
 
 
-def check(recipe: Recipe, launch: Launch, argv: tuple[str, ...]) -> None:
+def check(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) -> None:
     """Raise for the first thing that cannot work."""
-    checkpoint(recipe)
-    engine(recipe, argv)
-    version(recipe, argv)
-    kernels(recipe, argv, detect.box if recipe.kv == "fp8" else None)
-    port(launch.host, launch.port)
+    recipe = deployment.recipe
+    checkpoint(deployment.weights, recipe)
+    engine(deployment, argv)
+    version(deployment, argv)
+    kernels(deployment, argv, detect.box if recipe.kv == "fp8" else None)
+    for number in deployment.engine.ports_of(launch.port):
+        port(launch.host, number)
 
 
-def checkpoint(recipe: Recipe) -> None:
+def checkpoint(weights: str, recipe: Recipe) -> None:
     """A checkpoint on this machine must be there, whole."""
-    weights = weights_of(recipe)
     path = Path(weights).expanduser()
     local = weights.startswith(("/", ".", "~")) or weights.endswith(".gguf") or path.exists()
     if not local or recipe.runtime.mounts:
@@ -84,27 +81,30 @@ def filled(path: Path) -> bool:
         return False
 
 
-def engine(recipe: Recipe, argv: tuple[str, ...]) -> None:
+def engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """What is to be executed must exist."""
+    recipe, traits = deployment.recipe, deployment.engine
     if recipe.runtime.kind == "embedded":
         from importlib.util import find_spec
 
-        if recipe.engine != "llama.cpp":
-            raise BadInput(f"the embedded engine is llama.cpp, not {recipe.engine}")
+        if not traits.embedded:
+            raise BadInput(f"{traits.title} does not run embedded")
         if find_spec("xllamacpp") is None:
             raise Outside("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
     elif shutil.which(argv[0]) is None:
-        what = recipe.runtime.kind if recipe.runtime.kind in ("docker", "podman") else recipe.engine
-        hint = INSTALL.get(what, f"install {what}, or run natively with --runtime native")
+        inside = recipe.runtime.kind in ("docker", "podman")
+        what = recipe.runtime.kind if inside else recipe.engine
+        hint = f"install {what}, or run natively with --runtime native" if inside else traits.install
         raise Outside(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
 
 
-def version(recipe: Recipe, argv: tuple[str, ...]) -> None:
+def version(deployment: Deployment, argv: tuple[str, ...]) -> None:
     """A recipe that names a version gets that one."""
+    recipe = deployment.recipe
     wanted = recipe.engine_version
     if not wanted or recipe.runtime.kind != "native":
         return
-    here = installed(recipe, argv)
+    here = installed(deployment.engine, argv)
     if here and not (here == wanted or here.startswith((f"{wanted}.", f"{wanted}+"))):
         raise Outside(
             f"the recipe wants {recipe.engine} {wanted}, this machine has {here}",
@@ -112,23 +112,24 @@ def version(recipe: Recipe, argv: tuple[str, ...]) -> None:
         )
 
 
-def installed(recipe: Recipe, argv: tuple[str, ...]) -> str:
+def installed(traits: Traits, argv: tuple[str, ...]) -> str:
     """The version that would run, or "" where it cannot be told."""
-    if recipe.engine in ("vllm", "sglang"):
-        ask = f"import importlib.metadata as m; print(m.version({recipe.engine!r}))"
+    if traits.package:
+        ask = f"import importlib.metadata as m; print(m.version({traits.package!r}))"
         return said([interpreter(argv[0]), "-c", ask])
     text = said([argv[0], "--version"])
     match = re.search(r"version:\s*(\d+)", text)
     return f"b{match.group(1)}" if match else ""
 
 
-def kernels(recipe: Recipe, argv: tuple[str, ...], look: Callable[[], Box] | None) -> None:
-    """A kernel that cannot launch on these cards is refused, unless the engine that would run carries the patch."""
-    if look is None or recipe.engine != "vllm" or recipe.runtime.preset:
+def kernels(deployment: Deployment, argv: tuple[str, ...], look: Callable[[], Box] | None) -> None:
+    """A kernel that cannot launch on these GPUs is refused, unless the engine that would run carries the patch."""
+    recipe = deployment.recipe
+    if look is None or recipe.runtime.preset:
         return
-    for one in engines.refusals(recipe, look(), model_of(recipe)):
-        if one.symptom == MLA_FP8 and not _patched(recipe, argv):
-            raise AnswerIsNo(one.text, hint=one.remedy)
+    for caution in engines.refusals(deployment.on(look())):
+        if caution.symptom in PATCHABLE and not _patched(recipe, argv):
+            raise AnswerIsNo(caution.text, hint=caution.remedy)
 
 
 def _patched(recipe: Recipe, argv: tuple[str, ...]) -> bool:
@@ -169,11 +170,30 @@ def port(host: str, number: int) -> None:
         bind(probe, host, number)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody uses now."""
-    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
-        bind(probe, host, 0)
-        return int(probe.getsockname()[1])
+def free_port(host: str = "127.0.0.1", beside: tuple[int, ...] = ()) -> int:
+    """A port nobody uses now, so that those `beside` it (counted from it) are free too."""
+    for _ in range(PORTS_TRIED):
+        with socket.socket(family(host), socket.SOCK_STREAM) as probe:
+            bind(probe, host, 0)
+            number = int(probe.getsockname()[1])
+            if number + max(beside, default=0) > LAST_PORT:  # the kernel gives out ports up to 60,999 and beyond
+                number = PORTS_FROM + number % (LAST_PORT - max(beside) - PORTS_FROM)
+            if all(is_free(host, number + offset) for offset in (0, *beside) if offset or number != _bound(probe)):
+                return number
+    raise Outside(f"no free port was found on {host}", hint="choose one with --port")
+
+
+def _bound(probe: socket.socket) -> int:
+    return int(probe.getsockname()[1])
+
+
+def is_free(host: str, number: int) -> bool:
+    """Whether nobody listens there now."""
+    try:
+        port(host, number)
+    except Outside:
+        return False
+    return True
 
 
 def family(host: str) -> socket.AddressFamily:
@@ -195,8 +215,9 @@ def bind(probe: socket.socket, host: str, number: int) -> None:
         ) from None
 
 
-def cards(recipe: Recipe) -> tuple[int, ...]:
+def gpus_taken(deployment: Deployment) -> tuple[int, ...]:
     """The GPUs that the recipe takes on this machine; none where there are none."""
+    recipe = deployment.recipe
     named = recipe.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     if named:
         return tuple(int(word) for word in named.split(",") if word.strip().isdigit())
@@ -204,4 +225,4 @@ def cards(recipe: Recipe) -> tuple[int, ...]:
     if recipe.runtime.kind == "embedded" or not there:
         return ()
     wanted = recipe.parallel.gpus // max(recipe.parallel.nodes, 1)
-    return tuple(there if recipe.engine in ("llama.cpp", "ik_llama.cpp") else there[:wanted])
+    return tuple(there if deployment.engine.takes_all_gpus else there[:wanted])

@@ -1,11 +1,11 @@
 """What the plan promised beside what the engine reports."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from moebox import engines
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
-from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
 
 CPU_NAMES = ("cpu", "host", "ram")
@@ -27,17 +27,15 @@ class Row:
         return self.real / self.planned - 1 if self.planned else None
 
 
-def planned(recipe: Recipe) -> Memory | None:
-    """The planner's budget for this recipe on this machine; None where model or checkpoint is unknown to it."""
-    from moebox import checkpoint, detect
-    from moebox.planner.memory import budget
+def planned(deployment: Deployment) -> Memory | None:
+    """The planner's budget for it on this machine; None where model or checkpoint is unknown."""
+    from moebox import detect
 
+    if not deployment.known:
+        return None
     try:
-        local = Path(recipe.checkpoint).expanduser()
-        model, forms = checkpoint.resolve(str(local) if local.exists() else recipe.model)
-        form = next((one for one in forms if recipe.checkpoint in (one.name, one.repo)), forms[0])
-        return budget(detect.box(), model, form, recipe)
-    except (MoeboxError, IndexError):
+        return engines.budget(deployment if deployment.box else deployment.on(detect.box()))
+    except MoeboxError:
         return None
 
 

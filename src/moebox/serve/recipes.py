@@ -4,8 +4,6 @@ from importlib import resources
 from pathlib import Path
 
 from moebox import codec
-from moebox.core import catalogue
-from moebox.core.model import Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
@@ -26,10 +24,3 @@ def read_recipe(name: str) -> Recipe:
     if not Path(name).exists() and not name.endswith(".toml"):
         raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted(known))}")
     return codec.read_toml(Recipe, Path(name))
-
-
-def model_of(recipe: Recipe) -> Model | None:
-    """The catalogue's model, or None for one that only the checkpoint knows."""
-    wanted = recipe.model.lower()
-    known = (one for one in catalogue.models().values() if wanted in (one.name, *one.aliases, one.repo.lower()))
-    return next(known, None)

@@ -1,6 +1,6 @@
 """Start a recipe and have an endpoint; stop it and have nothing left.
 
-with start(recipe, run) as session:
+with start(deployment, run) as session:
     measure(session.endpoint)
 """
 
@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from moebox import codec, engines, http
-from moebox.core.model import Model
-from moebox.core.recipe import Recipe
+from moebox.core.deployment import Deployment
 from moebox.doctor.logs import Finding
 from moebox.engines.events import Event
 from moebox.errors import BadInput
@@ -57,9 +56,7 @@ class Session:
         self.endpoint = order.endpoint
         self.recipe = order.recipe
         self.listener = listener
-        self.watch = Watch(
-            run.path / "engine.log", engines.ENGINES[order.recipe.engine], start=start, listener=self._hear
-        )
+        self.watch = Watch(run.path / "engine.log", order.recipe.engine, start=start, listener=self._hear)
         self.facts: dict[str, Any] = {}
         self.startup_s = 0.0
         self._detached = self._failed = self._lossy = False
@@ -175,7 +172,7 @@ class Session:
 
     @property
     def _health(self) -> str:
-        return engines.ENGINES[self.recipe.engine].HEALTH
+        return self.order.deployment.engine.health
 
     def _healthy(self) -> bool:
         return http.get(
@@ -256,9 +253,10 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
     name = run.id
     if not _ended(name):
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
-    held = [f"port-{order.launch.port}", *(f"gpu-{card}" for card in order.gpus)]
+    ports = order.deployment.engine.ports_of(order.launch.port)
+    held = [*(f"port-{port}" for port in ports), *(f"gpu-{card}" for card in order.gpus)]
     with state.leases(held, name) as leases:
-        preflight.check(recipe, order.launch, order.argv)
+        preflight.check(order.deployment, order.launch, order.argv)
         run.write("recipe.toml", codec.to_toml(recipe))
         told: dict[str, Any] = {
             "argv": order.argv,
@@ -333,17 +331,16 @@ def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder)
 
 @contextlib.contextmanager
 def start(
-    recipe: Recipe,
+    deployment: Deployment,
     run: Run,
     *,
-    model: Model | None = None,
     patience_s: float = PATIENCE_S,
     ladder: Ladder | None = None,
     listener: Listener | None = None,
     probe: bool = True,
 ) -> Iterator[Session]:
     """A live engine for the length of a `with` block. A listen.port of 0 takes a free one."""
-    session = launch(prepare(recipe, model=model, name=run.id), run, ladder=ladder, listener=listener)
+    session = launch(prepare(deployment, name=run.id), run, ladder=ladder, listener=listener)
     try:
         session.wait_ready(patience_s=patience_s, probe=probe)
         yield session

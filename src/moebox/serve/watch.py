@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebox.doctor.logs import DIGITS, Finding, Search
-from moebox.engines import Engine
+from moebox.engines import rooms
 from moebox.engines.events import Event
 from moebox.serve.tail import Tail
 
@@ -42,10 +42,10 @@ Listener = Callable[[Event | Finding], None]
 class Watch:
     """Reads the log of one engine."""
 
-    def __init__(self, log: Path, engine: Engine, *, start: int = 0, listener: Listener | None = None) -> None:
+    def __init__(self, log: Path, engine: str, *, start: int = 0, listener: Listener | None = None) -> None:
         self.tail = Tail(log, start=start)
-        self.engine = engine
-        self.search = Search(engine=engine.NAME)
+        self.engine = rooms.log(engine)
+        self.search = Search(engine=engine)
         self.search.lines = lines_before(log, start)
         self.seen = Seen()
         self.started = self.progressed = time.monotonic()

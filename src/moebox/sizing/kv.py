@@ -5,13 +5,12 @@ context parallelism then divides by tokens. Grouped-query attention splits by KV
 model asks here too: what is held is what is read.
 """
 
+from moebox.core import registry
 from moebox.core.layers import Compressed, LayerKind, Mla
 from moebox.core.model import KV_BYTES, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
-AUTO = {"vllm": "bf16", "sglang": "bf16", "llama.cpp": "f16", "ik_llama.cpp": "f16"}
-SHARDED = ("vllm", "sglang")  # engines that cut a layer's heads over the ranks
 # vLLM's fp8 form of a sparse-attention latent: 512 fp8, 64 bf16 and four fp32 scales (kv_cache_interface.py).
 SPARSE_FP8 = 656
 # Its fp8 form of a DeepSeek V4 entry: 448 fp8, 64 bf16 and eight scales of one byte (the same file).
@@ -21,7 +20,7 @@ INDEX_SCALE = 4  # bytes beside an indexer key's fp8 elements (vLLM and SGLang a
 
 def kv_type(recipe: Recipe) -> str:
     """The cache type a recipe means."""
-    name = AUTO[recipe.engine] if recipe.kv in ("", "auto") else recipe.kv
+    name = registry.traits(recipe.engine).kv_auto if recipe.kv in ("", "auto") else recipe.kv
     if name not in KV_BYTES:
         raise BadInput(f"unknown KV cache type {name!r}", hint=suggest(name, KV_BYTES))
     return name
@@ -30,14 +29,14 @@ def kv_type(recipe: Recipe) -> str:
 def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
     """Bytes of one cached entry of one layer on one rank."""
     name = kv_type(recipe)
-    if name == "fp8" and recipe.engine == "vllm":
+    if name == "fp8" and registry.traits(recipe.engine).packs_sparse_latent:
         if isinstance(kind, Mla) and kind.indexer:
             return SPARSE_FP8
         if isinstance(kind, Compressed):
             return COMPRESSED_FP8
     if isinstance(kind, Mla) and _every_head(recipe):
         return kind.heads * (kind.nope + kind.rope + kind.v) * KV_BYTES[name]
-    tp = recipe.parallel.tp if recipe.engine in SHARDED else 1
+    tp = recipe.parallel.tp  # 1 for engines that cut no heads
     return kind.width(tp) * KV_BYTES[name]
 
 
@@ -59,7 +58,7 @@ def layer_bytes(model: Model, recipe: Recipe) -> float:
 
 def sequence_bytes(model: Model, recipe: Recipe, layers: int | None = None) -> int:
     """Bytes of one sequence that do not grow with it: windows and recurrent states."""
-    tp = recipe.parallel.tp if recipe.engine in SHARDED else 1
+    tp = recipe.parallel.tp
     total = 0.0
     for each in model.stack:
         kept = each.kind.kept() * entry_bytes(each.kind, recipe)
@@ -84,4 +83,4 @@ def _part(model: Model, layers: int | None) -> float:
 
 def _every_head(recipe: Recipe) -> bool:
     """ik_llama.cpp's -mla 0 keeps every head's keys and values instead of the latent."""
-    return recipe.engine == "ik_llama.cpp" and recipe.hybrid is not None and recipe.hybrid.mla == 0
+    return recipe.hybrid is not None and recipe.hybrid.mla == 0

@@ -23,8 +23,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from moebox import __version__, codec
-from moebox.core import catalogue
-from moebox.core.recipe import ENGINES
+from moebox.core import catalogue, registry
 from moebox.errors import BadInput, MoeboxError
 from moebox.report import palette
 from moebox.report.files import report
@@ -183,7 +182,7 @@ async def plan_page(request: Request, *, site: Site) -> Response:
         asked=one,
         models=models,
         boxes=sorted({*BOXES, *(f"8x-{name}" for name in catalogue.gpus())}),
-        engines=ENGINES,
+        engines=registry.names(),
         contexts=planning.CONTEXTS,
         concurrencies=planning.CONCURRENCIES,
         body=body,

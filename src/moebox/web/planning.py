@@ -12,8 +12,10 @@ from typing import Any, get_args
 
 from moebox import codec, units
 from moebox.checkpoint import resolve
+from moebox.core import registry
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
-from moebox.core.recipe import ENGINES, EngineName, Recipe
+from moebox.core.recipe import EngineName, Recipe
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.flows import boxes
 from moebox.planner.choose import choose
@@ -53,7 +55,7 @@ def asked(query: Mapping[str, str]) -> Asked:
     engine: Any = query.get("engine") or None
     if goal not in get_args(Goal):
         raise BadInput(f"unknown goal {goal!r}")
-    if engine is not None and engine not in ENGINES:
+    if engine is not None and engine not in registry.names():
         raise BadInput(f"unknown engine {engine!r}")
     return Asked(
         box=query.get("box", Asked().box).strip(),
@@ -147,7 +149,7 @@ def answered(one: Asked, pins: Pins) -> Answer:
     box = boxes.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     plan = choose(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
     form = next(form for form in checkpoints if plan.recipe.checkpoint in (form.name, form.repo, form.path))
-    return Answer(asked=one, plan=plan, speed=Speed.of(box, model, form, plan.recipe))
+    return Answer(asked=one, plan=plan, speed=Speed.of(Deployment.of(plan.recipe, model, form, box)))
 
 
 def blocks(answer: Answer) -> list[Block]:

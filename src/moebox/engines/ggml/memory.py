@@ -8,7 +8,9 @@ place to which the experts of one layer are copied from RAM.
 from bisect import bisect_right
 from itertools import accumulate
 
+from moebox.core import registry
 from moebox.core.box import Box, Gpu
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
@@ -19,8 +21,9 @@ from moebox.sizing.kv import layer_bytes, token_bytes
 DENSE: tuple[Component, ...] = ("attention", "shared_experts", "router", "norms")
 
 
-def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
+def budget(deployment: Deployment) -> Memory:
     """Every card's bytes and the RAM's; the cache is as large as the recipe asks for."""
+    box, model, checkpoint, recipe = deployment.facts
     gpus = gpu_list.all_gpus(box)[: len(box.gpus)]
     used = [index for index in gpu_list.used_gpus(box, recipe) if index < len(gpus)] if on_cards(recipe) else []
     owners = owned_layers(model, [gpus[index] for index in used])
@@ -127,7 +130,7 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     """
     ubatch, context = placement(recipe).ubatch, recipe.context
     wide = 3 * model.attention.heads * model.mla.kv_width * 4 if model.mla else 16 * model.hidden
-    if recipe.engine == "ik_llama.cpp":
+    if "mla" in registry.traits(recipe.engine).hybrid:
         attention = (attention_buffer(model, recipe) if model.mla else 0) + ubatch * wide // 2
         return max(ubatch * (model.vocab * 4 + model.hidden * 4), attention) if last else attention
     attention = ubatch * (wide + 2 * context)
@@ -160,7 +163,7 @@ def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     """
     if not model.moe or placed(recipe) >= model.moe_layers:
         return 0
-    if recipe.engine == "ik_llama.cpp":
+    if "mla" in registry.traits(recipe.engine).hybrid:
         large = placement(recipe).ubatch >= offload_threshold(model)
         return checkpoint.expert_layer_bytes if large else 0
     return checkpoint.expert_layer_bytes // 3

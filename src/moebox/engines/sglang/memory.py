@@ -9,7 +9,8 @@ card's size and the prefill chunk, and lowers it by a tenth and more for models 
 import math
 from dataclasses import dataclass, replace
 
-from moebox.core.box import Box, Gpu
+from moebox.core.box import Gpu
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
@@ -38,8 +39,9 @@ class Needs:
         return sum(self.weights.values()) + self.window
 
 
-def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
+def budget(deployment: Deployment) -> Memory:
     """Every card's bytes under SGLang, and the tokens the cache holds."""
+    box, model, checkpoint, recipe = deployment.facts
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)
     needs = [needs_of(model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp)]

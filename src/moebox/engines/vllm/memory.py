@@ -8,7 +8,8 @@ Outside the claim, after the profiling, come the Triton MLA workspace and graphs
 import math
 from dataclasses import dataclass, replace
 
-from moebox.core.box import Box, Gpu
+from moebox.core.box import Gpu
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
@@ -48,8 +49,9 @@ class Needs:
         return sum(self.weights.values()) + self.draft + self.activations + self.non_torch + self.graphs + self.window
 
 
-def budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Memory:
+def budget(deployment: Deployment) -> Memory:
     """Every card's bytes under vLLM, and the tokens the cache holds."""
+    box, model, checkpoint, recipe = deployment.facts
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)

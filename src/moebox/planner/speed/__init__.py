@@ -7,10 +7,8 @@ queues or requests; that is `simulate`.
 import math
 from dataclasses import dataclass, replace
 
-from moebox.core.box import Box
-from moebox.core.model import Checkpoint, Model
+from moebox.core.deployment import Deployment
 from moebox.core.plan import Line
-from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
 from moebox.planner.speed.explain import explain, explain_measured
@@ -20,7 +18,6 @@ from moebox.planner.speed.measured import Measured, measured_on
 from moebox.planner.speed.step import Cards
 from moebox.sizing.rank import rank_of
 
-CPU_ENGINES = ("llama.cpp", "ik_llama.cpp")
 PIECE = 8192  # prompt tokens a step: vLLM's and SGLang's default on cards of 70 GiB and more
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Memory shared with a CPU gives an engine less of its rate: Qwen3-235B INT4 on two DGX Spark decodes 17.0, 24.1 and
@@ -43,9 +40,10 @@ class Speed:
     measured: Measured | None = None  # steps timed on this box, which stand instead of the fitted ones
 
     @classmethod
-    def of(cls, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> "Speed":
-        """The model for `recipe` on `box`: measured there by a rehearsal, or else fitted to published rows."""
-        speed = cls.fitted(box, model, checkpoint, recipe)
+    def of(cls, deployment: Deployment) -> "Speed":
+        """The model for a recipe on its box: measured there by a rehearsal, or else fitted to published rows."""
+        speed = cls.fitted(deployment)
+        box, model, checkpoint, recipe = deployment.facts
         found = measured_on(box, model, checkpoint, recipe, chunk=speed.piece)
         if found is None:
             return speed
@@ -58,9 +56,10 @@ class Speed:
         )
 
     @classmethod
-    def fitted(cls, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> "Speed":
+    def fitted(cls, deployment: Deployment) -> "Speed":
         """The model from constants fitted to published rows, whatever was measured on the box."""
-        if recipe.engine in CPU_ENGINES:
+        box, model, checkpoint, recipe = deployment.facts
+        if deployment.engine.offloads:
             constants = tables.host_side(recipe.engine)
             shared = shared_of(box, model, checkpoint, recipe, constants)
             return cls(

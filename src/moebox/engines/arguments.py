@@ -4,14 +4,15 @@ A word is one flag with its values. Words, unlike an argv, can still be told apa
 and a shell variable in place of a value.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.core.catalogue import checkpoints, models
+from moebox.core import families
 from moebox.core.change import setting
-from moebox.core.model import Checkpoint, Model
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
 from moebox.engines.flags import Catalogue, Spec, Word, is_flag
 
@@ -41,18 +42,23 @@ def field_words(recipe: Recipe, fields: Mapping[str, str], known: Catalogue, *, 
     words: list[Word] = []
     for flag, path in fields.items():
         value = host if host and path == "listen.host" else setting(recipe, path)
-        unset = value in (None, "", 0) or (path.startswith("parallel.") and value in (1, False))
-        if unset and value is not False:
-            continue
-        spec = known.find(flag)
         if isinstance(value, bool):
-            if value:
-                words.append((flag,))
-            elif path == "prefix_caching" and spec and spec.off:
-                words.append((spec.off[0],))
-            continue
-        words.append((flag, str(value)))
+            words += _switched(flag, path, value, known.find(flag))
+        elif not _unset(path, value):
+            words.append((flag, str(value)))
     return words
+
+
+def _unset(path: str, value: Any) -> bool:
+    """Whether a field leaves the engine's own default in place."""
+    return value in (None, "", 0) or (path.startswith("parallel.") and value == 1)
+
+
+def _switched(flag: str, path: str, value: bool, spec: Spec | None) -> list[Word]:
+    """A field that is true or false; false is said only where the engine's own default may be true."""
+    if value:
+        return [(flag,)]
+    return [(spec.off[0],)] if path == "prefix_caching" and spec and spec.off else []
 
 
 def flag_words(flags: Mapping[str, Flag], known: Catalogue) -> list[Word]:
@@ -163,24 +169,23 @@ def number(text: str) -> Flag:
     return text
 
 
-def checkpoint_of(recipe: Recipe) -> Checkpoint | None:
-    """The catalogue's entry for the recipe's checkpoint, where it has one."""
-    if recipe.model not in models():
-        return None
-    wanted = recipe.checkpoint.lower()
-    found = (one for one in checkpoints(recipe.model) if wanted in (one.name.lower(), one.repo.lower()))
-    return next(found, None)
+def thinking_off(deployment: Deployment) -> str:
+    """The template's arguments that turn thinking off, as JSON."""
+    return json.dumps(families.thinking_off(deployment.found_model), separators=(",", ":"))
 
 
-def weights_of(recipe: Recipe) -> str:
-    """What the engine is told to load: a path as it stands, or the repository of a catalogue name."""
-    known = checkpoint_of(recipe)
-    return (known.path or known.repo or known.name) if known else recipe.checkpoint
+def is_thinking_off(text: str) -> bool:
+    """Whether a template's arguments are those that turn thinking off in some family, and nothing else."""
+    return json_object(text) in families.switches()
 
 
-def has_vision(model: Model | None) -> bool:
-    """Whether there is a vision tower to speak of."""
-    return model is not None and model.vision > 0
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; anything else stands under the key ""."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        return {"": text}
+    return document if isinstance(document, dict) else {"": text}
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> None:

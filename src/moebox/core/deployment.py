@@ -1,0 +1,105 @@
+"""A recipe resolved once: with the model and checkpoint it means, the engine it names and the box it is for.
+
+`checkpoint.deploy` makes one from a recipe; the planner makes one for every candidate.
+Everything after `plan` takes it.
+"""
+
+from dataclasses import dataclass, replace
+
+from moebox.core import registry
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import Recipe
+from moebox.core.traits import Traits
+from moebox.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One engine, one checkpoint of one model, one set of settings, and the box where it is known.
+
+    A recipe may name weights that moebox has never heard of. Those can be launched; asking such a deployment for its
+    model or checkpoint raises the error that says so.
+    """
+
+    recipe: Recipe
+    engine: Traits
+    box: Box | None = None
+    found_model: Model | None = None
+    found_checkpoint: Checkpoint | None = None
+    notes: tuple[str, ...] = ()  # how the weights were recognised, where that is not plain
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        model: Model | None,
+        checkpoint: Checkpoint | None,
+        box: Box | None = None,
+        *,
+        notes: tuple[str, ...] = (),
+    ) -> "Deployment":
+        """A deployment of what is at hand already."""
+        return cls(
+            recipe=recipe,
+            engine=registry.traits(recipe.engine),
+            box=box,
+            found_model=model,
+            found_checkpoint=checkpoint,
+            notes=notes,
+        )
+
+    @property
+    def model(self) -> Model:
+        """The model; BadInput where nobody knows it."""
+        if self.found_model is None:
+            text = f"{self.recipe.name}: nothing is known of model {self.recipe.model!r} or {self.recipe.checkpoint!r}"
+            raise BadInput(text, hint="name a model of `moebox models`, a folder with config.json or a .gguf file")
+        return self.found_model
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint; BadInput where nobody knows it."""
+        if self.found_checkpoint is None:
+            text = f"{self.recipe.name}: no checkpoint of {self.model.name} is called {self.recipe.checkpoint!r}"
+            raise BadInput(text, hint=f"`moebox models show {self.model.name}` lists them")
+        return self.found_checkpoint
+
+    @property
+    def known(self) -> bool:
+        """Whether model and checkpoint are known, so that it can be planned and forecast."""
+        return self.found_model is not None and self.found_checkpoint is not None
+
+    @property
+    def place(self) -> Box:
+        """The box; BadInput where none was given."""
+        if self.box is None:
+            raise BadInput(f"{self.recipe.name}: no box was given to plan it for")
+        return self.box
+
+    @property
+    def facts(self) -> tuple[Box, Model, Checkpoint, Recipe]:
+        """Everything arithmetic needs; BadInput for the first that is missing."""
+        return self.place, self.model, self.checkpoint, self.recipe
+
+    @property
+    def weights(self) -> str:
+        """What the engine is told to load: a path as it stands, or the repository of a catalogue name."""
+        found = self.found_checkpoint
+        if found is None or found.path:
+            return self.recipe.checkpoint if found is None else found.path
+        return found.repo or self.recipe.checkpoint
+
+    @property
+    def vision_tower(self) -> bool:
+        """Whether there is a vision tower to speak of."""
+        return self.found_model is not None and self.found_model.vision > 0
+
+    def on(self, box: Box | None) -> "Deployment":
+        """The same on another box."""
+        return replace(self, box=box)
+
+    def with_recipe(self, recipe: Recipe) -> "Deployment":
+        """Other settings for the same weights."""
+        engine = self.engine if recipe.engine == self.engine.name else registry.traits(recipe.engine)
+        return replace(self, recipe=recipe, engine=engine)

@@ -1,0 +1,128 @@
+"""Which engines there are: those in moebox's own folder, and those that other packages bring by entry point.
+
+A package declares `name = "its_package"` in the entry point group `moebox.engines`; the package has the modules that
+docs/engines.md lists. What cannot be imported or has a name that is taken is left out and told in `problems`; nothing
+else stops working.
+"""
+
+import functools
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata, resources
+from types import ModuleType
+
+from moebox.core.traits import Traits
+from moebox.errors import UnknownName
+
+GROUP = "moebox.engines"
+OWN = "moebox.engines"
+# What another package's module may raise while it is imported.
+FAILURES = (
+    ImportError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    AssertionError,
+    OSError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """An engine and the package that holds what moebox knows of it."""
+
+    traits: Traits
+    package: str
+
+    def room(self, name: str) -> ModuleType:
+        """One module of its folder."""
+        return importlib.import_module(f"{self.package}.{name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """The engines by name, the preferred ones first, and what was left out."""
+
+    engines: dict[str, Registered]
+    problems: tuple[str, ...]
+
+
+@functools.cache
+def registry() -> Registry:
+    """Everything that is there, read once."""
+    found: dict[str, Registered] = {}
+    problems: list[str] = []
+    for own in _own():
+        found[own.traits.name] = own
+    for name, package in sorted(_declared()):
+        other = _loaded(name, package, problems)
+        if other is None:
+            continue
+        there = found.setdefault(other.traits.name, other)
+        if there is not other:
+            text = f"engine {other.traits.name!r} of {package} is left out: {there.package} has that name"
+            problems.append(f"{text}; uninstall one of them")
+    ordered = sorted(found.values(), key=lambda one: (one.traits.rank, one.traits.name))
+    return Registry(engines={one.traits.name: one for one in ordered}, problems=tuple(problems))
+
+
+def names() -> tuple[str, ...]:
+    """Every engine's name, the preferred ones first."""
+    return tuple(registry().engines)
+
+
+def all_traits() -> tuple[Traits, ...]:
+    """Every engine's traits, the preferred ones first."""
+    return tuple(one.traits for one in registry().engines.values())
+
+
+def registered(name: str) -> Registered:
+    """The engine called `name`."""
+    found = registry().engines.get(name)
+    if found is None:
+        raise UnknownName("engine", name, names())
+    return found
+
+
+def traits(name: str) -> Traits:
+    """The traits of the engine called `name`."""
+    return registered(name).traits
+
+
+def titled(name: str) -> str:
+    """The engine's title; the name itself where nobody knows it."""
+    found = registry().engines.get(name)
+    return found.traits.title if found else name
+
+
+def _own() -> Iterator[Registered]:
+    """Folders of moebox itself, whatever the installed metadata says of them."""
+    for folder in resources.files(OWN).iterdir():
+        if folder.joinpath("traits.py").is_file():
+            package = f"{OWN}.{folder.name}"
+            yield Registered(traits=importlib.import_module(f"{package}.traits").TRAITS, package=package)
+
+
+def _declared() -> Iterator[tuple[str, str]]:
+    """Entry points of other packages: name and package."""
+    for point in metadata.entry_points(group=GROUP):
+        if not point.value.startswith(f"{OWN}."):
+            yield point.name, point.value
+
+
+def _loaded(name: str, package: str, problems: list[str]) -> Registered | None:
+    try:
+        found = importlib.import_module(f"{package}.traits").TRAITS
+    except FAILURES as problem:
+        reason = " ".join(str(problem).split())[:200]
+        problems.append(f"engine {name!r} of {package} is left out: {type(problem).__name__}: {reason}")
+        return None
+    if not isinstance(found, Traits):
+        problems.append(f"engine {name!r} of {package} is left out: {package}.traits.TRAITS is no Traits")
+        return None
+    return Registered(traits=found, package=package)

@@ -1,0 +1,108 @@
+"""What an engine is, as declared facts: every engine's folder has one `Traits` in its traits.py.
+
+The planner, the renderers and the flows ask these instead of an engine's name, so that an engine they have never heard
+of is planned, rendered and launched like the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moebox.core.box import Box, Gpu
+from moebox.core.model import Model
+
+Format = Literal["safetensors", "gguf"]
+ToolsUnderNone = Literal["flag", "hidden", "shown"]
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """How a live engine is asked for its state: Prometheus names by what they mean, and where."""
+
+    path: str = "/metrics"
+    names: Mapping[str, str] = field(default_factory=dict)  # running, waiting, kv_used, accepted, drafted, … -> metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """One engine's facts. What a newcomer leaves out has the value that asks least of moebox."""
+
+    name: str  # what recipes and pins call it
+    title: str  # what people call it
+    rank: int = 100  # lower is preferred where forecasts tie
+    formats: tuple[Format, ...]
+    shards: frozenset[str] = frozenset()  # of tp, pp, dp, ep, dcp, nodes: what it can divide over GPUs
+    hybrid: frozenset[str] = frozenset()  # fields of [hybrid] it has; empty: it keeps no experts in RAM
+    kv: tuple[str, ...] = ("auto",)  # cache types it takes
+    kv_auto: str = "bf16"  # what "auto" comes to
+    weighs_dcp: bool = False  # decode context parallelism is proven enough to be chosen unasked
+    packs_sparse_latent: bool = False  # an fp8 cache of sparse attention is vLLM's 656-byte form
+    drafts: tuple[str, ...] = ()  # methods of speculative decoding
+    without_gpu: bool = False  # runs on a CPU alone
+    not_on: tuple[str, ...] = ()  # GPU generations it has no kernels for
+    no_sparse_mla_on: tuple[str, ...] = ()  # generations on which it cannot run DeepSeek sparse attention
+    ports: tuple[int, ...] = ()  # other ports it listens on, counted from its own
+    health: str = "/health"  # path that answers 200 when it is up
+    metrics: Metrics = Metrics()
+    tells_cache: str = ""  # path that tells the size of the cache: /metrics (vLLM's labels) or /props (llama.cpp's)
+    owned_by: str = ""  # what its /v1/models says under owned_by
+    key_env: str = ""  # variable the engine gets its key from
+    image: str = ""  # of this engine; "{version}" is filled in
+    image_entry: tuple[str, ...] = ()  # words that start it inside the image
+    image_enters: bool = False  # whether those words are the image's own entry point
+    shares_memory: bool = False  # its workers need the host's shared memory in a container
+    takes_all_gpus: bool = False  # spreads over every GPU there is unless told otherwise
+    embedded: bool = False  # can run inside moebox
+    presets: tuple[str, ...] = ()  # patched images it may run in
+    package: str = ""  # Python distribution that tells its version; "": its program is asked for --version
+    install: str = ""  # how to get it
+    step_tokens: int = 8192  # prompt tokens of one step unless the recipe says otherwise, on GPUs of 70 GiB and more
+    eager_flag: str = ""  # turns CUDA graphs off
+    tool_parsers: Mapping[str, str] = field(default_factory=dict)  # vLLM's name -> its own, where they differ
+    reasoning_parsers: Mapping[str, str] = field(default_factory=dict)
+    takes_parsers: bool = False  # tool and reasoning parsers are named at launch
+    tools_under_none: ToolsUnderNone = "hidden"  # under tool_choice "none": hidden by a flag, always, or never
+    hide_tools_flag: str = ""
+
+    def divides(self, what: str) -> bool:
+        """Whether it can shard over GPUs this way."""
+        return what in self.shards
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves from GPUs alone, as opposed to sharing the work with the CPU."""
+        return not self.hybrid
+
+    @property
+    def offloads(self) -> bool:
+        """Whether it can keep experts in RAM."""
+        return bool(self.hybrid)
+
+    def ports_of(self, port: int) -> tuple[int, ...]:
+        """Every port it takes when it listens on `port`, that one first."""
+        return (port, *(port + offset for offset in self.ports))
+
+    @property
+    def last_port(self) -> int:
+        """The highest port it can listen on."""
+        return LAST_PORT - max(self.ports, default=0)
+
+    def excluded(self, box: Box | None, model: Model | None) -> str:
+        """Why it cannot run on this box at all, or ""."""
+        gpu = box.gpu if box else None
+        if box is None or gpu is None:
+            return f"{self.title} needs a GPU" if box is not None and not self.without_gpu else ""
+        if gpu.generation in self.not_on:
+            return f"{self.title} has no kernels for {gpu.title} ({gpu.generation})"
+        if _sparse(model) and gpu.generation in self.no_sparse_mla_on:
+            return f"{self.title} has no sparse attention kernels for {gpu.title} ({_capability(gpu)})"
+        return ""
+
+
+def _sparse(model: Model | None) -> bool:
+    return model is not None and model.mla is not None and model.mla.indexer is not None
+
+
+def _capability(gpu: Gpu) -> str:
+    return f"compute capability {gpu.sm}" if gpu.sm[:1].isdigit() else gpu.sm

@@ -1,0 +1,100 @@
+"""What holds for every engine: formats, shapes and GPUs. Every reason carries its source.
+
+"fatal": it does not start, or fails at the first long prompt; "warning": it runs, worse than it seems; "note": good
+to know. What is pinned by a person is still honoured; these only speak.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from moebox.core.box import Box
+from moebox.core.deployment import Deployment
+from moebox.core.model import Model
+from moebox.core.plan import Caution
+from moebox.core.recipe import Recipe
+
+Severity = Literal["note", "warning", "fatal"]
+MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
+PATCHABLE = (MLA_FP8,)
+
+
+def caution(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
+    """A Caution, written shortly."""
+    return Caution(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
+
+
+def major(box: Box | None) -> str:
+    """The first number of the deciding GPU's compute capability; "" without one."""
+    gpu = box.gpu if box else None
+    return gpu.sm.split(".")[0] if gpu and "." in gpu.sm else ""
+
+
+def everywhere(deployment: Deployment) -> list[Caution]:
+    """What holds for every engine."""
+    recipe, box, engine = deployment.recipe, deployment.box, deployment.engine
+    found = shapes(recipe, deployment.found_model) if deployment.found_model else []
+    known = deployment.found_checkpoint
+    form = known.format if known else "gguf" if recipe.checkpoint.endswith(".gguf") else ""
+    if form and form not in engine.formats:
+        wanted = " or ".join(engine.formats)
+        found.append(caution("fatal", f"{engine.title} reads {wanted}, not {form}", f"a checkpoint in {wanted}"))
+    elif known and known.engines and engine.name not in known.engines:
+        found.append(caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source))
+    if reason := engine.excluded(box, deployment.found_model):
+        found.append(caution("fatal", reason))
+    if box and box.gpus and recipe.parallel.gpus > len(box.gpus) * box.nodes:
+        have = len(box.gpus) * box.nodes
+        found.append(caution("fatal", f"it spreads over {recipe.parallel.gpus} GPUs and {box.name} has {have}"))
+    if recipe.listen.port > engine.last_port:
+        text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
+        found.append(caution("fatal", text, f"listen.port = {engine.last_port} or less"))
+    return found
+
+
+def shapes(recipe: Recipe, model: Model) -> list[Caution]:
+    """What cannot be divided."""
+    spread, found = recipe.parallel, []
+    if model.attention.heads % spread.tp:
+        text = f"{model.title} has {model.attention.heads} attention heads, which tp = {spread.tp} does not divide"
+        found.append(caution("fatal", text, "parallel.tp = 1, 2, 4 or 8"))
+    if spread.tp % spread.dcp:
+        found.append(caution("fatal", f"dcp = {spread.dcp} does not divide tp = {spread.tp}"))
+    if spread.pp > model.layers:
+        found.append(caution("fatal", f"pp = {spread.pp} is more than the model's {model.layers} layers"))
+    if model.moe and spread.ep and model.moe.experts % (spread.tp * spread.dp):
+        found.append(caution("fatal", f"{model.moe.experts} experts do not divide over {spread.tp * spread.dp} ranks"))
+    if recipe.context > model.context:
+        found.append(caution("warning", f"context {recipe.context:,} is beyond the model's own {model.context:,}"))
+    return found
+
+
+def weights_want_newer_gpus(deployment: Deployment) -> list[Caution]:
+    """Weight formats that older GPUs unpack instead of computing with."""
+    known, sm, found = deployment.found_checkpoint, major(deployment.box), []
+    quant = (known.quant if known else deployment.recipe.checkpoint).lower()
+    if "nvfp4" in quant and sm and int(sm) < 10:
+        text = "NVFP4 weights want Blackwell; older GPUs unpack them through Marlin: the memory is saved, the speed not"
+        found.append(caution("warning", text))
+    if "fp8" in quant and sm == "8":
+        found.append(caution("warning", "fp8 weights run through Marlin, weight-only, below compute capability 8.9"))
+    if sm and int(sm) < 8:
+        found.append(caution("fatal", f"compute capability {sm}.x is too old: Marlin's INT4 kernels begin at 8.0"))
+    return found
+
+
+def quant_of(deployment: Deployment) -> str:
+    """The checkpoint's quantisation: as known, or out of the file's name."""
+    if deployment.found_checkpoint:
+        return deployment.found_checkpoint.quant
+    file = deployment.recipe.checkpoint.rpartition("/")[2]
+    named = re.search(r"(?:UD-)?(?:I?Q\d\w*|NVFP4|MXFP4|BF16|F16)", file, re.IGNORECASE)
+    return named.group(0) if named else ""
+
+
+def text_config_nested(deployment: Deployment) -> bool:
+    """Whether config.json keeps the text model's numbers a level down, as multimodal ones do."""
+    config = Path(deployment.weights).expanduser() / "config.json"
+    if config.is_file():
+        return '"text_config"' in config.read_text(encoding="utf-8", errors="replace")
+    return deployment.vision_tower

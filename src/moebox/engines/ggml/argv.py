@@ -1,0 +1,136 @@
+"""Command lines of the two llama.cpp servers: flags that keep their meaning in both."""
+
+import re
+from typing import Any
+
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Recipe
+from moebox.engines.flags import Word
+from moebox.errors import BadInput
+
+FIELDS: dict[str, str] = {
+    "--alias": "served_name",
+    "--host": "listen.host",
+    "--port": "listen.port",
+    "--parallel": "max_seqs",
+}
+HYBRID: dict[str, str] = {
+    "-t": "hybrid.threads",
+    "-tb": "hybrid.threads_batch",
+    "-b": "hybrid.batch",
+    "-ub": "hybrid.ubatch",
+    "-ngl": "hybrid.gpu_layers",
+    "-mla": "hybrid.mla",
+    "-amb": "hybrid.attention_buffer",
+}
+KV = {"f16": "f16", "bf16": "bf16", "q8_0": "q8_0", "q4_0": "q4_0"}
+ALL_LAYERS = 999  # more than any model has: every layer's dense part on the cards
+
+
+def mainline_words(deployment: Deployment) -> list[Word]:
+    """The file to load, or the repository with its quant; mainline finds the first part by itself."""
+    weights, found = deployment.weights, deployment.found_checkpoint
+    if is_file(weights):
+        return [("-m", weights)]
+    return [("-hf", f"{weights}:{found.quant}" if found else weights)]
+
+
+def fork_words(deployment: Deployment) -> list[Word]:
+    """The file to load, or the repository and the file in it, without which the fork refuses to start."""
+    weights, found = deployment.weights, deployment.found_checkpoint
+    if is_file(weights):
+        return [("-m", weights)]
+    return [("--hf-repo", weights), *([("--hf-file", found.file)] if found and found.file else [])]
+
+
+def is_file(weights: str) -> bool:
+    """Whether the weights are a file of this machine, or a variable that holds one."""
+    return weights.endswith(".gguf") or weights.startswith(("/", "~", ".", "$"))
+
+
+def context_words(recipe: Recipe) -> list[Word]:
+    """The server divides -c over its slots, so it is asked for as many times the context as there are."""
+    return [("-c", str(recipe.context * (recipe.max_seqs or 1)))] if recipe.context else []
+
+
+def hybrid_words(recipe: Recipe) -> list[Word]:
+    """Threads, batches and where the experts go; without a hybrid part everything is on the cards."""
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return [("-ngl", str(ALL_LAYERS))]
+    words: list[Word] = []
+    for flag, path in HYBRID.items():
+        value = getattr(hybrid, path.removeprefix("hybrid."))
+        if value is not None:
+            words.append((flag, str(value)))
+    return words + [("-ot", rule) for rule in placement(recipe)]
+
+
+def placement(recipe: Recipe) -> tuple[str, ...]:
+    """Rules that say which tensors go where; the first that matches wins, so the cards come before RAM.
+
+    Layers are named one by one: -ncmoe counts from the front in llama.cpp and otherwise in ik_llama.cpp.
+    """
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return ()
+    if hybrid.ranges:
+        return hybrid.ranges
+    cards = [
+        rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps=CUDA{card}"
+        for card, layers in enumerate(hybrid.experts)
+        if layers
+    ]
+    return (*cards, "exps=CPU")
+
+
+RULE = re.compile(r"blk\\\.\(([\d|]+)\)\\\.ffn_\.\*_exps=CUDA(\d+)")
+
+
+def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
+    """Words both servers have that are more than one field."""
+    value = word[-1]
+    if name == "-ctk":
+        document["kv"] = value
+    elif name == "--jinja":
+        pass
+    elif name == "-c":
+        if not value.isdecimal():
+            raise BadInput(f"-c: {value!r} is no number")
+        document["context"] = int(value)
+    elif name == "-ot":
+        document.setdefault("hybrid", {}).setdefault("ranges", []).append(value)
+    elif name in ("-hf", "--hf-repo"):
+        document["checkpoint"], _, quant = value.partition(":")
+        document.setdefault("hub", {})["quant"] = quant
+    elif name == "--hf-file":
+        document.setdefault("hub", {})["file"] = value
+    else:
+        return False
+    return True
+
+
+def finished(names: set[str], document: dict[str, Any]) -> None:
+    """What follows from several words together, and from those that are not there."""
+    if "--jinja" not in names:
+        document["flags"]["jinja"] = False
+    slots = document.get("max_seqs") or 1
+    document["context"] //= slots if isinstance(slots, int) else 1
+    hybrid = document.get("hybrid", {})
+    layers = experts_of(hybrid.get("ranges", []))
+    if layers is not None:
+        del hybrid["ranges"]
+        hybrid["experts"] = layers
+
+
+def experts_of(rules: list[str]) -> list[list[int]] | None:
+    """Expert layers by GPU where the rules are such as `placement` writes; None for anything else."""
+    if rules[-1:] != ["exps=CPU"]:
+        return None
+    by_gpu: dict[int, list[int]] = {}
+    for rule in rules[:-1]:
+        match = RULE.fullmatch(rule)
+        if match is None:
+            return None
+        by_gpu[int(match.group(2))] = [int(layer) for layer in match.group(1).split("|")]
+    return [by_gpu.get(gpu, []) for gpu in range(max(by_gpu, default=-1) + 1)]

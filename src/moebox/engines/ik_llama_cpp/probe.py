@@ -1,0 +1,11 @@
+"""How a rehearsal starts ik_llama.cpp without real weights: from a sparse GGUF that it writes (serve/dummy.py)."""
+
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Flag
+
+EVEN_ROUTING: dict[str, str] = {}  # zero weights give every expert the same score
+
+
+def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:
+    """Nothing: a file is written for it."""
+    return {}

@@ -1,0 +1,32 @@
+"""What ik_llama.cpp will not run, and why."""
+
+import re
+
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Caution
+from moebox.engines.common import caution, quant_of
+from moebox.engines.flags import newest, order
+from moebox.engines.ggml import refuse as ggml
+from moebox.engines.ik_llama_cpp.traits import TRAITS
+
+MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
+
+
+def refusals(deployment: Deployment) -> list[Caution]:
+    """Known reasons why this will not start, or will disappoint."""
+    recipe, found = deployment.recipe, ggml.refusals(deployment)
+    quant = quant_of(deployment)
+    if MAINLINE_QUANT.search(quant):
+        found.append(caution("fatal", f"ik_llama.cpp cannot read {quant}", 'engine = "llama.cpp"'))
+    if recipe.speculate:
+        found.append(caution("fatal", f"ik_llama.cpp has no {recipe.speculate.method} drafts", "leave speculate out"))
+    if recipe.hybrid and recipe.hybrid.mla == 0:
+        found.append(caution("warning", "-mla 0 keeps 2.5 MB of cache a token: 305 GiB at 131,072", "hybrid.mla = 3"))
+    if "ger" in recipe.flags or "-ger" in recipe.flags:
+        found.append(caution("note", "-ger does nothing for Kimi: its experts are one group"))
+    if recipe.vision:
+        found.append(caution("warning", "Kimi's vision tower is not served by ik_llama.cpp", "vision = false"))
+    if not recipe.thinking and order(recipe.engine_version or newest(TRAITS.name)) >= order("2026-08"):
+        text = "thinking is turned off by a budget of 0; the template's switch would send answers to reasoning_content"
+        found.append(caution("note", text, source="ik_llama.cpp of August 2026, tried"))
+    return found

@@ -1,0 +1,13 @@
+"""How ik_llama.cpp's server batches: slots, and one micro-batch of prompts at a time."""
+
+from moebox.core.recipe import Recipe
+from moebox.engines.ik_llama_cpp.traits import TRAITS
+
+SEQUENCES = 1
+PROMPTS_FIRST = False
+RESERVES = False
+
+
+def step_tokens(recipe: Recipe) -> int:
+    """Prompt tokens one step may read."""
+    return recipe.batched_tokens or (recipe.hybrid.ubatch if recipe.hybrid else TRAITS.step_tokens)

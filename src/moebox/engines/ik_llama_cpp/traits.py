@@ -1,0 +1,26 @@
+"""What ik_llama.cpp is."""
+
+from moebox.core.traits import Traits
+
+TRAITS = Traits(
+    name="ik_llama.cpp",
+    title="ik_llama.cpp",
+    rank=30,
+    formats=("gguf",),
+    hybrid=frozenset(
+        {"experts", "gpu_layers", "threads", "threads_batch", "batch", "ubatch", "ranges", "mla", "attention_buffer"}
+    ),
+    kv=("auto", "f16", "bf16", "q8_0", "q4_0"),
+    kv_auto="f16",
+    without_gpu=True,
+    not_on=("cdna",),  # CPU and CUDA backends alone are kept up (README of the project)
+    tells_cache="/props",
+    key_env="LLAMA_API_KEY",
+    image="ghcr.io/ikawrakow/ik-llama-cpp:cu13-server",
+    image_entry=("/app/llama-server",),
+    image_enters=True,
+    takes_all_gpus=True,
+    install="build its llama-server and put it on PATH, or name it in runtime.entry",
+    step_tokens=512,
+    tools_under_none="shown",
+)

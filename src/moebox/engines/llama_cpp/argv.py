@@ -1,0 +1,81 @@
+"""Deployment to the command line of mainline llama.cpp's server and back. Flags by the help of b11669."""
+
+from typing import Any
+
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Recipe
+from moebox.engines.arguments import Node, field_words, flag_words, is_thinking_off, merge, thinking_off, without
+from moebox.engines.assemble import entry_words
+from moebox.engines.flags import Word, catalogue
+from moebox.engines.ggml import argv as ggml
+from moebox.engines.llama_cpp.traits import TRAITS
+
+FIELDS = ggml.FIELDS
+READS = ggml.FIELDS | ggml.HYBRID
+VARIABLES = {"-m": "MODEL_PATH", "--alias": "SERVED_MODEL_NAME", "-c": "MAX_MODEL_LEN", "--port": "PORT"}
+LOUD_ENOUGH = "4"  # the lowest verbosity that prints buffer sizes
+
+
+def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+    """The command line after the entry, word by word."""
+    recipe = deployment.recipe
+    known = catalogue(TRAITS.name, recipe.engine_version)
+    out = [*ggml.mainline_words(deployment), *field_words(recipe, FIELDS, known, host=host)]
+    out += ggml.context_words(recipe) + ggml.hybrid_words(recipe)
+    if recipe.kv != "auto":
+        kind = ggml.KV.get(recipe.kv, recipe.kv)
+        out += [("-ctk", kind), ("-ctv", kind)]  # MLA's one cache is read as both: they must be alike
+    out.append(("--jinja",))
+    if not recipe.thinking:
+        out.append(("--chat-template-kwargs", thinking_off(deployment)))
+    out += speculation(recipe)
+    out.append(("-lv", LOUD_ENOUGH))
+    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+
+
+def speculation(recipe: Recipe) -> list[Word]:
+    """The words that turn a draft on; empty without one."""
+    draft = recipe.speculate
+    if draft is None:
+        return []
+    kind = draft.method if draft.method.startswith(("draft-", "ngram-")) else f"draft-{draft.method}"
+    chosen: list[Word] = [("--spec-type", kind)]
+    if draft.draft:
+        chosen.append(("--spec-draft-model", draft.draft))
+    return [*chosen, ("--spec-draft-n-max", str(draft.tokens))]
+
+
+def environment(deployment: Deployment) -> dict[str, str]:
+    """Variables the engine needs beside those of the recipe: none."""
+    return dict(deployment.recipe.env)
+
+
+def entry(recipe: Recipe) -> tuple[str, ...]:
+    """The words that start it on this machine."""
+    return entry_words(recipe, program=("llama-server",), module=("-m", "xllamacpp.server"))
+
+
+def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """`argv` so that the key reaches the engine without being in it: the server reads LLAMA_API_KEY itself."""
+    return argv
+
+
+def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
+    """Take a word that is more than one field, or a field said otherwise, into `document`."""
+    value = word[-1]
+    draft = {"--spec-type": "method", "--spec-draft-model": "draft", "--spec-draft-n-max": "tokens"}.get(name)
+    if (name == "-ctv" and document.get("kv") == value) or (name == "-lv" and value == LOUD_ENOUGH):
+        pass
+    elif name == "--chat-template-kwargs" and is_thinking_off(value):
+        document["thinking"] = False
+    elif draft:
+        given = value.removeprefix("draft-") if draft == "method" else value
+        document.setdefault("speculate", {})[draft] = int(given) if draft == "tokens" and given.isdecimal() else given
+    else:
+        return ggml.understood(word, name, document)
+    return True
+
+
+def finished(names: set[str], document: dict[str, Any]) -> None:
+    """What follows from words that are not there."""
+    ggml.finished(names, document)

@@ -1,0 +1,33 @@
+"""What mainline llama.cpp is."""
+
+from moebox.core.traits import Metrics, Traits
+
+TRAITS = Traits(
+    name="llama.cpp",
+    title="llama.cpp",
+    rank=40,
+    formats=("gguf",),
+    hybrid=frozenset({"experts", "gpu_layers", "threads", "threads_batch", "batch", "ubatch", "ranges"}),
+    kv=("auto", "f16", "bf16", "q8_0", "q4_0"),
+    kv_auto="f16",
+    drafts=("eagle3", "mtp", "ngram"),
+    without_gpu=True,
+    metrics=Metrics(
+        names={
+            "running": "llamacpp:requests_processing",
+            "waiting": "llamacpp:requests_deferred",
+            "kv_use": "llamacpp:kv_cache_usage_ratio",
+        }
+    ),
+    tells_cache="/props",
+    owned_by="llamacpp",
+    key_env="LLAMA_API_KEY",
+    image="ghcr.io/ggml-org/llama.cpp:server-cuda-{version}",
+    image_entry=("/app/llama-server",),
+    image_enters=True,
+    takes_all_gpus=True,
+    embedded=True,
+    install="build llama-server, or --runtime embedded",
+    step_tokens=512,
+    tools_under_none="shown",  # its server gives the template the tools in any case
+)

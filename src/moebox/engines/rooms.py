@@ -1,0 +1,148 @@
+"""The modules of an engine's folder, each with its contract; loaded when first asked for.
+
+    traits.py    TRAITS: what it is (core/traits.py)
+    argv.py      Deployment to command line, and back
+    log.py       a line of the log to an event
+    memory.py    what it claims and reserves
+    lines.py     the same arithmetic written out
+    schedule.py  batching rules
+    refuse.py    what it will not run, and why
+    probe.py     how a rehearsal makes dummy weights and even routing
+
+An engine of another package may leave out lines, log, schedule, refuse and probe: the defaults of `plain` stand in.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+from moebox.core import registry
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Caution, Line, Memory
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.arguments import Node
+from moebox.engines.events import Event
+from moebox.engines.flags import Word
+
+OPTIONAL = ("lines", "log", "schedule", "refuse", "probe")
+
+
+class Argv(Protocol):
+    """argv.py"""
+
+    FIELDS: Mapping[str, str]  # flag -> recipe field
+    READS: Mapping[str, str]  # the same for reading a command line back; more, where `words` writes some by rule
+    VARIABLES: Mapping[str, str]  # flag -> variable that a rendered script takes its value from
+
+    def words(self, deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+        """The command line after the entry, word by word."""
+
+    def speculation(self, recipe: Recipe) -> list[Word]:
+        """The words that turn a draft on."""
+
+    def entry(self, recipe: Recipe) -> tuple[str, ...]:
+        """The words that start it on this machine."""
+
+    def environment(self, deployment: Deployment) -> dict[str, str]:
+        """Variables to set."""
+
+    def guarded(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """`argv` so that the key reaches the engine without standing in it."""
+
+    def understood(self, word: Word, name: str, document: dict[str, Any]) -> bool:
+        """Take a word that is more than one field into `document`; False where it is none of those."""
+
+    def finished(self, names: set[str], document: dict[str, Any]) -> None:
+        """Settle in `document` what follows from all words together; `names` are the flags that stood there."""
+
+
+class Log(Protocol):
+    """log.py"""
+
+    def event(self, line: str) -> Event | None:
+        """What a line of the log tells."""
+
+
+class MemoryRules(Protocol):
+    """memory.py"""
+
+    def budget(self, deployment: Deployment) -> Memory:
+        """Every device's bytes, and the tokens the cache holds."""
+
+
+class Lines(Protocol):
+    """lines.py"""
+
+    def lines(self, deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+        """The memory arithmetic, line by line."""
+
+
+class Schedule(Protocol):
+    """schedule.py"""
+
+    SEQUENCES: int  # a step holds unless the recipe says otherwise
+    PROMPTS_FIRST: bool  # a step reads prompts or decodes, never both
+    RESERVES: bool  # keeps room for tokens that requests have yet to write
+
+    def step_tokens(self, recipe: Recipe) -> int:
+        """Prompt tokens one step may read."""
+
+
+class Refuse(Protocol):
+    """refuse.py"""
+
+    def refusals(self, deployment: Deployment) -> list[Caution]:
+        """Known reasons why this will not start, or will disappoint."""
+
+
+class Probe(Protocol):
+    """probe.py"""
+
+    EVEN_ROUTING: Mapping[str, str]  # variables that spread tokens evenly over experts
+
+    def dummy(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
+        """Flags with which it invents weights for `layers`; empty where a file must be written for it."""
+
+
+def argv(engine: str) -> Argv:
+    """How `engine` is called."""
+    return cast(Argv, _room(engine, "argv"))
+
+
+def log(engine: str) -> Log:
+    """What `engine` prints."""
+    return cast(Log, _room(engine, "log"))
+
+
+def memory(engine: str) -> MemoryRules:
+    """What `engine` claims and reserves."""
+    return cast(MemoryRules, _room(engine, "memory"))
+
+
+def lines(engine: str) -> Lines:
+    """How the memory of `engine` is written out."""
+    return cast(Lines, _room(engine, "lines"))
+
+
+def schedule(engine: str) -> Schedule:
+    """How `engine` batches."""
+    return cast(Schedule, _room(engine, "schedule"))
+
+
+def refuse(engine: str) -> Refuse:
+    """What `engine` will not run."""
+    return cast(Refuse, _room(engine, "refuse"))
+
+
+def probe(engine: str) -> Probe:
+    """How `engine` is rehearsed."""
+    return cast(Probe, _room(engine, "probe"))
+
+
+def _room(engine: str, name: str) -> ModuleType:
+    found = registry.registered(engine)
+    if name in OPTIONAL and importlib.util.find_spec(f"{found.package}.{name}") is None:
+        return importlib.import_module("moebox.engines.plain")
+    return found.room(name)

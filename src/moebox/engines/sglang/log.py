@@ -1,0 +1,35 @@
+"""SGLang's log, line by line, as 0.5.23 prints it."""
+
+from moebox.engines.events import GB, Event, read, sign
+
+SIGNS = (
+    sign(r"The server is fired up and ready to roll", "ready", "ready"),  # http_server.py
+    sign(r"Loading safetensors[\w ]*:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)", "progress", "loading weights"),
+    sign(r"Load weight begin\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "loading weights", free_bytes=GB),
+    sign(
+        r"(?:TP(?P<device>\d+).*)?Load weight end\. (?:elapsed=(?P<load_s>[\d.]+) s, )?.*"
+        r"mem usage=(?P<weights_bytes>[\d.]+) GB",
+        "fact",
+        "allocating cache",
+        weights_bytes=GB,
+    ),
+    sign(r"KV Cache is allocated.*#tokens: (?P<kv_tokens>\d+)", "fact", "allocating cache"),
+    sign(r"Memory pool end\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "capturing graphs", free_bytes=GB),
+    sign(r"Capturing batches.*?(?P<done>\d+)/(?P<total>\d+)", "progress", "capturing graphs"),
+    sign(r"Capture [\w ]*cuda graph begin|Capture [\w ]*CUDA graph begin", "phase", "capturing graphs"),
+    sign(r"Capture [\w ]*(?:cuda|CUDA) graph end.*elapsed=(?P<graph_s>[\d.]+) s", "fact", "capturing graphs"),
+    sign(
+        r"max_total_num_tokens=(?P<kv_tokens>\d+), .*max_running_requests=(?P<max_concurrency>\d+), "
+        r"context_len=(?P<context>\d+)",
+        "fact",
+    ),  # scheduler.py
+    sign(r"server_args=", "phase", "starting"),
+    sign(r"Scheduler hit an exception|Capture cuda graph failed|Received sigquit from a child process", "error"),
+    sign(r"sglang serve: error: |launch_server.py: error: |[Aa]ddress already in use", "error"),
+    sign(r"torch\.OutOfMemoryError|out of resource: shared memory|RuntimeError: Not enough memory", "error"),
+)
+
+
+def event(line: str) -> Event | None:
+    """What a line of the log tells."""
+    return read(line, SIGNS)

@@ -1,0 +1,38 @@
+"""What SGLang will not run, and why."""
+
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Caution
+from moebox.engines.common import caution, everywhere, major, weights_want_newer_gpus
+from moebox.engines.flags import order
+
+# Attention backends without kernels for consumer Blackwell (SGLang 0.5.23 arg_groups/attention_hook.py).
+NOT_SM12 = ("flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "fa3", "fa4", "trtllm_mha")
+
+
+def refusals(deployment: Deployment) -> list[Caution]:
+    """Known reasons why this will not start, or will disappoint."""
+    recipe, model = deployment.recipe, deployment.found_model
+    found = everywhere(deployment) + weights_want_newer_gpus(deployment)
+    sm, backend = major(deployment.box), str(recipe.flags.get("attention-backend", ""))
+    if sm == "12" and backend in NOT_SM12:
+        found.append(caution("fatal", f"{backend} has no kernel for SM 12.x", 'flags.attention-backend = "flashinfer"'))
+    old = bool(recipe.engine_version) and order(recipe.engine_version) < order("0.5.7")
+    if sm == "12" and old and backend in ("", "triton"):
+        found.append(
+            caution(
+                "fatal",
+                "its extend attention kernel wants 106,496 bytes of shared memory and SM120 has 101,376: "
+                "short prompts work, the first long one crashes",
+                'engine_version = "0.5.23", or flags.attention-backend = "flashinfer"',
+                "SM120 deployment report, 29 January 2026; https://github.com/sgl-project/sglang/pull/14311",
+            )
+        )
+    if sm == "12" and recipe.kv == "fp8":
+        text = "fp8 cache on SM120 gave 16 tok/s where bf16 gave 90 (March 2026); not measured since"
+        found.append(caution("warning", text, 'kv = "bf16"', "rtx6kpro wiki, kimi-k25"))
+    if recipe.memory_utilization is None and model is not None and model.total > 500e9:
+        text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"
+        found.append(caution("warning", text, "memory_utilization = 0.93", "SM120 deployment report, 29 January 2026"))
+    if recipe.speculate and recipe.parallel.dcp > 1:
+        found.append(caution("warning", "speculative decoding under DCP is not proven in SGLang", "parallel.dcp = 1"))
+    return found

@@ -1,0 +1,13 @@
+"""How SGLang batches: prompts before decoding, and cache reserved for what requests have yet to write."""
+
+from moebox.core.recipe import Recipe
+from moebox.engines.sglang.traits import TRAITS
+
+SEQUENCES = 4096  # at most, on GPUs of 70 GiB and more
+PROMPTS_FIRST = True
+RESERVES = True
+
+
+def step_tokens(recipe: Recipe) -> int:
+    """Prompt tokens one step may read."""
+    return recipe.batched_tokens or TRAITS.step_tokens

@@ -1,0 +1,49 @@
+"""What SGLang is."""
+
+from moebox.core.traits import Metrics, Traits
+
+TRAITS = Traits(
+    name="sglang",
+    title="SGLang",
+    rank=20,
+    formats=("safetensors",),
+    shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
+    kv=("auto", "fp8", "bf16"),
+    kv_auto="bf16",
+    drafts=("eagle3", "mtp", "ngram"),
+    no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),  # its sparse decode kernels begin at Hopper
+    ports=(10_000,),  # gRPC beside HTTP since 0.5.15 (server_args.py: grpc_port = port + 10000)
+    metrics=Metrics(
+        names={
+            "running": "sglang:num_running_reqs",
+            "waiting": "sglang:num_queue_reqs",
+            "kv_use": "sglang:token_usage",
+        }
+    ),
+    owned_by="sglang",
+    key_env="SGLANG_API_KEY",
+    image="lmsysorg/sglang:v{version}",
+    image_entry=("python3", "-m", "sglang.launch_server"),
+    image_enters=False,  # the image has no server as its entry point: the whole command follows it
+    shares_memory=True,
+    package="sglang",
+    install="pip install sglang, or --runtime docker",
+    step_tokens=8192,
+    eager_flag="disable-cuda-graph",
+    takes_parsers=True,
+    # Names of 0.5.23's --tool-call-parser and --reasoning-parser choices, where vLLM's are others.
+    tool_parsers={
+        "deepseek_v3": "deepseekv3",
+        "deepseek_v31": "deepseekv31",
+        "deepseek_v32": "deepseekv32",
+        "minimax_m2": "minimax-m2",
+        "openai": "gpt-oss",
+    },
+    reasoning_parsers={
+        "deepseek_r1": "deepseek-r1",
+        "deepseek_v3": "deepseek-v3",
+        "minimax_m2": "minimax",
+        "openai_gptoss": "gpt-oss",
+    },
+    tools_under_none="hidden",
+)

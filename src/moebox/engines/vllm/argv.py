@@ -1,0 +1,151 @@
+"""Deployment to vLLM's command line and back. Flags by the parser of 0.32.0."""
+
+import json
+from typing import Any
+
+from moebox.core import presets
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Recipe
+from moebox.engines.arguments import (
+    Node,
+    field_words,
+    flag_words,
+    is_thinking_off,
+    json_object,
+    merge,
+    thinking_off,
+    without,
+)
+from moebox.engines.assemble import entry_words
+from moebox.engines.flags import Word, catalogue
+from moebox.engines.vllm.traits import TRAITS
+
+# Loading and first compilation of a 600 GB checkpoint outlast the 600 s that vLLM waits by default (envs.py).
+READY_TIMEOUT = {"VLLM_ENGINE_READY_TIMEOUT_S": "3600"}
+
+FIELDS: dict[str, str] = {
+    "--served-model-name": "served_name",
+    "--host": "listen.host",
+    "--port": "listen.port",
+    "--trust-remote-code": "trust_remote_code",
+    "--tensor-parallel-size": "parallel.tp",
+    "--pipeline-parallel-size": "parallel.pp",
+    "--decode-context-parallel-size": "parallel.dcp",
+    "--data-parallel-size": "parallel.dp",
+    "--enable-expert-parallel": "parallel.ep",
+    "--nnodes": "parallel.nodes",
+    "--max-model-len": "context",
+    "--gpu-memory-utilization": "memory_utilization",
+    "--max-num-seqs": "max_seqs",
+    "--max-num-batched-tokens": "batched_tokens",
+    "--enable-prefix-caching": "prefix_caching",
+    "--tool-call-parser": "tool_parser",
+    "--reasoning-parser": "reasoning_parser",
+}
+READS = FIELDS
+KV = {"fp8": "fp8", "bf16": "bfloat16", "f16": "float16"}  # recipe -> --kv-cache-dtype
+VARIABLES = {
+    "--served-model-name": "SERVED_MODEL_NAME",
+    "--max-model-len": "MAX_MODEL_LEN",
+    "--gpu-memory-utilization": "GPU_MEMORY_UTILIZATION",
+    "--port": "PORT",
+}
+
+
+def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+    """The command line after the entry, word by word."""
+    node, recipe, tower = node or Node(), deployment.recipe, deployment.vision_tower
+    known = catalogue(TRAITS.name, recipe.engine_version)
+    out: list[Word] = [_model_word(deployment), *field_words(recipe, FIELDS, known, host=host)]
+    if recipe.tool_parser:
+        out.append(("--enable-auto-tool-choice",))
+    if recipe.kv != "auto":
+        out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
+    if tower and not recipe.vision:
+        out.append(("--language-model-only",))
+    elif tower and recipe.parallel.tp > 1:
+        out.append(("--mm-encoder-tp-mode", "data"))  # the tower is small: a copy per card beats slicing it
+    if not recipe.thinking:
+        out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
+    out += speculation(recipe)
+    out = _for_node(out, recipe, node)
+    preset = presets.of(recipe)
+    out = merge(out, flag_words(preset.flags, known), known) if preset else out
+    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+
+
+def _model_word(deployment: Deployment) -> Word:
+    """Positional after `vllm serve`; the older module entry wants --model."""
+    named = "api_server" in deployment.recipe.runtime.entry
+    return ("--model", deployment.weights) if named else (deployment.weights,)
+
+
+def speculation(recipe: Recipe) -> list[Word]:
+    """The words that turn a draft on; empty without one."""
+    draft = recipe.speculate
+    if draft is None:
+        return []
+    settings: dict[str, object] = {"method": draft.method}
+    settings |= {"model": draft.draft} if draft.draft else {}
+    settings["num_speculative_tokens"] = draft.tokens
+    preset = presets.of(recipe)
+    settings |= preset.speculate if preset else {}
+    return [("--speculative-config", json.dumps(settings, separators=(",", ":")))]
+
+
+def _for_node(out: list[Word], recipe: Recipe, node: Node) -> list[Word]:
+    """One machine's share of a launch over several, by vLLM's own multiprocessing (no Ray)."""
+    if recipe.parallel.nodes == 1 and node.count is None:
+        return out
+    kept = [word for word in out if word[0] != "--nnodes" and not (node.follows and word[0] in ("--host", "--port"))]
+    kept += [("--nnodes", str(node.count or recipe.parallel.nodes)), ("--node-rank", str(node.rank))]
+    kept.append(("--master-addr", node.master))
+    return [*kept, ("--headless",)] if node.follows else kept
+
+
+def environment(deployment: Deployment) -> dict[str, str]:
+    """Variables the engine needs beside those of the recipe."""
+    recipe, model = deployment.recipe, deployment.found_model
+    large = model is None or model.total > 100e9
+    preset = presets.of(recipe)
+    return (READY_TIMEOUT if large else {}) | (preset.environment if preset else {}) | recipe.env
+
+
+def entry(recipe: Recipe) -> tuple[str, ...]:
+    """The words that start it on this machine."""
+    return entry_words(recipe, program=("vllm", "serve"), module=("-m", "vllm.entrypoints.cli.main", "serve"))
+
+
+def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """`argv` so that the key reaches the engine without being in it: vLLM reads VLLM_API_KEY itself."""
+    return argv
+
+
+def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
+    """Take a word that is more than one field, or a field said otherwise, into `document`."""
+    value = word[-1]
+    if name == "--kv-cache-dtype":
+        document["kv"] = {spelled: kind for kind, spelled in KV.items()}.get(value, value)
+    elif name == "--enable-auto-tool-choice":
+        pass
+    elif name == "--language-model-only":
+        document["vision"] = False
+    elif name == "--mm-encoder-tp-mode" and value == "data":
+        document["vision"] = True
+    elif name == "--default-chat-template-kwargs" and is_thinking_off(value):
+        document["thinking"] = False
+    elif name == "--speculative-config" and set(json_object(value)) <= {"method", "model", "num_speculative_tokens"}:
+        settings = json_object(value)
+        document["speculate"] = {
+            "method": settings.get("method", "draft_model"),
+            "draft": settings.get("model", ""),
+            "tokens": settings.get("num_speculative_tokens", 3),
+        }
+    else:
+        return False
+    return True
+
+
+def finished(names: set[str], document: dict[str, Any]) -> None:
+    """What follows from words that are not there."""
+    document["vision"] = document.get("vision", True)

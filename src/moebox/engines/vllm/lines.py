@@ -1,0 +1,84 @@
+"""vLLM's memory arithmetic, written out."""
+
+import math
+
+from moebox.core.box import Gpu
+from moebox.core.deployment import Deployment
+from moebox.core.model import Model
+from moebox.core.plan import Line, Memory
+from moebox.core.recipe import Recipe
+from moebox.engines.lines import in_bytes, token_line, weight_lines
+from moebox.engines.vllm import memory as rules
+from moebox.sizing import gpu_list
+from moebox.sizing.constants import GRAPHS_COUNTED, constant, counts_graphs, generation_of, visible
+
+
+def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+    """Every step from the GPU's size to the tokens of cache, on the first GPU the recipe uses."""
+    box, model, checkpoint, recipe = deployment.facts
+    used = gpu_list.used_gpus(box, recipe)
+    if not used:
+        return ()
+    gpu = gpu_list.all_gpus(box)[used[0]]
+    needs, generation = rules.needs_of(gpu, model, checkpoint, recipe, 0), generation_of(recipe)
+    utilization = recipe.memory_utilization or constant("vllm", "utilization")
+    claim, block = math.floor(utilization * visible(gpu)), constant("vllm", "block")
+    left = claim - needs.inside
+    rows = [
+        in_bytes("memory CUDA sees", visible(gpu), f"{gpu.memory:,} - {gpu.memory - visible(gpu):,}", gpu.source),
+        in_bytes("claimed", claim, f"{utilization} × {visible(gpu):,}", "--gpu-memory-utilization"),
+        *weight_lines(needs.weights, model, checkpoint, recipe),
+    ]
+    if needs.draft:
+        rows.append(in_bytes("- draft", needs.draft, "(draft - shared embedding) / TP", "data/memory.toml [draft]"))
+    rows += [
+        in_bytes("- activations", needs.activations, _activations(gpu, model, recipe), "data/memory.toml [vllm]"),
+        in_bytes("- context and NCCL", needs.non_torch, "constant", generation.source),
+        in_bytes("- CUDA graphs", needs.graphs, _graphs(recipe), "rtx6kpro wiki kimi-k26 and kimi-k26-v2"),
+        in_bytes("= KV budget", left, f"{claim:,} - {needs.inside:,}"),
+        token_line(model, recipe, needs.token),
+        Line(
+            what="KV tokens",
+            formula=f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {recipe.parallel.dcp}",
+            value=rules.tokens_in(left, needs, recipe),
+            unit="tokens",
+            source="vLLM kv_cache_utils.py",
+        ),
+        in_bytes(
+            "Triton MLA workspace",
+            rules.workspace_bytes(gpu, model, recipe),
+            _workspace(gpu, model, recipe),
+            "vLLM 0.32 triton_mla.py; outside the claim",
+        ),
+    ]
+    return tuple(rows)
+
+
+def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
+    used = model.moe.used if model.moe else 0
+    tokens = rules.step_tokens(gpu, recipe)
+    seqs, live = rules.max_seqs(gpu, recipe), constant("vllm", "live_copies")
+    text = f"max({tokens:,} × {model.hidden:,} × 2 × ({used} + {live}), {seqs} × {model.vocab:,} × 16)"
+    if model.mla and model.mla.indexer:
+        text += " + the indexer's logits"
+    if recipe.speculate:
+        text += f" + {seqs} × {1 + recipe.speculate.tokens} × {model.vocab:,} × 4 × 3 for guesses"
+    return text
+
+
+def _graphs(recipe: Recipe) -> str:
+    if not counts_graphs(recipe):
+        return f"{GRAPHS_COUNTED}=0: not taken off"
+    guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
+    draft = f" + {constant('vllm', 'graph_speculative')} with a draft" if recipe.speculate else ""
+    each = f"{constant('vllm', 'graph_per_dcp_token')} × DCP {recipe.parallel.dcp} × {guesses}"
+    return f"{constant('vllm', 'graph_base')} + {each}{draft} GiB"
+
+
+def _workspace(gpu: Gpu, model: Model, recipe: Recipe) -> str:
+    if not model.mla or model.mla.indexer or not rules.triton_mla(gpu, recipe):
+        return "not this kernel"
+    heads = model.mla.heads // recipe.parallel.tp
+    splits = rules.splits(gpu, recipe)
+    seqs, dcp = rules.max_seqs(gpu, recipe), recipe.parallel.dcp
+    return f"{seqs} sequences × {heads} heads × DCP {dcp} × {splits} splits × 513 × 4"

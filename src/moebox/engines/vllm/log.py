@@ -1,0 +1,64 @@
+"""vLLM's log, line by line, as 0.32.0 prints it (its file names are in the comments)."""
+
+from moebox.engines.events import GIB, Event, read, sign
+
+RANK = r"(?:\(Worker_?(?P<device>\w*) .*)?"  # "(Worker_TP3 pid=…) INFO …": which rank speaks
+SIGNS = (
+    sign(r"Application startup complete", "ready", "ready"),  # uvicorn
+    sign(
+        r"Loading \w+ checkpoint shards:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)",
+        "progress",
+        "loading weights",
+    ),
+    sign(r"Starting to load model ", "phase", "loading weights"),  # gpu_model_runner.py
+    sign(r"Loading weights took (?P<load_s>[\d.]+) seconds", "fact", "loading weights"),  # default_loader.py
+    sign(
+        RANK + r"Model loading took (?P<weights_bytes>[\d.]+) GiB memory and (?P<load_s>[\d.]+) seconds",
+        "fact",
+        "compiling",
+        weights_bytes=GIB,
+    ),
+    sign(r"Dynamo bytecode transform time|Compiling a graph for compile range", "phase", "compiling"),
+    sign(r"torch.compile took (?P<compile_s>[\d.]+) s in total", "fact", "allocating cache"),
+    sign(
+        RANK + r"Available KV cache memory: (?P<kv_bytes>[\d.]+) GiB", "fact", "allocating cache", kv_bytes=GIB
+    ),  # gpu_worker.py
+    sign(
+        r"KV cache size: (?P<kv_tokens>[\d,]+) tokens"  # kv_cache_utils.py; one line in 0.32, two before
+        r"(?:, Maximum concurrency for (?P<context>[\d,]+) tokens per request: (?P<max_concurrency>[\d.]+)x)?",
+        "fact",
+        "allocating cache",
+    ),
+    sign(r"Maximum concurrency for [\d,]+ tokens per request: (?P<max_concurrency>[\d.]+)x", "fact"),
+    sign(r"Capturing CUDA graphs.*?\s(?P<done>\d+)/(?P<total>\d+)", "progress", "capturing graphs"),
+    sign(r"Profiling CUDA graph memory|Capturing CUDA graph", "phase", "capturing graphs"),
+    sign(
+        r"Graph capturing finished in (?P<graph_s>[\d.]+) secs, took (?P<graph_bytes>[\d.]+) GiB",
+        "fact",
+        "capturing graphs",
+        graph_bytes=GIB,
+    ),
+    sign(
+        RANK + r"Free memory on device .* Actual usage is (?P<used_bytes>[\d.]+) GiB for consumed memory.*?"
+        r"(?P<activation_bytes>[\d.]+) GiB for peak activation, and (?P<graph_bytes>[\d.]+) GiB",
+        "fact",
+        used_bytes=GIB,
+        activation_bytes=GIB,
+        graph_bytes=GIB,
+    ),
+    sign(r"init engine \(profile, create kv cache, warmup model\) took (?P<init_s>[\d.]+) s", "fact"),
+    sign(r"Initializing a V1 LLM engine", "phase", "starting"),
+    sign(r"WorkerProc failed to start|WorkerProc hit an exception|EngineCore failed to start", "error"),
+    sign(r"EngineCore encountered a fatal error|Worker proc \S+ died unexpectedly", "error"),
+    sign(r"vllm: error: |Address already in use|torch\.OutOfMemoryError|out of resource: shared memory", "error"),
+    sign(
+        r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
+        r"(?:Value|Runtime|Key|NotImplemented|Timeout|OS)Error: ",
+        "error",
+    ),
+)
+
+
+def event(line: str) -> Event | None:
+    """What a line of the log tells."""
+    return read(line, SIGNS)

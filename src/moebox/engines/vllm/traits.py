@@ -1,0 +1,41 @@
+"""What vLLM is."""
+
+from moebox.core.traits import Metrics, Traits
+
+TRAITS = Traits(
+    name="vllm",
+    title="vLLM",
+    rank=10,
+    formats=("safetensors",),
+    shards=frozenset({"tp", "pp", "dp", "ep", "dcp", "nodes"}),
+    kv=("auto", "fp8", "bf16", "f16"),
+    kv_auto="bf16",
+    weighs_dcp=True,
+    packs_sparse_latent=True,
+    drafts=("eagle3", "mtp", "ngram"),
+    # Sparse MLA decodes with FlashMLA's and FlashInfer's sparse kernels, which begin at Hopper (platforms/cuda.py).
+    no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),
+    metrics=Metrics(
+        names={
+            "running": "vllm:num_requests_running",
+            "waiting": "vllm:num_requests_waiting",
+            "kv_use": "vllm:kv_cache_usage_perc",
+        }
+    ),
+    tells_cache="/metrics",
+    owned_by="vllm",
+    key_env="VLLM_API_KEY",
+    image="vllm/vllm-openai:v{version}",
+    image_entry=("vllm", "serve"),  # ENTRYPOINT of the image; what follows the image are its arguments
+    image_enters=True,
+    shares_memory=True,
+    presets=("community",),
+    package="vllm",
+    install="pip install vllm, or --runtime docker",
+    step_tokens=8192,
+    eager_flag="enforce-eager",
+    takes_parsers=True,
+    # vLLM shows tools to the model even under tool_choice "none" unless told not to; then its call comes out as text.
+    tools_under_none="flag",
+    hide_tools_flag="exclude-tools-when-tool-choice-none",
+)
