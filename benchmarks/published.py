@@ -10,6 +10,7 @@ from typing import Any
 
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.planner.simulate import Outcome, Workload, rules_of, simulate
 from moebox.planner.speed import Speed
@@ -46,7 +47,7 @@ def box_of(text: str) -> Box:
 def speed_of(box: Box, recipe: Recipe) -> Speed:
     """The speed model of a recipe whose model and checkpoint are in the catalogue."""
     model = catalogue.model(recipe.model)
-    return Speed.of(box, model, catalogue.checkpoint(model.name, recipe.checkpoint), recipe)
+    return Speed.of(Deployment.of(recipe, model, catalogue.checkpoint(model.name, recipe.checkpoint), box))
 
 
 def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Recipe:

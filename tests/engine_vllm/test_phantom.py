@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from moebox import phantom
+from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Recipe
 from moebox.flows.climb import Effort, climb
 from moebox.flows.compare import ask_side, compare
-from moebox.serve.recipes import model_of
 from moebox.serve.session import start
 from moebox.store import Run
 from moebox.verify.ask import Options
@@ -33,7 +33,7 @@ def rehearsal(venv: Path) -> Recipe:
 def endpoint(rehearsal: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """One engine for all questions."""
     run = Run.create("phantom", runs=tmp_path_factory.mktemp("phantom"))
-    with start(rehearsal, run, model=model_of(rehearsal), patience_s=600) as session:
+    with start(deploy(rehearsal), run, patience_s=600) as session:
         yield session.endpoint
 
 
@@ -53,7 +53,7 @@ def test_guessing_ahead_by_lookup_says_nothing_else(rehearsal: Recipe, endpoint:
         flags={**rehearsal.flags, "speculative-config": '{"method":"ngram","num_speculative_tokens":4}'},
     )
     plain = ask_side("plain", endpoint, concurrency=(1,), rounds=2)
-    with start(guessing, run, model=model_of(guessing), patience_s=600) as session:
+    with start(deploy(guessing), run, patience_s=600) as session:
         ahead = ask_side("ahead", session.endpoint, concurrency=(1,), rounds=2)
     found = compare(plain, ahead)
 

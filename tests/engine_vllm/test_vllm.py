@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.engines.flags import catalogue
 from moebox.errors import Outside
 from moebox.flows.rehearse import rehearse
 from moebox.serve.faults import LaunchFailed
-from moebox.serve.recipes import model_of
 from moebox.serve.session import launch, prepare, start
 from moebox.serve.state import marked
 from moebox.store import Run
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_real_kimi_class_comes_up_tells_its_facts_and_goes_down(recipe: Recipe, run: Run) -> None:
     """From a configuration alone; the cache's tokens come from vLLM's own metrics, and no worker is left."""
-    with start(recipe, run, model=model_of(recipe), patience_s=600) as session:
+    with start(deploy(recipe), run, patience_s=600) as session:
         assert session.alive
         assert session.facts["kv_tokens"] > 10_000
         assert [name for name, _ in session.watch.seen.phases][-1] == "ready"
@@ -40,7 +40,7 @@ def test_a_rehearsal_prompts_the_real_engine_beyond_one_prefill_block(recipe: Re
     small = dataclasses.replace(
         recipe, context=1024, batched_tokens=512, flags={"enforce-eager": True, "dtype": "bfloat16"}
     )
-    found = rehearse(small, run, patience_s=600)
+    found = rehearse(deploy(small), run, patience_s=600)
     assert found.layers == 2
     assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "down"]
     assert not marked()
@@ -49,7 +49,7 @@ def test_a_rehearsal_prompts_the_real_engine_beyond_one_prefill_block(recipe: Re
 def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe, run: Run) -> None:
     """vLLM names the longest context that its cache holds; moebox makes it a change to the recipe."""
     large = dataclasses.replace(recipe, context=524288, batched_tokens=None)
-    with pytest.raises(LaunchFailed) as caught, start(large, run, model=model_of(large), patience_s=600):
+    with pytest.raises(LaunchFailed) as caught, start(deploy(large), run, patience_s=600):
         pass
     assert caught.value.finding is not None
     assert caught.value.finding.symptom == "oom-context-too-long"
@@ -59,7 +59,7 @@ def test_a_context_that_does_not_fit_is_explained_by_vllm_itself(recipe: Recipe,
 def test_settings_that_vllm_refuses_are_told_in_its_own_words(recipe: Recipe, run: Run) -> None:
     """Its validation error names the setting on the line after; both are in the cause."""
     odd = dataclasses.replace(recipe, batched_tokens=16, max_seqs=64)
-    with pytest.raises(LaunchFailed) as caught, start(odd, run, model=model_of(odd), patience_s=600):
+    with pytest.raises(LaunchFailed) as caught, start(deploy(odd), run, patience_s=600):
         pass
     assert "refused the combination of settings" in caught.value.message
     assert "max_num_batched_tokens" in caught.value.message
@@ -79,7 +79,7 @@ def test_another_version_is_refused_before_anything_starts(recipe: Recipe, run: 
     """The version is read from the venv's own metadata, without importing vLLM."""
     other = dataclasses.replace(recipe, engine_version="0.31.0")
     with pytest.raises(Outside, match=r"wants vllm 0\.31\.0, this machine has 0\.32\.0"):
-        launch(prepare(other), run)
+        launch(prepare(deploy(other)), run)
 
 
 def _names(document: object) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moebox import engines
-from moebox.serve.recipes import model_of
+from moebox.checkpoint import deploy
 from tests.serve.rendered import recipes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "dump_flags.py"
@@ -97,7 +97,7 @@ def test_vllm_itself_parses_what_is_rendered():
     """Every shape of recipe, as `vllm serve` would be given it."""
     found = [one for one in recipes().values() if one.engine == "vllm"]
     ranks = [(one, rank) for one in found for rank in range(one.parallel.nodes)]
-    lines = [engines.launch(one, model_of(one), rank=rank, master="10.0.0.1").argv[2:] for one, rank in ranks]
+    lines = [engines.launch(deploy(one), rank=rank, master="10.0.0.1").argv[2:] for one, rank in ranks]
     done = subprocess.run([VLLM, "-c", PARSE], env=CPU, input=json.dumps(lines), capture_output=True, text=True)
 
     assert (done.returncode, done.stdout.strip()) == (0, str(len(lines))), done.stderr[-2000:]

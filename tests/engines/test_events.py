@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.recipe import ENGINES as NAMES
-from moebox.engines import ENGINES, Event
+from moebox.core.registry import names
+from moebox.engines import Event, rooms
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -15,7 +15,7 @@ LOGS = Path(__file__).parent / "logs"
 def events(engine: str, log: str) -> list[Event]:
     """Every event of a log."""
     lines = (LOGS / log).read_text().splitlines()
-    return [event for line in lines if (event := ENGINES[engine].event(line))]  # type: ignore[index]
+    return [event for line in lines if (event := rooms.log(engine).event(line))]
 
 
 def facts(found: list[Event]) -> dict[str, float]:
@@ -59,7 +59,7 @@ def test_vllm_starting_up():
 )
 def test_vllm_facts_of_one_card(line: str, wanted: dict[str, float]):
     """Memory per device is read with the rank it belongs to."""
-    event = ENGINES["vllm"].event(line)
+    event = rooms.log("vllm").event(line)
 
     assert event is not None
     assert event.facts == wanted
@@ -121,14 +121,14 @@ def test_llama_servers_starting_up(engine: str, log: str, compute: float):
 )
 def test_sglang_lines(line: str, kind: str, wanted: dict[str, float]):
     """What SGLang prints while it starts."""
-    event = ENGINES["sglang"].event(line)
+    event = rooms.log("sglang").event(line)
 
     assert event is not None
     assert (event.kind, event.facts) == (kind, wanted)
 
 
-@given(st.text(max_size=200), st.sampled_from(NAMES))
+@given(st.text(max_size=200), st.sampled_from(names()))
 def test_no_line_breaks_the_reader(line: str, engine: str):
     """Logs hold anything."""
-    event = ENGINES[engine].event(line)  # type: ignore[index]
+    event = rooms.log(engine).event(line)
     assert event is None or len(event.text) <= 500

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.core.recipe import ENGINES
+from moebox.core.registry import names
 from moebox.engines.arguments import canonical, flatten, split
 from moebox.engines.flags import catalogue, check, newest, order, versions
 from moebox.errors import BadInput
@@ -94,7 +94,7 @@ def test_a_value_must_be_one_of_the_choices():
     assert judge("llama.cpp", "", "--fim-qwen-1.5b-default --metrics") == ""  # a dot that is no key
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", names())
 def test_catalogues_are_small_and_whole(engine: str):
     """Every spelling leads to one flag, and the file stays small."""
     for version in versions(engine):  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_catalogues_are_small_and_whole(engine: str):
 WORDS = st.lists(st.sampled_from(sorted(catalogue("vllm").specs)) | st.text(max_size=8), max_size=8)
 
 
-@given(WORDS, st.sampled_from(ENGINES))
+@given(WORDS, st.sampled_from(names()))
 def test_any_words_are_split_without_loss_and_judged(argv: list[str], engine: str):
     """Splitting loses nothing, and judging fails by saying so or not at all."""
     known = catalogue(engine)  # type: ignore[arg-type]

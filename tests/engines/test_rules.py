@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox import engines
+from moebox.checkpoint import deploy
 from moebox.core.change import changed
-from moebox.core.recipe import ENGINES, EngineName, Recipe
+from moebox.core.recipe import EngineName, Recipe
+from moebox.core.registry import names
 from moebox.errors import BadInput
-from moebox.serve.recipes import model_of, read_recipe, shipped
+from moebox.serve.recipes import read_recipe, shipped
 
 VLLM = read_recipe("kimi-k26-vllm")
 HYBRID = changed(
@@ -30,8 +32,8 @@ HYBRID = changed(
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_recipes_are_sound(name: str):
     """What comes with moebox passes its own rules."""
-    engines.check(read_recipe(name), model_of(read_recipe(name)))
-    engines.check(HYBRID)
+    engines.check(deploy(read_recipe(name)))
+    engines.check(deploy(HYBRID))
 
 
 @pytest.mark.parametrize(
@@ -71,10 +73,10 @@ def test_shipped_recipes_are_sound(name: str):
 def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
     """One line with the setting in it."""
     if not named:
-        engines.check(changed(VLLM, changes))
+        engines.check(deploy(changed(VLLM, changes)))
         return
     with pytest.raises(BadInput) as refused:
-        engines.check(changed(VLLM, changes))
+        engines.check(deploy(changed(VLLM, changes)))
     assert named in refused.value.message
 
 
@@ -92,14 +94,14 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], named: str):
 def test_hybrids_have_rules_of_their_own(changes: dict[str, Any], named: str):
     """What llama.cpp and its fork do not have, or have differently."""
     with pytest.raises(BadInput) as refused:
-        engines.check(changed(HYBRID, changes))
+        engines.check(deploy(changed(HYBRID, changes)))
     assert named in refused.value.message
 
 
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
-        "engine": st.sampled_from(ENGINES),
+        "engine": st.sampled_from(names()),
         "context": st.integers(-5, 300000),
         "max_seqs": st.none() | st.integers(0, 300),
         "kv": st.sampled_from(["auto", "fp8", "bf16", "f16", "q8_0", "x"]),
@@ -124,11 +126,11 @@ def test_a_recipe_is_refused_or_can_be_launched(changes: dict[str, Any]):
     """Whatever passes the rules has a command, and its key is in none of the command's words."""
     recipe = changed(VLLM, changes)
     try:
-        engines.check(recipe)
+        engines.check(deploy(recipe))
     except BadInput:
         return
-    launch = engines.launch(recipe, model_of(recipe))
-    argv = engines.command(recipe, launch, run="r1", home="/home/x")
+    launch = engines.launch(deploy(recipe))
+    argv = engines.command(deploy(recipe), launch, run="r1", home="/home/x")
     assert all(isinstance(word, str) and word for word in argv)
     if recipe.listen.key_env:
         assert recipe.listen.key_env in launch.secret_env.values()
@@ -140,7 +142,7 @@ PARTS += ["--port", "-np", "0", "-ot", "[1]", "vllm", "serve", "-d", "image", "-
 PARTS += ["--speculative-config", "{}", "python3", "-m", "a.gguf", "--model", "--tp", "-ctk", "--ipc=host", "--jinja"]
 
 
-@given(st.sampled_from(ENGINES), st.text(max_size=60) | st.lists(st.sampled_from(PARTS), max_size=12))
+@given(st.sampled_from(names()), st.text(max_size=60) | st.lists(st.sampled_from(PARTS), max_size=12))
 def test_any_text_is_a_command_or_refused(engine: EngineName, argv: Any):
     """Reading a command fails by saying so or not at all."""
     try:

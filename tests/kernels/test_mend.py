@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebox import detect
+from moebox.checkpoint import deploy
 from moebox.core import catalogue, symptom
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe, Runtime
@@ -48,21 +49,21 @@ def test_asked_for_it_is_one_line_that_names_the_mend(box: Box, tmp_path: Path) 
     program.write_text(f"#!{venv}/bin/python\n")
     argv = (str(program), "serve")
     with pytest.raises(AnswerIsNo, match="102,400") as refused:
-        preflight.kernels(fp8(), argv, lambda: box)
+        preflight.kernels(deploy(fp8()), argv, lambda: box)
     assert MEND in (refused.value.hint or "")
     (ops / f"triton_decode_attention.py{BACKUP}").touch()
-    preflight.kernels(fp8(), argv, lambda: box)
+    preflight.kernels(deploy(fp8()), argv, lambda: box)
     with pytest.raises(AnswerIsNo):  # what is in an image was not patched
-        preflight.kernels(fp8(runtime=Runtime(kind="docker", image="vllm/vllm-openai")), argv, lambda: box)
+        preflight.kernels(deploy(fp8(runtime=Runtime(kind="docker", image="vllm/vllm-openai"))), argv, lambda: box)
 
 
 def test_what_is_not_concerned_starts(box: Box) -> None:
     """A bf16 cache, a patched image, other cards, and models with sparse attention, whose kernels are others."""
     argv = ("vllm", "serve")
-    preflight.kernels(dataclasses.replace(fp8(), kv="bf16"), argv, lambda: box)
-    preflight.kernels(fp8(runtime=Runtime(kind="docker", preset="community")), argv, lambda: box)
-    preflight.kernels(fp8(), argv, lambda: detect.box("8x-h200"))
-    preflight.kernels(fp8(model="deepseek-v3.2"), argv, lambda: box)
+    preflight.kernels(deploy(dataclasses.replace(fp8(), kv="bf16")), argv, lambda: box)
+    preflight.kernels(deploy(fp8(runtime=Runtime(kind="docker", preset="community"))), argv, lambda: box)
+    preflight.kernels(deploy(fp8()), argv, lambda: detect.box("8x-h200"))
+    preflight.kernels(deploy(fp8(model="deepseek-v3.2")), argv, lambda: box)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +74,5 @@ def test_sparse_attention_has_other_kernels(box: Box, model: str, concerned: boo
     recipe = fp8(model=model)
     found = symptom.foreseen(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
     assert any(one.id == "smem-vllm-mla-fp8" for one in found) == concerned
-    told = known_troubles(recipe, box, catalogue.model(model))
+    told = known_troubles(deploy(recipe, box))
     assert any("shared memory" in one.text for one in told) == concerned

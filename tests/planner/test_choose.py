@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import codec
+from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
@@ -17,6 +18,7 @@ from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from tests.planner.boxes import ATTIC, EIGHT, box_with, facts
+from tests.planner.deployed import on
 
 
 def plan(name: str = "kimi-k2.6", box: object = EIGHT, **pins: object) -> Plan:
@@ -83,7 +85,7 @@ def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
     """Two Max-Q cards, EPYC 9175F, 768 GiB: ik_llama.cpp, and no slower by the forecast than any layout he tried."""
     model, _ = facts("kimi-k2.6")
     chosen = plan(box=ATTIC)
-    ours = Speed.of(ATTIC, model, catalogue.checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe)
+    ours = Speed.of(on(ATTIC, model, catalogue.checkpoint(model.name, chosen.recipe.checkpoint), chosen.recipe))
 
     assert chosen.recipe.engine == "ik_llama.cpp"
     assert chosen.recipe.hybrid is not None
@@ -96,7 +98,7 @@ def test_the_attic_gets_a_layout_as_good_as_its_author_found() -> None:
         ("Q4_X", (5, 5), 4096),
     ):
         tried = plan(box=ATTIC, engine="ik_llama.cpp", checkpoint=form, experts=counts, ubatch=ubatch).recipe
-        his = Speed.of(ATTIC, model, catalogue.checkpoint(model.name, form), tried)
+        his = Speed.of(on(ATTIC, model, catalogue.checkpoint(model.name, form), tried))
         assert ours.decode_tok_s(1, 4096) >= his.decode_tok_s(1, 4096)
 
 
@@ -241,8 +243,8 @@ def test_recipes_are_whole_and_the_same_every_time(name: str, card: str, count: 
     again = codec.decode(Recipe, tomllib.loads(codec.to_toml(chosen.recipe)), where="recipe")
 
     assert again == chosen.recipe
-    check(chosen.recipe, model)
-    assert launch(chosen.recipe, model).argv
+    check(deploy(chosen.recipe, box))
+    assert launch(deploy(chosen.recipe, box)).argv
     assert codec.to_json(choose(box, model, forms, pins)) == codec.to_json(chosen)
     assert all(one.free >= 0 for one in chosen.memory.devices)
 

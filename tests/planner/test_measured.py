@@ -12,6 +12,7 @@ from moebox.core.calibration import Boot, Calibration, DecodeStep, Place, Prefil
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import Measured, along, carried, measured_on, weights
+from tests.planner.deployed import on
 
 BATCHES, CONTEXTS, PROMPTS = (1, 8, 64), (128, 4096, 16384), (512, 2048, 8192, 32768)
 CHUNK = 8192
@@ -134,11 +135,11 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout_of(recipe), quant=form.quant)
     box = dataclasses.replace(plain, calibrations=(found,))
 
-    speed = Speed.of(box, model, form, recipe)
+    speed = Speed.of(on(box, model, form, recipe))
     assert speed.measured is not None
     assert speed.decode_step_s(8, 4096) == pytest.approx(step(61, 8, 4096), rel=0.01)
     assert speed.lines(8, 4096)[0].formula.startswith("measured on this box 2026-11-15, 61 layers from 4 and 8: ±")
-    assert speed.band[1] < Speed.fitted(box, model, form, recipe).band[1]
+    assert speed.band[1] < Speed.fitted(on(box, model, form, recipe)).band[1]
 
     others = (
         dataclasses.replace(recipe, engine="sglang"),

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moebox.planner.memory import budget
 
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
+from moebox.engines import budget
 from moebox.sizing import shards
 from tests.planner.boxes import box_with
+from tests.planner.deployed import on
 
 MODELS = ("kimi-k2.6", "glm-4.7", "glm-5.1", "qwen3-235b", "gpt-oss-120b", "deepseek-v3")
 CARDS = ("rtx-pro-6000-server", "h200", "b200", "rtx-5090", "rtx-4090")
@@ -47,7 +48,7 @@ def served(draw: st.DrawFn) -> tuple[Box, Model, Checkpoint, Recipe]:
 @given(case=served())
 def test_the_parts_of_a_device_sum_to_it(case: tuple[Box, Model, Checkpoint, Recipe]) -> None:
     """Weights, draft, cache, activations, overhead and what is free are the whole card, to the byte."""
-    memory = budget(*case)
+    memory = budget(on(*case))
 
     assert len(memory.devices) == len(case[0].gpus)
     for one in memory.devices:
@@ -70,7 +71,7 @@ def test_more_memory_never_fits_less(case: tuple[Box, Model, Checkpoint, Recipe]
         recipe, max_seqs=recipe.max_seqs or 64, batched_tokens=4096, memory_utilization=recipe.memory_utilization or 0.9
     )
     larger = replace(box, gpus=tuple(replace(gpu, memory=gpu.memory + extra) for gpu in box.gpus))
-    small, large = budget(box, model, form, recipe), budget(larger, model, form, recipe)
+    small, large = budget(on(box, model, form, recipe)), budget(on(larger, model, form, recipe))
 
     assert large.kv_tokens >= small.kv_tokens
     assert large.shortfall <= small.shortfall
@@ -103,7 +104,7 @@ def test_the_parts_of_cards_and_ram_sum_under_llama_cpp(
         hybrid=Hybrid(experts=experts, ubatch=ubatch),
     )
     box = box_with(cards, "rtx-pro-6000-server", ram=ram)
-    memory, more = budget(box, model, form, recipe), budget(replace(box, ram=ram + 2**36), model, form, recipe)
+    memory, more = budget(on(box, model, form, recipe)), budget(on(replace(box, ram=ram + 2**36), model, form, recipe))
 
     for one in memory.devices:
         assert one.weights_total + one.draft + one.kv + one.activations + one.overhead + one.free == one.total
@@ -139,8 +140,8 @@ def test_mla_is_copied_by_tp_and_divided_by_dcp() -> None:
         memory_utilization=0.9,
         parallel=Parallel(tp=8),
     )
-    plain = budget(box, model, form, one)
-    split = budget(box, model, form, replace(one, parallel=Parallel(tp=8, dcp=8)))
+    plain = budget(on(box, model, form, one))
+    split = budget(on(box, model, form, replace(one, parallel=Parallel(tp=8, dcp=8))))
 
     assert plain.kv_bytes_per_token == split.kv_bytes_per_token == 61 * 576 * 2
     assert 7.8 < split.kv_tokens / plain.kv_tokens <= 8
@@ -160,7 +161,7 @@ def test_gqa_splits_by_head_until_each_rank_has_one() -> None:
             parallel=Parallel(tp=tp),
             context=1024,
         )
-        costs.append(budget(box_with(tp, "b200"), model, form, recipe).kv_bytes_per_token)
+        costs.append(budget(on(box_with(tp, "b200"), model, form, recipe)).kv_bytes_per_token)
 
     assert [costs[0] / cost for cost in costs] == [1, 2, 4, 4]
 
@@ -182,6 +183,6 @@ def test_a_card_that_others_use_has_less_room() -> None:
         parallel=Parallel(tp=8),
     )
 
-    assert budget(box, model, form, recipe).fits
-    assert not budget(held, model, form, recipe).fits
-    assert budget(held, model, form, recipe).shortfall > 10 * 2**30
+    assert budget(on(box, model, form, recipe)).fits
+    assert not budget(on(held, model, form, recipe)).fits
+    assert budget(on(held, model, form, recipe)).shortfall > 10 * 2**30

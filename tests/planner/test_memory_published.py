@@ -1,13 +1,14 @@
 """The memory model against starts that people published, each quoted with its source in data/published/memory.toml."""
 
 import pytest
-from moebox.planner.memory import budget
 
 from moebox.core import catalogue
 from moebox.core.recipe import Hybrid, Recipe
+from moebox.engines import budget
 from moebox.engines.sglang import memory as sglang
 from moebox.planner.published import Row, rows, tokens, weights
 from tests.planner.boxes import ATTIC, EIGHT
+from tests.planner.deployed import on
 
 GIB, MIB = 2**30, 2**20
 
@@ -71,7 +72,7 @@ def test_llama_cpp_places_tensors_and_cache_as_fit_params_prints_them() -> None:
     """b11669, Kimi K2.6 in Q4_X over two cards at 131,072: 5,233 + 4,464 and 5,919 + 4,320 MiB; host 545,510."""
     model = catalogue.model("kimi-k2.6")
     form = catalogue.checkpoint("kimi-k2.6", "Q4_X")
-    first, last, ram = budget(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512)).devices
+    first, last, ram = budget(on(ATTIC, model, form, llama("llama.cpp", "Q4_X", (), 512))).devices
 
     assert [round(one.weights_total / MIB) for one in (first, last)] == pytest.approx([5233, 5919], abs=1)
     assert [round(one.kv / MIB) for one in (first, last)] == [4464, 4320]
@@ -113,7 +114,7 @@ def test_ik_llama_cpp_fills_the_cards_as_the_max_q_write_up_saw(
     form = catalogue.checkpoint("kimi-k2.6", "IQ3_K")
     head, tail = counts
     layers = (tuple(range(1, 1 + head)), tuple(range(61 - tail, 61)))
-    memory = budget(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch))
+    memory = budget(on(ATTIC, model, form, llama("ik_llama.cpp", "IQ3_K", layers, ubatch)))
     used = [(one.total - one.free) / GIB - 0.62 for one in memory.devices[:2]]
 
     assert sum(used) == pytest.approx(sum(seen), rel=0.06)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.recipe import Parallel, Recipe, Speculate
@@ -30,7 +31,7 @@ RECIPE = Recipe(
 def speed(recipe: Recipe = RECIPE, gpu: str = "b200") -> Speed:
     """The recipe on eight cards."""
     box = Box(name="t", gpus=(catalogue.gpu(gpu),) * 8)
-    return Speed.of(box, catalogue.model(recipe.model), catalogue.checkpoint(recipe.model, recipe.checkpoint), recipe)
+    return Speed.of(deploy(recipe, box))
 
 
 PLAIN = speed()

@@ -14,6 +14,7 @@ from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.errors import BadInput
 from moebox.planner.speed import Speed
 from moebox.planner.speed.constants import efficiency
+from tests.planner.deployed import on
 from tests.planner.rows import published
 
 
@@ -35,7 +36,7 @@ def speed(gpu: str = "rtx-pro-6000-server", many: int = 8, **settings: object) -
     """The model of that recipe on `many` cards."""
     one = recipe(**settings)
     box = Box(name="t", gpus=(catalogue.gpu(gpu),) * many)
-    return Speed.of(box, catalogue.model(one.model), catalogue.checkpoint(one.model, one.checkpoint), one)
+    return Speed.of(on(box, catalogue.model(one.model), catalogue.checkpoint(one.model, one.checkpoint), one))
 
 
 def hybrid(
@@ -54,7 +55,7 @@ def hybrid(
         kv="f16",
         hybrid=Hybrid(experts=(tuple(range(1, layers + 1)),), ubatch=ubatch),
     )
-    return Speed.of(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "Q4_X"), one)
+    return Speed.of(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "Q4_X"), one))
 
 
 def test_distinct_experts_follow_the_formula() -> None:
@@ -86,7 +87,7 @@ def test_faster_memory_is_never_slower(gpu: str) -> None:
     card = replace(catalogue.gpu(gpu), bandwidth=2 * catalogue.gpu(gpu).bandwidth)
     one = recipe()
     box = Box(name="t", gpus=(card,) * 8)
-    quick = Speed.of(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), one)
+    quick = Speed.of(on(box, catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), one))
 
     for batch in (1, 32, 256):
         assert (

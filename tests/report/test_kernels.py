@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from moebox import detect
-from moebox.core import catalogue
+from moebox.checkpoint import deploy
 from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
 from moebox.flows.kernels import compiled, keep, looked_up
@@ -79,21 +79,21 @@ def test_a_second_look_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 def test_without_triton_the_table_answers(tmp_path: Path) -> None:
     """A scanned release is looked up and marked so; an unknown one is not passed over in silence."""
-    box, model = detect.box("8x-rtx-pro-6000"), catalogue.model("kimi-k2.6")
+    box = detect.box("8x-rtx-pro-6000")
     run = a_run(tmp_path)
-    found = looked_up(recipe(kv="fp8"), box, model)
+    found = looked_up(deploy(recipe(kv="fp8"), box))
     assert found
     assert {(one["shared_bytes"], one["limit_bytes"]) for one in found["bad"]} == {(102_400, 101_376)}
     keep(run, found)
     assert "by table" in markdown(report([run]))
-    unknown = looked_up(dataclasses.replace(recipe(), engine_version="0.99.0"), box, model)
+    unknown = looked_up(deploy(dataclasses.replace(recipe(), engine_version="0.99.0"), box))
     assert unknown
     assert "moebox doctor kernels --engine vllm" in unknown["not_covered"][0]["why"]
-    sparse = looked_up(recipe(kv="fp8", model="deepseek-v3.2"), box, catalogue.model("deepseek-v3.2"))
+    sparse = looked_up(deploy(recipe(kv="fp8", model="deepseek-v3.2"), box))
     assert sparse
     assert (sparse["bad"], sparse["launches"]) == ([], 0)
-    assert looked_up(dataclasses.replace(recipe(), engine="llama.cpp"), box, model) is None
-    assert looked_up(recipe(), detect.box("8x-rtx-pro-6000"), None) is None
+    assert looked_up(deploy(dataclasses.replace(recipe(), engine="llama.cpp"), box)) is None
+    assert looked_up(deploy(dataclasses.replace(recipe(), model="x", checkpoint="x"), box)) is None
 
 
 def test_findings_that_cannot_be_read_cost_only_themselves(tmp_path: Path) -> None:

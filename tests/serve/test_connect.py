@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.endpoint import endpoint_of
 from moebox.core.recipe import Recipe
@@ -304,7 +305,7 @@ def test_the_served_context_is_told_to_the_client(server: Server, capsys: pytest
 
 def test_a_real_server_is_called_in_both_protocols(embedded: Recipe, run: Run):
     """llama.cpp answers Anthropic's and OpenAI's calls; a model without knowledge streams, and calls no tool."""
-    with start(embedded, run) as session:
+    with start(deploy(embedded), run) as session:
         seen = check("openai", session.endpoint)
         with pytest.raises(AnswerIsNo, match="without calling the tool"):
             check("claude-code", session.endpoint)

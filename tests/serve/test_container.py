@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import Outside
 from moebox.serve.session import launch, prepare, start
@@ -55,7 +56,7 @@ def contained(recipe: Recipe) -> Recipe:
 
 def test_a_container_is_named_labelled_and_removed(acting, run: Run, calls) -> None:  # type: ignore[no-untyped-def]
     """The engine's command stands behind docker's; the label finds it again, and stopping removes it by name."""
-    with start(contained(acting("good")), run, patience_s=30, ladder=QUICK) as session:
+    with start(deploy(contained(acting("good"))), run, patience_s=30, ladder=QUICK) as session:
         argv = next(call for call in calls() if call[0] == "run")
         assert f"moebox.run={run.id}" in argv
         assert "--ipc=host" in argv
@@ -71,7 +72,7 @@ def test_a_key_reaches_a_container_by_name_only(acting, run: Run, calls, monkeyp
     monkeypatch.setenv("MY_KEY", "sk-secret-1234567890")
     recipe = contained(acting("good"))
     recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, key_env="MY_KEY"))
-    with start(recipe, run, patience_s=30, ladder=QUICK):
+    with start(deploy(recipe), run, patience_s=30, ladder=QUICK):
         argv = next(call for call in calls() if call[0] == "run")
         assert argv[argv.index("VLLM_API_KEY") - 1] == "-e"
         assert "sk-secret" not in shlex.join(argv)
@@ -81,4 +82,4 @@ def test_a_missing_container_tool_is_told(acting, run: Run, monkeypatch) -> None
     """Without docker on PATH nothing starts."""
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(Outside, match="docker is not installed here"):
-        launch(prepare(contained(acting("good"))), run)
+        launch(prepare(deploy(contained(acting("good")))), run)

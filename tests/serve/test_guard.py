@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from moebox import http
 from moebox.doctor.logs import Finding
-from moebox.engines import ENGINES
 from moebox.engines.events import Event
 from moebox.serve import facts
 from moebox.serve.guard import Guard, descendants, spawn
@@ -69,7 +68,7 @@ def test_repetition_is_no_progress_and_a_new_shard_is(tmp_path: Path) -> None:
     """The same line with other numbers does not move the deadline, unless the engine's adapter reads progress in it."""
     path = tmp_path / "engine.log"
     heard: list[Event | Finding] = []
-    watch = Watch(path, ENGINES["vllm"], listener=heard.append)
+    watch = Watch(path, "vllm", listener=heard.append)
     moved = []
     shards = [f"Loading safetensors checkpoint shards:  {n}% Completed | {n}/9" for n in (1, 1, 2)]
     for line in ("still waiting 1 s", "still waiting 2 s", *shards):

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from moebox import engines
+from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows.rehearse import fewest, reduced, rehearse
-from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 
 Acting = Callable[..., Recipe]
@@ -20,7 +21,7 @@ Acting = Callable[..., Recipe]
 
 def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded: Recipe, run: Run) -> None:
     """llama.cpp with a generated file of the same shapes; the file and the process are gone afterwards."""
-    found = rehearse(embedded, run, patience_s=60)
+    found = rehearse(deploy(embedded), run, patience_s=60)
 
     assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "down"]
     assert "more than a prefill block of 512" in found.steps[1].detail
@@ -35,7 +36,7 @@ def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded
 @pytest.mark.engine
 def test_the_phantom_takes_the_place_of_dummy_weights(embedded: Recipe, run: Run) -> None:
     """The same engine and flags with a small model that knows something, and is asked."""
-    found = rehearse(embedded, run, phantom=True, patience_s=60)
+    found = rehearse(deploy(embedded), run, phantom=True, patience_s=60)
     assert found.recipe.checkpoint.endswith("phantom-q8_0.gguf")
     assert [step.name for step in found.steps] == ["boot", "long prompt", "decode", "answers", "down"]
     assert "answered right on" in found.steps[3].detail
@@ -45,7 +46,7 @@ def test_a_crash_at_the_first_long_prompt_is_found_and_explained(acting: Acting,
     """Short prompts pass, the long one hits SM120's shared memory: the log's cause is the answer."""
     recipe = acting("fails-at-length", engine="sglang", model="kimi-k2.6", checkpoint="moonshotai/Kimi-K2.6")
     with pytest.raises(AnswerIsNo, match=r"failed at a prompt of about \d+ words: HTTP 500") as caught:
-        rehearse(recipe, run, patience_s=60)
+        rehearse(deploy(recipe), run, patience_s=60)
     assert "FlashInfer attention backend" in str(caught.value.hint)
 
 
@@ -53,8 +54,8 @@ def test_a_crash_at_the_first_long_prompt_is_found_and_explained(acting: Acting,
 def test_dummy_weights_are_asked_for_in_the_engines_own_flags(name: str, tmp_path: Path) -> None:
     """Few layers and dummy weights by flags that the engine's catalogue knows; parallelism and the rest stay."""
     recipe = read_recipe(name)
-    small, kept, _ = reduced(recipe, tmp_path / "unused.gguf", 0)
-    argv = engines.launch(small, model_of(recipe)).argv
+    small, kept, _ = reduced(deploy(recipe), tmp_path / "unused.gguf", 0)
+    argv = engines.launch(deploy(small)).argv
     assert argv[argv.index("--load-format") + 1] == "dummy"
     override = next(word for word in argv if word.startswith("{") and "num_hidden_layers" in word)
     assert json.loads(override) == {"text_config": {"num_hidden_layers": kept}}
@@ -72,7 +73,7 @@ def test_the_layers_kept_are_one_of_each_kind_and_one_per_stage() -> None:
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     """A draft model cannot follow when its layers are gone."""
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), speculate=Speculate(draft="some/draft"))
-    small, _, notes = reduced(recipe, tmp_path / "unused.gguf", 0)
+    small, _, notes = reduced(deploy(recipe), tmp_path / "unused.gguf", 0)
     assert small.speculate is None
     assert any("speculative decoding" in note for note in notes)
 
@@ -80,4 +81,4 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 def test_more_layers_than_there_are_is_bad_input(embedded: Recipe, tmp_path: Path) -> None:
     """A number that cannot be meant."""
     with pytest.raises(BadInput, match="--layers 99"):
-        reduced(embedded, tmp_path / "x.gguf", 99)
+        reduced(deploy(embedded), tmp_path / "x.gguf", 99)

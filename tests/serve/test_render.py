@@ -12,13 +12,14 @@ import fastjsonschema
 import pytest
 import yaml
 
+from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import changed
 from moebox.engines import flags
 from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE, render
-from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.recipes import read_recipe
 from tests.serve.rendered import ALL, ROOT, recipes
 from tests.serve.schemas import COMPOSE, KUBERNETES
 
@@ -35,7 +36,7 @@ def test_the_scripts_in_the_repository_are_current(recipe: str, script: str):
     """`moebox render RECIPE --as script -o scripts/…` has been run after the last change."""
     asked = read_recipe(recipe)
 
-    assert (ROOT / "scripts" / script).read_text() == render(asked, model_of(asked), "script")
+    assert (ROOT / "scripts" / script).read_text() == render(deploy(asked), "script")
     assert os.access(ROOT / "scripts" / script, os.X_OK)
 
 
@@ -45,7 +46,7 @@ def test_every_script_passes_bash_and_shellcheck(tmp_path: Path):
     for name, form in ALL:
         if form in EXECUTABLE:
             path = tmp_path / f"{name}-{form}.sh"
-            path.write_text(render(recipes()[name], model_of(recipes()[name]), form))
+            path.write_text(render(deploy(recipes()[name]), form))
             files.append(path)
             subprocess.run(["bash", "-n", path], check=True)
     checked = subprocess.run([SHELLCHECK, *files], capture_output=True, text=True)
@@ -58,7 +59,7 @@ def test_every_script_passes_bash_and_shellcheck(tmp_path: Path):
 def test_yaml_is_what_compose_and_kubernetes_take(name: str, form: str):
     """Every document fits the closed schema of its kind."""
     recipe = recipes()[name]
-    for document in yaml.safe_load_all(render(recipe, model_of(recipe), form)):
+    for document in yaml.safe_load_all(render(deploy(recipe), form)):
         fastjsonschema.validate(COMPOSE if form == "compose" else KUBERNETES[document["kind"]], document)
 
 
@@ -77,7 +78,7 @@ def test_flags_in_yaml_are_the_engines_own(name: str, form: str):
     """The rendered command line is read back and checked against the catalogue."""
     recipe = recipes()[name]
     known = flags.catalogue(recipe.engine)
-    for document in yaml.safe_load_all(render(recipe, model_of(recipe), form)):
+    for document in yaml.safe_load_all(render(deploy(recipe), form)):
         for argv in words_in(document):
             words = [word for word in split(_after_entry(argv), known) if flags.is_flag(word[0])]
             flags.check(recipe.engine, "", words)
@@ -95,7 +96,7 @@ def _after_entry(argv: list[str]) -> list[str]:
 def test_a_leader_worker_set_gives_each_pod_its_rank():
     """The group's variables stand in the arguments; only the leader has a port."""
     recipe = recipes()["two-nodes"]
-    group, service = yaml.safe_load_all(render(recipe, model_of(recipe), "k8s"))
+    group, service = yaml.safe_load_all(render(deploy(recipe), "k8s"))
     template = group["spec"]["leaderWorkerTemplate"]
     leader, worker = (template[name]["spec"]["containers"][0] for name in ("leaderTemplate", "workerTemplate"))
 
@@ -112,7 +113,7 @@ def test_a_leader_worker_set_gives_each_pod_its_rank():
 def test_a_unit_has_one_start_line_with_the_engines_flags():
     """systemd's continuation lines join to the launch; percent and dollar signs are doubled."""
     recipe = changed(read_recipe("kimi-k26-vllm"), {"flags.chat-template": "/100%/$x.jinja"})
-    text = render(recipe, model_of(recipe), "systemd").replace("\\\n", " ")
+    text = render(deploy(recipe), "systemd").replace("\\\n", " ")
     start = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     words = shlex.split(start.removeprefix("ExecStart="))
 
@@ -134,13 +135,13 @@ def test_a_unit_has_one_start_line_with_the_engines_flags():
 def test_a_form_that_cannot_be_is_refused(name: str, form: Any, changes: dict[str, Any], message: str):
     """Rather than write a file that cannot work."""
     with pytest.raises(BadInput, match=message):
-        render(changed(read_recipe(name), changes), None, form)
+        render(deploy(changed(read_recipe(name), changes)), form)
 
 
 def test_no_form_names_moebox_at_run_time():
     """Nothing rendered calls moebox; the name may stand in a volume or a comment only."""
     for name, form in ALL:
-        text = render(recipes()[name], model_of(recipes()[name]), form)
+        text = render(deploy(recipes()[name]), form)
         lines = [line for line in text.splitlines() if "moebox" in line and not line.lstrip().startswith("#")]
         assert all("moebox-jit-" in line for line in lines), (name, form, lines)
 

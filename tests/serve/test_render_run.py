@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import engines
+from moebox.checkpoint import deploy
 from moebox.core.change import changed
 from moebox.engines import flags
 from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import render
-from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.recipes import read_recipe
 from tests.serve.rendered import ROOT, recipes, run, stand_in
 
 FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"
@@ -23,9 +24,9 @@ FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"
 def test_a_script_runs_the_engine_as_the_recipe_says(tmp_path: Path):
     """Without variables, the script's argv is the launch's argv."""
     recipe = read_recipe("kimi-k26-vllm")
-    seen = run(render(recipe, model_of(recipe), "script"), tmp_path, stand_in(tmp_path / "bin", "vllm"))
+    seen = run(render(deploy(recipe), "script"), tmp_path, stand_in(tmp_path / "bin", "vllm"))
 
-    assert seen["argv"][1:] == list(engines.launch(recipe, model_of(recipe)).argv[1:])
+    assert seen["argv"][1:] == list(engines.launch(deploy(recipe)).argv[1:])
     assert seen["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3600"
 
 
@@ -43,7 +44,7 @@ def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path)
         "EAGLE3_MODEL": "my/draft",
     }
     env = stand_in(tmp_path / "bin", program) | given
-    argv = run(render(recipe, model_of(recipe), "script"), tmp_path, env, "--log-level", "debug")["argv"]
+    argv = run(render(deploy(recipe), "script"), tmp_path, env, "--log-level", "debug")["argv"]
 
     expected = changed(
         recipe,
@@ -56,7 +57,7 @@ def test_a_script_honours_its_variables(name: str, program: str, tmp_path: Path)
             "speculate": {"method": "eagle3", "draft": "my/draft", "tokens": 3},
         },
     )
-    wanted = engines.launch(expected, model_of(recipe)).argv
+    wanted = engines.launch(deploy(expected)).argv
     assert sorted(argv[1:]) == sorted([*wanted[1:], "--log-level", "debug"])
 
 
@@ -69,7 +70,7 @@ def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
         read_recipe("kimi-k26-vllm"),
         {"served_name": name, "checkpoint": f"/w/{name}", "env": {"X": name}, "flags": {"chat-template": name}},
     )
-    text = render(recipe, model_of(recipe), "script").replace("exec vllm serve", "printf '%s\\0' \"$X\"")
+    text = render(deploy(recipe), "script").replace("exec vllm serve", "printf '%s\\0' \"$X\"")
     done = subprocess.run(["bash"], input=text.encode(), env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
     seen = done.stdout.decode().split("\0")
 
@@ -81,7 +82,7 @@ def test_no_text_of_a_recipe_escapes_its_quotes(name: str):
 def test_a_line_break_in_a_recipe_is_refused():
     """It could end a comment or a unit's line."""
     with pytest.raises(BadInput, match=r"served_name: holds a control character"):
-        render(changed(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"}), None, "script")
+        render(deploy(changed(read_recipe("kimi-k26-vllm"), {"served_name": "a\nb"})), "script")
 
 
 def test_the_community_script_starts_its_container(tmp_path: Path):
@@ -90,7 +91,7 @@ def test_the_community_script_starts_its_container(tmp_path: Path):
     weights = tmp_path / "weights"
     weights.mkdir()
     env = stand_in(tmp_path / "bin", "docker") | {"MODEL_PATH": str(weights), "NCCL_PROTO": "LL", "LD_PRELOAD": ""}
-    argv = run(render(recipe, model_of(recipe), "script"), tmp_path, env)["argv"]
+    argv = run(render(deploy(recipe), "script"), tmp_path, env)["argv"]
 
     image = argv.index("voipmonitor/vllm:glm51-kimi-b12x013-20260510")
     assert argv[image + 1 : image + 4] == ["/opt/venv/bin/vllm", "serve", str(weights)]
@@ -107,7 +108,7 @@ def test_the_community_script_starts_its_container(tmp_path: Path):
 )
 def test_a_key_reaches_the_engine_and_no_command_line(name: str, program: str, tmp_path: Path):
     """The key goes by environment, or by a file that is a pipe; the argv and the file that was rendered are clean."""
-    text = render(recipes()[name], model_of(recipes()[name]), "script")
+    text = render(deploy(recipes()[name]), "script")
     seen = run(text, tmp_path, stand_in(tmp_path / "bin", program) | {"MY_KEY": "s3cret"})
 
     assert "s3cret" not in json.dumps(seen["argv"])
@@ -117,7 +118,7 @@ def test_a_key_reaches_the_engine_and_no_command_line(name: str, program: str, t
 def test_a_script_without_its_key_stops(tmp_path: Path):
     """Rather than serve without one, it says which variable is missing."""
     script = tmp_path / "script.sh"
-    script.write_text(render(recipes()["keyed"], None, "script"))
+    script.write_text(render(deploy(recipes()["keyed"]), "script"))
     done = subprocess.run(["bash", script], env=stand_in(tmp_path / "bin", "vllm"), capture_output=True, text=True)
 
     assert done.returncode != 0
@@ -130,7 +131,7 @@ def test_two_nodes_start_by_rank(name: str, program: str, rank: int, tmp_path: P
     """Each machine runs the same script with its number; vLLM's second is headless."""
     recipe = recipes()[name]
     env = stand_in(tmp_path / "bin", program) | {"NODE_RANK": str(rank), "MASTER_ADDR": "10.0.0.1"}
-    argv = run(render(recipe, model_of(recipe), "script"), tmp_path, env)["argv"]
+    argv = run(render(deploy(recipe), "script"), tmp_path, env)["argv"]
 
     assert argv[argv.index("--nnodes") + 1] == "2"
     assert argv[argv.index("--node-rank") + 1] == str(rank)
@@ -149,7 +150,7 @@ def test_a_slurm_job_starts_one_task_a_node(tmp_path: Path):
         (folder / name).chmod(0o755)
     recipe = recipes()["two-nodes"]
     job = tmp_path / "job.sbatch"
-    job.write_text(render(recipe, model_of(recipe), "slurm"))
+    job.write_text(render(deploy(recipe), "slurm"))
     done = subprocess.run(["bash", job], env=env, capture_output=True, text=True, check=True)
     argv = json.loads(done.stdout.splitlines()[-1])["argv"]
 

@@ -112,11 +112,11 @@ def from_folder(folder: Path) -> Resolved:
         if files:
             return from_file(files[0])
         raise BadInput(f"{folder}: has neither config.json nor a .gguf file")
-    model, computed = _from_config(config, folder.name)
-    hints = Hints(names=_names(folder), template=_template(folder))
     from moebox.checkpoint import safetensors
 
     files = safetensors.shards(folder)
+    model, computed = _from_config(config, folder.name)
+    hints = Hints(names=_names(folder), template=_template(folder))
     if not files:
         return _known(model, replace(computed, path=_full(folder)), hints)
     sizes = safetensors.read_sizes(files, model.layers)

@@ -110,14 +110,19 @@ def shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
-        missing = [name for name in names if not (folder / name).is_file()]
+        missing = [name for name in names if not filled(folder / name)]
         if missing:
             raise BadInput(
-                f"{folder}: {len(missing)} of {len(names)} shards are missing, the first is {missing[0]}",
+                f"{folder}: {len(missing)} of {len(names)} shards are missing or empty, the first is {missing[0]}",
                 hint="the download is incomplete; run it again",
             )
         return [folder / name for name in names]
     return sorted(folder.glob("*.safetensors"))
+
+
+def filled(path: Path) -> bool:
+    """Whether there is such a file, with something in it."""
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from moebox.core.recipe import Recipe
 Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
 PATCHABLE = (MLA_FP8,)
+WRITTEN = {"gguf": "GGUF"}  # formats that people write otherwise
 
 
 def caution(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
@@ -37,8 +38,9 @@ def everywhere(deployment: Deployment) -> list[Caution]:
     known = deployment.found_checkpoint
     form = known.format if known else "gguf" if recipe.checkpoint.endswith(".gguf") else ""
     if form and form not in engine.formats:
-        wanted = " or ".join(engine.formats)
-        found.append(caution("fatal", f"{engine.title} reads {wanted}, not {form}", f"a checkpoint in {wanted}"))
+        wanted = " or ".join(WRITTEN.get(name, name) for name in engine.formats)
+        text = f"{engine.title} reads {wanted}, not {WRITTEN.get(form, form)}"
+        found.append(caution("fatal", text, f"a checkpoint in {wanted}"))
     elif known and known.engines and engine.name not in known.engines:
         found.append(caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source))
     if reason := engine.excluded(box, deployment.found_model):

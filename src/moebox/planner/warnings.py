@@ -17,7 +17,7 @@ LINK = re.compile(r"https?://[^\s;,)]+")
 
 def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
     """What engines refuse on that hardware, and symptoms of that engine, version, model and card."""
-    box, model, _, recipe = deployment.facts
+    box, model, recipe = deployment.place, deployment.model, deployment.recipe
     refused = tuple(engines.refusals(deployment))
     seen = {link for caution in refused for link in LINK.findall(caution.source)}
     gpu = box.gpu
