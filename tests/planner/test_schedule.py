@@ -1,6 +1,6 @@
 """Who is admitted and who is put back, as the engines do it."""
 
-from moebox.core import catalogue
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.planner.schedule import Request, Rules, Scheduler
@@ -17,7 +17,7 @@ def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
         served_name="x",
         parallel=Parallel(tp=8),
     )
-    speed = Speed.of(box_of("8x-b200"), catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4"), recipe)
+    speed = Speed.of(deploy(recipe, box_of("8x-b200")))
     rules = Rules(kv_tokens=kv_tokens, context=65536, max_seqs=64, budget=8192, prompts_first=sglang, reserves=sglang)
     return Scheduler(speed=speed, rules=rules)
 

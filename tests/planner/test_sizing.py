@@ -8,6 +8,7 @@ from moebox.detect.declared import box_of
 from moebox.planner.speed import Speed
 from moebox.sizing import kv, shards
 from moebox.sizing.rank import rank_of
+from tests.planner.deployed import on
 
 NAMES = sorted(catalogue.models())
 
@@ -76,6 +77,6 @@ def test_grouped_heads_divided_show_in_the_forecast() -> None:
     box = box_of("8x-b200")
     times = {}
     for tp in (1, 4):
-        speed = Speed.of(box, model, checkpoint, recipe_of("qwen3-235b", tp))
+        speed = Speed.of(on(box, model, checkpoint, recipe_of("qwen3-235b", tp)))
         times[tp] = speed.parts(32, 30_000)["attention"]
     assert times[4] == pytest.approx(times[1] / 4)

@@ -63,7 +63,7 @@ def same_shape(model: Model, known: Model) -> bool:
 def _sizes(model: Model) -> tuple[int, ...]:
     attention, moe = model.attention, model.moe
     experts = (moe.experts, moe.used, moe.intermediate) if moe else ()
-    return model.hidden, model.layers, model.vocab, attention.heads, attention.kv_width, *experts
+    return model.hidden, model.layers, model.vocab, attention.heads, round(attention.width(1)), *experts
 
 
 def _named(alike: list[Model], names: tuple[str, ...]) -> Model | None:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec, detect
-from moebox.checkpoint import resolve
+from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
-from moebox.core.model import Checkpoint, Model
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
+from moebox.engines import budget
 from moebox.errors import BadInput
 from moebox.fleet.cost import Cost, Prices, cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
 from moebox.fleet.size import MOST, Sized, size
 from moebox.planner.choose import choose
-from moebox.planner.memory import budget
 from moebox.planner.pins import Pins
 from moebox.planner.simulate import rules_of
 from moebox.planner.speed import Speed
@@ -77,28 +77,20 @@ def by_model(name: str, box: str, question: Question, pins: Pins) -> Candidate:
     where = detect.box(box)
     pins = replace(pins, context=pins.context or context_for(question.work.longest, model.context))
     plan = choose(where, model, forms, pins)
-    wanted = plan.recipe.checkpoint.lower()
-    form = next(one for one in forms if wanted in (one.name.lower(), one.repo.lower(), one.path.lower()))
-    return _candidate(where, model, form, plan.recipe, plan.memory.kv_tokens)
+    return _candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
 
 
 def by_recipe(path: str, box: str) -> Candidate:
     """A recipe as it is, on this box."""
-    recipe = read_recipe(path)
-    where = detect.box(box or None)
-    local = Path(recipe.checkpoint).expanduser()
-    model, forms = resolve(str(local) if local.exists() else recipe.model)
-    wanted = recipe.checkpoint.lower()
-    form = next((one for one in forms if wanted in (one.name.lower(), one.repo.lower())), forms[0] if forms else None)
-    if form is None:
-        raise BadInput(f"{path}: nothing is known of the checkpoint {recipe.checkpoint!r}")
-    return _candidate(where, model, form, recipe, budget(where, model, form, recipe).kv_tokens)
+    deployment = deploy(read_recipe(path), detect.box(box or None))
+    return _candidate(deployment, budget(deployment).kv_tokens)
 
 
-def _candidate(box: Box, model: Model, form: Checkpoint, recipe: Recipe, kv_tokens: int) -> Candidate:
+def _candidate(deployment: Deployment, kv_tokens: int) -> Candidate:
+    box, recipe = deployment.place, deployment.recipe
     if kv_tokens < 1:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
-    speed = Speed.of(box, model, form, recipe)
+    speed = Speed.of(deployment)
     return Candidate(
         box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules_of(recipe, kv_tokens))
     )
