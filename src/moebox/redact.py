@@ -10,7 +10,8 @@ _NOT_SECRET = ("none", "null", "true", "false", "auto", HIDDEN)
 
 # Texts that are a secret wherever they stand, by the form their issuers gave them.
 TOKENS = (
-    re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|ghu|ghs|ghr|xox[abeoprs]|glpat|nvapi|npm|dckr_pat)[-_][A-Za-z0-9_-]{8,}"),
+    re.compile(r"\b(?:sk|pk|rk|ghp|gho|ghu|ghs|ghr|xox[abeoprs]|glpat|nvapi|npm|dckr_pat)[-_][A-Za-z0-9_-]{8,}"),
+    re.compile(r"\bhf_[A-Za-z0-9]{8,}"),  # the Hub's; --hf-overrides is a flag
     re.compile(r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
     re.compile(r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b"),  # AWS access key ids
     re.compile(r"\bAIza[A-Za-z0-9_-]{35}"),  # GCP API keys

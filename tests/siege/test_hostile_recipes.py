@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import engines
+from moebox.checkpoint import deploy
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.render import FORMS, Form, render
 from moebox.serve.order import prepare
-from moebox.serve.recipes import model_of
 from tests.serve.rendered import recipes
 from tests.siege import readback, slurm
 from tests.siege.hostile import FREE, many
@@ -36,9 +36,8 @@ def expected(recipe: Recipe, form: Form) -> list[str]:
     host = "0.0.0.0" if form in ("k8s", "slurm") else recipe.listen.host
     recipe = dataclasses.replace(recipe, runtime=runtime, listen=dataclasses.replace(recipe.listen, host=host))
     inside = engines.contained(recipe)
-    engine = engines.ENGINES[recipe.engine]
     bind = "0.0.0.0" if inside and engines.assemble.network(recipe) != "host" else recipe.listen.host
-    return [part for word in engine.words(recipe, model_of(recipe), host=bind) for part in word]
+    return [part for word in engines.rooms.argv(recipe.engine).words(deploy(recipe), host=bind) for part in word]
 
 
 class Siege:
@@ -58,7 +57,7 @@ class Siege:
         """One recipe in every form."""
         for form in FORMS:
             try:
-                text = render(recipe, model_of(recipe), form)
+                text = render(deploy(recipe), form)
             except BadInput as problem:
                 assert "\n" not in problem.message, problem.message
                 self.counts["refused"] += 1
@@ -152,7 +151,7 @@ def test_what_a_recipe_may_not_say_is_one_line(changes: dict[str, Any], said: st
     recipe = changed(recipes()["kimi-k26-vllm"], changes)
     for form in FORMS:
         with pytest.raises(BadInput, match=said) as problem:
-            render(recipe, None, form)
+            render(deploy(recipe), form)
         assert "\n" not in problem.value.message
     with pytest.raises(BadInput, match=said):
         prepare(recipe)

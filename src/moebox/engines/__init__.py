@@ -8,9 +8,9 @@ import dataclasses
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution, Launch, Memory
-from moebox.engines import rooms
+from moebox.engines import assemble, rooms
 from moebox.engines.arguments import Node
-from moebox.engines.assemble import LABEL, assemble, command, contained, shown
+from moebox.engines.assemble import LABEL, command, contained, shown
 from moebox.engines.events import Event
 from moebox.engines.flags import newest
 from moebox.engines.parse import parse_command
@@ -20,6 +20,7 @@ __all__ = [
     "LABEL",
     "Event",
     "Node",
+    "assemble",
     "budget",
     "check",
     "command",
@@ -40,7 +41,7 @@ def launch(deployment: Deployment, *, port: int | None = None, rank: int = 0, ma
     if port is not None:
         listen = dataclasses.replace(deployment.recipe.listen, port=port)
         deployment = deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
-    return assemble(deployment, node=Node.of(rank, master))
+    return assemble.assemble(deployment, node=Node.of(rank, master))
 
 
 def refusals(deployment: Deployment) -> list[Caution]:

@@ -12,7 +12,6 @@ from moebox.engines.flags import catalogue, replaced
 from moebox.errors import BadInput
 
 
-
 def check(deployment: Deployment) -> None:
     """Raise BadInput naming the first setting that cannot be."""
     recipe = deployment.recipe

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from moebox import detect
+from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.calibration import Boot, Calibration, layout_of, place_of, shape_of
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.errors import AnswerIsNo, Outside, Unsupported
+from moebox.errors import AnswerIsNo, BadInput, Outside, Unsupported
 from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
 from moebox.flows.calibrate_boot import Measuring, measured_boot
 from moebox.flows.calibrate_depths import Depth, depths_for, out_of_memory, shallower
@@ -90,9 +92,13 @@ def resolved(recipe: Recipe) -> Subject:
     """The recipe with its model, checkpoint and this box."""
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be measured from one of them")
-    model = rehearse.model_of(recipe)
-    form = calibrate_recipe.checkpoint_of(recipe, model)
-    return Subject(recipe=replace(recipe, speculate=None), model=model, checkpoint=form, box=detect.box())
+    deployment = deploy(replace(recipe, speculate=None), detect.box())
+    try:
+        return Subject(
+            recipe=deployment.recipe, model=deployment.model, checkpoint=deployment.checkpoint, box=deployment.place
+        )
+    except BadInput as problem:
+        raise Unsupported(f"cannot measure {recipe.name}: {problem.message}", hint=problem.hint) from None
 
 
 class _Work:
@@ -141,11 +147,11 @@ class _Work:
             small = calibrate_recipe.at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
             for text in calibrate_recipe.disturbances(small, self.subject.box):
                 self.note(text)
-            with start(
-                small, self.run, model=self.subject.model, patience_s=patience_s, listener=self.listener
-            ) as session:
+            whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
+            launched = rehearse.with_weights(whole, small)
+            with start(launched, self.run, patience_s=patience_s, listener=self.listener) as session:
                 self.clock.startup_s = session.startup_s
-                self.version = self.version or preflight.installed(small, session.order.argv)
+                self.version = self.version or preflight.installed(launched.engine, session.order.argv)
                 known = self.done[0] if self.done else None
                 self.current = Measuring(depth=depth, known=known, chunk=calibrate_recipe.chunk_of(small))
                 deadline = self.clock.deadline(after)

@@ -6,54 +6,42 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import checkpoint
+from moebox.core import registry
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.detect import nvml
-from moebox.errors import Unsupported
-from moebox.flows import rehearse
+from moebox.engines import rooms
 from moebox.flows.calibrate_depths import Depth
 from moebox.serve import preflight
 from moebox.serve.dummy import type_of, write_gguf
 from moebox.units import gib
 
-GGUF_ENGINES = ("llama.cpp", "ik_llama.cpp")
 FALLBACK = "q4_0"
-# Dummy weights send every token to the same few experts; these spread them as real routers do on average.
-EVEN_ROUTING = {
-    "vllm": {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"},
-    "sglang": {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"},
-}
 BUSY = 0.5  # of the cores, as a load average before anything of ours runs
-
-
-def checkpoint_of(recipe: Recipe, model: Model) -> Checkpoint:
-    """The form of the model that the recipe names."""
-    local = Path(recipe.checkpoint).expanduser()
-    _, forms = checkpoint.resolve(str(local) if local.exists() else recipe.model)
-    wanted = recipe.checkpoint.lower()
-    named = [form for form in forms if wanted in (form.name.lower(), form.repo.lower(), form.quant.lower())]
-    if named or (local.exists() and forms):
-        return (named or list(forms))[0]
-    raise Unsupported(
-        f"no form of {model.title} is called {recipe.checkpoint!r}", hint="`moebox models show` lists them"
-    )
 
 
 def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy: Path) -> Recipe:
     """What is really started; `dummy` is the file that GGUF engines get."""
     small = replace(recipe, speculate=None, listen=replace(recipe.listen, port=0))
-    if recipe.engine in GGUF_ENGINES:
+    if reads_gguf(recipe):
         write_gguf(dummy, model, layers=depth.layers, quant=quant_of(form), even=True)
         return replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, model, depth))
-    flags = {**recipe.flags, **rehearse.dummy_flags(recipe, model, depth.layers)}
-    return replace(small, flags=flags, env={**recipe.env, **EVEN_ROUTING.get(recipe.engine, {})})
+    probe = rooms.probe(recipe.engine)
+    flags = {**recipe.flags, **probe.dummy(Deployment.of(recipe, model, form), depth.layers)}
+    return replace(small, flags=flags, env={**recipe.env, **probe.EVEN_ROUTING})
+
+
+def reads_gguf(recipe: Recipe) -> bool:
+    """Whether its engine gets a file that is generated."""
+    return "gguf" in registry.traits(recipe.engine).formats
 
 
 def chunk_of(recipe: Recipe) -> int:
     """Prompt tokens of one step."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
-    return own or rehearse.BLOCK[recipe.engine]
+    return own or registry.traits(recipe.engine).step_tokens
 
 
 def quant_of(form: Checkpoint) -> str:
@@ -74,19 +62,19 @@ def disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     """What else uses the machine just now, in a line each."""
     cores = box.cpu.cores or os.cpu_count() or 1
     load = os.getloadavg()[0]
-    if load > BUSY * cores and recipe.engine in GGUF_ENGINES:
+    if load > BUSY * cores and reads_gguf(recipe):
         yield f"the machine was busy: load average {load:.1f} on {cores} cores"
     driver = nvml.load() if box.gpus else None
     if driver is None:
         return
-    for gpu in preflight.cards(recipe):
+    for gpu in preflight.gpus_taken(checkpoint.deploy(recipe)):
         for pid, size in nvml.processes(driver, gpu):
             yield f"another process used GPU {gpu}: pid {pid}, {gib(size)}"
 
 
 def left_out(recipe: Recipe, model: Model, form: Checkpoint) -> tuple[str, ...]:
     """What the generated weights do not have of the real ones."""
-    if recipe.engine not in GGUF_ENGINES:
+    if not reads_gguf(recipe):
         return ()
     notes = []
     if type_of(form.quant) is None:
