@@ -154,7 +154,7 @@ def test_what_a_recipe_may_not_say_is_one_line(changes: dict[str, Any], said: st
             render(deploy(recipe), form)
         assert "\n" not in problem.value.message
     with pytest.raises(BadInput, match=said):
-        prepare(recipe)
+        prepare(deploy(recipe))
 
 
 def test_hostile_recipes_run_nothing_and_parse(tmp_path: Path):
