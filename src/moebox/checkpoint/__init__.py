@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.checkpoint.recognise import Hints, recognised, slug
-from moebox.core import catalogue
+from moebox.core import catalogue, grammar
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -55,6 +55,7 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     """
     local = Path(recipe.checkpoint).expanduser()
     if local.exists() and (is_path(recipe.checkpoint) or not _published(recipe)):
+        grammar.refuse(recipe)  # nothing of a recipe is opened that may not be named in one
         try:
             found = look_up(recipe.checkpoint)
         except Unsupported:
