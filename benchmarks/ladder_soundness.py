@@ -16,8 +16,8 @@ from tests.verify.oracle.app import MODEL, serving
 from tests.verify.oracle.faults import FAULTS
 
 from moebox.core.endpoint import endpoint_of
-from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
+from moebox.verify.options import Options
 from moebox.verify.score import share_text, wilson
 
 

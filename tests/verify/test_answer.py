@@ -8,16 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.verdict import Exchange
-from moebox.verify.answer import SPECIAL, streamed, strict_json, whole
+from moebox.verify.answer import SPECIAL, whole
+from moebox.verify.breach import strict_json
+from moebox.verify.chunks import streamed
 from moebox.verify.score import wilson
 from moebox.verify.sse import Events, events
 
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
 
 def stream_of(*deltas: dict[str, object], finish: str = "stop", done: bool = True) -> Exchange:
-    chunks = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
-    chunks.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+    parts: list[dict[str, object]] = [{"role": "assistant", "content": ""}, *deltas]
+    chunks = [HEAD | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in parts]
+    chunks.append(HEAD | {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if done else "")
-    return Exchange(method="POST", url="", status=200, response=text)
+    return Exchange(method="POST", url="", status=200, response=text, request={"model": "m"})
 
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20), max_size=8))
@@ -40,8 +45,11 @@ def test_events_do_not_depend_on_how_bytes_arrive(data: bytes, size: int):
 
 
 def test_events_as_servers_write_them():
-    """CRLF, comments, names, several data lines, and no empty line at the end."""
-    assert events(": ping\r\n\r\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\ndata:3") == [("a", "1\n2"), ("", "3")]
+    """Any line end, a BOM, comments, names, several data lines, empty events, and no empty line at the end."""
+    text = "\ufeff: ping\n\nevent: a\ndata: 1\ndata: 2\n\nretry: 3\nid: 4\n\ndata:\n\ndata:3"
+
+    for end in ("\n", "\r", "\r\n"):
+        assert events(text.replace("\n", end)) == [("a", "1\n2"), ("", "3")]
 
 
 def test_both_names_of_the_reasoning_field_are_read():

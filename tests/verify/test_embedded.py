@@ -6,8 +6,8 @@ from moebox import phantom
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.serve import session
 from moebox.store import Run
-from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
+from moebox.verify.options import Options
 
 RUNGS = ("alive", "json", "streaming", "thinking", "limits")  # the quick ones; `moebox run` climbs all
 

@@ -8,8 +8,8 @@ from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder
 from moebox.errors import UnknownName
 from moebox.store import Run
-from moebox.verify.ask import Options
 from moebox.verify.ladder import choose, document, verify
+from moebox.verify.options import Options
 from moebox.verify.rungs import NAMES
 
 from .oracle.app import KEY, MODEL
@@ -87,7 +87,7 @@ def test_a_server_without_anthropics_api_is_not_blamed(oracle: str):
     assert climb(oracle, "no-anthropic", "anthropic").rungs[0].verdict == "skip"
 
 
-def test_what_no_setting_mends_is_a_caution(oracle: str):
+def test_what_no_setting_fixes_is_yellow(oracle: str):
     """Calls as text under tool_choice none: a fault of vLLM's settings, which are named; with llama.cpp a warning."""
     rungs = {
         engine: verify(endpoint_of(f"{oracle}/none-as-text", MODEL, engine=engine), STRICT, only=["tools"]).rungs[0]
@@ -96,8 +96,8 @@ def test_what_no_setting_mends_is_a_caution(oracle: str):
 
     assert rungs["vllm"].verdict == "fail"
     assert "--exclude-tools-when-tool-choice-none" in rungs["vllm"].reason
-    assert rungs["llama.cpp"].verdict == "pass"
-    assert [probe.name for probe in rungs["llama.cpp"].probes if probe.caution] == ["choice none"]
+    assert rungs["llama.cpp"].verdict == "warn"
+    assert [probe.name for probe in rungs["llama.cpp"].probes if probe.verdict == "warn"] == ["choice none"]
     assert "llama.cpp shows tools" in rungs["llama.cpp"].reason
 
 

@@ -1,9 +1,19 @@
-"""What came of asking a server to prove itself: probes, rungs, the ladder, and the evidence for each."""
+"""What came of asking a server to prove itself: slips, probes, rungs, the ladder, and the evidence for each."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Mark = Literal["pass", "fail", "skip"]
+Mark = Literal["pass", "warn", "fail", "skip"]
+Whose = Literal["server", "model"]
+
+_WORST: tuple[Mark, ...] = ("fail", "warn", "pass", "skip")
+
+
+def worst(marks: Iterable[Mark]) -> Mark:
+    """fail before warn before pass before skip; nothing at all is a skip."""
+    given = set(marks)
+    return next((mark for mark in _WORST if mark in given), "skip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +32,37 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slip:
+    """A kind of fault: how often it was seen, of how many chances, and the interval of its rate (95%, Wilson)."""
+
+    kind: str
+    seen: int
+    of: int
+    low: float
+    high: float
+    verdict: Mark = "pass"
+    whose: Whose = "server"
+    example: str = ""  # what was wrong the first time
+
+    @property
+    def rate(self) -> float:
+        """The share of chances in which it was seen."""
+        return self.seen / self.of if self.of else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request and what came back, as it went over the wire; the key is in neither."""
+    """One request and its reply, as they went over the wire; the key is in neither."""
 
     method: str
     url: str
     request: Any = None
-    status: int = 0  # 0 when no answer came
+    status: int = 0  # 0 when no reply came
     headers: dict[str, str] = field(default_factory=dict)
     response: str = ""  # the body; of a stream, the raw events
     seconds: float = 0.0
-    error: str = ""  # why there is no whole answer: refused, TLS, too late, too large, broken off
+    first_s: float = 0.0  # until the first byte of the body
+    error: str = ""  # why there is no whole reply: refused, TLS, timeout, too large, broken off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +72,10 @@ class Probe:
     name: str
     verdict: Mark
     reason: str = ""
-    caution: bool = False  # passed, and `reason` is something that people should know all the same
     seconds: float = 0.0
     requests: int = 0
     score: Score | None = None
+    slips: tuple[Slip, ...] = ()
     evidence: tuple[Exchange, ...] = ()
 
 
@@ -58,26 +88,35 @@ class Verdict:
     reason: str = ""
     seconds: float = 0.0
     score: Score | None = None
+    slips: tuple[Slip, ...] = ()
     probes: tuple[Probe, ...] = ()
     evidence: str = ""  # the file that holds every exchange of this rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """Every rung in order. Green means that at least one passed and none failed."""
+    """Every rung in order, and the slips summed over all of them."""
 
     url: str
     model: str
     engine: str = ""
     rungs: tuple[Verdict, ...] = ()
+    slips: tuple[Slip, ...] = ()
     stopped: str = ""  # why the later rungs were not tried
     sandbox: str = ""  # which walls the model's code ran behind
+    requests: int = 0
+    seconds: float = 0.0
 
     @property
     def verdict(self) -> Mark:
-        """The sum of the rungs."""
-        marks = {rung.verdict for rung in self.rungs}
-        return "fail" if "fail" in marks else "pass" if "pass" in marks else "skip"
+        """The worst of the rungs and of the summed slips; a ladder that was cut short is never green."""
+        mark = worst([*(rung.verdict for rung in self.rungs), *(slip.verdict for slip in self.slips)])
+        return "warn" if self.stopped and mark == "pass" else mark
+
+    @property
+    def holds(self) -> bool:
+        """Something passed and nothing failed: green or yellow."""
+        return self.verdict in ("pass", "warn")
 
     def rung(self, name: str) -> Verdict | None:
         """The rung of that name, if it was climbed."""

@@ -159,7 +159,7 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
             rungs={rung.name: rung.verdict for rung in ladder.rungs},
             why=_first_failure(ladder),
         )
-        if ladder.verdict != "pass":
+        if not ladder.holds:
             return dataclasses.replace(trial, verdict="fail", why=trial.why or "no rung could be judged")
         guessed = guesses.count(live.endpoint)
         said = answers.collect(live.endpoint, questions=effort.questions)

@@ -205,8 +205,8 @@ class Teller:
         def climb_ladder(endpoint: Endpoint) -> None:
             ladder = verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
             marks = [rung.verdict for rung in ladder.rungs]
-            self._figures = {mark: marks.count(mark) for mark in ("pass", "fail", "skip") if marks.count(mark)}
-            if ladder.verdict != "pass":
+            self._figures = {mark: marks.count(mark) for mark in ("pass", "warn", "fail", "skip") if marks.count(mark)}
+            if not ladder.holds:
                 failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
                 hint = f"evidence in {self.run.path}"
                 raise AnswerIsNo(f"the endpoint did not pass the ladder ({failing})", hint=hint)

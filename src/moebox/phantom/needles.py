@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 
 from moebox.phantom import words
 from moebox.phantom.task import Grade, Reply, Task, no, room, short, user, yes
@@ -26,15 +27,34 @@ def needle(
     codes = [words.code(rng, 6) for _ in places]
     text = _filler(rng, size)
     for place, code in list(zip(places, codes, strict=True))[1:]:
-        text.insert(rng.randint(0, len(text)), f"The access code for the {place} is {code}.")
+        text.insert(rng.randint(0, len(text)), _tell(place, code))
     where = depth if depth is not None else rng.random()
-    text.insert(round(where * len(text)), f"The access code for the {places[0]} is {codes[0]}.")
-    ask = f"What is the access code for the {places[0]}? Answer with the code only."
+    text.insert(round(where * len(text)), _tell(places[0], codes[0]))
+    return _task(" ".join(text), places[0], codes[0], thinking=thinking)
+
+
+def haystack(rng: random.Random, *, chars: int, depths: Sequence[float]) -> list[Task]:
+    """One text of about `chars` characters with a code at each depth, and the question for each of them."""
+    places = rng.sample(words.PLACES, len(depths))
+    codes = [words.code(rng, 6) for _ in places]
+    text = _filler(rng, chars)
+    told = sorted(zip(depths, places, codes, strict=True), reverse=True)
+    for depth, place, code in told:  # from the end, so that earlier ones stay where they are put
+        text.insert(round(depth * len(text)), _tell(place, code))
+    return [_task(" ".join(text), place, code, thinking=False) for place, code in zip(places, codes, strict=True)]
+
+
+def _tell(place: str, code: str) -> str:
+    return f"The access code for the {place} is {code}."
+
+
+def _task(text: str, place: str, code: str, *, thinking: bool) -> Task:
+    ask = f"What is the access code for the {place}? Answer with the code only."
     return Task(
         family="needle",
-        messages=(user(f"Read this text.\n\n{' '.join(text)}\n\n{ask}"),),
-        expect=codes[0],
-        sample=Reply(content=codes[0], reasoning=f"The text says the code for the {places[0]} is {codes[0]}."),
+        messages=(user(f"Read this text.\n\n{text}\n\n{ask}"),),
+        expect=code,
+        sample=Reply(content=code, reasoning=f"The text says the code for the {place} is {code}."),
         judge=_judge,
         thinking=thinking,
         max_tokens=room(thinking, 128),

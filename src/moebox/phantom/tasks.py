@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from moebox.phantom.calls import asked, tool_call, tool_none, tool_parallel, tool_result
 from moebox.phantom.functions import code, code_in
-from moebox.phantom.needles import needle
+from moebox.phantom.needles import haystack, needle
 from moebox.phantom.records import json_object, json_schema, unfenced
 from moebox.phantom.sums import sums
 from moebox.phantom.talk import copy, count, flaw, memory, plain, secret, story
@@ -38,6 +38,7 @@ __all__ = [
     "asked",
     "code_in",
     "flaw",
+    "haystack",
     "unfenced",
 ]
 

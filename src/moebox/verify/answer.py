@@ -2,40 +2,62 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Call, Reply
-from moebox.verify.sse import events
+from moebox.verify import breach
+from moebox.verify.breach import Breach, Notes, short, strict_json
 
 # Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>.
 SPECIAL = re.compile(
     r"<\|[A-Za-z0-9_▁]{1,40}\|>|<｜[^｜\n]{1,40}｜>|</?think(?:ing)?>|◁/?think▷|\[(?:BOS|EOS|EOT|PAD)\]"
+    r"|<\|?/?tool_calls?(?:_begin|_end)?\|?>|<(?:bos|eos|pad|unk|end_of_turn|start_of_turn)>|</s>|\[/?INST\]"
 )
 BROKEN_TEXT = "\ufffd"  # what half a character becomes
+FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One token of the answer with its log-probability."""
+
+    text: str
+    logprob: float
+    data: tuple[int, ...] = ()  # its bytes, where given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer, put together. `problems` holds every breach of protocol that was seen on the way."""
+    """One answer, put together. `breaches` holds everything that was wrong with its form."""
 
+    id: str = ""
     content: str = ""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish: str = ""  # finish_reason
-    finishes: int = 0  # how often one was given
     usage: dict[str, Any] = field(default_factory=dict)
-    logprobs: tuple[float, ...] = ()
+    tokens: tuple[Token, ...] = ()  # with logprobs only
     chunks: int = 0  # of a stream, those with something in them
     reasoning_first: bool = True  # of a stream: nothing was thought after something was said
-    problems: tuple[str, ...] = ()
+    stream: bool = False
+    breaches: tuple[Breach, ...] = ()
 
     @property
     def reply(self) -> Reply:
         """As the judges of tasks want it."""
         return Reply(content=self.content, reasoning=self.reasoning, calls=self.calls)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The log-probabilities alone."""
+        return tuple(token.logprob for token in self.tokens)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The breaches in words, but for those of style."""
+        return tuple(breach.text for breach in self.breaches if breach.sort != "style")
 
     @property
     def leak(self) -> str:
@@ -48,140 +70,94 @@ class Answer:
                 return "half a character (U+FFFD)"
         return ""
 
-
-def strict_json(text: str) -> Any:
-    """JSON as the standard has it: NaN and Infinity are refused; ValueError for whatever is not JSON."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that JSON has")
+    def count(self, key: str) -> int | None:
+        """prompt, completion or total tokens, where the server counted them."""
+        value = self.usage.get(f"{key}_tokens")
+        return value if breach.is_count(value) else None
 
 
 def whole(exchange: Exchange) -> Answer:
     """The answer of a request without `stream`."""
+    notes = Notes()
     try:
         body = strict_json(exchange.response)
     except ValueError as problem:
-        return Answer(problems=(f"the answer is not JSON: {problem}",))
+        return Answer(breaches=(Breach("format", f"the answer is not JSON: {problem}", fatal=True),))
     choice = _choice(body)
     if choice is None:
-        return Answer(problems=("the answer has no choices",))
-    message = _dict(choice.get("message"))
-    calls = tuple(_call(item) for item in _dicts(message.get("tool_calls")))
-    finish = choice.get("finish_reason")
+        return Answer(breaches=(Breach("format", "the answer has no choices", fatal=True),))
+    breach.head(notes, body, "chat.completion", _asked(exchange).get("model", ""))
+    notes.need(choice.get("index") == 0, f"the choice's index is {short(choice.get('index'))}, not 0")
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return Answer(breaches=(*notes.all, Breach("format", "the choice has no message", fatal=True)))
+    calls = _message(notes, message)
+    finish = _finish(notes, choice.get("finish_reason"), bool(calls), exchange)
+    if notes.need(isinstance(body.get("usage"), dict), "the answer has no usage", "usage"):
+        breach.usage(notes, body["usage"])
     return Answer(
+        id=_text(body.get("id")),
         content=_text(message.get("content")),
-        reasoning=_reasoning(message),
+        reasoning=reasoning_in(message),
         calls=calls,
-        finish=str(finish or ""),
-        finishes=1 if finish else 0,
+        finish=finish,
         usage=_dict(body.get("usage")),
-        logprobs=tuple(_logprobs(choice)),
-        problems=() if finish else ("no finish_reason",),
+        tokens=tuple(tokens_in(choice)),
+        breaches=notes.all,
     )
 
 
-def streamed(exchange: Exchange) -> Answer:
-    """The answer of a stream, its pieces put together."""
-    parts = _Parts()
-    for _, data in events(exchange.response):
-        if parts.done:
-            parts.problems.append("something came after [DONE]")
-            break
-        if data.strip() == "[DONE]":
-            parts.done = True
-            continue
-        try:
-            parts.add(strict_json(data))
-        except ValueError as problem:
-            parts.problems.append(f"a chunk is not JSON ({problem}): {data[:80]}")
-    return parts.answer()
+def _message(notes: Notes, message: dict[str, Any]) -> tuple[Call, ...]:
+    """Check the message's fields; its calls."""
+    content, listed = message.get("content"), message.get("tool_calls")
+    notes.need(message.get("role") == "assistant", f"the role is {short(message.get('role'))}, not 'assistant'")
+    notes.need(content is None or isinstance(content, str), f"content is {short(content)}, not a string")
+    notes.whole_text(_text(content), "the content")
+    notes.need(listed is None or isinstance(listed, list), f"tool_calls is {short(listed)}, not a list")
+    items = dicts(listed)
+    for item in items:
+        _check_call(notes, item)
+    calls = tuple(_call(item) for item in items)
+    unique_ids(notes, [call.id for call in calls])
+    return calls
 
 
-class _Parts:
-    """A stream while it is being put together."""
+def _check_call(notes: Notes, item: dict[str, Any]) -> None:
+    function = _dict(item.get("function"))
+    notes.need(bool(_text(item.get("id"))), f"a tool call's id is {short(item.get('id'))}")
+    notes.need(item.get("type") == "function", f"a tool call's type is {short(item.get('type'))}, not 'function'")
+    notes.need(bool(_text(function.get("name"))), f"a tool call's name is {short(function.get('name'))}")
+    given = function.get("arguments")
+    notes.need(isinstance(given, str), f"a tool call's arguments are {short(given)}, not a string")
 
-    def __init__(self) -> None:
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.calls: dict[int, dict[str, str]] = {}
-        self.finishes: list[str] = []
-        self.usage: dict[str, Any] = {}
-        self.logprobs: list[float] = []
-        self.ids: set[str] = set()
-        self.chunks = 0
-        self.in_order = True
-        self.done = False
-        self.problems: list[str] = []
 
-    def add(self, body: Any) -> None:
-        """One chunk."""
-        if not isinstance(body, dict):
-            self.problems.append("a chunk is not an object")
-            return
-        if body.get("error"):
-            self.problems.append(f"an error inside the stream: {json.dumps(body['error'])[:200]}")
-        if body.get("id"):
-            self.ids.add(str(body["id"]))
-        if body.get("usage"):
-            self.usage = _dict(body["usage"])
-        choice = _choice(body)
-        if choice is None:
-            return
-        self._delta(_dict(choice.get("delta")))
-        self.logprobs += _logprobs(choice)
-        if choice.get("finish_reason"):
-            self.finishes.append(str(choice["finish_reason"]))
+def unique_ids(notes: Notes, ids: list[str]) -> None:
+    """Each call has an id of its own."""
+    notes.need(len(set(ids)) == len(ids), f"two tool calls share an id: {', '.join(ids)[:80]}")
 
-    def _delta(self, delta: dict[str, Any]) -> None:
-        said, thought = _text(delta.get("content")), _reasoning(delta)
-        calls = _dicts(delta.get("tool_calls"))
-        if (said or thought or calls) and self.finishes:
-            self.problems.append("text after the finish_reason")
-        if thought.strip() and (self.calls or any(piece.strip() for piece in self.content)):
-            self.in_order = False
-        self.chunks += bool(said or thought or calls)
-        self.content.append(said)
-        self.reasoning.append(thought)
-        for position, item in enumerate(calls):
-            self._call(int(item.get("index", position) or 0), item)
 
-    def _call(self, index: int, item: dict[str, Any]) -> None:
-        known = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
-        function = _dict(item.get("function"))
-        if item.get("id"):
-            if known["id"] and known["id"] != item["id"]:
-                self.problems.append(f"tool call {index} changes its id")
-            known["id"] = str(item["id"])
-        known["name"] = known["name"] or _text(function.get("name"))
-        known["arguments"] += _text(function.get("arguments"))
+def _finish(notes: Notes, finish: Any, calls: bool, exchange: Exchange) -> str:
+    """Check the finish_reason against what came."""
+    if not isinstance(finish, str) or not finish:
+        notes.add("finish", f"finish_reason is {short(finish)}")
+        return ""
+    check_finish(notes, finish, calls, _asked(exchange))
+    return finish
 
-    def answer(self) -> Answer:
-        """All of it."""
-        if not self.finishes:
-            self.problems.append("the stream ended without a finish_reason")
-        if len(self.finishes) > 1:
-            self.problems.append(f"{len(self.finishes)} finish_reasons in one stream")
-        if not self.done:
-            self.problems.append("the stream ended without [DONE]")
-        if len(self.ids) > 1:
-            self.problems.append(f"{len(self.ids)} different ids in one stream")
-        return Answer(
-            content="".join(self.content),
-            reasoning="".join(self.reasoning),
-            calls=tuple(Call(**self.calls[index]) for index in sorted(self.calls)),
-            finish=self.finishes[0] if self.finishes else "",
-            finishes=len(self.finishes),
-            usage=self.usage,
-            logprobs=tuple(self.logprobs),
-            chunks=self.chunks,
-            reasoning_first=self.in_order,
-            problems=tuple(dict.fromkeys(self.problems)),
-        )
+
+def check_finish(notes: Notes, finish: str, calls: bool, asked: dict[str, Any]) -> None:
+    """tool_calls exactly when there are calls; OpenAI says `stop` where a call was forced."""
+    notes.need(finish in FINISHES, f"finish_reason {finish!r} is none that clients know", "finish")
+    forced = asked.get("tool_choice") not in (None, "auto", "none")
+    good = ("tool_calls", "stop") if forced else ("tool_calls",)
+    if calls and finish != "length":
+        notes.need(finish in good, f"finish_reason {finish!r} with a tool call", "finish")
+    if not calls:
+        notes.need(finish != "tool_calls", "finish_reason 'tool_calls' without a tool call", "finish")
+
+
+def _asked(exchange: Exchange) -> dict[str, Any]:
+    return _dict(exchange.request)
 
 
 def _choice(body: Any) -> dict[str, Any] | None:
@@ -189,7 +165,7 @@ def _choice(body: Any) -> dict[str, Any] | None:
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
 
 
-def _reasoning(message: dict[str, Any]) -> str:
+def reasoning_in(message: dict[str, Any]) -> str:
     """vLLM calls it `reasoning`, most others `reasoning_content`; some send both with the same text."""
     return _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
 
@@ -201,10 +177,16 @@ def _call(item: dict[str, Any]) -> Call:
     return Call(id=_text(item.get("id")), name=_text(function.get("name")), arguments=text)
 
 
-def _logprobs(choice: dict[str, Any]) -> Iterator[float]:
-    for token in _dicts(_dict(choice.get("logprobs")).get("content")):
-        value = token.get("logprob")
-        yield float(value) if isinstance(value, int | float) else float("nan")
+def tokens_in(choice: dict[str, Any]) -> list[Token]:
+    """The tokens of a choice or of a chunk's choice, where log-probabilities came."""
+    return [_token(item) for item in dicts(_dict(choice.get("logprobs")).get("content"))]
+
+
+def _token(item: dict[str, Any]) -> Token:
+    value, data = item.get("logprob"), item.get("bytes")
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+    parts = tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()
+    return Token(text=_text(item.get("token")), logprob=number, data=parts)
 
 
 def _text(value: Any) -> str:
@@ -215,5 +197,6 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,42 +1,45 @@
-"""Asking: one place that knows how a request is made, what counts as an answer, and that keeps the evidence."""
+"""Asking: one place that makes requests, counts what is wrong with replies, and keeps the evidence."""
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from moebox.core.endpoint import Endpoint
-from moebox.core.verdict import Exchange, Score
+from moebox.core.verdict import Exchange, Mark, Score
 from moebox.phantom.tasks import Task
 from moebox.verify import answer as reading
 from moebox.verify.answer import Answer
+from moebox.verify.breach import Sort
+from moebox.verify.chunks import streamed
 from moebox.verify.client import Client
+from moebox.verify.counts import implausible
+from moebox.verify.kinds import STREAMED
+from moebox.verify.latency import Pace
+from moebox.verify.options import Options
 from moebox.verify.sse import Events
+from moebox.verify.tally import Tally
+
+__all__ = ["Asker", "Failed", "Options", "Skipped", "Unusable", "refuse", "said"]
 
 THINKING_ROOM = 4096  # tokens added for a model that thinks although it was asked not to
 SLACK_EVENTS = 64  # events beyond max_tokens that an honest stream may have: role, finish, usage, keep-alives
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How hard to look."""
-
-    context: int | None = None  # tokens for the long-context rung; None asks the server for its limit
-    depths: tuple[float, ...] = (0.02, 0.25, 0.5, 0.75, 0.98)  # where in that length something is hidden
-    trials: int = 10  # tool calls over which schema validity is scored
-    parallel: int = 8  # requests at once
-    thinking: Literal["auto", "yes", "no"] = "auto"  # whether the model must think when asked to
-    seed: int | None = None  # None: fresh questions every time
-    deadline_s: float = 300.0  # for one request
+REFUSALS = (400, 404, 405, 415, 422, 501)  # what a server says to a request that it does not support
+HANGS = 3  # requests without an end after which the rest of the ladder would only wait
+PACE_KNOWN = 20  # requests after which the server's pace is known
+LEAST_PATIENCE_S = 60.0
+SLOWER = 30  # times the slowest so far that a request may take
+SORTS: dict[Sort, str] = {"format": "reply-format", "style": "reply-style", "finish": "finish", "usage": "usage"}
 
 
 class Failed(Exception):
-    """The probe found what it looks for: a fault."""
+    """The probe found what it looks for: a fault. `status` is the HTTP status where that was it."""
 
-    def __init__(self, reason: str, *, score: Score | None = None) -> None:
+    def __init__(self, reason: str, *, score: Score | None = None, status: int = 0) -> None:
         super().__init__(reason)
         self.score = score
+        self.status = status
 
 
 class Unusable(Failed):
@@ -54,7 +57,18 @@ class Asker:
         self.client = client
         self.options = options
         self.rng = random.Random(options.seed)
-        self.exchanges: list[Exchange] = []
+        self.tally = Tally()
+        self.exchanges: list[Exchange] = []  # of the present probe
+        self.requests = 0  # of all probes
+        self.trial: tuple[int, int] = (0, 0)  # which of how many the present probe is at
+        self.watching: Callable[[], None] = lambda: None  # called at each request, for progress
+        self.paces: list[Pace] = []  # of ordinary requests
+        self.charged: dict[str, Mark] = {}  # kinds that an earlier rung already answers for
+        self.paced = 0  # of these, looked at for lateness
+        self.hangs = 0
+        self.patient = False  # long prompts and long answers take as long as they take
+        self.ends = time.monotonic() + options.time_s
+        self.ids: set[str] = set()
         self.template_arguments = True  # chat_template_kwargs is taken; learnt by the first rung
         self.always_thinks = False
         self.thinks = False  # reasoning came at least once
@@ -69,15 +83,23 @@ class Asker:
         return self.client.endpoint
 
     @property
+    def left_s(self) -> float:
+        """Seconds left to the ladder."""
+        return self.ends - time.monotonic()
+
+    @property
     def is_kimi(self) -> bool:
         """The model's name says Kimi, so Kimi's own forms are expected."""
         return "kimi" in self.endpoint.model.lower() or "k2" in self.endpoint.model.lower()
 
-    def body(self, messages: Sequence[Any], *, thinking: bool = False, max_tokens: int = 512, **more: Any) -> Any:
+    def body(
+        self, messages: Sequence[Any], *, thinking: bool = False, max_tokens: int | None = 512, **more: Any
+    ) -> Any:
         """A chat request at temperature 0; values that are None are left out."""
         room = THINKING_ROOM if self.always_thinks and not thinking else 0
         request = {"model": self.endpoint.model, "messages": list(messages), "temperature": 0, **more}
-        request["max_tokens"] = max_tokens + room
+        if max_tokens is not None:
+            request["max_tokens"] = max_tokens + room
         if self.template_arguments:
             # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
             request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
@@ -85,17 +107,20 @@ class Asker:
             request["stream_options"] = {"include_usage": True}
         return {key: value for key, value in request.items() if value is not None}
 
-    async def chat(self, messages: Sequence[Any], *, exact: bool = False, **more: Any) -> Answer:
-        """One chat completion; Failed when no proper answer came. `exact`: never more room than asked for."""
+    async def chat(self, messages: Sequence[Any], *, exact: bool = False, odd: bool = False, **more: Any) -> Answer:
+        """One chat completion; Failed when no proper answer came.
+
+        `exact`: never more room than asked for. `odd`: a question that may drive a model to write template marks.
+        """
         request = self.body(messages, **more)
         if exact:
             request["max_tokens"] = more["max_tokens"]
         exchange = await self.send(request)
-        answer = self.read(exchange, stream=bool(request.get("stream")))
+        answer = self.read(exchange, stream=bool(request.get("stream")), odd=odd)
         unasked = answer.reasoning and not more.get("thinking") and not exact
         if unasked and answer.finish == "length" and not answer.content and not self.always_thinks:
             self.always_thinks = True
-            return await self.chat(messages, **more)
+            return await self.chat(messages, odd=odd, **more)
         return answer
 
     async def ask(self, task: Task, *, stream: bool | None = None, **more: Any) -> Answer:
@@ -106,10 +131,24 @@ class Asker:
         return await self.chat(task.messages, stream=stream or None, **{**words, **more})
 
     async def send(self, request: Any, path: str = "/chat/completions") -> Exchange:
-        """POST to the API; the exchange is kept as evidence."""
-        watch = _Watch(request["max_tokens"]) if isinstance(request, dict) and request.get("stream") else None
-        exchange = await self.client.post(self.endpoint.base_url + path, request, watch=watch)
-        return self.keep(exchange)
+        """POST to the API; the exchange is kept as evidence, and a lost reply is counted."""
+        stream = isinstance(request, dict) and bool(request.get("stream"))
+        room = request.get("max_tokens") or request.get("max_completion_tokens") if isinstance(request, dict) else None
+        watch = _Watch(room) if stream and isinstance(room, int) else None
+        url, wait = self.endpoint.base_url + path, self._patience_s()
+        exchange = self.keep(await self.client.post(url, request, watch=watch, deadline_s=wait))
+        self.tally.add("transport" + STREAMED * stream, lost(exchange))
+        if exchange.error.startswith("no end"):
+            self.hangs += 1
+        elif exchange.status == 200 and not self.patient:
+            self.paces.append(Pace(exchange.seconds, len(exchange.response), stream))
+        return exchange
+
+    def _patience_s(self) -> float:
+        """How long a reply is waited for: once the server's pace is known, not minutes for what takes a second."""
+        if self.patient or len(self.paces) < PACE_KNOWN:
+            return self.client.deadline_s
+        return min(self.client.deadline_s, max(LEAST_PATIENCE_S, SLOWER * max(pace.seconds for pace in self.paces)))
 
     async def get(self, url: str) -> Exchange:
         """GET; kept as evidence."""
@@ -118,18 +157,43 @@ class Asker:
     def keep(self, exchange: Exchange) -> Exchange:
         """Remember it for this probe."""
         self.exchanges.append(exchange)
+        self.requests += 1
+        self.watching()
         return exchange
 
-    def read(self, exchange: Exchange, *, stream: bool) -> Answer:
-        """The answer in it, or Failed with the reason why there is none."""
+    def read(self, exchange: Exchange, *, stream: bool, odd: bool = False) -> Answer:
+        """The answer in it, with every breach of form counted; Failed with the reason where there is none."""
         refuse(exchange)
         kind = exchange.headers.get("content-type", "")
-        if stream and "text/event-stream" not in kind:
-            raise Failed(f"asked for a stream, got {kind or 'no content type'}")
-        answer = reading.streamed(exchange) if stream else reading.whole(exchange)
-        if answer.problems:
-            raise Failed("; ".join(answer.problems[:3]))
+        suffix = STREAMED * stream
+        if stream and "text/event-stream" not in kind.lower():
+            self.tally.add("reply-format" + suffix, why := f"asked for a stream, got {kind or 'no content type'}")
+            raise Failed(why)
+        answer = streamed(exchange) if stream else reading.whole(exchange)
+        wrong = {sort: [breach.text for breach in answer.breaches if breach.sort == sort] for sort in SORTS}
+        wrong["style"] += self._known(answer.id)
+        wrong["usage"] += implausible(answer, exchange.request)
+        for sort, name in SORTS.items():
+            self.tally.add(name + suffix, "; ".join(wrong[sort][:3]))
+        fatal = [breach.text for breach in answer.breaches if breach.fatal]
+        if fatal:
+            raise Failed("; ".join(fatal[:3]))
+        if not odd:
+            self.tally.add("template-leak" + suffix, f"{answer.leak} in the answer" if answer.leak else "")
         return answer
+
+    def _known(self, identity: str) -> list[str]:
+        """A reply's id is new."""
+        again = bool(identity) and identity in self.ids
+        self.ids.add(identity)
+        return [f"the id {identity[:60]!r} was used before"] if again else []
+
+
+def lost(exchange: Exchange) -> str:
+    """ "" or why this is no reply at all."""
+    if exchange.error:
+        return exchange.error
+    return f"HTTP {exchange.status}{said(exchange)}" if exchange.status >= 500 or exchange.status == 429 else ""
 
 
 def refuse(exchange: Exchange) -> None:
@@ -138,11 +202,12 @@ def refuse(exchange: Exchange) -> None:
         away = exchange.error.startswith(("cannot connect", "TLS", "not a URL"))
         raise (Unusable if away else Failed)(exchange.error)
     if exchange.status in (401, 403):
-        raise Unusable(f"{exchange.status}: the key is missing or refused{said(exchange)}")
+        raise Unusable(f"{exchange.status}: the key is missing or refused{said(exchange)}", status=exchange.status)
     if exchange.status in (429, 503):
-        raise Failed(f"{exchange.status}: still too busy after waiting as asked{said(exchange)}")
+        text = f"{exchange.status}: still too busy after waiting as asked{said(exchange)}"
+        raise Failed(text, status=exchange.status)
     if exchange.status != 200:
-        raise Failed(f"HTTP {exchange.status}{said(exchange)}")
+        raise Failed(f"HTTP {exchange.status}{said(exchange)}", status=exchange.status)
 
 
 def said(exchange: Exchange) -> str:

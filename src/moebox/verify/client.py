@@ -4,10 +4,13 @@ Nothing here raises because of what a server does: what went wrong is said in `E
 """
 
 import asyncio
+import itertools
 import json
+import math
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -19,6 +22,7 @@ from moebox.stream.awake import Awake
 MOST_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
 CONNECT_S = 10.0
 LONGEST_WAIT_S = 20.0  # honoured of one Retry-After
+HUNG_UP = "we hung up"  # the error of an exchange that this side ended
 WAITS = 4  # times a 429 or 503 is waited out, or a request repeated during which this machine slept
 
 Watch = Callable[[bytes], str]  # sees each piece of a stream; a word in return ends it, and is the error
@@ -31,12 +35,15 @@ class Client:
         self.endpoint = endpoint
         self._awake = awake or Awake()
         self.deadline_s = deadline_s
+        self.ends: float | None = None  # on the monotonic clock: when every exchange must be over
         timeout = httpx2.Timeout(None, connect=CONNECT_S)  # the deadline bounds the rest
         # A connection for each request: llama.cpp hangs up on kept ones after a while, which would look like a fault
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         # identity: a compressed answer could be small on the wire and huge in memory
         headers = {"Accept-Encoding": "identity", "User-Agent": "moebox"}
         self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False)
+        one = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
+        self._kept = httpx2.AsyncClient(timeout=timeout, limits=one, headers=headers, trust_env=False)
 
     async def __aenter__(self) -> "Client":
         self._awake.__enter__()
@@ -45,66 +52,103 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         self._awake.__exit__(None, None, None)
         await self._http.aclose()
+        await self._kept.aclose()
 
     async def get(self, url: str) -> Exchange:
         """GET, with patience for a server that is busy."""
-        return await self._patiently("GET", url, None, {}, None)
+        return await self._patiently(_Sent("GET", url))
 
     async def post(
-        self, url: str, body: Any, *, headers: dict[str, str] | None = None, watch: Watch | None = None
+        self,
+        url: str,
+        body: Any,
+        *,
+        headers: dict[str, str] | None = None,
+        watch: Watch | None = None,
+        deadline_s: float | None = None,
+        kept: bool = False,
     ) -> Exchange:
-        """POST `body` as JSON (bytes go as they are), with patience for a server that is busy."""
-        return await self._patiently("POST", url, body, headers or {}, watch)
+        """POST `body` as JSON (bytes go as they are), with patience for a server that is busy.
 
-    async def _patiently(
-        self, method: str, url: str, body: Any, headers: dict[str, str], watch: Watch | None
-    ) -> Exchange:
+        `kept` sends it over one connection that is kept for the next such request.
+        """
+        return await self._patiently(_Sent("POST", url, body, headers or {}, watch, deadline_s, kept))
+
+    async def cancelled(self, url: str, body: Any, *, after: int = 2) -> Exchange:
+        """POST a stream and hang up after `after` pieces of it."""
+        seen = itertools.count(1)
+        return await self._once(_Sent("POST", url, body, {}, lambda _: HUNG_UP if next(seen) >= after else ""))
+
+    async def _patiently(self, sent: "_Sent") -> Exchange:
         """Send, and while the answer is "not now", wait as long as it asks, within bounds, and send again."""
         for wait in range(WAITS + 1):
             away_s = self._awake.away_s
-            exchange = await self._once(method, url, body, headers, watch)
+            exchange = await self._once(sent)
             if exchange.error and self._awake.away_s > away_s and wait < WAITS:
                 continue  # nobody was here to receive it: that is no fault of the server's
-            if exchange.status not in (429, 503) or wait == WAITS:
+            if exchange.status not in (429, 503) or wait == WAITS or self._left() <= 0:
                 break
-            await asyncio.sleep(_asked_wait(exchange.headers.get("retry-after", ""), wait))
+            pause = _asked_wait(exchange.headers.get("retry-after", ""), wait)
+            await asyncio.sleep(max(0.0, min(pause, self._left())))
         if exchange.error.startswith("no end"):
             self.deadline_s = max(10.0, self.deadline_s / 2)  # a server that hangs once is not waited for as long again
         return exchange
 
-    async def _once(self, method: str, url: str, body: Any, headers: dict[str, str], watch: Watch | None) -> Exchange:
+    def _left(self) -> float:
+        return math.inf if self.ends is None else self.ends - time.monotonic()
+
+    async def _once(self, sent: "_Sent") -> Exchange:
         began = time.monotonic()
+        first = 0.0
         got = bytearray()
         status, answered, error = 0, {}, ""
+        body = sent.body
         raw = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        sent = {**self.endpoint.headers, **headers, **({"Content-Type": "application/json"} if raw else {})}
+        headers = {**self.endpoint.headers, **sent.headers, **({"Content-Type": "application/json"} if raw else {})}
+        deadline_s = max(0.05, min(sent.deadline_s or self.deadline_s, self.deadline_s, self._left()))
+        http = self._kept if sent.kept else self._http
         try:
             async with (
-                asyncio.timeout(self.deadline_s),
-                self._http.stream(method, url, content=raw, headers=sent) as response,
+                asyncio.timeout(deadline_s),
+                http.stream(sent.method, sent.url, content=raw, headers=headers) as response,
             ):
                 status, answered = response.status_code, dict(response.headers)
-                error = await _read(response, got, watch)
+                first = time.monotonic() - began
+                error = await _read(response, got, sent.watch)
         except TimeoutError:
-            error = f"no end within {self.deadline_s:g} s"
+            error = f"no end within {deadline_s:.3g} s"
         except httpx2.ConnectTimeout:
-            error = f"cannot connect to {url}: no answer within {CONNECT_S:g} s"
+            error = f"cannot connect to {sent.url}: no answer within {CONNECT_S:g} s"
         except httpx2.TimeoutException as problem:
             error = f"no end: {problem or type(problem).__name__}"
         except httpx2.HTTPError as problem:
-            error = _failure(problem, url)
+            error = _failure(problem, sent.url)
         except (httpx2.InvalidURL, UnicodeError) as problem:
             error = f"not a URL that can be asked: {problem}"
         return Exchange(
-            method=method,
-            url=url,
+            method=sent.method,
+            url=sent.url,
             request=body if not isinstance(body, bytes) else body[:2000].decode(errors="replace"),
             status=status,
             headers={key.lower(): value[:500] for key, value in answered.items()},
             response=got.decode(errors="replace"),
             seconds=time.monotonic() - began,
+            first_s=first,
             error=error,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One request, to be sent once or several times."""
+
+    method: str
+    url: str
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    watch: Watch | None = None
+    deadline_s: float | None = None
+    kept: bool = False
 
 
 async def _read(response: httpx2.Response, got: bytearray, watch: Watch | None) -> str:

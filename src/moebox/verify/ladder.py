@@ -8,12 +8,16 @@ from typing import Any
 
 from moebox import codec
 from moebox.core.endpoint import Endpoint
-from moebox.core.verdict import Ladder, Mark, Probe, Score, Verdict
+from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName
 from moebox.store import Run
-from moebox.verify.ask import Asker, Failed, Options, Skipped, Unusable
+from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
 from moebox.verify.client import Client
-from moebox.verify.rung import Caution, ProbeFunction, Rung
+from moebox.verify.kinds import in_words, kind_of
+from moebox.verify.latency import late
+from moebox.verify.plain_text import one_line
+from moebox.verify.progress import Meter, Watcher
+from moebox.verify.rung import ProbeFunction, Rung, Warned
 from moebox.verify.rungs import NAMES, RUNGS
 from moebox.verify.score import share_text
 
@@ -32,14 +36,15 @@ def verify(
     keep_going: bool = False,
     run: Run | None = None,
     tell: Listener | None = None,
+    watch: Watcher | None = None,
 ) -> Ladder:
     """Climb the ladder at `endpoint`: all rungs, `only` some, or those from `start` on.
 
-    `run` keeps every exchange under verdicts/ and the sum in verify.json; `tell` hears of each rung as it is done;
-    `keep_going` climbs on past a rung that makes later ones meaningless.
+    `run` keeps every exchange under verdicts/ and the sum in verify.json; `tell` hears of each rung as it is done,
+    `watch` of each request; `keep_going` climbs on past a rung that makes later ones meaningless.
     """
     rungs = choose(only, start)
-    return asyncio.run(climb(endpoint, options, rungs, keep_going=keep_going, run=run, tell=tell))
+    return asyncio.run(climb(endpoint, options, rungs, keep_going=keep_going, run=run, tell=tell, watch=watch))
 
 
 def choose(only: Sequence[str], start: str) -> list[Rung]:
@@ -59,15 +64,19 @@ async def climb(
     keep_going: bool = False,
     run: Run | None = None,
     tell: Listener | None = None,
+    watch: Watcher | None = None,
 ) -> Ladder:
     """`verify`, for callers that have a loop already."""
+    began = time.monotonic()
     done: list[Verdict] = []
     stopped = ""
     async with Client(endpoint, deadline_s=options.deadline_s) as client:
         ask = Asker(client, options)
+        client.ends = ask.ends
+        meter = Meter(ask, rungs, watch)
         await _introduce(ask, rungs)
         for rung in rungs:
-            verdict = _skipped(rung, stopped) if stopped else await _rung(ask, rung)
+            verdict = _skipped(rung, stopped) if stopped else await _rung(ask, rung, meter)
             stopped = stopped or await _why_stop(ask, rung, verdict, keep_going)
             verdict = _kept(run, verdict)
             done.append(verdict)
@@ -78,8 +87,11 @@ async def climb(
             model=endpoint.model,
             engine=ask.engine,
             rungs=tuple(done),
+            slips=ask.tally.slips(),
             stopped=stopped,
             sandbox=ask.sandbox,
+            requests=ask.requests,
+            seconds=time.monotonic() - began,
         )
     if run:
         run.write_json("verify.json", document(ladder))
@@ -96,39 +108,93 @@ async def _introduce(ask: Asker, rungs: Sequence[Rung]) -> None:
                 continue
 
 
-async def _rung(ask: Asker, rung: Rung) -> Verdict:
+async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
     """All probes of one rung; a server that is gone ends it early."""
     began = time.monotonic()
+    before = ask.tally.snapshot()
     probes: list[Probe] = []
     gone = ""
     for name, function in rung.probes.items():
+        gone = gone or _no_more(ask)
         if gone:
             probes.append(Probe(name=name, verdict="skip", reason=gone))
             continue
+        meter.enter(rung, name)
         probe, gone = await _probe(ask, name, function)
         probes.append(probe)
-    marks = {probe.verdict for probe in probes}
-    mark: Mark = "fail" if "fail" in marks else "pass" if "pass" in marks else "skip"
-    telling = [
-        probe for probe in probes if probe.verdict == mark and probe.reason and (mark != "pass" or probe.caution)
+    _late(ask)
+    slips = _met(ask.tally.slips(before))
+    own = _own(ask, slips)
+    mark = worst([*(probe.verdict for probe in probes), *(slip.verdict for slip in own)])
+    ask.charged |= {slip.kind: slip.verdict for slip in own if kind_of(slip.kind).anywhere}
+    return Verdict(
+        name=rung.name,
+        verdict=mark,
+        reason=_reason(mark, probes, own),
+        seconds=time.monotonic() - began,
+        score=next((probe.score for probe in probes if probe.score), None),
+        slips=slips,
+        probes=tuple(probes),
+    )
+
+
+def _late(ask: Asker) -> None:
+    """Count the requests of this rung that came seconds late."""
+    for why in late(ask.paces, ask.paced):
+        ask.tally.add("late", why)
+    ask.paced = len(ask.paces)
+
+
+def _no_more(ask: Asker) -> str:
+    """Why nothing more is asked, or nothing."""
+    if ask.left_s <= 0:
+        return f"out of time: the ladder may take {ask.options.time_s:g} s (--time)"
+    return f"{ask.hangs} requests had no end" if ask.hangs >= HANGS else ""
+
+
+def _own(ask: Asker, slips: Sequence[Slip]) -> list[Slip]:
+    """The slips that this rung answers for: what any reply can show is charged once, and again where it is worse."""
+    return [
+        slip
+        for slip in slips
+        if worst([slip.verdict, ask.charged.get(slip.kind, "skip")]) == slip.verdict
+        and slip.verdict != ask.charged.get(slip.kind)
     ]
-    reason = f"{telling[0].name}: {telling[0].reason}" if telling else ""
-    score = next((probe.score for probe in probes if probe.score), None)
-    seconds = time.monotonic() - began
-    return Verdict(name=rung.name, verdict=mark, reason=reason, seconds=seconds, score=score, probes=tuple(probes))
+
+
+def _met(slips: Sequence[Slip]) -> tuple[Slip, ...]:
+    """The kinds that were seen, not only looked for."""
+    return tuple(slip for slip in slips if slip.seen)
+
+
+def _reason(mark: Mark, probes: Sequence[Probe], slips: Sequence[Slip]) -> str:
+    """What made the rung's verdict: the first probe with it, else the slip that the probes share."""
+    if mark == "pass":
+        return ""
+    for probe in probes:
+        if probe.verdict == mark and probe.reason:
+            return f"{probe.name}: {probe.reason}"
+    return next((_told(slip) for slip in slips if slip.verdict == mark), "")
+
+
+def _told(slip: Slip) -> str:
+    return one_line(f"{slip.example}; {in_words(slip)}")
 
 
 async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe, str]:
     """One probe judged; and why the rest of the rung is pointless, if it is."""
     ask.exchanges = []
+    before = ask.tally.snapshot()
     began = time.monotonic()
     mark: Mark = "pass"
-    reason, gone, caution = "", "", False
+    reason, gone = "", ""
     score: Score | None = None
+    longest = max(0.05, min(PROBE_S, ask.left_s))
     try:
-        async with asyncio.timeout(PROBE_S):
+        async with asyncio.timeout(longest):
             found = await function(ask)
-        score, caution = found if isinstance(found, Score) else None, isinstance(found, Caution)
+        score = found if isinstance(found, Score) else None
+        mark = "warn" if isinstance(found, Warned) else "pass"
         reason = share_text(score) if score else found if isinstance(found, str) else ""
     except Skipped as problem:
         mark, reason = "skip", str(problem)
@@ -136,15 +202,19 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
         mark, reason, score = "fail", str(problem), problem.score
         gone = reason if isinstance(problem, Unusable) else ""
     except TimeoutError:
-        mark, reason = "fail", f"not done after {PROBE_S:g} s"
+        mark, reason = "warn", f"not done after {longest:.0f} s"
+    slips = _met(ask.tally.slips(before))
+    for slip in _own(ask, slips):
+        if slip.verdict != "pass" and worst([mark, slip.verdict]) != mark:
+            mark, reason = slip.verdict, _told(slip)
     probe = Probe(
         name=name,
         verdict=mark,
-        reason=" ".join(reason.split()),  # an answer that is quoted may hold any number of lines
-        caution=caution,
+        reason=one_line(reason),
         seconds=time.monotonic() - began,
         requests=len(ask.exchanges),
         score=score,
+        slips=slips,
         evidence=tuple(ask.exchanges),
     )
     return probe, gone
@@ -152,6 +222,8 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
 
 async def _why_stop(ask: Asker, rung: Rung, verdict: Verdict, keep_going: bool) -> str:
     """Why later rungs would mean nothing, or nothing."""
+    if spent := _no_more(ask):
+        return spent
     if verdict.verdict != "fail":
         return ""
     failed = {probe.name for probe in verdict.probes if probe.verdict == "fail"}

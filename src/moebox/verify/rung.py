@@ -7,13 +7,13 @@ from moebox.core.verdict import Score
 from moebox.verify.ask import Asker
 
 
-class Caution(str):
-    """A remark on what is no fault of this server's settings, but will surprise its users."""
+class Warned(str):
+    """What is no clear fault of this server, but will surprise its users: yellow."""
 
     __slots__ = ()
 
 
-# A probe returns nothing, a remark, a caution or a score when all is well, and raises Failed or Skipped otherwise.
+# A probe returns nothing, a remark, a warning or a score, and raises Failed or Skipped. Slips are counted by the asker.
 ProbeFunction = Callable[[Asker], Awaitable[str | Score | None]]
 
 
@@ -25,3 +25,4 @@ class Rung:
     about: str
     probes: Mapping[str, ProbeFunction]
     stops: tuple[frozenset[str], ...] = ()
+    cost: int = 10  # about how many requests it takes, for the time left

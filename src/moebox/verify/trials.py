@@ -1,19 +1,40 @@
-"""Judging answers, and telling a model's slip from a server's fault.
+"""Trials: asking again and again, counting every slip, and finding out whose it was.
 
-A good model errs now and then, a broken stack errs again: a wrong answer is asked for twice more with fresh questions,
-and both must be right. Breaches of protocol have no second chance.
+A sequential test. Without a slip it ends after the planned number of trials: the rate is then below about 3 / trials
+with 95% confidence. A slip buys more trials, `patience` times as many at most, until the rate is surely above the limit
+(red) or the budget is spent (yellow).
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-from moebox.core.verdict import Score
+from moebox.core.verdict import Score, Whose
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed
-from moebox.verify.score import share_text, wilson
+from moebox.verify.ask import Asker, Failed, Skipped, Unusable
+from moebox.verify.kinds import MODEL_TRIALS, STREAMED, in_words, mark_of, slip
+from moebox.verify.score import wilson
 
-Attempt = Callable[[], Awaitable[str]]  # "" when it went well, else what was wrong
+BLAMES = 6  # slips of one series that are asked again to learn whose they are; the others are like them
+SURE_WRONG = 4  # all of the first so many wrong: no more are needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of one attempt: "" when it went well."""
+
+    why: str = ""
+    whose: Whose = "server"
+
+
+GOOD = Trial()
+Attempt = Callable[[], Awaitable[Trial]]
+
+
+def wrong(why: str) -> Trial:
+    """A slip of the server's, or no slip where `why` is empty."""
+    return Trial(why=why)
 
 
 def draw(ask: Asker, family: str, *, thinking: bool = False, **size: Any) -> Task:
@@ -22,46 +43,142 @@ def draw(ask: Asker, family: str, *, thinking: bool = False, **size: Any) -> Tas
 
 
 def judge(task: Task, answer: Answer) -> str:
-    """ "" or what is wrong with the answer's substance; Failed at once for a leaked template mark."""
-    no_leak(answer)
+    """ "" or what is wrong with the answer's substance."""
+    if answer.leak:
+        return f"{answer.leak} leaked into the answer"
     if answer.finish == "length":
         return f"not finished after {task.max_tokens} tokens: …{answer.content[-60:]}"
     grade = task.grade(answer.reply)
     return "" if grade.ok else grade.why
 
 
-def no_leak(answer: Answer) -> None:
-    """Failed when a template mark or half a character reached the reader."""
-    if answer.leak:
-        raise Failed(f"{answer.leak} leaked into the answer")
+Judge = Callable[[Task, Answer], str]
 
 
-def asking(
-    ask: Asker, family: str, *, thinking: bool = False, size: dict[str, Any] | None = None, **more: Any
-) -> Attempt:
-    """An attempt that draws a task of `family`, asks it and judges it."""
+class Questions:
+    """Asks tasks of one family one after the other, each judged, each slip traced to the server or the model."""
 
-    async def attempt() -> str:
-        task = draw(ask, family, thinking=thinking)
-        return judge(task, await ask.ask(task, **more))
+    def __init__(
+        self,
+        ask: Asker,
+        draw: Callable[[], Task],
+        *,
+        judge: Judge = judge,
+        stream: bool = False,
+        **more: Any,
+    ) -> None:
+        self.ask, self.draw, self.judge, self.stream, self.more = ask, draw, judge, stream, more
+        self.blamed: list[Whose] = []
 
-    return attempt
+    async def __call__(self) -> Trial:
+        """One attempt."""
+        task = self.draw()
+        why = self.judge(task, await self.ask.ask(task, stream=self.stream, **self.more))
+        return Trial(why=why, whose=await self._whose(task)) if why else GOOD
+
+    async def _whose(self, task: Task) -> Whose:
+        """A model says the same thing again at temperature 0, whole and streamed; a broken server does not."""
+        if len(self.blamed) >= BLAMES:
+            return max(set(self.blamed), key=self.blamed.count)
+        whose: Whose = "model"
+        for stream in (self.stream, not self.stream):
+            try:
+                again = self.judge(task, await self.ask.ask(task, stream=stream, **self.more))
+            except Unusable:
+                raise
+            except Failed:
+                again = ""  # that is the server's, and is counted
+            if not again:
+                whose = "server"
+                break
+        self.blamed.append(whose)
+        return whose
 
 
-async def sure(attempt: Attempt) -> None:
-    """It goes well, or after one slip twice in a row; Failed otherwise."""
-    first = await attempt()
-    if not first:
-        return
-    for _ in range(2):
-        if again := await attempt():
-            raise Failed(first if again == first else f"{first}; and again: {again}")
+def asking(ask: Asker, family: str, *, thinking: bool = False, stream: bool = False, **more: Any) -> Questions:
+    """Attempts that draw a task of `family`, ask it and judge it."""
+    return Questions(ask, lambda: draw(ask, family, thinking=thinking), stream=stream, **more)
 
 
-async def most(attempt: Attempt, trials: int, slips: int) -> Score:
-    """`trials` attempts of which at most `slips` may go wrong; Failed with the first reason otherwise."""
-    reasons = [reason for _ in range(trials) if (reason := await attempt())]
-    score = wilson(trials - len(reasons), trials)
-    if len(reasons) > slips:
-        raise Failed(f"right {share_text(score)}: {reasons[0]}", score=score)
-    return score
+class Series:
+    """The trials of one kind, while they run."""
+
+    def __init__(self, ask: Asker, kind: str, planned: int) -> None:
+        self.ask, self.kind = ask, kind
+        self.planned, self.most = planned, planned * ask.options.patience
+        self.of = self.server = self.model = 0
+        self.first: dict[Whose, str] = {}
+
+    def add(self, trial: Trial) -> None:
+        """Count it."""
+        self.of += 1
+        self.ask.tally.add(self.kind, trial.why, trial.whose)
+        if not trial.why:
+            return
+        self.first.setdefault(trial.whose, trial.why)
+        if trial.whose == "server":
+            self.server += 1
+        else:
+            self.model += 1
+
+    @property
+    def red(self) -> Whose | None:
+        """Whose fault is surely too frequent."""
+        if mark_of(self.kind, self.server, self.of) == "fail":
+            return "server"
+        all_wrong = self.model == self.of >= SURE_WRONG
+        enough = all_wrong or self.of >= min(self.planned, 2 * MODEL_TRIALS)
+        return "model" if enough and mark_of(self.kind, self.model, self.of, "model") == "fail" else None
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to be learnt, or the budget is spent."""
+        clean = not self.server and not self.model
+        lone = not self.server and mark_of(self.kind, self.model, self.of, "model") == "pass"
+        enough = self.planned if clean else 2 * self.planned if lone else self.most
+        return self.of >= enough or self.ask.left_s <= 0
+
+    @property
+    def score(self) -> Score:
+        """How many went well."""
+        return wilson(self.of - self.server - self.model, self.of)
+
+
+async def trials(ask: Asker, kind: str, attempt: Attempt, planned: int | None = None) -> Score:
+    """Attempts until it is clear how often `kind` goes wrong. Failed where that is surely too often.
+
+    What stays in doubt is not raised: it stands in the tally and turns the probe yellow.
+    """
+    series = Series(ask, kind, planned or ask.options.trials)
+    while not series.over:
+        ask.trial = (series.of + 1, series.planned if series.of < series.planned else series.most)
+        series.add(await tried(attempt))
+        if whose := series.red:
+            seen = series.server if whose == "server" else series.model
+            told = in_words(slip(kind, seen, series.of, whose=whose))
+            raise Failed(f"{series.first[whose]}; {told}", score=series.score)
+    return series.score
+
+
+async def tried(attempt: Attempt) -> Trial:
+    """An attempt; a reply that cannot be read is a slip of the server's."""
+    try:
+        return await attempt()
+    except Unusable:
+        raise
+    except Failed as problem:
+        return Trial(why=str(problem))
+
+
+async def both(ask: Asker, kind: str, make: Callable[..., Attempt], planned: int | None = None) -> Score:
+    """The same trials whole and streamed; `make` takes `stream`."""
+    await trials(ask, kind, make(stream=False), planned)
+    return await trials(ask, kind + STREAMED, make(stream=True), planned)
+
+
+async def able(ask: Asker, attempt: Attempt, what: str, times: int = 2) -> None:
+    """Skipped unless the model can do this at all: what it cannot do proves nothing about its server."""
+    found = [await tried(attempt) for _ in range(times)]
+    failed = [trial.why for trial in found if trial.why]
+    if failed:
+        raise Skipped(f"model, not server: it cannot {what} ({failed[0]})")

@@ -1,8 +1,9 @@
 """A chat completion in OpenAI's and Anthropic's form, whole and in pieces, made from a reply."""
 
+import itertools
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebox.phantom.task import Call, Reply
@@ -31,6 +32,7 @@ class Made:
     calls: tuple[Call, ...]
     finish: str
     prompt_tokens: int
+    number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
     def tokens(self) -> int:
@@ -94,9 +96,10 @@ def _check(request: dict[str, Any]) -> None:
 def _cut(request: dict[str, Any], reply: Reply, size: int) -> Made:
     """Stop strings, then the token limit."""
     text, finish = reply.content, "tool_calls" if reply.calls else "stop"
-    for stop in request.get("stop") or ():
+    stops = request.get("stop") or ()
+    for stop in [stops] if isinstance(stops, str) else stops:
         text = text.split(stop)[0]
-    room = request.get("max_tokens") or 512
+    room = request.get("max_tokens") or request.get("max_completion_tokens") or 512
     thought, said = tokens(reply.reasoning), tokens(text)
     if len(thought) + len(said) > room:
         thought, finish = thought[:room], "length"
@@ -121,7 +124,7 @@ def whole(made: Made) -> dict[str, Any]:
 
 
 def _head(kind: str, made: Made) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{id(made)}", "object": kind, "created": 1, "model": made.request["model"]}
+    return {"id": f"chatcmpl-{made.number}", "object": kind, "created": 1, "model": made.request["model"]}
 
 
 def chunks(made: Made) -> list[dict[str, Any]]:
@@ -144,7 +147,9 @@ def chunks(made: Made) -> list[dict[str, Any]]:
 
 def from_anthropic(body: dict[str, Any]) -> dict[str, Any]:
     """A messages request as a chat request."""
-    turns: list[dict[str, Any]] = []
+    if "messages" not in body:
+        raise Refused(400, "messages: field required")
+    turns: list[dict[str, Any]] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     for message in body["messages"]:
         if isinstance(message["content"], str):
             turns.append(message)
@@ -184,7 +189,7 @@ STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 def message(made: Made) -> dict[str, Any]:
     """Anthropic's object."""
     usage = {"input_tokens": made.prompt_tokens, "output_tokens": made.tokens}
-    head = {"id": f"msg_{id(made)}", "type": "message", "role": "assistant", "model": made.request["model"]}
+    head = {"id": f"msg_{made.number}", "type": "message", "role": "assistant", "model": made.request["model"]}
     return head | {"content": blocks(made), "stop_reason": STOPS[made.finish], "stop_sequence": None, "usage": usage}
 
 

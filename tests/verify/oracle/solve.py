@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import fastjsonschema
+
 from moebox.phantom.bank import FACTS
 from moebox.phantom.functions import RECIPES
 from moebox.phantom.talk import _STORY, _THINGS
@@ -82,9 +84,31 @@ def _record(question: str, form: Any) -> str:
     keys = re.search(r"the keys? ([\w, ]+?)(?:\.| and nothing)", question)
     names = re.split(r", | and ", keys[1]) if keys else list(facts)
     words = {"true": True, "false": False}
-    return json.dumps(
-        {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in names}
-    )
+    record = {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in names}
+    schema = form.get("json_schema", {}).get("schema", {})
+    return json.dumps(record if fits(record, schema) else least(schema))
+
+
+def fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a schema accepts the value."""
+    try:
+        fastjsonschema.validate(schema, value)
+    except fastjsonschema.JsonSchemaException:
+        return False
+    return True
+
+
+def least(schema: Mapping[str, Any]) -> Any:
+    """The smallest value that a schema accepts, as a grammar would force it."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("type") == "object":
+        return {key: least(schema["properties"][key]) for key in schema.get("required", ())}
+    if schema.get("type") == "array":
+        return [least(schema["items"])] * schema.get("minItems", 0)
+    return {"integer": 0, "number": 0.5, "boolean": False, "string": ""}[schema["type"]]
 
 
 def _plain(question: str) -> str:

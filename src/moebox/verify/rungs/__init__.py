@@ -21,10 +21,10 @@ RUNGS: tuple[Rung, ...] = tuple(
     for module in (
         alive,
         plain,
+        streaming,
         arithmetic,
         code,
         json_modes,
-        streaming,
         thinking,
         tools,
         long_context,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from moebox.verify.answer import strict_json
-from moebox.verify.ask import Asker, Failed, Skipped, Unusable, refuse
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, Unusable, refuse
+from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw
 
@@ -59,7 +59,7 @@ async def answers(ask: Asker) -> None:
     """One small question gets an answer; and it is learnt whether template arguments are taken."""
     task = draw(ask, "secret")
     exchange = await ask.send(ask.body(task.messages, max_tokens=16))
-    if exchange.status in (400, 422):
+    if exchange.status in REFUSALS:
         ask.template_arguments = False
         exchange = await ask.send(ask.body(task.messages, max_tokens=16))
     answer = ask.read(exchange, stream=False)
@@ -72,4 +72,5 @@ RUNG = Rung(
     about="the server is there, lists the model and answers",
     probes={"models": models, "health": health, "answers": answers},
     stops=(frozenset({"models"}), frozenset({"answers"})),
+    cost=3,
 )

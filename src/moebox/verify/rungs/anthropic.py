@@ -3,52 +3,84 @@
 import json
 from typing import Any
 
+from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
-from moebox.verify.ask import Asker, Failed
-from moebox.verify.messages import Message
-from moebox.verify.rung import Rung
-from moebox.verify.trials import draw, sure
+from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.verify.breach import strict_json
+from moebox.verify.message import Message
+from moebox.verify.rung import Rung, Warned
+from moebox.verify.trials import Attempt, Trial, both, draw, wrong
 
 
-async def text(ask: Asker) -> None:
+async def text(ask: Asker) -> Score:
     """A question is answered, with stop_reason and usage, whole and streamed alike."""
-    for stream in (False, True):
 
-        async def attempt(stream: bool = stream) -> str:
-            task = draw(ask, "copy")
-            message = await messages.send(ask, messages.request(ask, task, stream=stream))
-            if message.stop not in ("end_turn", "stop_sequence"):
-                raise Failed(f"stop_reason {message.stop!r} at the end of an answer")
-            if not message.usage.get("output_tokens"):
-                raise Failed(f"no output_tokens in the {'stream' if stream else 'message'}'s usage")
-            return _judge(task, message)
+    def check(message: Message) -> str:
+        ended = message.stop in ("end_turn", "stop_sequence")
+        return "" if ended else f"stop_reason {message.stop!r} at the end of an answer"
 
-        await sure(attempt)
+    return await both(ask, "text", lambda stream: _asked(ask, "copy", stream, check), ask.options.share(0.67))
 
 
-async def tools(ask: Asker) -> None:
+async def tools(ask: Asker) -> Score:
     """A tool is used, whole and streamed, with its input as an object."""
-    for stream in (False, True):
-
-        async def attempt(stream: bool = stream) -> str:
-            task = draw(ask, "tool_call")
-            message = await messages.send(ask, messages.request(ask, task, stream=stream))
-            if message.calls and message.stop != "tool_use":
-                raise Failed(f"stop_reason {message.stop!r} with a tool_use block")
-            return _judge(task, message)
-
-        await sure(attempt)
+    return await both(ask, "tool-call", lambda stream: _asked(ask, "tool_call", stream), ask.options.share(0.67))
 
 
-async def and_back(ask: Asker) -> None:
+async def and_back(ask: Asker) -> Score:
     """A tool_result block is read and used."""
+    return await both(ask, "answer", lambda stream: _asked(ask, "tool_result", stream), ask.options.share(0.34))
 
-    async def attempt() -> str:
-        task = draw(ask, "tool_result")
-        return _judge(task, await messages.send(ask, messages.request(ask, task, turns=_turns(task))))
 
-    await sure(attempt)
+async def system(ask: Asker) -> None:
+    """`system` reaches the model: the prompt grows by it."""
+    task = draw(ask, "secret")
+    bare = await messages.send(ask, messages.request(ask, task))
+    body = messages.request(ask, task) | {"system": "lantern orchard thimble " * 8}
+    told = await messages.send(ask, body)
+    few, many = bare.usage.get("input_tokens"), told.usage.get("input_tokens")
+    grown = not (isinstance(few, int) and isinstance(many, int)) or many > few + 16
+    ask.tally.add("prompt", "" if grown else f"24 words of system, yet {few} and {many} input_tokens")
+
+
+async def refused(ask: Asker) -> Warned | None:
+    """A request without messages is refused in this API's form."""
+    exchange = await messages.post(ask, {"model": ask.endpoint.model, "max_tokens": 8})
+    if exchange.status in (404, 405, 501):
+        raise Skipped("the server does not speak Anthropic's API")
+    if not 400 <= exchange.status < 500:
+        return Warned(f"a request without messages gets HTTP {exchange.status}")
+    try:
+        body = strict_json(exchange.response)
+    except ValueError:
+        return Warned(f"HTTP {exchange.status} without an explanation in JSON")
+    inner = body.get("error") if isinstance(body, dict) else None
+    good = isinstance(inner, dict) and isinstance(inner.get("message"), str)
+    return None if good else Warned(f"HTTP {exchange.status} without error.message")
+
+
+def _asked(ask: Asker, family: str, stream: bool, check: Any = lambda message: "") -> Attempt:
+    async def attempt() -> Trial:
+        task = draw(ask, family)
+        why = await _wrong(ask, task, stream, check)
+        if not why:
+            return wrong("")
+        for again in (stream, not stream):  # a model says the same thing again
+            try:
+                if not await _wrong(ask, task, again, check):
+                    return wrong(why)
+            except Failed:
+                return wrong(why)
+        return Trial(why=why, whose="model")
+
+    return attempt
+
+
+async def _wrong(ask: Asker, task: Task, stream: bool, check: Any) -> str:
+    message = await messages.send(ask, messages.request(ask, task, stream=stream, turns=_turns(task)))
+    grade = task.grade(message.reply)
+    return str(check(message)) or ("" if grade.ok else grade.why)
 
 
 def _turns(task: Task) -> list[Any]:
@@ -77,13 +109,9 @@ def _turns(task: Task) -> list[Any]:
     return turns
 
 
-def _judge(task: Task, message: Message) -> str:
-    grade = task.grade(message.reply)
-    return "" if grade.ok else grade.why
-
-
 RUNG = Rung(
     name="anthropic",
     about="Anthropic's messages API, where served",
-    probes={"text": text, "tools": tools, "and back": and_back},
+    probes={"text": text, "tools": tools, "and back": and_back, "system": system, "refused": refused},
+    cost=46,
 )

@@ -3,20 +3,19 @@
 from moebox.core.verdict import Score
 from moebox.verify.ask import Asker
 from moebox.verify.rung import Rung
-from moebox.verify.trials import asking, most, sure
-
-PROBLEMS = 8
-SLIPS = 1  # a model that is right 99 times in 100 fails two of eight once in 370 ladders
+from moebox.verify.trials import asking, trials
 
 
 async def sums(ask: Asker) -> Score:
     """Sums, differences and products."""
-    return await most(asking(ask, "sums"), PROBLEMS, SLIPS)
+    return await trials(ask, "answer", asking(ask, "sums"), ask.options.share(1.0, 8))
 
 
-async def counting(ask: Asker) -> None:
+async def counting(ask: Asker) -> Score:
     """A run of numbers without a gap."""
-    await sure(asking(ask, "count"))
+    return await trials(ask, "answer", asking(ask, "count"), ask.options.share(0.34))
 
 
-RUNG = Rung(name="arithmetic", about="fresh problems, graded by us", probes={"sums": sums, "counting": counting})
+RUNG = Rung(
+    name="arithmetic", about="fresh problems, graded by us", probes={"sums": sums, "counting": counting}, cost=16
+)

@@ -6,9 +6,7 @@ from moebox import sandbox
 from moebox.phantom.tasks import Task, code_in
 from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.rung import Rung
-from moebox.verify.trials import draw, judge, sure
-
-FUNCTIONS = 3
+from moebox.verify.trials import Trial, draw, judge, trials
 
 
 async def functions(ask: Asker) -> str:
@@ -18,13 +16,13 @@ async def functions(ask: Asker) -> str:
     except sandbox.NoSandbox as problem:
         raise Skipped(f"code is not run here: {problem}") from None
 
-    async def attempt() -> str:
+    async def attempt() -> Trial:
         task = draw(ask, "code")
         answer = await ask.ask(task)
-        return judge(task, answer) or await asyncio.to_thread(_run, task, answer.content)
+        why = judge(task, answer) or await asyncio.to_thread(_run, task, answer.content)
+        return Trial(why=why, whose="model")  # a wrong function was written so; a lost word shows in other rungs
 
-    for _ in range(FUNCTIONS):
-        await sure(attempt)
+    await trials(ask, "answer", attempt, ask.options.share(0.34, 3))
     return f"run behind {ask.sandbox}"
 
 
@@ -43,4 +41,4 @@ def _run(task: Task, text: str) -> str:
     return "" if len(outcome.values) == len(task.cases) else f"{task.expect}: {len(outcome.values)} values came back"
 
 
-RUNG = Rung(name="code", about="functions run against cases in a sandbox", probes={"functions": functions})
+RUNG = Rung(name="code", about="functions run against cases in a sandbox", probes={"functions": functions}, cost=6)

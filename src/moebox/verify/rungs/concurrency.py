@@ -1,72 +1,82 @@
 """concurrency: many requests at once, each with its own secret: none crosses over, none is lost."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed
+from moebox.verify.ask import Asker, Failed, Unusable
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge
 
-ROUNDS = 2
-SLIPS = 0.25  # share of answers that may be wrong whether asked alone or not, before nothing is proved any more
+Asked = Iterable[Coroutine[Any, Any, Answer]]
 
 
 async def secrets(ask: Asker) -> str:
-    """N secrets at once, every other one streamed, each asked for twice."""
-    for _ in range(ROUNDS):
+    """N secrets at once, every other one streamed, in several rounds."""
+    rounds = ask.options.share(0.34)
+    for number in range(rounds):
+        ask.trial = (number + 1, rounds)
         tasks = [draw(ask, "secret") for _ in range(ask.options.parallel)]
-        answers = await _together(ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks))
+        answers = await _together(ask, (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks)))
         for index, answer in enumerate(answers):
-            _own(index, tasks, answer)
+            ask.tally.add("crosstalk", _foreign(index, tasks, answer))
         await _all_right(ask, tasks, answers)
-    return f"{ask.options.parallel} at once, {ROUNDS} times"
+        _enough(ask)
+    return f"{ask.options.parallel} at once, {rounds} times"
 
 
 async def long_streams(ask: Asker) -> str:
     """N streams of numbers from different starts run side by side, and none holds a number of another."""
     starts = [2 + 7 * (index % 8) for index in range(ask.options.parallel)]
     tasks = [draw(ask, "count", start=start, end=start + 30) for start in starts]
-    await _all_right(ask, tasks, await _together(ask.ask(task, stream=True) for task in tasks))
+    await _all_right(ask, tasks, await _together(ask, (ask.ask(task, stream=True) for task in tasks)))
+    _enough(ask)
     return f"{len(tasks)} streams at once"
 
 
-async def _together(asked: Any) -> list[Answer]:
-    """All at once; the first that is lost is the failure."""
-    work: list[Coroutine[Any, Any, Answer]] = list(asked)
-    results = await asyncio.gather(*work, return_exceptions=True)
-    lost = [result for result in results if isinstance(result, BaseException)]
-    for problem in lost:
-        if isinstance(problem, Failed):
-            raise type(problem)(f"{len(lost)} of {len(work)} requests at once went wrong: {problem}")
-        raise problem
-    return [result for result in results if isinstance(result, Answer)]
+def _enough(ask: Asker) -> None:
+    """Failed once it is red: no need to go on."""
+    for slip in ask.tally.slips():
+        if slip.kind in ("crosstalk", "crowd") and slip.verdict == "fail":
+            raise Failed(f"{slip.example}; {slip.seen} of {slip.of}")
 
 
-def _own(index: int, tasks: list[Task], answer: Answer) -> None:
-    """Failed when the answer holds a neighbour's secret."""
+async def _together(ask: Asker, asked: Asked) -> list[Answer | None]:
+    """All at once; None where one was lost, which is counted."""
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    answers: list[Answer | None] = []
+    for result in results:
+        if isinstance(result, BaseException) and (isinstance(result, Unusable) or not isinstance(result, Failed)):
+            raise result
+        ask.tally.add("crowd", f"lost among others: {result}" if isinstance(result, Failed) else "")
+        answers.append(result if isinstance(result, Answer) else None)
+    return answers
+
+
+def _foreign(index: int, tasks: list[Task], answer: Answer | None) -> str:
+    """ "" or whose secret the answer holds."""
+    text = answer.content + answer.reasoning if answer else ""
     for other, task in enumerate(tasks):
-        if other != index and task.expect in answer.content + answer.reasoning:
-            raise Failed(f"request {index} was given the secret of request {other}: answers cross over")
+        if other != index and task.expect in text and task.expect != tasks[index].expect:
+            return f"request {index} was given the secret of request {other}"
+    return ""
 
 
-async def _all_right(ask: Asker, tasks: list[Task], answers: list[Answer]) -> None:
-    """A wrong answer may be the model's own: then it is wrong when asked alone too, and there are few of them."""
-    slips = []
+async def _all_right(ask: Asker, tasks: list[Task], answers: list[Answer | None]) -> None:
+    """A wrong answer may be the model's own: then it is wrong when asked alone too."""
     for task, answer in zip(tasks, answers, strict=True):
-        if not (wrong := judge(task, answer)):
-            continue
-        if not judge(task, await ask.ask(task)):
-            raise Failed(f"right when asked alone, wrong among others: {wrong}")
-        slips.append(wrong)
-        if len(slips) > len(tasks) * SLIPS:
-            raise Failed(f"wrong alone and among others, so crossing cannot be judged: {wrong}")
+        wrong = judge(task, answer) if answer else ""
+        if wrong and judge(task, await ask.ask(task)):
+            ask.tally.add("crowd", f"wrong alone and among others: {wrong}", "model")
+        elif answer:
+            ask.tally.add("crowd", f"right when asked alone, wrong among others: {wrong}" if wrong else "")
 
 
 RUNG = Rung(
     name="concurrency",
     about="many at once, no cross-talk, none lost",
     probes={"secrets": secrets, "long streams": long_streams},
+    cost=40,
 )

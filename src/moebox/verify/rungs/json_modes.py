@@ -1,4 +1,4 @@
-"""json: json_object and json_schema, validated, whole and streamed."""
+"""json: json_object and json_schema, validated, whole and streamed, and against a prompt that argues otherwise."""
 
 import functools
 import json
@@ -7,46 +7,68 @@ from typing import Any
 
 import fastjsonschema
 
-from moebox.phantom.tasks import unfenced
-from moebox.verify.answer import Answer, strict_json
-from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.core.verdict import Score
+from moebox.phantom.tasks import Task, unfenced
+from moebox.verify.answer import Answer
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.breach import strict_json
+from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung
-from moebox.verify.trials import Attempt, draw, judge, sure
+from moebox.verify.rungs import schemas
+from moebox.verify.trials import Questions, Trial, draw, judge, trials
 
-EACH = 3
 
-
-async def json_object(ask: Asker) -> None:
+async def json_object(ask: Asker) -> Score:
     """response_format json_object gives an object with the values asked for."""
-    for _ in range(EACH):
-        await sure(constrained(ask, "json_object"))
+    return await trials(ask, "json", constrained(ask, "json_object"), ask.options.share(0.34))
 
 
-async def json_schema(ask: Asker) -> None:
+async def json_schema(ask: Asker) -> Score:
     """response_format json_schema gives an object that the schema accepts."""
-    for _ in range(EACH):
-        await sure(constrained(ask, "json_schema"))
+    return await trials(ask, "json", constrained(ask, "json_schema"))
 
 
-async def in_a_stream(ask: Asker) -> None:
+async def in_a_stream(ask: Asker) -> Score:
     """The same, put together from a stream."""
-    await sure(constrained(ask, "json_schema", stream=True))
+    return await trials(ask, "json" + STREAMED, constrained(ask, "json_schema", stream=True))
 
 
-def constrained(ask: Asker, family: str, *, thinking: bool = False, stream: bool = False) -> Attempt:
-    """An attempt at a JSON task; Skipped where the server does not know the response format."""
+async def contradicted(ask: Asker) -> str:
+    """A prompt that asks for something else does not get past the schema: the only proof that it is enforced."""
+    kept = 0
+    asked = schemas.contradictions(ask.rng, ask.options.share(0.67, 4))
+    for number, (text, schema) in enumerate(asked):
+        ask.trial = (number + 1, len(asked))
+        form = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
+        message = {"role": "user", "content": text}
+        stream = number % 3 == 2
+        answer = await ask.chat([message], response_format=form, max_tokens=256, odd=True, stream=stream or None)
+        cut = answer.finish == "length"
+        why = "" if cut else misfit(answer.content.strip(), schema)
+        ask.tally.add("schema" + STREAMED * stream, f"not held to the schema: {why}" if why else "")
+        kept += not why
+    return f"{kept} of {len(asked)} schemas held against their prompts"
 
-    async def attempt() -> str:
-        task = draw(ask, family, thinking=thinking)
+
+def constrained(ask: Asker, family: str, *, thinking: bool = False, stream: bool = False) -> Questions:
+    """Attempts at a JSON task; Skipped where the server does not know the response format."""
+    return _Constrained(ask, lambda: draw(ask, family, thinking=thinking), judge=_judged, stream=stream)
+
+
+class _Constrained(Questions):
+    """Questions with a response_format that a server may not take."""
+
+    async def __call__(self) -> Trial:
         try:
-            answer = await ask.ask(task, stream=stream)
-        except Failed:
-            if ask.exchanges[-1].status in (400, 422, 501) and "response_format" in ask.exchanges[-1].response:
-                raise Skipped(f"the server does not take response_format {family}") from None
+            return await super().__call__()
+        except Failed as problem:
+            if problem.status in REFUSALS and "response_format" in self.ask.exchanges[-1].response:
+                raise Skipped("the server does not take this response_format") from None
             raise
-        return judge(task, answer) or _valid(answer, task.response_format or {})
 
-    return attempt
+
+def _judged(task: Task, answer: Answer) -> str:
+    return judge(task, answer) or _valid(answer, task.response_format or {})
 
 
 def _valid(answer: Answer, form: Mapping[str, Any]) -> str:
@@ -74,6 +96,12 @@ def _validator(schema: str) -> Any:
 
 RUNG = Rung(
     name="json",
-    about="json_object and json_schema, validated",
-    probes={"json_object": json_object, "json_schema": json_schema, "in a stream": in_a_stream},
+    about="json_object and json_schema, validated and enforced",
+    probes={
+        "json_object": json_object,
+        "json_schema": json_schema,
+        "in a stream": in_a_stream,
+        "contradicted": contradicted,
+    },
+    cost=36,
 )

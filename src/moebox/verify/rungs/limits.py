@@ -1,9 +1,12 @@
 """limits: stop strings stop, max_tokens ends, and a prompt that is too long is refused politely."""
 
-from moebox.verify.answer import strict_json
-from moebox.verify.ask import Asker, Failed, Skipped, said
+from typing import Any
+
+from moebox.core.verdict import Score
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
+from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
-from moebox.verify.trials import draw, no_leak, sure
+from moebox.verify.trials import Attempt, Trial, both, draw, wrong
 
 LAST_SHOWN = "11"  # stands before the stop string, whatever stands between numbers
 STOP = "12"
@@ -11,36 +14,61 @@ FEW = 8  # tokens, for an answer that wants many more
 CHARS_PER_TOKEN = 12  # more than any tokenizer packs into one token of such words, so the text is too long for certain
 
 
-async def stop_string(ask: Asker) -> None:
+async def stop_string(ask: Asker) -> Score:
     """The answer ends before the stop string, in a stream and without."""
-    for stream in (False, True):
-
-        async def attempt(stream: bool = stream) -> str:
-            task = draw(ask, "count", start=1, end=30)
-            answer = await ask.ask(task, stream=stream, stop=[STOP])
-            no_leak(answer)
-            how = "streamed" if stream else "whole"
-            if STOP in answer.content or "13" in answer.content:
-                raise Failed(f"{how}: went on past the stop string {STOP!r}: {answer.content[-40:]!r}")
-            if answer.finish != "stop":
-                raise Failed(f"{how}: finish_reason {answer.finish!r} at a stop string")
-            ends = answer.content.rstrip(" ,.\n").endswith(LAST_SHOWN)
-            return "" if ends else f"{how}: does not end with {LAST_SHOWN} before the stop: {answer.content[-40:]!r}"
-
-        await sure(attempt)
+    return await both(ask, "limits", lambda stream: _stopped(ask, [STOP], stream), ask.options.share(0.5))
 
 
-async def max_tokens(ask: Asker) -> None:
+async def stop_as_string(ask: Asker) -> Score:
+    """`stop` may be one string as well as a list."""
+    return await both(ask, "limits", lambda stream: _stopped(ask, STOP, stream), ask.options.share(0.25))
+
+
+def _stopped(ask: Asker, stop: Any, stream: bool) -> Attempt:
+    async def attempt() -> Trial:
+        task = draw(ask, "count", start=1, end=30)
+        answer = await ask.ask(task, stream=stream, stop=stop)
+        shown = answer.content[-40:]
+        if STOP in answer.content or "13" in answer.content:
+            return wrong(f"went on past the stop string {stop!r}: {shown!r}")
+        if answer.finish != "stop":
+            return wrong(f"finish_reason {answer.finish!r} at a stop string")
+        ends = answer.content.rstrip(" ,.\n").endswith(LAST_SHOWN)
+        return wrong("" if ends else f"does not end with {LAST_SHOWN} before the stop {stop!r}: {shown!r}")
+
+    return attempt
+
+
+async def max_tokens(ask: Asker) -> Score:
     """The answer ends at max_tokens and says so."""
-    for stream in (False, True):
-        task = draw(ask, "story")
-        answer = await ask.ask(task, stream=stream, max_tokens=FEW, exact=True)
-        how = "streamed" if stream else "whole"
+    return await both(ask, "limits", lambda stream: _ended(ask, "max_tokens", stream), ask.options.share(0.5))
+
+
+async def max_completion_tokens(ask: Asker) -> Score:
+    """The newer name of the same limit."""
+    probe = await ask.send(ask.body(draw(ask, "story").messages, max_tokens=None, max_completion_tokens=FEW))
+    if probe.status in REFUSALS:
+        raise Skipped("the server does not take max_completion_tokens")
+    return await both(
+        ask, "limits", lambda stream: _ended(ask, "max_completion_tokens", stream), ask.options.share(0.25)
+    )
+
+
+def _ended(ask: Asker, name: str, stream: bool) -> Attempt:
+    async def attempt() -> Trial:
+        limit = {"max_tokens": None, name: FEW}
+        request = ask.body(draw(ask, "story").messages, stream=stream or None)
+        request = {key: value for key, value in {**request, **limit}.items() if value is not None}
+        answer = ask.read(await ask.send(request), stream=stream)
         if answer.finish != "length":
-            raise Failed(f"{how}: finish_reason {answer.finish!r} after {FEW} tokens of a story")
-        made = answer.usage.get("completion_tokens")
-        if isinstance(made, int) and made > FEW:
-            raise Failed(f"{how}: {made} tokens although {FEW} were the limit")
+            return wrong(f"finish_reason {answer.finish!r} after {name} {FEW} of a story")
+        made = answer.count("completion")
+        words = len((answer.content + answer.reasoning).split())
+        if words > FEW + 1 or (made is not None and made > FEW):
+            return wrong(f"{made} tokens and {words} words although {name} was {FEW}")
+        return wrong("")
+
+    return attempt
 
 
 async def too_long(ask: Asker) -> str:
@@ -49,7 +77,8 @@ async def too_long(ask: Asker) -> str:
     if not limit:
         raise Skipped("the server does not say how long a prompt may be")
     text = "lantern orchard thimble " * (limit * CHARS_PER_TOKEN // 24)
-    exchange = await ask.send(ask.body([{"role": "user", "content": text}], max_tokens=8))
+    url = f"{ask.endpoint.base_url}/chat/completions"
+    exchange = ask.keep(await ask.client.post(url, ask.body([{"role": "user", "content": text}], max_tokens=8)))
     if exchange.error:
         raise Failed(f"a prompt beyond {limit:,} tokens: {exchange.error}")
     if exchange.status == 200:
@@ -70,5 +99,12 @@ async def too_long(ask: Asker) -> str:
 RUNG = Rung(
     name="limits",
     about="stop strings, max_tokens, over-long prompts",
-    probes={"stop string": stop_string, "max_tokens": max_tokens, "too long": too_long},
+    probes={
+        "stop string": stop_string,
+        "stop as a string": stop_as_string,
+        "max_tokens": max_tokens,
+        "max_completion_tokens": max_completion_tokens,
+        "too long": too_long,
+    },
+    cost=40,
 )

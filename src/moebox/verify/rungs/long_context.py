@@ -1,11 +1,14 @@
-"""long-context: needles at several depths in a text of the length asked, counted by the server's own tokenizer."""
+"""long-context: needles at many depths of texts of the length asked, counted by the server's own tokenizer."""
 
-from moebox.phantom.tasks import Task
+from collections.abc import Sequence
+
+from moebox.phantom.tasks import Task, haystack
 from moebox.units import count as digits
 from moebox.verify import tokens
+from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.rung import Rung
-from moebox.verify.trials import draw, judge, sure
+from moebox.verify.trials import draw, judge
 
 UNASKED = 16384  # tokens, when nobody said how long and the server allows more: seconds, not minutes, to prefill
 CLOSE = 0.97  # of the length that is aimed for at least
@@ -14,30 +17,70 @@ FRAME = 160  # characters of the question around the text
 RESERVE = 16  # tokens kept free beside the answer's room
 SLOWEST_PREFILL = 20.0  # tokens a second that are still waited for: a hybrid box that reads its experts from RAM
 FIRST_GUESS = 3.0  # characters a token, before the server has counted once; short on purpose
+SHORTER = 0.4  # length of the second text: what is lost at a place, and not at a share, shows there
+CUT = 0.8  # of the tokens sent that a server must say it read
+NEAR = 3  # leading characters of a code that nobody guesses
+AGAIN = 2  # further texts with something at the depth that was missed; missed in all, it is the server's
 
 
 async def needles(ask: Asker) -> str:
-    """The needle is found at each depth."""
+    """What was hidden is found at each depth; one text, many questions, as agents ask over one long history."""
     length, wanted = _length(ask)
+    ask.patient = True
+    try:
+        return await _searched(ask, length, wanted)
+    finally:
+        ask.patient = False
+
+
+async def _searched(ask: Asker, length: int, wanted: str) -> str:
     room = draw(ask, "needle", chars=100).max_tokens + RESERVE
     ask.client.deadline_s = max(ask.client.deadline_s, length / SLOWEST_PREFILL)
-    rate, by = await _rate(ask, length - room)
-    counts = []
-    for depth in ask.options.depths:
+    text = _Text(ask, *await _rate(ask, length - room))
+    depths = ask.options.depths
+    counted = [await _text(ask, text, depths, length - room)]
+    if len(depths) > 1:
+        between = [(a + b) / 2 for a, b in zip(depths, [*depths[1:], 1.0], strict=True)]
+        await _text(ask, text, between, max(64, round(SHORTER * (length - room))))
+    return f"{digits(min(counted))} tokens of {wanted} {digits(length)}, counted by {text.by}"
 
-        async def attempt(depth: float = depth) -> str:
-            nonlocal rate
-            task, counted, rate = await _fitted(ask, depth, length - room, rate)
-            counts.append(counted)
-            answer = await ask.ask(task)
-            told = answer.usage.get("prompt_tokens")
-            if isinstance(told, int) and told < 0.8 * counted:
-                raise Failed(f"sent {counted:,} tokens, the server read {told:,}: the prompt was cut")
-            wrong = judge(task, answer)
-            return f"at depth {depth:.0%} of {counted:,} tokens: {wrong}" if wrong else ""
 
-        await sure(attempt)
-    return f"{digits(min(counts))} tokens of {wanted} {digits(length)}, counted by {by}"
+async def _text(ask: Asker, text: "_Text", depths: Sequence[float], target: int) -> int:
+    """One text, a question for each depth; its tokens."""
+    tasks, counted = await text.fitted(depths, target)
+    for depth, task in zip(depths, tasks, strict=True):
+        answer = await ask.ask(task)
+        _not_cut(answer, counted)
+        wrong = judge(task, answer)
+        ask.tally.add("context", *(await _traced(ask, text, task, answer, depth, target, wrong) if wrong else ()))
+    return counted
+
+
+def _not_cut(answer: Answer, counted: int) -> None:
+    told = answer.count("prompt")
+    if told is not None and told < CUT * counted:
+        raise Failed(f"sent {counted:,} tokens, the server read {told:,}: the prompt was cut")
+
+
+async def _traced(
+    ask: Asker, text: "_Text", task: Task, answer: Answer, depth: float, target: int, wrong: str
+) -> tuple[str, str]:
+    """Why it was missed, and whose fault that is. Failed where nothing at this depth is ever found."""
+    why = f"at depth {depth:.0%} of {target:,} tokens: {wrong}"
+    if _near(task, answer):
+        return why, "model"  # it has read the needle, or it could not have begun it
+    if not judge(task, await ask.ask(task)):
+        return f"{why}; asked again, it was found", "server"
+    for _ in range(AGAIN):
+        (fresh, *_), _ = await text.fitted([depth], target)
+        other = await ask.ask(fresh)
+        if not judge(fresh, other) or _near(fresh, other):
+            return why, "model"
+    raise Failed(f"{why}; nor was it in {AGAIN} other texts: this part of a prompt is lost")
+
+
+def _near(task: Task, answer: Answer) -> bool:
+    return str(task.expect)[:NEAR] in answer.content
 
 
 def _length(ask: Asker) -> tuple[int, str]:
@@ -61,26 +104,35 @@ async def _rate(ask: Asker, target: int) -> tuple[float, str]:
     return len(str(task.messages[0]["content"])) / found, by
 
 
-async def _fitted(ask: Asker, depth: float, target: int, rate: float) -> tuple[Task, int, float]:
-    """A needle in a text that fills `target` tokens closely without passing it."""
-    if target < 64:
-        raise Skipped(f"{target} tokens are too few to hide something in")
-    fits: list[tuple[int, Task]] = []
-    aim = (1 + CLOSE) / 2
-    for _ in range(TRIES):
-        task = draw(ask, "needle", chars=max(64, round(aim * target * rate) - FRAME), depth=depth)
-        counted, _ = await tokens.count(ask, task.messages)
-        if counted <= 0:
-            break
-        if counted <= target:
-            fits.append((counted, task))
-        if CLOSE * target <= counted <= target:
-            break
-        aim *= min(1.2, max(0.8, (1 + CLOSE) / 2 * target / counted))  # what is drawn varies; the aim follows it
-    if not fits:
-        raise Failed(f"no text of {target:,} tokens could be made: the server's counts jump about")
-    counted, task = max(fits, key=lambda pair: pair[0])
-    return task, counted, rate * aim / ((1 + CLOSE) / 2)
+class _Text:
+    """Makes texts that fill a number of tokens, and learns how many characters that takes."""
+
+    def __init__(self, ask: Asker, rate: float, by: str) -> None:
+        self.ask, self.rate, self.by = ask, rate, by
+
+    async def fitted(self, depths: Sequence[float], target: int) -> tuple[list[Task], int]:
+        """Needles in a text that fills `target` tokens closely without passing it."""
+        if target < 64:
+            raise Skipped(f"{target} tokens are too few to hide something in")
+        fits: list[tuple[int, list[Task]]] = []
+        middle = (1 + CLOSE) / 2
+        aim = middle
+        for _ in range(TRIES):
+            chars = max(64, round(aim * target * self.rate) - FRAME)
+            tasks = haystack(self.ask.rng, chars=chars, depths=depths)
+            counted, _ = await tokens.count(self.ask, tasks[0].messages)
+            if counted <= 0:
+                break
+            if counted <= target:
+                fits.append((counted, tasks))
+            if CLOSE * target <= counted <= target:
+                break
+            aim *= min(1.2, max(0.8, middle * target / counted))  # what is drawn varies; the aim follows it
+        if not fits:
+            raise Failed(f"no text of {target:,} tokens could be made: the server's counts jump about")
+        self.rate *= aim / middle
+        counted, tasks = max(fits, key=lambda pair: pair[0])
+        return tasks, counted
 
 
-RUNG = Rung(name="long-context", about="needles at several depths of a long text", probes={"needles": needles})
+RUNG = Rung(name="long-context", about="needles at many depths of a long text", probes={"needles": needles}, cost=60)

@@ -3,40 +3,49 @@
 import math
 import unicodedata
 
-from moebox.phantom.tasks import flaw
-from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.core.verdict import Score
+from moebox.phantom.tasks import Task, flaw
+from moebox.verify.answer import Answer
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.rung import Rung
-from moebox.verify.trials import Attempt, asking, draw, judge, no_leak, sure
+from moebox.verify.trials import GOOD, Questions, Trial, asking, draw, judge, trials, wrong
 
 FOREIGN = 0.2  # share of letters outside the Latin script from which an English question was not answered in English
+ENDS = ".!?…\"'”’)*`:;>"  # what a finished text may end with
 
 
-async def facts(ask: Asker) -> None:
+async def facts(ask: Asker) -> Score:
     """Plain questions with known answers."""
-    for _ in range(3):
-        await sure(_said_in_english(ask, "plain"))
+    return await trials(ask, "answer", Questions(ask, lambda: draw(ask, "plain"), judge=in_english), _half(ask))
 
 
-async def memory(ask: Asker) -> None:
+async def memory(ask: Asker) -> Score:
     """Something said earlier in the conversation is known later."""
-    await sure(asking(ask, "memory"))
+    return await trials(ask, "answer", asking(ask, "memory"), ask.options.share(0.34))
+
+
+def _half(ask: Asker) -> int:
+    return ask.options.share(0.5)
 
 
 async def at_length(ask: Asker) -> None:
-    """A longer piece of writing stays coherent: no loop, no run of one mark, no other language."""
-    task = draw(ask, "story")
-    answer = await ask.ask(task, max_tokens=1024)
-    no_leak(answer)
-    if why := flaw(answer.content, min_words=40) or foreign(answer.content):
-        raise Failed(why)
+    """A longer piece of writing stays coherent to its end: no loop, no run of one mark, no other language."""
+
+    async def attempt() -> Trial:
+        answer = await ask.ask(draw(ask, "story"), max_tokens=1024)
+        if why := flaw(answer.content, min_words=40) or foreign(answer.content):
+            raise Failed(why)
+        ended = answer.finish != "stop" or answer.content.rstrip()[-1:] in ENDS
+        return GOOD if ended else wrong(f"finish_reason stop in mid-sentence: …{answer.content[-40:]!r}")
+
+    await trials(ask, "text", attempt, ask.options.share(0.09, 1))
 
 
 async def numbers(ask: Asker) -> None:
     """Log-probabilities, where offered, are numbers: NaN in the forward pass shows here first."""
     task = draw(ask, "secret")
-    request = ask.body(task.messages, max_tokens=24, logprobs=True)
-    exchange = await ask.send(request)
-    if exchange.status in (400, 404, 422, 501):
+    exchange = await ask.send(ask.body(task.messages, max_tokens=24, logprobs=True))
+    if exchange.status in REFUSALS:
         raise Skipped("the server offers no log-probabilities")
     answer = ask.read(exchange, stream=False)
     if any(not math.isfinite(value) or value > 1e-3 for value in answer.logprobs):
@@ -45,13 +54,9 @@ async def numbers(ask: Asker) -> None:
         raise Skipped("no log-probabilities came")
 
 
-def _said_in_english(ask: Asker, family: str) -> Attempt:
-    async def attempt() -> str:
-        task = draw(ask, family)
-        answer = await ask.ask(task)
-        return judge(task, answer) or foreign(answer.content)
-
-    return attempt
+def in_english(task: Task, answer: Answer) -> str:
+    """Right, and in the language of the question."""
+    return judge(task, answer) or foreign(answer.content)
 
 
 def foreign(text: str) -> str:
@@ -69,4 +74,5 @@ RUNG = Rung(
     about="coherent language, no loop, the right language",
     probes={"facts": facts, "memory": memory, "at length": at_length, "numbers": numbers},
     stops=(frozenset({"facts", "at length"}),),
+    cost=16,
 )

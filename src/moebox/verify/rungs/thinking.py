@@ -2,44 +2,52 @@
 
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung
 from moebox.verify.rungs.json_modes import constrained
-from moebox.verify.trials import draw, judge, sure
+from moebox.verify.trials import Questions, Trial, draw, trials, wrong
+
+LEAST_SHARED = 30  # characters of reasoning that stand in the answer too before they are a leak
 
 
 async def apart(ask: Asker) -> str:
     """Asked to think, it thinks, and the answer stands apart from that."""
-    thought: list[str] = []
-
-    async def attempt() -> str:
-        task = draw(ask, "sums", thinking=True)
-        answer = await ask.ask(task)
-        wrong = judge(task, answer)
-        _thought(ask, answer)
-        thought.append(answer.reasoning)
-        return wrong
-
-    await sure(attempt)
-    return f"{len(thought[-1])} characters of reasoning"
+    return await _apart(ask, stream=False)
 
 
-async def apart_in_a_stream(ask: Asker) -> None:
+async def apart_in_a_stream(ask: Asker) -> str:
     """The same in a stream: first the thoughts, then the answer."""
+    return await _apart(ask, stream=True)
 
-    async def attempt() -> str:
+
+async def _apart(ask: Asker, *, stream: bool) -> str:
+    lengths: list[int] = []
+
+    async def attempt() -> Trial:
         task = draw(ask, "sums", thinking=True)
-        answer = await ask.ask(task, stream=True)
-        wrong = judge(task, answer)
+        answer = await ask.ask(task, stream=stream)
         _thought(ask, answer)
-        if not answer.reasoning_first:
-            raise Failed("reasoning and content alternate in the stream")
-        return wrong
+        lengths.append(len(answer.reasoning))
+        return wrong(mixed(answer))
 
-    await sure(attempt)
+    await trials(ask, "reasoning" + STREAMED * stream, attempt, ask.options.share(0.67))
+    asked = Questions(ask, lambda: draw(ask, "sums", thinking=True), stream=stream)
+    await trials(ask, "answer" + STREAMED * stream, asked, ask.options.share(0.34))
+    return f"{lengths[-1]} characters of reasoning"
+
+
+def mixed(answer: Answer) -> str:
+    """ "" or how reasoning and answer run into each other."""
+    thought, said = answer.reasoning.strip(), answer.content.strip()
+    if not said and not answer.calls and answer.finish == "stop":
+        return f"only reasoning came, no answer: …{thought[-60:]!r}"
+    if len(thought) >= LEAST_SHARED and thought[:LEAST_SHARED] in said:
+        return f"the reasoning stands in the answer too: {said[:80]!r}"
+    return "" if answer.reasoning_first else "reasoning and content alternate in the stream"
 
 
 async def off(ask: Asker) -> None:
-    """Asked not to think, it does not, in a stream and without."""
+    """Asked not to think, it does not, in a stream and without, though it was asked to just before."""
     if not ask.template_arguments:
         raise Skipped("the server takes no chat_template_kwargs, so thinking cannot be turned off from here")
     if ask.options.thinking == "no":
@@ -48,24 +56,26 @@ async def off(ask: Asker) -> None:
         raise Skipped("this model always thinks")
     for stream in (False, True):
 
-        async def attempt(stream: bool = stream) -> str:
-            task = draw(ask, "sums")
-            answer = await ask.ask(task, stream=stream)
+        async def attempt(stream: bool = stream) -> Trial:
+            if ask.thinks:
+                await ask.ask(draw(ask, "sums", thinking=True), stream=stream)
+            answer = await ask.ask(draw(ask, "sums"), stream=stream)
             if answer.reasoning.strip() and not answer.content.strip():
-                raise Failed("thinking is off, and the whole answer lands in the reasoning field")
-            if answer.reasoning.strip():
-                raise Failed("thinking is off, yet reasoning came")
-            return judge(task, answer)
+                return wrong("thinking is off, and the whole answer lands in the reasoning field")
+            return wrong("thinking is off, yet reasoning came" if answer.reasoning.strip() else "")
 
-        await sure(attempt)
+        await trials(ask, "reasoning" + STREAMED * stream, attempt, ask.options.share(0.34))
+        asked = Questions(ask, lambda: draw(ask, "sums"), stream=stream)
+        await trials(ask, "answer" + STREAMED * stream, asked, ask.options.share(0.17))
 
 
 async def schema_after_thinking(ask: Asker) -> None:
     """A JSON schema binds the answer that follows the thoughts."""
     if not ask.thinks:
         raise Skipped("no reasoning came when asked for")
-    await sure(constrained(ask, "json_schema", thinking=True))
-    await sure(constrained(ask, "json_schema", thinking=True, stream=True))
+    for stream in (False, True):
+        asked = constrained(ask, "json_schema", thinking=True, stream=stream)
+        await trials(ask, "json" + STREAMED * stream, asked, ask.options.share(0.34))
 
 
 def _thought(ask: Asker, answer: Answer) -> None:
@@ -73,10 +83,10 @@ def _thought(ask: Asker, answer: Answer) -> None:
     if answer.reasoning.strip():
         ask.thinks = True
         return
-    if ask.options.thinking == "yes":
-        raise Failed("asked to think, but no reasoning came")
     if ask.options.thinking == "no":
         raise Skipped("this model is not expected to think")
+    if ask.options.thinking == "yes" or ask.thinks:
+        raise Failed("asked to think, but no reasoning came")
     raise Skipped("no reasoning came when asked for: a model that does not think, or a missing reasoning parser")
 
 
@@ -89,4 +99,5 @@ RUNG = Rung(
         "off": off,
         "schema after thinking": schema_after_thinking,
     },
+    cost=52,
 )

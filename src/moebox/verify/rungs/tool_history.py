@@ -1,19 +1,38 @@
-"""A tool history that no well-behaved client would send: an error is fine, a crash is not."""
+"""Conversations with tools: turns made from a server's own calls, and histories that no well-behaved client sends."""
 
+import json
 from typing import Any
 
-from moebox.verify.answer import strict_json
+from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed
+from moebox.verify.breach import strict_json
 from moebox.verify.trials import draw
+
+
+def turn(answer: Answer) -> dict[str, Any]:
+    """The assistant's turn that made these calls, as clients send it back."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.calls
+    ]
+    return {"role": "assistant", "content": answer.content, "tool_calls": calls}
+
+
+def results(answer: Answer, result: Any, *, parts: bool = False) -> list[dict[str, Any]]:
+    """The same result for each call, as a string or as a list of parts."""
+    text = json.dumps(result)
+    content = [{"type": "text", "text": text}] if parts else text
+    return [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content} for call in answer.calls]
 
 
 async def malformed(ask: Asker) -> str:
     """Broken arguments, a result for a call that never was, a call without a name: each gets some answer."""
     seen = []
-    for title, turns in _histories(ask).items():
+    for title, turns in _histories().items():
         task = draw(ask, "tool_call")
         request = ask.body([*turns, *task.messages], tools=list(task.tools), max_tokens=32)
-        exchange = await ask.send(request)
+        exchange = await ask.client.post(f"{ask.endpoint.base_url}/chat/completions", request)
+        ask.keep(exchange)
         if exchange.error:
             raise Failed(f"{title}: {exchange.error}")
         try:
@@ -27,7 +46,7 @@ async def malformed(ask: Asker) -> str:
     return f"answered {', '.join(seen)}"
 
 
-def _histories(ask: Asker) -> dict[str, list[dict[str, Any]]]:
+def _histories() -> dict[str, list[dict[str, Any]]]:
     def call(name: str | None, arguments: str) -> dict[str, Any]:
         function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
         return {"id": "functions.get_weather:0", "type": "function", "function": function}
@@ -35,11 +54,11 @@ def _histories(ask: Asker) -> dict[str, list[dict[str, Any]]]:
     question = {"role": "user", "content": "What is the weather in Oslo?"}
     result = {"role": "tool", "tool_call_id": "functions.get_weather:0", "content": "{}"}
 
-    def turn(made: dict[str, Any]) -> dict[str, Any]:
-        return {"role": "assistant", "content": "", "tool_calls": [made]}
+    def made(calls: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "tool_calls": [calls]}
 
     return {
-        "arguments cut in half": [question, turn(call("get_weather", '{"city": "Os')), result],
+        "arguments cut in half": [question, made(call("get_weather", '{"city": "Os')), result],
         "a result without a call": [question, {**result, "tool_call_id": "functions.never:7"}],
-        "a call without a name": [question, turn(call(None, "{}")), result],
+        "a call without a name": [question, made(call(None, "{}")), result],
     }

@@ -7,36 +7,26 @@ from typing import Any
 from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed, Skipped
-from moebox.verify.rung import Caution, Rung
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.kinds import STREAMED
+from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import tool_history
 from moebox.verify.rungs.json_modes import misfit
-from moebox.verify.score import share_text, wilson
-from moebox.verify.trials import Attempt, asking, draw, judge, no_leak, sure
+from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, trials, wrong
 
-VALID_SHARE = 0.9  # of calls whose arguments fit the schema; Kimi's vendor verifier finds 100% at the vendor's own API
 ALWAYS_SHOWN = ("llama.cpp", "ik_llama.cpp", "embedded")  # llama.cpp's server gives its template the tools in any case
 HIDING = {"vllm": "; start vLLM with --exclude-tools-when-tool-choice-none"}  # SGLang hides them by itself
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
 
 
-async def auto(ask: Asker) -> Score:
-    """Left to choose, it calls the right tool, and the arguments fit its schema: the score over N trials."""
-    wrong, valid = [], 0
-    for trial in range(ask.options.trials):
-        task = draw(ask, "tool_call")
-        answer = await ask.ask(task, stream=trial % 2 == 1)
-        no_leak(answer)
-        why = schema_fault(task, answer)
-        valid += not why
-        if why := why or judge(task, answer):
-            wrong.append(why)
-    score = wilson(valid, ask.options.trials)
-    if valid < VALID_SHARE * ask.options.trials:
-        raise Failed(f"valid by schema: {share_text(score)}: {wrong[0]}", score=score)
-    if len(wrong) > max(1, ask.options.trials // 8):
-        raise Failed(f"{len(wrong)} of {ask.options.trials} calls are not what was asked: {wrong[0]}", score=score)
-    return score
+async def whole(ask: Asker) -> Score:
+    """Left to choose, it calls the right tool, and the arguments fit its schema."""
+    return await trials(ask, "tool-call", calling(ask))
+
+
+async def streamed(ask: Asker) -> Score:
+    """Streamed arguments assemble to the whole of them."""
+    return await trials(ask, "tool-call" + STREAMED, calling(ask, stream=True))
 
 
 def schema_fault(task: Task, answer: Answer) -> str:
@@ -55,17 +45,21 @@ def schema_fault(task: Task, answer: Answer) -> str:
     return ""
 
 
-def valid_call(ask: Asker, family: str = "tool_call", **more: Any) -> Attempt:
-    """An attempt that must end in valid and right calls."""
+def calling(ask: Asker, family: str = "tool_call", *, stream: bool = False, **more: Any) -> Questions:
+    """Attempts that must end in valid and right calls."""
 
-    async def attempt() -> str:
+    def fresh() -> Task:
         task = draw(ask, family)
         while _repeats(task):
             task = draw(ask, family)
-        answer = await ask.ask(task, **more)
-        return judge(task, answer) or schema_fault(task, answer)
+        return task
 
-    return attempt
+    return Questions(ask, fresh, judge=right_calls, stream=stream, **more)
+
+
+def right_calls(task: Task, answer: Answer) -> str:
+    """The calls that were asked for, and valid."""
+    return schema_fault(task, answer) or judge(task, answer)
 
 
 def _repeats(task: Task) -> bool:
@@ -74,80 +68,90 @@ def _repeats(task: Task) -> bool:
     return len(set(wanted)) < len(wanted)
 
 
-async def whole(ask: Asker) -> None:
-    """A call, not streamed: finish_reason says tool_calls, the content is free of markers."""
-    task = draw(ask, "tool_call")
-    answer = await ask.ask(task)
-    no_leak(answer)
-    if answer.calls and answer.finish not in ("tool_calls", "stop"):
-        raise Failed(f"finish_reason {answer.finish!r} with a tool call")
-    await sure(valid_call(ask))
-
-
-async def streamed(ask: Asker) -> None:
-    """Streamed arguments assemble to the whole of them."""
-    for _ in range(2):
-        await sure(valid_call(ask, stream=True))
-
-
-async def parallel(ask: Asker) -> None:
+async def parallel(ask: Asker) -> Score:
     """Several calls in one answer, whole and streamed."""
-    # OpenAI's default is true; llama.cpp's is false
-    await sure(valid_call(ask, "tool_parallel", parallel_tool_calls=True))
-    await sure(valid_call(ask, "tool_parallel", parallel_tool_calls=True, stream=True))
+
+    def make(*, stream: bool) -> Attempt:
+        # OpenAI's default is true; llama.cpp's is false
+        return calling(ask, "tool_parallel", parallel_tool_calls=True, stream=stream)
+
+    return await both(ask, "tool-call", make, ask.options.share(0.5))
 
 
-async def not_needed(ask: Asker) -> None:
+async def not_needed(ask: Asker) -> Score:
     """Tools on offer are left alone when the question needs none."""
-    await sure(asking(ask, "tool_none"))
+    return await both(ask, "answer", lambda stream: asking(ask, "tool_none", stream=stream), ask.options.share(0.25))
 
 
-async def choice_none(ask: Asker) -> Caution | None:
+async def choice_none(ask: Asker) -> Warned | None:
     """tool_choice none: no call, even when the question begs for one, and none written into the text."""
-    await sure(asking(ask, "tool_none", tool_choice="none"))
-    task = draw(ask, "tool_call")
-    answer = await ask.ask(task, tool_choice="none", max_tokens=64)
-    if answer.calls:
-        raise Failed(f"tool_choice is none, yet {answer.calls[0].name} was called")
-    if not answer.leak:
-        return None
-    bare = await ask.ask(task, tools=None, max_tokens=64)
+    said = ""
+
+    async def attempt(stream: bool) -> Trial:
+        nonlocal said
+        task = draw(ask, "tool_call")
+        answer = await ask.ask(task, tool_choice="none", max_tokens=64, odd=True, stream=stream)
+        if answer.calls:
+            return wrong(f"tool_choice is none, yet {answer.calls[0].name} was called")
+        if answer.leak and not said:
+            said = await _shown(ask, task, answer)
+        return wrong("")
+
+    await trials(ask, "tool-choice", lambda: attempt(False), ask.options.share(0.34))
+    await trials(ask, "tool-choice" + STREAMED, lambda: attempt(True), ask.options.share(0.25))
+    return Warned(said) if said else None
+
+
+async def _shown(ask: Asker, task: Task, answer: Answer) -> str:
+    """Why a call stands in the text where none may be made; Failed where a setting of the server helps."""
+    bare = await ask.ask(task, tools=None, max_tokens=64, odd=True)
     if bare.leak:
-        return Caution(f"{bare.leak} in the text even with no tool on offer: a habit of the model, not of the server")
+        return f"{bare.leak} in the text even with no tool on offer: a habit of the model, not of the server"
     if ask.engine in ALWAYS_SHOWN:
-        return Caution(f"{answer.leak} in the text: {ask.engine} shows tools to the model even under none")
-    raise Failed(
-        f"{answer.leak} in the text: the model was shown tools that it may not call{HIDING.get(ask.engine, '')}"
-    )
+        return f"{answer.leak} in the text: {ask.engine} shows tools to the model even under none"
+    hint = HIDING.get(ask.engine, "")
+    raise Failed(f"{answer.leak} in the text: the model was shown tools that it may not call{hint}")
 
 
-async def choice_required(ask: Asker) -> None:
+async def choice_required(ask: Asker) -> Score:
     """tool_choice required: a call comes."""
-    await _honoured(valid_call(ask, tool_choice="required"), ask, "required")
+    return await _honoured(ask, "required", lambda stream: calling(ask, tool_choice="required", stream=stream))
 
 
-async def choice_named(ask: Asker) -> None:
+async def choice_named(ask: Asker) -> Score:
     """tool_choice by name: that tool is called."""
 
-    async def attempt() -> str:
-        task = draw(ask, "tool_call")
-        name = task.expect[0][0]
-        answer = await ask.ask(task, tool_choice={"type": "function", "function": {"name": name}})
-        no_leak(answer)
-        if [call.name for call in answer.calls] != [name]:
-            return f"{name} was named, called was {[call.name for call in answer.calls] or 'nothing'}"
-        return schema_fault(task, answer)
+    def make(stream: bool) -> Attempt:
+        async def attempt() -> Trial:
+            task = draw(ask, "tool_call")
+            name = task.expect[0][0]
+            choice = {"type": "function", "function": {"name": name}}
+            answer = await ask.ask(task, tool_choice=choice, stream=stream)
+            if [call.name for call in answer.calls] != [name]:
+                return wrong(f"{name} was named, called was {[call.name for call in answer.calls] or 'nothing'}")
+            return wrong(schema_fault(task, answer))
 
-    await _honoured(attempt, ask, "by name")
+        return attempt
+
+    return await _honoured(ask, "by name", make)
 
 
-async def _honoured(attempt: Attempt, ask: Asker, choice: str) -> None:
-    try:
-        await sure(attempt)
-    except Failed:
-        if ask.exchanges[-1].status in (400, 422, 501):
-            raise Skipped(f"the server does not take tool_choice {choice}") from None
-        raise
+async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
+    def taken(stream: bool) -> Attempt:
+        attempt = make(stream)
+
+        async def asked() -> Trial:
+            try:
+                result: Trial = await attempt()
+            except Failed as problem:
+                if problem.status in REFUSALS:
+                    raise Skipped(f"the server does not take tool_choice {choice}") from None
+                raise
+            return result
+
+        return asked
+
+    return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.34))
 
 
 async def ids(ask: Asker) -> str:
@@ -155,7 +159,7 @@ async def ids(ask: Asker) -> str:
     task = draw(ask, "tool_call")
     answer = await ask.ask(task)
     if not answer.calls:
-        raise Failed("no tool was called")
+        raise Skipped("no tool was called")
     call = answer.calls[0]
     form = KIMI_ID.fullmatch(call.id)
     if form and form["name"] == call.name:
@@ -165,38 +169,27 @@ async def ids(ask: Asker) -> str:
     raise Skipped(f"ids look like {call.id[:40]!r}: this server has its own")
 
 
-async def and_back(ask: Asker) -> None:
+async def and_back(ask: Asker) -> Score:
     """The server's own call, with a result fed back under its own id, leads to an answer that uses it."""
     secret = f"{ask.rng.randint(100, 999)}"
 
-    async def attempt() -> str:
+    async def attempt() -> Trial:
         task = draw(ask, "tool_call")
         answer = await ask.ask(task)
         if not answer.calls:
-            return f"no tool was called: {answer.content[:80]}"
-        made = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
-        ]
-        turns = [*task.messages, {"role": "assistant", "content": answer.content, "tool_calls": made}]
-        result = json.dumps({"result": secret})
-        turns += [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result} for call in answer.calls
-        ]
+            return Trial(why=f"no tool was called: {answer.content[:80]}", whose="model")
+        turns = [*task.messages, tool_history.turn(answer), *tool_history.results(answer, {"result": secret})]
         last = await ask.chat(turns, tools=list(task.tools), max_tokens=task.max_tokens)
-        no_leak(last)
-        return "" if last.content.strip() or last.calls else "no answer after the tool's result"
+        return wrong("" if last.content.strip() or last.calls else "no answer after the tool's result")
 
-    await sure(attempt)
-    for stream in (False, True):
-        await sure(asking(ask, "tool_result", stream=stream))
+    await trials(ask, "tool-history", attempt, ask.options.share(0.25))
+    return await both(ask, "answer", lambda stream: asking(ask, "tool_result", stream=stream), ask.options.share(0.5))
 
 
 RUNG = Rung(
     name="tools",
     about="every tool_choice, parallel calls, valid arguments, results used",
     probes={
-        "auto": auto,
         "whole": whole,
         "streamed": streamed,
         "parallel": parallel,
@@ -208,4 +201,5 @@ RUNG = Rung(
         "and back": and_back,
         "malformed history": tool_history.malformed,
     },
+    cost=96,
 )

@@ -1,0 +1,100 @@
+"""What people see of a ladder: what runs now, each rung as it is done, the slips with what they mean."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.markup import escape
+from rich.status import Status
+
+from moebox.cli.output import people, talk
+from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
+from moebox.units import seconds
+from moebox.verify.kinds import in_words
+from moebox.verify.plain_text import one_line
+from moebox.verify.progress import Progress
+
+SIGNS: dict[Mark, str] = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
+COLOURS: dict[Mark, str] = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
+EVERY_S = 20.0  # between lines of progress where no terminal can redraw one
+
+
+class View:
+    """Follows a ladder on the terminal: a line that is redrawn, or one now and then where that cannot be."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.live = not quiet and talk().is_terminal
+        self.status: Status | None = None
+        self.last = time.monotonic()
+
+    def __enter__(self) -> "View":
+        if self.live:
+            self.status = talk().status("asking …")
+            self.status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.status:
+            self.status.stop()
+            self.status = None
+
+    def watch(self, progress: Progress) -> None:
+        """Something was asked."""
+        if self.status:
+            self.status.update(escape(told(progress)))
+        elif time.monotonic() - self.last > EVERY_S:
+            self.last = time.monotonic()
+            talk().print(f"  … {escape(told(progress))}", style="dim")
+
+    def rung(self, rung: Verdict) -> None:
+        """One line as each rung is done, and one for each probe that did not pass."""
+        self.last = time.monotonic()
+        asked = sum(probe.requests for probe in rung.probes)
+        note = f"{seconds(rung.seconds)}, {asked} requests" if rung.probes else "not tried"
+        people().print(f"{SIGNS[rung.verdict]} {rung.name:<13} [dim]{note}[/]")
+        for probe in rung.probes:
+            if probe.verdict != "pass":
+                _probe(probe)
+        if not any(probe.verdict == rung.verdict for probe in rung.probes):
+            for slip in rung.slips:
+                if slip.verdict == rung.verdict != "pass":
+                    _slip(slip)
+
+    def sum_up(self, ladder: Ladder, folder: Path) -> None:
+        """The verdict, and every slip with what it means."""
+        count = {mark: sum(rung.verdict == mark for rung in ladder.rungs) for mark in SIGNS}
+        words = ", ".join(f"{number} {mark}" for mark, number in count.items() if number)
+        met = [slip for slip in ladder.slips if slip.seen]
+        if met:
+            people().print("\nSlips over the whole ladder:")
+        for slip in met:
+            _slip(slip)
+        people().print(f"[{COLOURS[ladder.verdict]}]{ladder.verdict}[/]: {words}; {_sure(ladder)}", soft_wrap=True)
+        if ladder.stopped:
+            people().print(escape(one_line(ladder.stopped)))
+        talk().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
+
+
+def _sure(ladder: Ladder) -> str:
+    """How much was asked."""
+    return f"{ladder.requests} requests in {seconds(ladder.seconds)}"
+
+
+def _probe(probe: Probe) -> None:
+    people().print(f"    {SIGNS[probe.verdict]} {probe.name}: {escape(one_line(probe.reason))}")
+
+
+def _slip(slip: Slip) -> None:
+    people().print(f"    {SIGNS[slip.verdict]} {escape(slip.kind)}: {escape(in_words(slip))}")
+    people().print(f"      [dim]{escape(one_line(slip.example, 140))}[/]")
+
+
+def told(progress: Progress) -> str:
+    """ "tools: streamed, 7 of 12 · 133 requests · 41 s · about 35 s left"."""
+    trial = f", {progress.trial} of {progress.trials}" if progress.trials else ""
+    parts = [f"{progress.rung}: {progress.probe}{trial}", f"{progress.requests} requests", seconds(progress.seconds)]
+    if progress.left_s is not None:
+        parts.append(f"about {seconds(progress.left_s)} left")
+    return " · ".join(parts)

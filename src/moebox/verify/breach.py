@@ -1,0 +1,93 @@
+"""What a reply does that OpenAI's or Anthropic's documentation does not allow."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeGuard
+
+Sort = Literal["format", "style", "finish", "usage"]
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One thing that is wrong. `format`: a strict client cannot read it; `style`: some clients trip over it."""
+
+    sort: Sort
+    text: str
+    fatal: bool = False  # nothing in the reply can be judged
+
+
+def strict_json(text: str) -> Any:
+    """JSON as the standard has it: NaN and Infinity are refused; ValueError for whatever is not JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON has")
+
+
+class Notes:
+    """Collects breaches, each said once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Breach] = {}
+
+    def add(self, sort: Sort, text: str, *, fatal: bool = False) -> None:
+        """Note it."""
+        self._found.setdefault(text, Breach(sort, text, fatal))
+
+    def need(self, good: bool, text: str, sort: Sort = "format") -> bool:
+        """Note `text` unless `good`."""
+        if not good:
+            self.add(sort, text)
+        return good
+
+    def whole_text(self, text: str, where: str) -> None:
+        """Half of a surrogate pair is no character in any string."""
+        if SURROGATE.search(text):
+            self.add("format", f"half a surrogate pair in {where}")
+
+    @property
+    def all(self) -> tuple[Breach, ...]:
+        """All of them, in the order in which they were met."""
+        return tuple(self._found.values())
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """A number of tokens."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def head(notes: Notes, body: Mapping[str, Any], kind: str, model: str) -> None:
+    """id, object, created and model of a completion or a chunk."""
+    identity, made, name = body.get("id"), body.get("created"), body.get("model")
+    notes.need(isinstance(identity, str) and identity != "", f"no id (a string) but {short(identity)}")
+    notes.need(body.get("object") == kind, f"object is {short(body.get('object'))}, not {kind!r}")
+    notes.need(is_count(made) or isinstance(made, float), f"created is {short(made)}, not a time in seconds")
+    notes.need(isinstance(name, str) and name != "", f"model is {short(name)}, not a name")
+    if isinstance(name, str) and name and model:
+        echoed = model.lower() in name.lower() or name.lower() in model.lower()
+        notes.need(echoed, f"model is {short(name)} where {model!r} was asked for", "style")
+
+
+def usage(notes: Notes, counts: Mapping[str, Any]) -> None:
+    """The three counts are there and add up."""
+    prompt, made, total = (counts.get(f"{key}_tokens") for key in ("prompt", "completion", "total"))
+    if not is_count(prompt) or not is_count(made):
+        notes.add("usage", f"usage does not count: {short(counts)}")
+        return
+    notes.need(prompt > 0, "usage counts no prompt tokens", "usage")
+    if notes.need(is_count(total), "usage has no total_tokens", "usage"):
+        notes.need(total == prompt + made, f"usage does not add up: {short(counts)}", "usage")
+
+
+def short(value: Any, longest: int = 60) -> str:
+    """A value for a line of text."""
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    shown = repr(shown) if isinstance(value, str) else shown
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"

@@ -1,0 +1,34 @@
+"""Requests that came seconds later than their like."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FEWEST = 20  # requests, before "late" means anything
+TIMES = 8  # the expected time that a request must take to be late
+LATER_S = 5.0  # and so much longer than expected
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long one request took, and how much came of it."""
+
+    seconds: float
+    size: int  # bytes of the reply
+    stream: bool
+
+
+def late(paces: Sequence[Pace], since: int) -> list[str]:
+    """For each request from `since` on: "" or how late it was, measured by all requests of its sort."""
+    return [_late(pace, [other for other in paces if other.stream == pace.stream]) for pace in paces[since:]]
+
+
+def _late(pace: Pace, alike: Sequence[Pace]) -> str:
+    if len(alike) < FEWEST:
+        return ""
+    usual = statistics.median(other.seconds for other in alike)
+    longer = max(1.0, pace.size / max(1, statistics.median(other.size for other in alike)))
+    expected = usual * longer
+    if pace.seconds <= TIMES * expected or pace.seconds <= expected + LATER_S:
+        return ""
+    return f"a request took {pace.seconds:.1f} s where {expected:.2g} s are usual"

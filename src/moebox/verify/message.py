@@ -1,0 +1,123 @@
+"""One message of Anthropic's API: what it says, and everything that is wrong with its form."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moebox.core.verdict import Exchange
+from moebox.phantom.tasks import Call, Reply
+from moebox.verify.breach import Breach, Notes, is_count, short, strict_json
+
+STOPS = (
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "refusal",
+    "model_context_window_exceeded",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One answer of the messages API."""
+
+    id: str = ""
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[Call, ...] = ()
+    stop: str = ""
+    usage: Mapping[str, Any]
+    breaches: tuple[Breach, ...] = ()
+
+    @property
+    def reply(self) -> Reply:
+        """As the judges of tasks want it."""
+        return Reply(content=self.text, reasoning=self.thinking, calls=self.calls)
+
+
+def whole(exchange: Exchange, asked: Mapping[str, Any]) -> Message:
+    """A message that came in one piece."""
+    notes = Notes()
+    try:
+        body = strict_json(exchange.response)
+    except ValueError as problem:
+        return broken(notes, f"the message is not JSON: {problem}")
+    if not isinstance(body, dict) or not isinstance(body.get("content"), list):
+        return broken(notes, f"not a message of this API: {short(body)}")
+    head(notes, body, asked)
+    counts(notes, body.get("usage"), least=1)
+    blocks = [block for block in body["content"] if isinstance(block, dict)]
+    notes.need("stop_sequence" in body, "the message has no stop_sequence", "style")
+    return message(notes, body, blocks, body.get("stop_reason"), body.get("usage"))
+
+
+def broken(notes: Notes, why: str) -> Message:
+    """What cannot be judged at all."""
+    notes.add("format", why, fatal=True)
+    return Message(usage={}, breaches=notes.all)
+
+
+def head(notes: Notes, body: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """id, type, role and model."""
+    name, model = body.get("model"), str(asked.get("model", ""))
+    notes.need(isinstance(body.get("id"), str) and body["id"] != "", f"the message's id is {short(body.get('id'))}")
+    notes.need(body.get("type") == "message", f"the message's type is {short(body.get('type'))}, not 'message'")
+    notes.need(body.get("role") == "assistant", f"the role is {short(body.get('role'))}, not 'assistant'")
+    if notes.need(isinstance(name, str) and bool(name), f"model is {short(name)}, not a name"):
+        echoed = model.lower() in str(name).lower() or str(name).lower() in model.lower()
+        notes.need(echoed, f"model is {short(name)} where {model!r} was asked for", "style")
+
+
+def counts(notes: Notes, usage: Any, *, least: int) -> None:
+    """input_tokens and output_tokens are numbers."""
+    if not notes.need(isinstance(usage, dict), f"usage is {short(usage)}", "usage"):
+        return
+    for key in ("input_tokens", "output_tokens"):
+        number = usage.get(key)
+        notes.need(is_count(number) and number >= least, f"usage counts {short(number)} {key}", "usage")
+
+
+def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, Any]], stop: Any, usage: Any) -> Message:
+    """The message from its blocks, each held to its type."""
+    for block in blocks:
+        _block(notes, block)
+
+    def joined(kind: str) -> str:
+        return "".join(str(block.get(kind) or "") for block in blocks if block.get("type") == kind)
+
+    calls = tuple(
+        Call(id=str(block.get("id") or ""), name=str(block.get("name") or ""), arguments=json.dumps(block.get("input")))
+        for block in blocks
+        if block.get("type") == "tool_use"
+    )
+    notes.need(len({call.id for call in calls}) == len(calls), "two tool_use blocks share an id")
+    notes.need(stop in STOPS, f"stop_reason is {short(stop)}", "finish")
+    if calls and stop != "max_tokens":
+        notes.need(stop == "tool_use", f"stop_reason {stop!r} with a tool_use block", "finish")
+    if not calls:
+        notes.need(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
+    return Message(
+        id=str(body.get("id") or ""),
+        text=joined("text"),
+        thinking=joined("thinking"),
+        calls=calls,
+        stop=str(stop or ""),
+        usage=usage if isinstance(usage, dict) else {},
+        breaches=notes.all,
+    )
+
+
+def _block(notes: Notes, block: Mapping[str, Any]) -> None:
+    kind = block.get("type")
+    if kind in ("text", "thinking"):
+        notes.need(isinstance(block.get(kind), str), f"a {kind} block without {kind}: {short(block)}")
+    elif kind == "tool_use":
+        notes.need(isinstance(block.get("id"), str) and bool(block["id"]), f"a tool_use block's id: {short(block)}")
+        notes.need(isinstance(block.get("name"), str) and bool(block["name"]), f"a tool_use's name: {short(block)}")
+        given = block.get("input")
+        notes.need(isinstance(given, dict), f"the input of a tool_use is {short(given)}, not an object")
+    else:
+        notes.need(isinstance(kind, str) and kind != "", f"a block without a type: {short(block)}")

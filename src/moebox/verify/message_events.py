@@ -1,0 +1,137 @@
+"""A streamed message of Anthropic's API: its events put together, held to the order that clients rely on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moebox.core.verdict import Exchange
+from moebox.verify.breach import Notes, is_count, short, strict_json
+from moebox.verify.message import Message, broken, counts, head, message
+from moebox.verify.sse import events
+
+DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "tool_use"}
+PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+
+
+def streamed(exchange: Exchange, asked: Mapping[str, Any]) -> Message:
+    """Put a stream together."""
+    kind = exchange.headers.get("content-type", "")
+    parts = _Parts(asked)
+    if "text/event-stream" not in kind.lower():
+        return broken(parts.notes, f"asked for a stream, got {kind or 'no content type'}")
+    for name, data in events(exchange.response):
+        if data.strip() == "[DONE]":
+            parts.notes.add("style", "[DONE] at the end, which this API does not have")
+            continue
+        try:
+            body = strict_json(data)
+        except ValueError as problem:
+            return broken(parts.notes, f"an event is not JSON ({problem}): {short(data)}")
+        if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+            return broken(parts.notes, f"an event without a type: {short(data)}")
+        parts.notes.need(name == body["type"], f"an event called {name!r} is of type {body['type']!r}")
+        parts.add(body)
+    return parts.message()
+
+
+class _Parts:
+    """A stream while it is being put together."""
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self.asked = asked
+        self.notes = Notes()
+        self.start: dict[str, Any] = {}
+        self.blocks: list[dict[str, Any]] = []
+        self.pieces: list[str] = []
+        self.open: int | None = None
+        self.order: list[str] = []
+        self.stop: Any = None
+        self.usage: dict[str, Any] = {}
+
+    def add(self, body: dict[str, Any]) -> None:
+        """One event."""
+        kind = body["type"]
+        if kind == "error":
+            self.notes.add("format", f"an error inside the stream: {short(body.get('error'), 160)}", fatal=True)
+        if kind != "ping":
+            self.notes.need("message_stop" not in self.order, "something came after message_stop")
+            self.notes.need("message_start" in self.order or kind == "message_start", f"{kind} before message_start")
+            self.order.append(kind)
+        ways = {
+            "message_start": self._started,
+            "content_block_start": self._opened,
+            "content_block_delta": self._delta,
+            "content_block_stop": self._closed,
+            "message_delta": self._ended,
+        }
+        ways.get(kind, lambda _: None)(body)
+
+    def _started(self, body: dict[str, Any]) -> None:
+        self.start = body["message"] if isinstance(body.get("message"), dict) else {}
+        head(self.notes, self.start, self.asked)
+        self.notes.need(self.start.get("content") == [], "message_start's content is not an empty list")
+        counts(self.notes, self.start.get("usage"), least=0)
+        self.usage = dict(self.start.get("usage") or {})
+
+    def _opened(self, body: dict[str, Any]) -> None:
+        index, block = body.get("index"), body.get("content_block")
+        self.notes.need(index == len(self.blocks), f"block {len(self.blocks)} begins with the index {short(index)}")
+        self.notes.need(self.open is None, "a block begins before the last one ended")
+        self.notes.need(isinstance(block, dict), f"a content_block is {short(block)}")
+        self.blocks.append(dict(block) if isinstance(block, dict) else {})
+        self.pieces.append("")
+        self.open = len(self.blocks) - 1
+
+    def _delta(self, body: dict[str, Any]) -> None:
+        delta = body.get("delta") if isinstance(body.get("delta"), dict) else {}
+        kind = str((delta or {}).get("type"))
+        if self.open is None:
+            self.notes.add("format", "a piece outside of any block")
+            return
+        self.notes.need(
+            body.get("index") == self.open, f"a piece for block {short(body.get('index'))}, not {self.open}"
+        )
+        opened = self.blocks[self.open].get("type")
+        if kind not in DELTAS:
+            self.notes.need(kind in ("signature_delta", "citations_delta"), f"a delta of type {kind!r}", "style")
+            return
+        self.notes.need(opened == DELTAS[kind], f"a {kind} in a block of type {short(opened)}")
+        piece = (delta or {}).get(PIECES[kind])
+        if self.notes.need(isinstance(piece, str), f"a {kind} without {PIECES[kind]}"):
+            self.pieces[self.open] += str(piece)
+
+    def _closed(self, body: dict[str, Any]) -> None:
+        self.notes.need(body.get("index") == self.open, f"the block {short(body.get('index'))} ends, not {self.open}")
+        self.open = None
+
+    def _ended(self, body: dict[str, Any]) -> None:
+        delta = body.get("delta") if isinstance(body.get("delta"), dict) else {}
+        self.stop = (delta or {}).get("stop_reason")
+        counted = body.get("usage") if isinstance(body.get("usage"), dict) else {}
+        made = (counted or {}).get("output_tokens")
+        counted_some = is_count(made) and made > 0
+        self.notes.need(counted_some, f"message_delta counts {short(made)} output_tokens", "usage")
+        self.usage |= counted or {}
+
+    def message(self) -> Message:
+        """All of it."""
+        order, notes = self.order, self.notes
+        if not order:
+            return broken(notes, "an empty stream")
+        notes.need(order[-1] == "message_stop", f"the stream ends with {order[-1]}, not message_stop")
+        notes.need(self.open is None, "a content block is opened and never closed")
+        if notes.need(order.count("message_delta") > 0, "no message_delta, so nobody learns why it stopped", "finish"):
+            notes.need(order.count("message_start") == 1, "more than one message_start")
+        blocks = [self._whole(block, piece) for block, piece in zip(self.blocks, self.pieces, strict=True)]
+        return message(notes, self.start, blocks, self.stop, self.usage)
+
+    def _whole(self, block: dict[str, Any], pieces: str) -> dict[str, Any]:
+        if block.get("type") != "tool_use":
+            key = "thinking" if block.get("type") == "thinking" else "text"
+            return {**block, key: str(block.get(key) or "") + pieces}
+        if not pieces:
+            return block
+        try:
+            return {**block, "input": strict_json(pieces)}
+        except ValueError:
+            self.notes.add("format", f"the pieces of an input are not JSON: {short(pieces)}")
+            return {**block, "input": {}}

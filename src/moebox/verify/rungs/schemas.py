@@ -1,0 +1,55 @@
+"""Schemas of the shapes that agents use, each with a prompt that asks for something the schema forbids."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from moebox.phantom import words
+
+Schema = dict[str, Any]
+
+
+def contradictions(rng: random.Random, count: int) -> list[tuple[str, Schema]]:
+    """`count` prompts and schemas, every shape in turn."""
+    return [SHAPES[number % len(SHAPES)](rng) for number in range(count)]
+
+
+def _record(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
+    needed = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+
+
+def _enum(rng: random.Random) -> tuple[str, Schema]:
+    allowed = [words.invented(rng) for _ in range(3)]
+    text = "Reply with a JSON object with the key colour. The colour is blue."
+    return text, _record({"colour": {"type": "string", "enum": allowed}})
+
+
+def _type(rng: random.Random) -> tuple[str, Schema]:
+    text = f"Reply with a JSON object with the keys city and age. The city is {words.city(rng)}. The age is seven."
+    return text, _record({"city": {"type": "integer"}, "age": {"type": "boolean"}})
+
+
+def _nested(rng: random.Random) -> tuple[str, Schema]:
+    inner = _record({"zip": {"type": "integer"}, "open": {"type": "boolean"}})
+    text = f"Reply with a JSON object with the key city. The city is {words.city(rng)}. Use no nested objects."
+    return text, _record({"place": inner})
+
+
+def _array(rng: random.Random) -> tuple[str, Schema]:
+    items = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4}
+    text = f"Reply with a JSON object with the key item. The item is {words.word(rng)}. Do not use an array."
+    return text, _record({"items": items})
+
+
+def _optional(rng: random.Random) -> tuple[str, Schema]:
+    text = f"Reply with a JSON object with the keys name and note. The name is {words.name(rng)}. The note is hello."
+    return text, _record({"count": {"type": "integer"}, "note": {"type": "boolean"}}, required=["count"])
+
+
+def _closed(rng: random.Random) -> tuple[str, Schema]:
+    text = f"Reply with a JSON object with the keys title and extra. The title is {words.word(rng)}. The extra is more."
+    return text, _record({"title": {"type": "string"}})
+
+
+SHAPES: tuple[Callable[[random.Random], tuple[str, Schema]], ...] = (_enum, _type, _nested, _array, _optional, _closed)

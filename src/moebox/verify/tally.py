@@ -1,0 +1,60 @@
+"""Every slip is counted here, with the chances it had: nothing is forgiven without a trace."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from moebox.core.verdict import Slip, Whose
+from moebox.verify.kinds import slip
+from moebox.verify.plain_text import one_line
+
+_ORDER = {"fail": 0, "warn": 1, "pass": 2, "skip": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Of `of` chances, so many slips of the server's and so many of the model's, each with its first example."""
+
+    of: int = 0
+    server: int = 0
+    model: int = 0
+    server_example: str = ""
+    model_example: str = ""
+
+    def added(self, why: str, whose: Whose) -> "Count":
+        """One chance more, and a slip where there is a `why`."""
+        if not why:
+            return replace(self, of=self.of + 1)
+        if whose == "model":
+            return replace(self, of=self.of + 1, model=self.model + 1, model_example=self.model_example or why)
+        return replace(self, of=self.of + 1, server=self.server + 1, server_example=self.server_example or why)
+
+
+NONE = Count()
+
+
+class Tally:
+    """Counts by kind of fault over a whole ladder."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Count] = {}
+
+    def add(self, kind: str, why: str = "", whose: Whose = "server") -> None:
+        """One chance for `kind`; a slip where there is a `why`."""
+        self._counts[kind] = self._counts.get(kind, NONE).added(one_line(why), whose)
+
+    def snapshot(self) -> Mapping[str, Count]:
+        """The counts as they are now."""
+        return dict(self._counts)
+
+    def slips(self, since: Mapping[str, Count] | None = None) -> tuple[Slip, ...]:
+        """Every kind that had a chance since `since`, slips or not, worst first."""
+        found = [slip for kind in self._counts for slip in self._of(kind, since or {})]
+        return tuple(sorted(found, key=lambda slip: (_ORDER[slip.verdict], -slip.rate, slip.kind)))
+
+    def _of(self, kind: str, since: Mapping[str, Count]) -> Iterator[Slip]:
+        now, before = self._counts[kind], since.get(kind, NONE)
+        of, server, model = now.of - before.of, now.server - before.server, now.model - before.model
+        if of:
+            yield slip(kind, server, of, example=now.server_example if server else "")
+        if model:
+            yield slip(kind, model, of, whose="model", example=now.model_example)

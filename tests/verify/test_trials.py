@@ -1,0 +1,143 @@
+"""Slips are counted, doubt buys trials, and a model's mistakes are told from a server's."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.core.endpoint import endpoint_of
+from moebox.core.verdict import Ladder, Verdict, worst
+from moebox.verify.ask import Asker, Failed
+from moebox.verify.client import Client
+from moebox.verify.kinds import KINDS, in_words, mark_of, slip
+from moebox.verify.latency import Pace, late
+from moebox.verify.options import Options
+from moebox.verify.plain_text import one_line
+from moebox.verify.tally import Tally
+from moebox.verify.trials import Trial, trials
+
+
+def run(outcomes: Iterator[Trial], options: Options) -> Asker:
+    """A series of trials with these outcomes; the asker with its tally."""
+
+    async def series() -> Asker:
+        ask = Asker(Client(endpoint_of("http://127.0.0.1:9", "m")), options)
+
+        async def attempt() -> Trial:
+            return next(outcomes)
+
+        with contextlib.suppress(Failed):
+            await trials(ask, "tool-call", attempt)
+        return ask
+
+    return asyncio.run(series())
+
+
+def outcomes(bad: Callable[[int], bool], whose: str = "server") -> Iterator[Trial]:
+    return (Trial(why="wrong" if bad(number) else "", whose=whose) for number in range(10_000))  # type: ignore[arg-type]
+
+
+def test_without_a_slip_the_planned_trials_are_enough():
+    """And the interval says how sure that is."""
+    found = run(outcomes(lambda number: False), Options(trials=12)).tally.slips()[0]
+
+    assert (found.seen, found.of, found.verdict) == (0, 12, "pass")
+    assert found.high == pytest.approx(0.24, abs=0.01)
+
+
+def test_one_slip_buys_more_trials_and_stays_yellow():
+    """Nothing is forgiven: seen once in 36 it is still said."""
+    found = run(outcomes(lambda number: number == 3), Options(trials=12)).tally.slips()[0]
+
+    assert (found.seen, found.of, found.verdict) == (1, 36, "warn")
+    assert found.example == "wrong"
+
+
+def test_what_always_breaks_is_red_at_once():
+    """No more requests than are needed."""
+    assert run(outcomes(lambda number: True), Options(trials=36)).tally.slips()[0].of == 2
+
+
+def test_one_in_five_is_red_before_the_budget_is_spent():
+    """The limit is passed with confidence."""
+    found = run(outcomes(lambda number: number % 5 == 0), Options(trials=12)).tally.slips()[0]
+
+    assert found.verdict == "fail"
+    assert found.of < 36
+
+
+def test_a_models_rare_mistakes_are_not_held_against_the_server():
+    """But they are kept, under their own name."""
+    models, mine = run(outcomes(lambda number: number == 3, "model"), Options(trials=12)).tally.slips()
+
+    assert (models.whose, models.seen, models.verdict) == ("model", 1, "pass")
+    assert (mine.whose, mine.seen) == ("server", 0)
+
+
+def test_a_model_that_is_wrong_every_time_is_red():
+    """Damaged weights look like that, and so does a constant fault."""
+    found = run(outcomes(lambda number: True, "model"), Options(trials=12)).tally.slips()[0]
+
+    assert (found.whose, found.verdict) == ("model", "fail")
+    assert found.of <= 8
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers(0, 60), st.integers(0, 60))
+def test_more_slips_are_never_better(kind: str, seen: int, clean: int):
+    """The verdict follows the rate, and nothing seen is green."""
+    order = ["pass", "warn", "fail"]
+    less, more = (order.index(mark_of(kind, count, seen + clean + 1)) for count in (seen, seen + 1))
+
+    assert less <= more
+    assert (less == 0) == (seen == 0)
+
+
+def test_counts_are_summed_over_a_ladder_and_split_by_rung():
+    """A snapshot tells what came after it."""
+    tally = Tally()
+    for why in ("", "cut", ""):
+        tally.add("json", why)
+    before = tally.snapshot()
+    tally.add("json", "cut again")
+
+    (all_of_it,), (since,) = tally.slips(), tally.slips(before)
+    assert (all_of_it.seen, all_of_it.of) == (2, 4)
+    assert (since.seen, since.of) == (1, 1)
+
+
+def test_a_slip_says_what_it_means_for_an_agent():
+    """Rate, interval, and a hundred calls."""
+    told = in_words(slip("transport", 4, 40))
+
+    assert told == "4 of 40 (10%, between 4% and 23%): about 10 of 100 calls would get no whole reply"
+    assert in_words(slip("transport", 1, 2)) == "seen 1 of 2 times"
+
+
+def test_a_ladder_is_as_good_as_its_worst_slip():
+    """Slips that no single rung shows clearly count in sum; one cut short is never green."""
+    green = Verdict(name="plain", verdict="pass")
+    ladder = Ladder(url="", model="m", rungs=(green,))
+
+    assert ladder.verdict == "pass"
+    assert Ladder(url="", model="m", rungs=(green,), slips=(slip("transport", 9, 90),)).verdict == "fail"
+    assert Ladder(url="", model="m", rungs=(green,), stopped="out of time").verdict == "warn"
+    assert worst([]) == "skip"
+
+
+def test_a_request_eight_seconds_late_among_fifty_is_seen():
+    """By its like: whole replies by whole ones, longer ones by their length."""
+    paces = [*[Pace(0.2, 500, False)] * 49, Pace(8.2, 500, False), Pace(9.0, 25_000, False)]
+
+    assert [bool(why) for why in late(paces, 0)] == [False] * 49 + [True, False]
+
+
+@given(st.text())
+def test_a_servers_words_cannot_drive_a_terminal(text: str):
+    """Escapes, control characters, line ends and half characters are spelled out."""
+    shown = one_line(text + "\x1b[2J\x00\r\n\ud83d\u202e")
+
+    assert shown.isprintable() or "\u200d" in shown or "\ufe0f" in shown
+    shown.encode()
