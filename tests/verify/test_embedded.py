@@ -9,10 +9,10 @@ from moebox.store import Run
 from moebox.verify.ladder import verify
 from moebox.verify.options import Options
 
-RUNGS = ("alive", "json", "streaming", "thinking", "limits")  # the quick ones; `moebox run` climbs all
+RUNGS = ("alive", "streaming", "json", "thinking", "limits")  # the quick ones; `moebox run` climbs all
 
 
-def test_real_llama_cpp_with_the_phantom_is_green(tmp_path: Path):
+def test_real_llama_cpp_with_the_phantom_is_not_red(tmp_path: Path):
     """Protocol and answers through real kernels, a real tokenizer and a real parser."""
     recipe = Recipe(
         name="phantom",
@@ -26,7 +26,11 @@ def test_real_llama_cpp_with_the_phantom_is_green(tmp_path: Path):
         listen=Listen(port=0),
     )
     with session.start(recipe, Run.create("embedded", runs=tmp_path)) as live:
-        ladder = verify(live.endpoint, Options(thinking="yes", seed=3), only=RUNGS)
+        ladder = verify(live.endpoint, Options(thinking="yes", seed=3, trials=4), only=RUNGS)
 
-    assert [(rung.name, rung.verdict, rung.reason) for rung in ladder.rungs] == [(name, "pass", "") for name in RUNGS]
+    marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}
+    enforced = marks.pop("json")
+    assert marks == {name: ("pass", "") for name in RUNGS if name != "json"}
+    assert enforced[0] == "warn"  # with Kimi's template llama.cpp lets the model write what the schema forbids
+    assert {slip.kind for slip in ladder.slips if slip.seen} == {"schema", "schema/streamed"}
     assert ladder.engine == "llama.cpp"
