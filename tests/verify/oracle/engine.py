@@ -109,7 +109,8 @@ def app(given: argparse.Namespace, holds: Holds) -> Starlette:
             while wait and holds.held():  # noqa: ASYNC110  (a file is what another process can leave)
                 await asyncio.sleep(0.02)
             return JSONResponse(chat.whole(answer))
-        slow = {PACED: 1.0, TOKENS: 0.2}.get(body.get("max_tokens") or 0, 0)  # only measurements are paced: ladders stay quick
+        room = body.get("max_tokens") or 0
+        slow = {PACED: 1.0, TOKENS: 0.2}.get(room, 0)  # only measurements are paced: ladders stay quick
 
         async def events() -> AsyncIterator[bytes]:
             for chunk in chat.chunks(answer):
