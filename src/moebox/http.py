@@ -8,9 +8,11 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from moebox.errors import Outside
 
 if TYPE_CHECKING:
     import httpx2
@@ -98,6 +100,35 @@ def _deadline(seconds: float) -> Iterator[tuple[Trace, threading.Event]]:
         yield trace, over
     finally:
         timer.cancel()
+
+
+async def post_stream(
+    url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float
+) -> AsyncIterator[bytes]:
+    """One POST whose reply is passed on as its bytes arrive; HttpFailed where there is none to pass on."""
+    import asyncio
+
+    import httpx2
+
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            httpx2.AsyncClient(timeout=None, headers=dict(headers or {}), trust_env=False) as http,
+            http.stream("POST", url, json=body) as response,
+        ):
+            if response.status_code != 200:
+                text = error_text((await response.aread())[:LARGEST].decode("utf-8", "replace"))
+                raise HttpFailed(f"HTTP {response.status_code}: {text}")
+            async for chunk in response.aiter_bytes():
+                yield chunk
+    except TimeoutError:
+        raise HttpFailed(f"no end within {timeout_s:g} s") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
+        raise HttpFailed(str(problem) or type(problem).__name__) from None
+
+
+class HttpFailed(Outside):
+    """No reply, or one that says no."""
 
 
 def _text(response: "httpx2.Response") -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from moebox.report.decision import Answer, decide, decided
+from moebox.report.decision import DecisionCell, decide, decided
 from moebox.report.markdown import markdown
 from moebox.report.page import html, page_of
 from moebox.report.reading import read
@@ -14,7 +14,7 @@ from moebox.store import Run
 from tests.report.making import a_run, level
 
 
-def answers(story: Story) -> dict[str, Answer]:
+def answers(story: Story) -> dict[str, DecisionCell]:
     return {answer.name: answer for answer in decide(story).answers}
 
 

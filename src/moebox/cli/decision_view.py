@@ -5,7 +5,7 @@ import textwrap
 from rich.text import Text
 
 from moebox.cli.output import people
-from moebox.report.decision import Answer, Decision
+from moebox.report.decision import Decision, DecisionCell
 
 _MARKS = {"good": ("✓", "green"), "bad": ("✗", "bold red"), "warn": ("!", "yellow"), "quiet": ("·", "dim")}
 _INDENT = 10
@@ -19,7 +19,7 @@ def show(decision: Decision) -> None:
         _row(answer)
 
 
-def _row(answer: Answer) -> None:
+def _row(answer: DecisionCell) -> None:
     """A mark, the name, the text; a command is never wrapped, for half a path is no path."""
     mark, style = _MARKS.get(answer.tone, (" ", ""))
     first, *rest = [answer.text] if answer.command else _wrapped(answer.text)

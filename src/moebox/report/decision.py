@@ -23,7 +23,7 @@ _COMMAND = re.compile(r"`((?:moebox|pip|apt-get|export|sudo) [^`]+)`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DecisionCell:
     """One cell: its name, one line, how it stands out, and the report's section with the evidence."""
 
     name: str
@@ -38,7 +38,7 @@ class Answer:
 class Decision:
     """The four answers of one run."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[DecisionCell, ...]
     simulated: bool = False
 
     @property
@@ -63,15 +63,15 @@ def decided(run: Run) -> Decision:
     return decide(foretold(read(run)))
 
 
-def chosen(story: Story) -> Answer:
+def chosen(story: Story) -> DecisionCell:
     """Engine, checkpoint, layout and context in one line."""
     recipe = story.recipe
     if recipe is None:
-        return Answer(name="chosen", text="no recipe", tone="quiet")
+        return DecisionCell(name="chosen", text="no recipe", tone="quiet")
     place = spread_title(story) or _place(story)
     context = f"{count(recipe.context)} tokens of context" if recipe.context else "the model's context"
     parts = [engine_title(story), quant_title(story), place, context]
-    return Answer(name="chosen", text=" · ".join(part for part in parts if part), link="models")
+    return DecisionCell(name="chosen", text=" · ".join(part for part in parts if part), link="models")
 
 
 def _place(story: Story) -> str:
@@ -80,33 +80,35 @@ def _place(story: Story) -> str:
     return "CPU + GPU" if story.recipe and story.recipe.hybrid else "1 GPU"
 
 
-def right(story: Story) -> Answer:
+def right(story: Story) -> DecisionCell:
     """How many checks passed; what slipped."""
     if story.simulation:
-        return Answer(name="right", text="simulated: answers were not checked", tone="quiet")
+        return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
     tried = [rung for rung in story.rungs if rung.mark != "skip"]
     if not tried:
-        return Answer(name="right", text="not checked yet", tone="quiet")
+        return DecisionCell(name="right", text="not checked yet", tone="quiet")
     failing = [rung.name for rung in tried if rung.mark == "fail"]
     warned = [rung.name for rung in tried if rung.mark == "warn"]
     text = f"{len(tried) - len(failing)} of {len(tried)} checks passed"
     if failing:
-        return Answer(name="right", text=f"{text}; failed: {', '.join(failing)}", tone="bad", link="ladder")
+        return DecisionCell(name="right", text=f"{text}; failed: {', '.join(failing)}", tone="bad", link="ladder")
     if warned:
-        return Answer(name="right", text=f"{text}, with warnings: {', '.join(warned)}", tone="warn", link="ladder")
-    return Answer(name="right", text=text, tone="good", link="ladder")
+        return DecisionCell(
+            name="right", text=f"{text}, with warnings: {', '.join(warned)}", tone="warn", link="ladder"
+        )
+    return DecisionCell(name="right", text=text, tone="good", link="ladder")
 
 
-def fast(story: Story) -> Answer:
+def fast(story: Story) -> DecisionCell:
     """The highest output rate against its forecast, then the time to first token at that load."""
     level = _headline(story)
     if level is None:
-        return Answer(name="fast", text="not measured yet", tone="quiet")
+        return DecisionCell(name="fast", text="not measured yet", tone="quiet")
     rate = level.output_tok_s or level.tg_tok_s
     text = f"{number(rate)} tok/s{_load(level)}"
     detail = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
     if story.simulation or level.simulation:
-        return Answer(name="fast", text=f"simulated: {text}", tone="quiet", detail=detail, link="performance")
+        return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=detail, link="performance")
     known = [pair for pair in pairs([story]) if pair.level == level.name]
     speed = next((pair for pair in known if pair.unit == "tok/s"), None)
     first = next((pair for pair in known if pair.what == "Mean TTFT"), None)
@@ -115,8 +117,8 @@ def fast(story: Story) -> Answer:
     if level.client_limited:
         detail = _joined(detail, "the client was the limit")
     if speed is None:
-        return Answer(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
-    return Answer(name="fast", text=f"{text}; {_judged(speed)}", tone=_tone(speed), detail=detail, link="plan")
+        return DecisionCell(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
+    return DecisionCell(name="fast", text=f"{text}; {_judged(speed)}", tone=_tone(speed), detail=detail, link="plan")
 
 
 def _headline(story: Story) -> Level | None:
@@ -148,43 +150,45 @@ def _tone(pair: Pair) -> Tone:
     return "good" if pair.inside else "warn"
 
 
-def following(story: Story) -> Answer:
+def following(story: Story) -> DecisionCell:
     """The one command to type now."""
     recipe = shlex.quote(str(story.path / "recipe.toml"))
     if story.imported:
-        return Answer(name="next", text="published figures: nothing to run", tone="quiet")
+        return DecisionCell(name="next", text="published figures: nothing to run", tone="quiet")
     if story.live:
-        return Answer(name="next", text="moebox ps", command=True, detail="the run is still going on")
+        return DecisionCell(name="next", text="moebox ps", command=True, detail="the run is still going on")
     if story.recipe is None:
-        return Answer(name="next", text="moebox plan MODEL", command=True)
+        return DecisionCell(name="next", text="moebox plan MODEL", command=True)
     if story.simulation:
         model = shlex.quote(story.recipe.model)
-        return Answer(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
+        return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
     failing = [rung.name for rung in story.rungs if rung.mark == "fail"]
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"
-        return Answer(name="next", text=text, command=True, detail="with the engine up", link="ladder")
-    return Answer(name="next", text=f"moebox up {recipe}", command=True, detail="then `moebox connect claude-code`")
+        return DecisionCell(name="next", text=text, command=True, detail="with the engine up", link="ladder")
+    return DecisionCell(
+        name="next", text=f"moebox up {recipe}", command=True, detail="then `moebox connect claude-code`"
+    )
 
 
-def failed(story: Story, failure: Failure) -> tuple[Answer, ...]:
+def failed(story: Story, failure: Failure) -> tuple[DecisionCell, ...]:
     """What failed, why where that is known, and how to go on."""
     what = f"{failure.step} failed: {failure.what}" if failure.step else failure.what
-    answers = [Answer(name="failed", text=what, tone="bad", link="attempts")]
+    answers = [DecisionCell(name="failed", text=what, tone="bad", link="attempts")]
     if failure.cause or failure.line:
         text, detail = (failure.cause, failure.line) if failure.cause else (failure.line, "")
-        answers.append(Answer(name="why", text=text, tone="warn", detail=detail, link="problems"))
+        answers.append(DecisionCell(name="why", text=text, tone="warn", detail=detail, link="problems"))
     return (*answers, _remedy(story, failure))
 
 
-def _remedy(story: Story, failure: Failure) -> Answer:
+def _remedy(story: Story, failure: Failure) -> DecisionCell:
     """The command that the remedy names, or to go on with the run once the remedy is done."""
     for text in (failure.remedy, failure.hint):
         command = _COMMAND.search(text)
         if command:
-            return Answer(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
+            return DecisionCell(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
     text = f"moebox run --resume {shlex.quote(story.id)}"
-    return Answer(name="next", text=text, command=True, detail=failure.remedy or failure.hint)
+    return DecisionCell(name="next", text=text, command=True, detail=failure.remedy or failure.hint)
 
 
 def _unless(text: str, command: str) -> str:

@@ -52,6 +52,18 @@ def picture(body: str, *, width: float, height: float, label: str, data: str = "
     )
 
 
+def sparkline(values: Sequence[float], *, width: float = 160, height: float = 32) -> Markup:
+    """A small line without axes; nothing for fewer than two values."""
+    if len(values) < 2:
+        return Markup("")
+    x = Scale(low=0, high=len(values) - 1, start=3, end=width - 3)
+    y = Scale(low=0, high=max(values) or 1, start=height - 3, end=3)
+    points = " ".join(f"{x.at(place):.1f},{y.at(value):.1f}" for place, value in enumerate(values))
+    line = tag("polyline", points=points, fill="none", stroke="var(--s1)", stroke_width=2)
+    end = tag("circle", cx=x.at(len(values) - 1), cy=y.at(values[-1]), r=3, fill="var(--s1)")
+    return picture(line + end, width=width, height=height, label="output tok/s by load, as measured so far")
+
+
 def settle(html: str) -> str:
     """`html` with the light palette's colours in place of variables."""
     return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT.get(found[1], found[0]), html)

@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-from moebox import codec
+from moebox import codec, files
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
@@ -16,9 +16,19 @@ def shipped() -> dict[str, Path]:
     }
 
 
+def saved_dir() -> Path:
+    """Where the local page saves recipes."""
+    return files.data_home() / "moebox" / "recipes"
+
+
+def saved() -> dict[str, Path]:
+    """The person's own recipes, by name."""
+    return {path.stem: path for path in sorted(saved_dir().glob("*.toml"))}
+
+
 def read_recipe(name: str) -> Recipe:
-    """The recipe in the file `name`, or the shipped one of that name."""
-    known = shipped()
+    """The recipe in the file `name`, or the saved or shipped one of that name."""
+    known = {**shipped(), **saved()}
     if name in known and not Path(name).is_file():
         return codec.read_toml(Recipe, known[name])
     if not Path(name).exists() and not name.endswith(".toml"):

@@ -1,59 +1,186 @@
-"""A run as it happens: the journal followed, and what it means rendered again whenever it grows."""
+"""A run as it happens: its steps, what is measured, the engine's log explained, the journal."""
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
 
+from moebox.doctor.logs import search
+from moebox.errors import BadInput
+from moebox.flows import story as stories
 from moebox.report.block import Section
+from moebox.report.decision import Decision, decide
+from moebox.report.expect import foretold
 from moebox.report.naming import labelled
 from moebox.report.reading import read
-from moebox.report.sections import attempts, climb, ladder, performance, problems, summary, tables
+from moebox.report.sections import attempts, climb, ladder, performance, problems, tables
+from moebox.report.svg import sparkline
 from moebox.report.words import clock
 from moebox.store import Run
+from moebox.units import seconds
 
 LOOK_S = 0.3  # how often the folder is looked at
 PING_S = 15.0  # proxies and browsers give up on a silent stream
 SHOWN_EVENTS = 40
-CHAPTERS = (summary, ladder, performance, tables, climb, attempts, problems)
+SHOWN_LOG = 14
+TAIL = 32 << 10  # bytes of the engine's log that are looked at
+CHAPTERS = (ladder, performance, tables, climb, attempts, problems)
 
 
-def chapters(run: Run) -> tuple[list[Section], bool]:
-    """What there is to say right now, and whether it is a simulation."""
-    stories = labelled([read(run)])
-    return [found for chapter in CHAPTERS if (found := chapter.section(stories))], stories[0].simulation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One step of the pipeline as the page shows it."""
+
+    name: str
+    state: str
+    text: str = ""
 
 
-def lines(run: Run) -> list[tuple[str, str, str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of the engine's log; `meaning` where moebox knows what it means."""
+
+    text: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything the page of a run shows."""
+
+    id: str
+    live: bool
+    simulation: bool
+    decision: Decision
+    steps: tuple[StepView, ...]
+    left: str  # how long it will still take
+    rates: str  # a drawing of output tok/s by load, as measured so far
+    sections: tuple[Section, ...]
+    log: tuple[LogLine, ...]
+    events: tuple[tuple[str, str, str], ...]
+
+
+def view(run: Run) -> View:
+    """What there is to say right now."""
+    told = labelled([foretold(read(run))])
+    document = run_document(run)
+    return View(
+        id=run.id,
+        live=run.held,
+        simulation=told[0].simulation,
+        decision=decide(told[0]),
+        steps=steps(document),
+        left=left(run, document) if run.held else "",
+        rates=sparkline([level.output_tok_s for level in told[0].levels if level.output_tok_s]),
+        sections=tuple(found for chapter in CHAPTERS if (found := chapter.section(told))),
+        log=tuple(log(run)),
+        events=tuple(events(run)),
+    )
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """The pipeline's own file; empty where the run is no pipeline."""
+    try:
+        document = run.read_json(stories.FILE)
+    except BadInput:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def steps(document: dict[str, Any]) -> tuple[StepView, ...]:
+    """Each step with its state and what came of it."""
+    rows = document.get("steps")
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return tuple(
+        StepView(name=str(row.get("name", "")), state=str(row.get("state", "waiting")), text=_came(row)) for row in rows
+    )
+
+
+def _came(row: dict[str, Any]) -> str:
+    if row.get("state") in ("failed", "skipped"):
+        return str(row.get("why", ""))
+    took = row.get("seconds")
+    figures = row.get("figures")
+    pairs = figures.items() if isinstance(figures, dict) else ()
+    words = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in pairs if name != "report"]
+    if isinstance(took, int | float) and took > 0:
+        words.insert(0, seconds(float(took)))
+    return ", ".join(words)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def left(run: Run, document: dict[str, Any]) -> str:
+    """How long the rest takes, going by the last run of the same model; "" when nobody knows."""
+    request = document.get("request")
+    model = request.get("model", "") if isinstance(request, dict) else ""
+    last = stories.expected(run, str(model))
+    if not last:
+        return ""
+    rest = sum(last.get(step.name, 0.0) for step in steps(document) if step.state in ("waiting", "running"))
+    return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
+
+
+def log(run: Run) -> list[LogLine]:
+    """The last lines of the engine's log."""
+    path = run.path / "engine.log"
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            text = file.read(TAIL).decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [LogLine(text=line[:400], meaning=meaning(line)) for line in lines[-SHOWN_LOG:]]
+
+
+def meaning(line: str) -> str:
+    """What moebox knows about a line of a log: cause and remedy, or ""."""
+    cause = search([line.encode() + b"\n"]).cause
+    return f"{cause.cause} {cause.remedy}".strip() if cause else ""
+
+
+def events(run: Run) -> list[tuple[str, str, str]]:
     """The newest events, newest first: moment, kind, what of the data fits in a line."""
-    events = run.journal().events[-SHOWN_EVENTS:]
-    return [(clock(event["time"])[11:19], event["kind"], brief(event["data"])) for event in reversed(events)]
+    rows = run.journal().events[-SHOWN_EVENTS:]
+    return [(clock(event["time"])[11:19], event["kind"], brief(event["data"])) for event in reversed(rows)]
 
 
 def brief(data: dict[str, object]) -> str:
-    """An event's data in one line."""
-    words = [f"{key} {value}" for key, value in data.items() if isinstance(value, str | int | float) and value != ""]
+    """An event's data in one line, numbers as people write them."""
+    plain = ((key, value) for key, value in data.items() if isinstance(value, str | int | float) and value != "")
+    words = [f"{key} {_shown(value)}" for key, value in plain]
     text = ", ".join(words)
     return text if len(text) <= 160 else text[:159] + "…"
 
 
 def state(run: Run) -> tuple[int, ...]:
     """Changes whenever something was written: sizes and times of what the page shows."""
-    files = [run.path / "events.jsonl", *run.path.glob("verdicts/*.json"), *run.path.glob("measurements/*.json")]
-    stats = [path.stat() for path in files if path.exists()]
-    return (run.held, len(stats), *(number for one in stats for number in (one.st_size, one.st_mtime_ns)))
+    names = ("events.jsonl", stories.FILE, "engine.log")
+    paths = [run.path / name for name in names]
+    paths += [*run.path.glob("verdicts/*.json"), *run.path.glob("measurements/*.json")]
+    stats = [path.stat() for path in paths if path.exists()]
+    return (run.held, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
 
 
 async def changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:
     """True each time there is something new (and at first), False when only a sign of life is due; until `over`."""
     seen: tuple[int, ...] | None = None
-    silent = 0.0
+    shown_at = time.monotonic()
     while not over.is_set():
         now = await asyncio.to_thread(state, run)
         if now != seen:
-            seen, silent = now, 0.0
+            seen, shown_at = now, time.monotonic()
             yield True
-        elif silent >= PING_S:
-            silent = 0.0
+        elif time.monotonic() - shown_at >= PING_S:
+            shown_at = time.monotonic()
             yield False
         await asyncio.sleep(LOOK_S)
-        silent += LOOK_S

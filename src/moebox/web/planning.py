@@ -6,8 +6,10 @@ milliseconds); when it rests, every layout is searched anew.
 
 import contextlib
 import functools
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from moebox import codec, units
@@ -16,15 +18,16 @@ from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
 from moebox.core.recipe import EngineName, Recipe
-from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.errors import BadInput, MoeboxError
 from moebox.flows import boxes
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.report.bars import PLACES, collapse
 from moebox.report.bars import memory as draw
-from moebox.report.block import Block, Bullets, Chart, Charts, Key, Part, Prose, Tile, Tiles
+from moebox.report.block import Block, Bullets, Chart, Charts, Key, Part, Tile, Tiles
 from moebox.report.charts import Axis, Series, line, thousands
+from moebox.report.decision import Decision, DecisionCell
 from moebox.report.palette import colour
 from moebox.report.reading.planned import planned_of
 from moebox.report.words import milliseconds, number, short
@@ -155,7 +158,8 @@ def answered(one: Asked, pins: Pins) -> Answer:
 def blocks(answer: Answer) -> list[Block]:
     """What the page shows of it."""
     plan = answer.plan
-    shown: list[Block] = [Tiles(tiles=tiles(answer)), Charts(charts=(bars(plan),))]
+    shown: list[Block] = [Part(kind="decision", data=decision(answer)), Tiles(tiles=tiles(answer))]
+    shown.append(Charts(charts=tuple(bars(plan))))
     forecast = curve(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
     if plan.warnings:
@@ -166,20 +170,56 @@ def blocks(answer: Answer) -> list[Block]:
         others = (f"{one.title}: {one.loses}" for one in plan.alternatives[:MOST_RUNNERS_UP])
         shown.append(Bullets(title="Runners-up", items=tuple(others)))
     text = codec.to_toml(plan.recipe)
-    shown.append(Part(kind="code", data={"title": "recipe.toml", "text": text, "open": True}))
+    shown.append(Part(kind="recipe", data={"name": plan.recipe.name, "text": text}))
     return shown
+
+
+def decision(answer: Answer) -> Decision:
+    """The same four cells as everywhere, for a plan: chosen, fits, forecast, next."""
+    asked, plan = answer.asked, answer.plan
+    recipe, memory = plan.recipe, plan.memory
+    spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
+    words = [recipe.engine, Path(recipe.checkpoint).name, " ".join(spread), f"{recipe.kv} cache"]
+    held = int(memory.kv_tokens // max(asked.context, 1))
+    enough = held >= asked.concurrency
+    fits = f"{held} of {asked.concurrency} requests of {units.count(asked.context)} tokens fit in the cache at once"
+    rate, low, high = forecast(answer)
+    box = f" --box {shlex.quote(asked.box)}" if asked.box else ""
+    command = f"moebox plan {shlex.quote(asked.model)}{box} -o recipe.toml"
+    return Decision(
+        answers=(
+            DecisionCell(name="chosen", text=" · ".join(word for word in words if word)),
+            DecisionCell(name="fits", text=fits, tone="good" if enough else "warn"),
+            DecisionCell(
+                name="forecast", text=f"{number(rate)} tok/s", detail=f"{number(low)} to {number(high)}; not measured"
+            ),
+            DecisionCell(name="next", text=command, command=True, detail="or save the recipe below"),
+        )
+    )
+
+
+def streams_of(answer: Answer) -> int:
+    """How many requests of full length decode together."""
+    held = int(answer.plan.memory.kv_tokens // max(answer.asked.context, 1))
+    return max(1, min(answer.asked.concurrency, held or 1))
+
+
+def forecast(answer: Answer) -> tuple[float, float, float]:
+    """Decode tok/s at the asked load, and its band."""
+    rate = answer.speed.decode_tok_s(streams_of(answer), answer.asked.context)
+    low, high = answer.speed.band
+    return rate, rate * low, rate * high
 
 
 def tiles(answer: Answer) -> tuple[Tile, ...]:
     """Headline figures of the plan at the asked load."""
     one, memory = answer.asked, answer.plan.memory
-    streams = max(1, min(one.concurrency, int(memory.kv_tokens // max(one.context, 1)) or 1))
-    rate = answer.speed.decode_tok_s(streams, one.context)
-    low, high = answer.speed.band
+    streams = streams_of(answer)
+    rate, low, high = forecast(answer)
     wait, _, unit = milliseconds(answer.speed.prefill_s(one.context) * 1e3).partition(" ")
     fit = memory.kv_tokens / max(one.context, 1)
     enough = fit >= one.concurrency
-    band = f"{number(rate * low, 0)} to {number(rate * high, 0)}, {streams} at once"
+    band = f"{number(low, 0)} to {number(high, 0)}, {streams} request{'s' * (streams != 1)}"
     return (
         Tile(figure=number(rate), unit="tok/s", label="decode, all streams", detail=band),
         Tile(
@@ -204,16 +244,19 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
     )
 
 
-def bars(plan: Plan) -> Chart:
-    """Memory of every device."""
+def bars(plan: Plan) -> list[Chart]:
+    """Memory of every GPU, and of the host where weights lie there (its scale differs)."""
     planned = planned_of({"memory": codec.plain(plan.memory)})
     rows = [(name, "planned", device) for name, device in collapse(planned.devices if planned else ())]
-    cards = [row for row in rows if row[2].name != "ram"] or rows
-    parts = {name for _, _, device in cards for name in device.parts}
-    keys = tuple(Key(name=name, colour=place, family="m") for name, place in PLACES.items() if name in parts)
-    svg = draw(cards, label="Planned memory of each card")
-    assert svg is not None
-    return Chart(title="Memory per card", svg=svg, legend=keys, wide=True)
+    charts = []
+    for title, host in (("Memory per GPU", False), ("Host memory", True)):
+        some = [row for row in rows if (row[2].name == "ram") == host]
+        parts = {name for _, _, device in some for name in device.parts}
+        keys = tuple(Key(name=name, colour=place, family="m") for name, place in PLACES.items() if name in parts)
+        svg = draw(some, label=f"{title}, planned")
+        if svg and (not host or parts - {"free", "unused", "in use"}):
+            charts.append(Chart(title=title, svg=svg, legend=keys, wide=True))
+    return charts
 
 
 def curve(answer: Answer) -> Chart | None:
@@ -235,10 +278,3 @@ def curve(answer: Answer) -> Chart | None:
     svg = line(series, x=x, y=Axis(title="decode tok/s"), label="Forecast decode rate against streams, by context")
     keys = tuple(Key(name=one.name, colour=one.colour) for one in series if one.points)
     return Chart(title="Forecast by context behind each stream", svg=svg, legend=keys) if svg else None
-
-
-def refusal(problem: MoeboxError) -> list[Block]:
-    """What is shown when there is no plan."""
-    head = "Does not fit" if isinstance(problem, DoesNotFit) else "Not understood"
-    words = [problem.message] + ([problem.hint] if problem.hint else [])
-    return [Prose(paragraphs=(f"{head}.",), tone="bad"), Prose(paragraphs=tuple(words))]

@@ -9,7 +9,8 @@ import uvicorn
 
 from moebox.errors import BadInput, Outside
 from moebox.web import planning
-from moebox.web.app import Site, application
+from moebox.web.app import application
+from moebox.web.gate import Site
 
 TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on it
 

@@ -1,5 +1,95 @@
-/* Asks the server again when a control moves, and shows its answer; knows nothing about plans. */
+/* Asks the server again when a control moves, shows its answers, sends forms, chats; knows nothing about plans. */
 (() => {
+  const token = document.querySelector("meta[name=page-token]")?.content || "";
+  const send = (url, fields) => fetch(url, { method: "POST", headers: { "Content-Type": "application/json", "X-Moebox-Page": token }, body: JSON.stringify(fields) });
+  const told = async (reply, said) => {
+    let answer = {};
+    try { answer = await reply.json(); } catch { answer = { error: `HTTP ${reply.status}` }; }
+    said.textContent = answer.error ? [answer.error, answer.hint].filter(Boolean).join(" – ") : answer.good || answer.path || "done";
+    said.className = `said ${answer.error ? "bad" : "good"}`;
+    if (answer.go) location.href = answer.go;
+  };
+  const post = async (form, url) => {
+    const said = form.querySelector(".said");
+    said.textContent = "…";
+    try { await told(await send(url, Object.fromEntries(new FormData(form))), said); }
+    catch (problem) { said.textContent = `moebox does not answer: ${problem.message}`; }
+  };
+  document.addEventListener("submit", event => {
+    const form = event.target;
+    if (!form.dataset.post) return;
+    event.preventDefault();
+    if (!form.dataset.confirm || confirm(form.dataset.confirm)) post(form, form.dataset.post);
+  });
+  document.addEventListener("click", event => { const form = event.target.matches?.("[data-checks]") && event.target.form; if (form) post(form, form.dataset.check); });
+  const chat = document.getElementById("chat");
+  if (chat) {
+    const talk = document.getElementById("talk"), said = chat.querySelector(".said"), stop = chat.querySelector("[data-stop]");
+    let messages = [], running = null;
+    const wanted = new URLSearchParams(location.search).get("engine");
+    if (wanted) chat.elements.engine.value = wanted;
+    const bubble = (kind, text) => { const made = document.createElement("article"); made.className = kind; made.textContent = text; talk.append(made); return made; };
+    chat.addEventListener("reset", () => { running?.abort(); messages = []; talk.replaceChildren(); said.textContent = ""; });
+    stop.addEventListener("click", () => running?.abort());
+    chat.addEventListener("submit", async event => {
+      event.preventDefault();
+      const text = chat.elements.text.value.trim();
+      if (!text || running) return;
+      messages.push({ role: "user", content: text }); bubble("user", text); chat.elements.text.value = "";
+      running = new AbortController(); stop.disabled = false; said.textContent = "…";
+      let thinking = null, answer = null, calls = new Map(), usage = null, first = 0, seconds = 0; const began = performance.now();
+      const take = document_ => {
+        if (document_.error) { bubble("error", typeof document_.error === "string" ? document_.error : document_.error.message || "error"); return; }
+        if (document_.moebox) { seconds = document_.moebox.seconds; return; }
+        if (document_.usage) usage = document_.usage;
+        const delta = document_.choices?.[0]?.delta; if (!delta) return;
+        const reasoning = delta.reasoning_content ?? delta.reasoning;
+        if ((reasoning || delta.content) && !first) first = performance.now() - began;
+        if (reasoning) { thinking ??= bubble("thinking", ""); thinking.textContent += reasoning; }
+        if (delta.content) { answer ??= bubble("assistant", ""); answer.textContent += delta.content; }
+        for (const call of delta.tool_calls || []) {
+          if (!calls.has(call.index)) calls.set(call.index, bubble("call", ""));
+          calls.get(call.index).textContent += (call.function?.name ? `${call.function.name} ` : "") + (call.function?.arguments || "");
+        }
+      };
+      try {
+        const reply = await fetch("/chat", { method: "POST", signal: running.signal, headers: { "Content-Type": "application/json", "X-Moebox-Page": token }, body: JSON.stringify({ engine: chat.elements.engine.value, messages: JSON.stringify(messages) }) });
+        if (!reply.ok) { await told(reply, said); return; }
+        const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader(); let rest = "";
+        for (;;) {
+          const { done, value } = await reader.read(); if (done) break;
+          const lines = (rest + value).split("\n"); rest = lines.pop();
+          for (const line of lines) if (line.startsWith("data:") && line.trim() !== "data: [DONE]") { try { take(JSON.parse(line.slice(5))); } catch { /* half a line of a broken stream */ } }
+        }
+        messages.push({ role: "assistant", content: answer?.textContent || "" });
+        const tokens = usage?.completion_tokens, rate = tokens && seconds > first / 1e3 ? tokens / (seconds - first / 1e3) : 0;
+        said.textContent = `${tokens ?? "?"} tokens, first after ${Math.round(first)} ms${rate ? `, ${rate.toFixed(1)} tok/s` : ""}`;
+      } catch (problem) { said.textContent = problem.name === "AbortError" ? "stopped" : `moebox does not answer: ${problem.message}`; }
+      finally { running = null; stop.disabled = true; }
+    });
+    chat.elements.text.addEventListener("keydown", event => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); chat.requestSubmit(); } });
+  }
+  document.querySelectorAll("[data-metrics]").forEach(panel => {
+    const history = [], titles = { running: "running", waiting: "waiting", kv_use: "KV cache used", tok_s: "output tok/s" };
+    const draw = values => {
+      const top = Math.max(...values, 1e-9), points = values.map((value, place) => `${(place / Math.max(values.length - 1, 1) * 150).toFixed(1)},${(31 - value / top * 28).toFixed(1)}`).join(" ");
+      return `<svg viewBox="0 0 150 34" aria-hidden="true"><polyline points="${points}" fill="none" stroke="var(--s1)" stroke-width="2"/></svg>`;
+    };
+    const look = async () => {
+      try {
+        const now = await (await fetch(panel.dataset.metrics)).json(), last = history.at(-1);
+        const row = { at: performance.now(), total: now.output_tokens_total, running: now.running, waiting: now.waiting, kv_use: now.kv_use };
+        if (last && row.total !== undefined && last.total !== undefined) row.tok_s = Math.max(0, (row.total - last.total) / (row.at - last.at) * 1e3);
+        history.push(row); if (history.length > 120) history.shift();
+        const gauges = Object.entries(titles).filter(([name]) => row[name] !== undefined).map(([name, title]) => {
+          const value = name === "kv_use" ? `${(row[name] * 100).toFixed(1)}%` : name === "tok_s" ? row[name].toFixed(1) : Math.round(row[name]);
+          return `<div class="gauge"><b>${value}</b><span>${title}</span>${draw(history.map(each => each[name] ?? 0))}</div>`;
+        });
+        panel.innerHTML = gauges.join("") || '<p class="said">This engine gives no metrics.</p>';
+      } catch { panel.innerHTML = '<p class="said">The engine does not answer.</p>'; }
+    };
+    look(); setInterval(look, 1000);
+  });
   const form = document.querySelector("form.controls"), answer = document.getElementById("answer");
   if (form) {
     let running = null;

@@ -1,0 +1,197 @@
+"""Runs in a list: model, box, verdict and speed of each, read once and remembered until the folder changes.
+
+A thousand runs are listed from the remembered rows; only what changed since is read again. The memory lies in the
+user's cache and can be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from moebox import codec, files
+from moebox.errors import BadInput
+from moebox.store.listing import looks_like_one, stamp_of
+from moebox.store.run import Run, runs_dir
+
+Verdict = Literal["", "pass", "warn", "fail"]
+LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
+WATCHED = ("events.jsonl", "story.json", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements")
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One run's row."""
+
+    id: str
+    started: float = 0.0
+    model: str = ""
+    engine: str = ""
+    box: str = ""
+    verdict: Verdict = ""
+    output_tok_s: float | None = None
+    ttft_ms: float | None = None
+    failed: str = ""  # the step that failed, and why
+    step: str = ""  # the last step that was begun
+    simulation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """Rows with the state of the folder they were read from."""
+
+    format: int = FORMAT
+    rows: dict[str, tuple[str, Summary]]
+
+
+def summaries(runs: Path | None = None) -> list[Summary]:
+    """Every run, newest first."""
+    home = runs or runs_dir()
+    known = _recall(home)
+    rows: dict[str, tuple[str, Summary]] = {}
+    for folder in _folders(home):
+        state = _state(folder)
+        before = known.get(folder.name)
+        rows[folder.name] = before if before and before[0] == state else (state, summarize(Run(folder)))
+    if rows != known:
+        _remember(home, rows)
+    return [row for _, row in rows.values()]
+
+
+def _folders(home: Path) -> list[Path]:
+    if not home.is_dir():
+        return []
+    found = (Path(entry.path) for entry in os.scandir(home) if entry.is_dir(follow_symlinks=False))
+    return sorted((folder for folder in found if looks_like_one(folder)), reverse=True)
+
+
+def _state(folder: Path) -> str:
+    """Changes whenever one of the files a row is made of does."""
+    parts = []
+    for name in WATCHED:
+        try:
+            stat = os.stat(folder / name)
+        except OSError:
+            continue
+        parts.append(f"{name}:{stat.st_mtime_ns}:{stat.st_size}")
+    return " ".join(parts)
+
+
+def summarize(run: Run) -> Summary:
+    """One run's row, from what is there; a file that cannot be read costs its own columns."""
+    recipe, box = _toml(run.path / "recipe.toml"), _toml(run.path / "box.toml")
+    story = _json(run.path / "story.json")
+    request = _table(story, "request")
+    best = _fastest(run.path / "measurements")
+    return Summary(
+        id=run.id,
+        started=stamp_of(run.id),
+        model=_text(recipe, "served_name") or _text(recipe, "model") or _text(request, "model"),
+        engine=_text(recipe, "engine"),
+        box=_text(box, "name"),
+        verdict=_verdict(run.path),
+        output_tok_s=_number(best, "output_throughput"),
+        ttft_ms=_number(best, "mean_ttft_ms"),
+        failed=_failed(story),
+        step=_step(story),
+        simulation=story.get("simulated") is True or _table(_json(run.path / "run.json"), "").get("simulation") is True,
+    )
+
+
+def _verdict(folder: Path) -> Verdict:
+    """The ladder's own, or the worst of its rungs."""
+    marks = {_text(_json(folder / "verify.json"), "verdict")}
+    if not marks & {"pass", "warn", "fail"}:
+        marks = {_text(_json(path), "verdict") for path in sorted(folder.glob("verdicts/*.json"))[:64]}
+    for mark in ("fail", "warn", "pass"):
+        if mark in marks:
+            return mark
+    return ""
+
+
+def _fastest(folder: Path) -> dict[str, Any]:
+    rows = [_json(path) for path in sorted(folder.glob("*.json"))[:256]]
+    return max(rows, key=lambda row: _number(row, "output_throughput") or 0.0, default={})
+
+
+def _failed(story: dict[str, Any]) -> str:
+    for row in _steps(story):
+        if row.get("state") == "failed":
+            return f"{_text(row, 'name')}: {_text(row, 'why')}"[:300]
+    return ""
+
+
+def _step(story: dict[str, Any]) -> str:
+    begun = [_text(row, "name") for row in _steps(story) if row.get("state") in ("running", "done", "failed")]
+    return begun[-1] if begun else ""
+
+
+def _steps(story: dict[str, Any]) -> list[dict[str, Any]]:
+    steps = story.get("steps")
+    return [row for row in steps if isinstance(row, dict)] if isinstance(steps, list) else []
+
+
+def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name) if name else document
+    return value if isinstance(value, dict) else {}
+
+
+def _text(document: dict[str, Any], name: str) -> str:
+    value = document.get(name)
+    return value[:200] if isinstance(value, str) else ""
+
+
+def _number(document: dict[str, Any], name: str) -> float | None:
+    value = document.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _read(path: Path) -> bytes:
+    """A plain file of reasonable size; anything else reads as empty."""
+    try:
+        stat = os.lstat(path)
+        if not os.path.isfile(path) or os.path.islink(path) or stat.st_size > LARGEST:
+            return b""
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(_read(path) or b"{}")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read(path).decode("utf-8", "replace"))
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _memory(home: Path) -> Path:
+    name = hashlib.sha256(str(home.absolute()).encode()).hexdigest()[:16]
+    return files.cache_home() / "moebox" / "runs" / f"{name}.json"
+
+
+def _recall(home: Path) -> dict[str, tuple[str, Summary]]:
+    path = _memory(home)
+    try:
+        remembered = codec.decode(Remembered, codec.load_json(path), where=str(path))
+    except (BadInput, OSError):
+        return {}
+    return remembered.rows if remembered.format == FORMAT else {}
+
+
+def _remember(home: Path, rows: dict[str, tuple[str, Summary]]) -> None:
+    try:
+        files.write_atomic(_memory(home), codec.to_json(Remembered(rows=rows), indent=None))
+    except OSError:
+        return  # a full disk costs the memory, not the list

@@ -1,0 +1,80 @@
+"""Chat with an endpoint: the page's messages go to it, its stream comes back as it is."""
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from moebox import http
+from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.errors import BadInput, Outside
+from moebox.serve import state
+from moebox.web.gate import Site
+from moebox.web.pages import form_of, page
+
+MOST_MESSAGES = 200
+LONGEST_S = 900.0
+
+
+async def shown(request: Request, *, site: Site) -> Response:
+    """The engines that run, and the conversation."""
+    engines = await run_in_threadpool(running)
+    return page(site, "chat.html", title="Chat", here="chat", engines=engines)
+
+
+def running() -> list[state.Instance]:
+    """Engines that answer, the newest first."""
+    return [instance for instance in reversed(state.instances()) if instance.status == "ready"]
+
+
+def endpoint_named(name: str) -> Endpoint:
+    """The endpoint of a running engine; only ours, so that the page is no way to anywhere else."""
+    instance = next((each for each in running() if each.id == name), None)
+    if instance is None:
+        raise Outside(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
+    key = os.environ.get(instance.key_env) if instance.key_env else None
+    return endpoint_of(instance.base_url, instance.model, key=key, engine=instance.engine)
+
+
+def messages_of(text: str) -> list[dict[str, Any]]:
+    """The conversation so far: roles and texts, nothing else."""
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        raise BadInput("the conversation is not JSON") from None
+    if not isinstance(rows, list) or not rows or len(rows) > MOST_MESSAGES:
+        raise BadInput(f"a conversation has 1 to {MOST_MESSAGES} messages")
+    good = [row for row in rows if isinstance(row, dict) and row.get("role") in ("system", "user", "assistant")]
+    if len(good) != len(rows) or not all(isinstance(row.get("content"), str) for row in good):
+        raise BadInput("a message has a role and a text")
+    return [{"role": row["role"], "content": row["content"]} for row in good]
+
+
+async def send(request: Request, *, site: Site) -> Response:
+    """One turn: the engine's own events, then one of ours with tokens and seconds."""
+    fields = await form_of(request)
+    endpoint = await run_in_threadpool(endpoint_named, fields.get("engine", ""))
+    body = {
+        "model": endpoint.model,
+        "messages": messages_of(fields.get("messages", "")),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return StreamingResponse(replies(endpoint, body), media_type="text/event-stream")
+
+
+async def replies(endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Bytes of the engine's stream; a failure is an event too, so that the page can say it."""
+    began = time.monotonic()
+    url = f"{endpoint.base_url}/chat/completions"
+    try:
+        async for chunk in http.post_stream(url, body, headers=endpoint.headers, timeout_s=LONGEST_S):
+            yield chunk
+    except http.HttpFailed as problem:
+        yield f"\ndata: {json.dumps({'error': problem.message})}\n\n".encode()
+    yield f"\ndata: {json.dumps({'moebox': {'seconds': time.monotonic() - began}})}\n\n".encode()

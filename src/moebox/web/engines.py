@@ -1,0 +1,45 @@
+"""Engines that run now: what they serve, how busy they are, and how they are stopped."""
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from moebox import http
+from moebox.bench.scrape import parse, pick
+from moebox.errors import BadInput
+from moebox.serve import state
+from moebox.serve import stop as stopping
+from moebox.web.gate import Site
+from moebox.web.pages import NotThere, page
+
+
+async def listing(request: Request, *, site: Site) -> Response:
+    """Every engine that moebox started and that is there."""
+    found = await run_in_threadpool(state.instances)
+    alive = [instance for instance in found if instance.alive]
+    return page(site, "engines.html", title="Engines", here="engines", engines=alive)
+
+
+def engine_of(name: str) -> state.Instance:
+    """The engine of that name."""
+    found = next((instance for instance in state.instances() if instance.id == name), None)
+    if found is None:
+        raise NotThere(f"no engine called {name!r}")
+    return found
+
+
+async def metrics(request: Request, *, site: Site) -> Response:
+    """Running and waiting requests, cache use and token counters, as the engine counts them now."""
+    instance = await run_in_threadpool(engine_of, request.path_params["name"])
+    root = instance.base_url.rstrip("/").removesuffix("/v1")
+    reply = await run_in_threadpool(lambda: http.get(f"{root}/metrics", timeout_s=3.0))
+    return JSONResponse(pick(parse(reply.text)) if reply.ok else {}, headers={"Cache-Control": "no-store"})
+
+
+async def stop(request: Request, *, site: Site) -> Response:
+    """Stop it as `moebox down` does."""
+    instance = await run_in_threadpool(engine_of, request.path_params["name"])
+    if not instance.alive:
+        raise BadInput(f"{instance.id} is not running")
+    await run_in_threadpool(stopping.stop, instance)
+    return JSONResponse({"stopped": instance.id})

@@ -1,0 +1,111 @@
+"""What every page needs: templates, headers, refusals as pages, form fields."""
+
+import functools
+from importlib import resources
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from moebox import __version__
+from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.report import palette
+from moebox.report.block import Block, Prose
+from moebox.report.page import asset, ticked
+from moebox.web.gate import Site
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data:; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+LARGEST_FORM = 1 << 20
+
+
+class NotThere(BadInput):
+    """Nothing has this address."""
+
+
+@functools.cache
+def templates() -> Environment:
+    """The pages' own templates and the report's blocks."""
+    loaders = ChoiceLoader([PackageLoader("moebox.web"), PackageLoader("moebox.report")])
+    made = Environment(loader=loaders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["ticked"] = ticked
+    return made
+
+
+def page(site: Site, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+    """A template with what all pages need."""
+    text = (
+        templates()
+        .get_template(template)
+        .render(
+            version=__version__,
+            light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704  (ours)
+            dark=Markup(palette.variables(palette.DARK)),  # noqa: S704
+            style=asset("style.css"),
+            page_token=site.page_token,
+            **context,
+        )
+    )
+    return HTMLResponse(text, status, headers=HEADERS)
+
+
+def rendered(template: str, **context: Any) -> Markup:
+    """A part of a page."""
+    return Markup(templates().get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
+
+
+def refusal(problem: MoeboxError) -> list[Block]:
+    """A failure as blocks: what is wrong, then how to fix it."""
+    head = "Does not fit." if isinstance(problem, DoesNotFit) else "That did not work."
+    words = [problem.message] + ([problem.hint] if problem.hint else [])
+    return [Prose(paragraphs=(head,), tone="bad"), Prose(paragraphs=tuple(words))]
+
+
+def status_of(problem: MoeboxError) -> int:
+    """The HTTP status that says the same as the exit code."""
+    if isinstance(problem, NotThere):
+        return 404
+    return 400 if isinstance(problem, BadInput) else 409 if problem.exit_code == 1 else 503
+
+
+def failed(site: Site) -> Any:
+    """The handler that turns a failure into a page, or into JSON for scripts."""
+
+    async def handler(request: Request, problem: Exception) -> Response:
+        assert isinstance(problem, MoeboxError)
+        if request.method != "GET":
+            said = {"error": problem.message, "hint": problem.hint or ""}
+            return JSONResponse(said, status_of(problem), headers={"Cache-Control": "no-store"})
+        blocks = refusal(problem)
+        return page(site, "message.html", status=status_of(problem), title="moebox", here="", blocks=blocks)
+
+    return handler
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a JSON body; BadInput for anything else."""
+    body = await request.body()
+    if len(body) > LARGEST_FORM:
+        raise BadInput("the form is too large")
+    try:
+        fields = await request.json()
+    except ValueError:
+        raise BadInput("the form is not JSON") from None
+    if not isinstance(fields, dict):
+        raise BadInput("the form has no fields")
+    return {str(name): value for name, value in fields.items() if isinstance(value, str)}
+
+
+def script(name: str, package: str) -> Any:
+    """One of our scripts."""
+    text = resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
+
+    async def send(request: Request) -> Response:
+        return Response(text, media_type="text/javascript", headers={"Cache-Control": "no-cache"})
+
+    return send

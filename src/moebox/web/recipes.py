@@ -1,0 +1,69 @@
+"""Recipes on the page: looked at, edited, checked as `up` would check them, saved under a name."""
+
+import re
+import tomllib
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from moebox import codec, engines, files
+from moebox.checkpoint import deploy
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, Outside
+from moebox.serve import recipes
+from moebox.web.gate import Site
+from moebox.web.pages import NotThere, form_of, page
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+async def listing(request: Request, *, site: Site) -> Response:
+    """Every recipe there is by name: the person's own and those that ship with moebox."""
+    own, shipped = sorted(recipes.saved()), sorted(recipes.shipped())
+    return page(site, "recipes.html", title="Recipes", here="recipes", own=own, shipped=shipped)
+
+
+async def edited(request: Request, *, site: Site) -> Response:
+    """One recipe's text."""
+    name = request.path_params["name"]
+    known = {**recipes.shipped(), **recipes.saved()}
+    if name not in known:
+        raise NotThere(f"no recipe called {name!r}")
+    text = codec.read_text(known[name])
+    return page(site, "recipe.html", title=name, here="recipes", name=name, text=text, own=name in recipes.saved())
+
+
+def checked(text: str) -> Recipe:
+    """The recipe in `text`; BadInput names the first thing that cannot be meant, as `moebox up` would."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise BadInput(f"not valid TOML: {problem}") from None
+    recipe = codec.decode(Recipe, document, where="recipe")
+    engines.check(deploy(recipe))
+    return recipe
+
+
+async def check(request: Request, *, site: Site) -> Response:
+    """Whether it can be meant."""
+    fields = await form_of(request)
+    recipe = await run_in_threadpool(checked, fields.get("text", ""))
+    return JSONResponse({"good": f"{recipe.engine}, {recipe.checkpoint}: every setting is known"})
+
+
+async def save(request: Request, *, site: Site) -> Response:
+    """Check it and write it where `moebox up NAME` finds it; a shipped one is never overwritten."""
+    fields = await form_of(request)
+    name = fields.get("name", "").strip()
+    if not NAME.fullmatch(name):
+        raise BadInput(f"name {name!r}: small letters, digits, dots and dashes")
+    if name in recipes.shipped():
+        raise BadInput(f"{name} ships with moebox", hint="save it under another name")
+    await run_in_threadpool(checked, fields.get("text", ""))
+    path = recipes.saved_dir() / f"{name}.toml"
+    try:
+        await run_in_threadpool(files.write_atomic, path, fields.get("text", ""))
+    except OSError as problem:
+        raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
+    return JSONResponse({"go": f"/recipes/{name}", "path": str(path)}, 201)

@@ -1,0 +1,200 @@
+"""The runs: listed, compared, started, followed and stopped.
+
+A run that the page starts is the same `moebox run` that a person would type, in a process and a session of its own: it
+lives on when the page ends, and is stopped as Ctrl-C stops it.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+
+from moebox import files
+from moebox.errors import BadInput, Outside
+from moebox.report.files import report
+from moebox.report.page import html
+from moebox.store import Run, runs_dir
+from moebox.store.summary import Summary, summaries
+from moebox.web import live
+from moebox.web.gate import Site
+from moebox.web.pages import NotThere, form_of, page, rendered
+
+NAME = re.compile(r"[A-Za-z0-9._+-]{1,200}")
+SHOWN = 200  # rows of one page of the list
+STARTS_S = 30.0  # until a new run has its folder
+STEPS = ("report", "bench", "climb", "verify", "up", "rehearse", "doctor", "plan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run of the list."""
+
+    run: Summary
+    live: bool
+
+
+async def listing(request: Request, *, site: Site) -> Response:
+    """The newest runs that match the filter."""
+    words = request.query_params.get("q", "").lower().split()
+    rows = await run_in_threadpool(matching, site, words)
+    shown = [Row(run=row, live=Run(_home(site) / row.id).held) for row in rows[:SHOWN]]
+    return page(
+        site, "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
+    )
+
+
+def matching(site: Site, words: list[str]) -> list[Summary]:
+    """Runs whose row holds every word."""
+    rows = summaries(site.runs)
+    if not words:
+        return rows
+    return [row for row in rows if all(word in _searched(row) for word in words)]
+
+
+def _searched(row: Summary) -> str:
+    state = "simulated" if row.simulation else ""
+    return " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, state)).lower()
+
+
+def _home(site: Site) -> Path:
+    return site.runs or runs_dir()
+
+
+def run_of(name: str, site: Site) -> Run:
+    """The run of that name; only folders of the list, never a path."""
+    folder = _home(site) / name
+    if not NAME.fullmatch(name) or name.startswith(".") or not folder.is_dir() or folder.is_symlink():
+        raise NotThere(f"no run called {name!r}", hint="the list of runs names them all")
+    return Run(folder)
+
+
+async def one(request: Request, *, site: Site) -> Response:
+    """A run's report, made now."""
+    run = run_of(request.path_params["name"], site)
+    text = await run_in_threadpool(lambda: html(report([run])))
+    return HTMLResponse(text, headers={"Cache-Control": "no-store"})
+
+
+async def compared(request: Request, *, site: Site) -> Response:
+    """Several runs side by side; the report itself says where they must not be compared."""
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if not 2 <= len(names) <= 20:
+        raise BadInput("tick 2 to 20 runs to compare", hint="the boxes before their names")
+    chosen = [run_of(name, site) for name in names]
+    text = await run_in_threadpool(lambda: html(report(chosen)))
+    return HTMLResponse(text, headers={"Cache-Control": "no-store"})
+
+
+async def followed(request: Request, *, site: Site) -> Response:
+    """A run as it happens."""
+    run = run_of(request.path_params["name"], site)
+    body = await run_in_threadpool(fragment, run)
+    return page(site, "live.html", title=run.id, here="runs", name=run.id, body=body, live=run.held)
+
+
+def fragment(run: Run) -> Markup:
+    """What there is right now."""
+    return rendered("live_part.html", view=live.view(run))
+
+
+async def events(request: Request, *, site: Site) -> Response:
+    """The same again whenever the run folder changes, as server-sent events."""
+    run = run_of(request.path_params["name"], site)
+
+    async def stream() -> AsyncIterator[str]:
+        async for fresh in live.changes(run, site.over):
+            if fresh:
+                yield f"data: {json.dumps(await run_in_threadpool(fragment, run))}\n\n"
+            else:
+                yield ": still here\n\n"
+
+    return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def start(request: Request, *, site: Site) -> Response:
+    """Start `moebox run`; the answer names its folder."""
+    fields = await form_of(request)
+    name = await run_in_threadpool(begin, command(fields), site)
+    return JSONResponse({"go": f"/runs/{name}/live"}, 201)
+
+
+def command(fields: dict[str, str]) -> list[str]:
+    """The words of `moebox run` for a form; values cannot become options."""
+    words = [sys.executable, "-m", "moebox", "run", "--yes"]
+    for field, option in (("box", "--box"), ("until", "--until"), ("recipe", "--recipe"), ("ram", "--ram")):
+        value = fields.get(field, "").strip()
+        if value:
+            words.append(f"{option}={value}")
+    words += ["--twin"] if fields.get("twin") else []
+    words += ["--keep"] if fields.get("keep") else []
+    model = fields.get("model", "").strip()
+    if model.startswith("-"):
+        raise BadInput(f"model {model!r}: a name, a folder or a .gguf file")
+    return [*words, model] if model else words
+
+
+def begin(words: list[str], site: Site) -> str:
+    """Start it and wait until its folder is there; its first words say where."""
+    log = files.state_home() / "moebox" / f"ui-run-{os.getpid()}-{time.monotonic_ns()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, **({"MOEBOX_RUNS": str(site.runs)} if site.runs else {})}
+    with open(log, "wb") as out:
+        child = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+    deadline = time.monotonic() + STARTS_S
+    while time.monotonic() < deadline:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^run (.+)$", text, re.MULTILINE)
+        if found:
+            log.unlink(missing_ok=True)
+            return Path(found[1]).name
+        if child.poll() is not None:
+            log.unlink(missing_ok=True)
+            raise BadInput(_error(text) or f"moebox run ended with {child.returncode}")
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    raise Outside("the run did not begin", hint=f"its words are in {log}")
+
+
+def _error(text: str) -> str:
+    found = re.search(r"^error: (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+async def stop(request: Request, *, site: Site) -> Response:
+    """Interrupt a run as Ctrl-C does: the engine is stopped, what was measured is kept."""
+    run = run_of(request.path_params["name"], site)
+    await run_in_threadpool(interrupt, run)
+    return JSONResponse({"stopped": run.id})
+
+
+def interrupt(run: Run) -> None:
+    """SIGINT to the process that works on the run; only while it holds the run's lock."""
+    about = run.read_json("run.json")
+    pid = about.get("pid") if isinstance(about, dict) else None
+    if not run.held:
+        raise BadInput(f"{run.id} is not running")
+    if not isinstance(pid, int) or pid <= 1 or not _works_on(pid, run):
+        raise Outside(f"the process of {run.id} is not on this machine", hint="stop it where it was started")
+    os.kill(pid, signal.SIGINT)
+
+
+def _works_on(pid: int, run: Run) -> bool:
+    """Whether `pid` has the run's lock open: a pid read from a file alone could be anybody's."""
+    lock = str((run.path / ".lock").resolve())
+    try:
+        return any(os.readlink(link) == lock for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False

@@ -1,0 +1,161 @@
+"""The page as a cockpit: runs are started, followed, stopped and compared; engines answer chats; recipes are kept."""
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moebox.serve.recipes import read_recipe
+from moebox.store import Run
+from moebox.store.summary import summaries
+from tests.report.making import a_run
+from tests.web.test_ui import get
+
+Serve = Callable[..., str]
+RECIPE = 'name = "mine"\nengine = "vllm"\nmodel = "kimi-k2.6"\ncheckpoint = "int4"\nserved_name = "k"\n'
+
+
+def token(url: str) -> str:
+    found = re.search(r'name="page-token" content="([^"]+)"', get(url + "runs")[1])
+    assert found is not None
+    return found[1]
+
+
+def post(url: str, path: str, fields: dict[str, str], **changed: str) -> tuple[int, str]:
+    """A POST as the page's own script makes it; `changed` replaces headers."""
+    headers = {"Origin": url.rstrip("/"), "X-Moebox-Page": token(url), "Content-Type": "application/json", **changed}
+    request = urllib.request.Request(url + path, json.dumps(fields).encode(), headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return problem.code, problem.read().decode()
+
+
+def until(true: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("path", ["runs", "runs/x/stop", "engines/x/stop", "chat", "recipes", "recipes/check"])
+def test_changes_are_taken_from_this_page_alone(serve: Serve, path: str):
+    """Another page in the same browser has neither the token nor the Origin."""
+    url = serve()
+
+    assert post(url, path, {}, Origin="http://evil.example")[0] == 403
+    assert post(url, path, {}, **{"X-Moebox-Page": "guess"})[0] == 403
+    assert post(url, path, {}, Host="evil.example")[0] in (403, 421)
+
+
+def test_a_run_is_started_followed_and_ends_in_the_list(serve: Serve, tmp_path: Path):
+    url = serve(runs=tmp_path)
+    status, text = post(url, "runs", {"model": "kimi-k2.6", "box": "8x-b200", "twin": "1", "until": "plan"})
+
+    assert status == 201, text
+    name = json.loads(text)["go"].split("/")[2]
+    until(lambda: not Run(tmp_path / name).held)
+    assert "kimi-k2.6" in get(url + "runs")[1].lower()
+    page = get(f"{url}runs/{name}/live")[1]
+    assert "✓" in page
+    assert "not running" in page
+
+
+def test_a_run_is_stopped_as_ctrl_c_stops_it(serve: Serve, tmp_path: Path):
+    url = serve(runs=tmp_path)
+    fields = {"model": "kimi-k2.6", "box": "8x-b200", "twin": "1"}
+    name = json.loads(post(url, "runs", fields)[1])["go"].split("/")[2]
+    run = Run(tmp_path / name)
+    until(lambda: "bench" in str(run.read_json("story.json")) and run.held)
+
+    assert post(url, f"runs/{name}/stop", {})[0] == 200
+    until(lambda: not run.held)
+    assert post(url, f"runs/{name}/stop", {})[0] == 400
+
+
+def test_a_pid_in_a_file_is_not_believed(serve: Serve, tmp_path: Path):
+    """run.json may name any process; only the one that holds this run's lock is interrupted."""
+    run = a_run(tmp_path)
+    run.hold()
+    run.write_json("run.json", {"pid": os.getppid()})
+
+    status, text = post(serve(runs=tmp_path), f"runs/{run.id}/stop", {})
+    run.release()
+
+    assert status == 503
+    assert "not on this machine" in text
+
+
+@pytest.mark.parametrize("fields", [{"model": "--help"}, {"model": "kimi-k2.6", "until": "nosuch"}])
+def test_a_start_that_cannot_be_meant_is_one_line(serve: Serve, tmp_path: Path, fields: dict[str, str]):
+    status, text = post(serve(runs=tmp_path), "runs", fields)
+
+    assert status == 400
+    assert json.loads(text)["error"]
+
+
+def test_runs_are_filtered_and_compared(serve: Serve, tmp_path: Path):
+    one, two = a_run(tmp_path, name="alpha"), a_run(tmp_path, name="beta")
+    url = serve(runs=tmp_path)
+    listed = get(url + "runs?q=alpha")[1]
+
+    assert one.id in listed
+    assert two.id not in listed
+    assert "640" in listed
+    assert get(f"{url}compare?run={one.id}&run={two.id}")[1].count("Side by side") >= 1
+    assert get(f"{url}compare?run={one.id}")[0] == 400
+    assert get(f"{url}runs/nosuch")[0] == 404
+    assert get(f"{url}runs/..%2F..%2Fetc")[0] == 404
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A long list is shown from memory; a run that went on is read anew."""
+    first, second = a_run(tmp_path, name="a"), a_run(tmp_path, name="b")
+    assert {row.id for row in summaries(tmp_path)} == {first.id, second.id}
+    from moebox.store import summary
+
+    read: list[str] = []
+    original = summary.summarize
+    monkeypatch.setattr(summary, "summarize", lambda run: read.append(run.id) or original(run))
+    summaries(tmp_path)
+    assert read == []
+    first.event("bench.begin", concurrency=1)
+    summaries(tmp_path)
+    assert read == [first.id]
+
+
+def test_a_recipe_is_checked_saved_and_found_by_name(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    url = serve()
+    bad = post(url, "recipes/check", {"text": RECIPE + "contexts = 3\n"})
+    assert bad[0] == 400
+    assert "contexts" in json.loads(bad[1])["error"]
+    for name in ("../evil", "kimi-k26-vllm", ""):
+        assert post(url, "recipes", {"name": name, "text": RECIPE})[0] == 400
+    assert post(url, "recipes", {"name": "mine", "text": RECIPE})[0] == 201
+    assert read_recipe("mine").served_name == "k"
+    assert "mine" in get(url + "recipes")[1]
+
+
+def test_the_plan_says_first_what_was_chosen(serve: Serve):
+    text = get(serve() + "plan?box=8x-b200&context=65536&concurrency=8")[1]
+
+    assert text.index("chosen") < text.index('class="tiles"')
+    assert "moebox plan kimi-k2.6 --box 8x-b200 -o recipe.toml" in text
+    assert "Save the recipe" in text
+
+
+def test_a_chat_with_no_engine_is_one_line(serve: Serve):
+    messages = json.dumps([{"role": "user", "content": "hello"}])
+    status, text = post(serve(), "chat", {"engine": "nosuch", "messages": messages})
+
+    assert status == 503
+    assert "no running engine" in json.loads(text)["error"]
