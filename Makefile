@@ -6,9 +6,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM_VENV    ?= $(abspath .venv-vllm)
 KERNELS_VENV ?= $(abspath .venv-kernels)
+LLAMA_BUILDS ?= $(abspath .venv-llama)
+LLAMA_SRC    ?=
+IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels test-siege lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels test-llama test-gpu test-containers test-siege lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +63,17 @@ test-kernels: $(READY) ## The real Triton without a GPU: engines' kernels compil
 	@MOEBOX_KERNELS_VENV=$(KERNELS_VENV) $(BIN)/python -m pytest -m engine tests/kernels
 
 # Debian's systemd, slurm-wlm and munge add their own parsers where they are installed.
+test-llama: $(READY) ## llama.cpp and ik_llama.cpp built from source (LLAMA_SRC=, IK_SRC=, or cloned; 20 minutes the first time)
+	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
+	@bash scripts/llama-build.sh ik $(LLAMA_BUILDS) $(IK_SRC)
+	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/engine_llama
+
+test-gpu: $(READY) ## vLLM or SGLang on this machine's GPU (MOEBOX_GPU_ENGINE=, MOEBOX_GPU_MODELS=); says why where it cannot
+	@$(BIN)/python -m pytest -m gpu tests/engine_gpu -rs
+
+test-containers: $(READY) ## podman for real: an image built from local files, up, logs, down, rendered scripts
+	@$(BIN)/python -m pytest -m engine tests/containers
+
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege
 

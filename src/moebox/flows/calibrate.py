@@ -88,6 +88,22 @@ def calibrate(
     return work.keep(final=True)
 
 
+def measure_depth(
+    recipe: Recipe,
+    run: Run,
+    layers: int,
+    *,
+    known: Boot | None = None,
+    budget_s: float = BUDGET_S,
+    patience_s: float = PATIENCE_S,
+    tell: Tell | None = None,
+) -> Boot:
+    """One boot alone, timed at the points of `known`: to see how well a calibration from other depths foretold it."""
+    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), None, tell or (lambda line: None))
+    work.measure(Depth(layers=layers), after=0, patience_s=patience_s, known=known)
+    return work.done[0]
+
+
 def resolved(recipe: Recipe) -> Subject:
     """The recipe with its model, checkpoint and this box."""
     if recipe.parallel.nodes > 1:
@@ -130,7 +146,7 @@ class _Work:
     def _boot(self, depth: Depth, *, after: int, patience_s: float) -> None:
         while True:
             try:
-                self._measure(depth, after=after, patience_s=patience_s)
+                self.measure(depth, after=after, patience_s=patience_s)
                 return
             except LaunchFailed as problem:
                 fewest = max((boot.layers for boot in self.done), default=0)
@@ -140,7 +156,8 @@ class _Work:
                 self.note(f"{depth.text} ran out of memory; {less.text} taken instead")
                 depth = less
 
-    def _measure(self, depth: Depth, *, after: int, patience_s: float) -> None:
+    def measure(self, depth: Depth, *, after: int, patience_s: float, known: Boot | None = None) -> None:
+        """One depth: boot, time, stop."""
         dummy = self.run.path / "rehearsal.gguf"
         try:
             facts = self.subject
@@ -152,8 +169,12 @@ class _Work:
             with start(launched, self.run, patience_s=patience_s, listener=self.listener) as session:
                 self.clock.startup_s = session.startup_s
                 self.version = self.version or preflight.installed(launched.engine, session.order.argv)
-                known = self.done[0] if self.done else None
-                self.current = Measuring(depth=depth, known=known, chunk=calibrate_recipe.chunk_of(small))
+                self.current = Measuring(
+                    depth=depth,
+                    known=self.done[0] if self.done else known,
+                    chunk=calibrate_recipe.chunk_of(small),
+                    sampled=calibrate_recipe.reads_gguf(small),
+                )
                 deadline = self.clock.deadline(after)
                 measured_boot(self.current, session, self.subject.model, deadline=deadline, tell=self.tell)
         finally:

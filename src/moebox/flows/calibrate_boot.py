@@ -27,6 +27,7 @@ class Measuring:
 
     depth: Depth
     chunk: int  # prompt tokens a step
+    sampled: bool = False  # see timing.Target
     known: Boot | None = None  # an earlier boot: the same points are timed, no others
     decode: list[DecodeStep] = field(default_factory=list)
     prefill: list[Prefill] = field(default_factory=list)
@@ -77,7 +78,7 @@ def measured_boot(
     work.startup_s = session.startup_s
     work.weights_bytes = round(max(float(row.get("weights_bytes", 0)) for row in [facts, *devices]))
     work.cache_tokens = round(float(facts.get("kv_tokens", 0)))
-    target = timing.Target(endpoint=session.endpoint, vocab=model.vocab)
+    target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, sampled=work.sampled)
     longest = min(int(facts.get("context") or 0) or session.recipe.context or model.context, model.context)
     points = grid(session.recipe, chunk=work.chunk, longest=longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]

@@ -33,6 +33,7 @@ class Target:
 
     endpoint: Endpoint
     vocab: int
+    sampled: bool = False  # tokens drawn at random: where the embedding decides which experts are used
     draw: random.Random = field(default_factory=lambda: random.Random(time.time_ns()))
 
     def prompt(self, tokens: int) -> list[int]:
@@ -47,7 +48,7 @@ class Target:
             "model": self.endpoint.model,
             "prompt": self.prompt(prompt),
             "max_tokens": output,
-            "temperature": 1.0,
+            "temperature": 1.0 if self.sampled else 0.0,
             "ignore_eos": True,
             "stream_options": {"include_usage": True},
         }
