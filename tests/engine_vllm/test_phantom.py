@@ -11,6 +11,7 @@ from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Recipe
 from moebox.flows.climb import Effort, climb
+from moebox.flows.compare import Effort as Asked
 from moebox.flows.compare import ask_side, compare
 from moebox.serve.session import start
 from moebox.store import Run
@@ -52,9 +53,9 @@ def test_guessing_ahead_by_lookup_says_nothing_else(rehearsal: Recipe, endpoint:
         rehearsal,
         flags={**rehearsal.flags, "speculative-config": '{"method":"ngram","num_speculative_tokens":4}'},
     )
-    plain = ask_side("plain", endpoint, concurrency=(1,), rounds=2)
+    plain = ask_side("plain", endpoint, Asked(concurrency=(1,), rounds=2))
     with start(deploy(guessing), run, patience_s=600) as session:
-        ahead = ask_side("ahead", session.endpoint, concurrency=(1,), rounds=2)
+        ahead = ask_side("ahead", session.endpoint, Asked(concurrency=(1,), rounds=2))
     found = compare(plain, ahead)
 
     assert found.as_good, found.verdict

@@ -1,7 +1,8 @@
 """`moebox compare`: two recipes, or two servers, side by side and with judgement."""
 
+import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -10,8 +11,11 @@ from moebox.errors import BadInput
 from moebox.units import percent, seconds, tok_s
 
 if TYPE_CHECKING:
-    from moebox.flows.compare import Comparison, Side
-    from moebox.store import Run
+    from moebox.flows.compare import Comparison, Target
+    from moebox.tasks.job import Level
+    from moebox.tasks.result import JobResult
+
+Words = Annotated[list[str] | None, Parameter(negative=())]
 
 
 def compare(
@@ -19,69 +23,120 @@ def compare(
     b: str,
     /,
     *,
-    concurrency: Annotated[list[str] | None, Parameter(negative=())] = None,
+    by: Literal["answers", "task"] = "answers",
+    concurrency: Words = None,
     questions: int = 30,
-    rounds: int = 5,
+    rounds: int = 6,
+    family: Words = None,
+    level: Literal["easy", "medium", "hard"] = "easy",
+    jobs: int = 20,
+    parallel: int = 1,
+    seed: int | None = None,
     model: str = "",
+    model_b: str = "",
     key_env: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Ask two servers the same at temperature 0 and measure both: does B say the same, as right, and faster?
 
-    Recipes are started one after the other and stopped again; URLs are taken as they are. Gains come with an
-    interval, and "no difference seen" is an answer. Exit code 1 when B answers worse than A.
+    Both are asked and measured in turn, A B B A. Two recipes are started one after the other (A, B, A) and stopped
+    again; URLs are taken as they are. Gains come with an interval, and "no difference" is an answer. With `--by task`
+    both do the same seeded jobs, paired by seed: does B solve fewer? Exit code 1 when B is worse than A.
 
     Args:
         a: A recipe, or the URL of a running server.
         b: The same; B is judged against A.
+        by: Judge by answers and speed, or by jobs solved (task).
         concurrency: Streams side by side, like 1,4,16.
         questions: Questions asked of both.
         rounds: Measurements at each concurrency.
+        family: With --by task, only these families of jobs.
+        level: With --by task, how hard.
+        jobs: With --by task, how many.
+        parallel: With --by task, jobs at once on one side.
+        seed: Of questions and jobs; fresh ones are drawn when left out.
         model: The served name, where a URL serves several.
+        model_b: The served name at B, where it is another.
         key_env: The environment variable that holds the key of a URL.
         json: Print JSON.
     """
-    from moebox.flows.compare import compare as judged
+    from moebox import codec
     from moebox.store import Run
 
-    try:
-        streams = [int(word) for part in concurrency or ["1", "4"] for word in part.split(",") if word.strip()]
-    except ValueError:
-        raise BadInput(f"--concurrency {','.join(concurrency or ())}: write it like 1,4,16") from None
-    if not streams or not all(1 <= number <= 256 for number in streams):
-        raise BadInput("--concurrency is 1 to 256, like 1,4,16")
+    first = random.randrange(10**6) if seed is None else seed
+    left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
+    if by == "task":
+        return _by_task(left, right, family, level, jobs, parallel, first, json)
+    from moebox.flows.compare import Effort, compare_targets
+    from moebox.flows.compare import compare as judged
+
+    effort = Effort(concurrency=_streams(concurrency), questions=questions, rounds=rounds, seed=first)
     if not (2 <= rounds <= 100 and 1 <= questions <= 1000):
         raise BadInput("--rounds is 2 to 100 and --questions 1 to 1000")
     run = Run.create("compare")
     talk().print(f"run: {run.path}", soft_wrap=True)
-    sides = []
-    for name, target in (("A", a), ("B", b)):
-        talk().print(f"{name}: {target} …", markup=False)
-        sides.append(_side(name, target, run, streams, questions, rounds, model, key_env))
+    sides = compare_targets(left, right, run, effort)
     found = judged(*sides)
-    run.write_json("compare.json", {"comparison": found, "sides": sides})
+    run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first})
     if json:
-        from moebox import codec
-
         emit({**codec.plain(found), "run": str(run.path)})
     else:
         _show(found)
     return 0 if found.as_good else 1
 
 
-def _side(
-    name: str, target: str, run: "Run", streams: list[int], questions: int, rounds: int, model: str, key_env: str
-) -> "Side":
+def _streams(given: list[str] | None) -> tuple[int, ...]:
+    try:
+        streams = tuple(int(word) for part in given or ["1", "4"] for word in part.split(",") if word.strip())
+    except ValueError:
+        raise BadInput(f"--concurrency {','.join(given or ())}: write it like 1,4,16") from None
+    if not streams or not all(1 <= number <= 256 for number in streams):
+        raise BadInput("--concurrency is 1 to 256, like 1,4,16")
+    return streams
+
+
+def _target(target: str, model: str, key_env: str) -> "Target":
     from moebox import codec
     from moebox.cli import target as targets
     from moebox.core.recipe import Recipe
-    from moebox.flows.compare import ask_side, start_side
 
     if target.endswith(".toml"):
-        recipe = codec.read_toml(Recipe, Path(target))
-        return start_side(name, recipe, run, concurrency=streams, questions=questions, rounds=rounds)
-    endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    return ask_side(name, endpoint, concurrency=streams, questions=questions, rounds=rounds)
+        return codec.read_toml(Recipe, Path(target))
+    return targets.endpoint(target, model=model, key_env=key_env)
+
+
+def _by_task(
+    a: "Target", b: "Target", family: list[str] | None, level: "Level", jobs: int, parallel: int, seed: int, json: bool
+) -> int:
+    """The same jobs on both sides."""
+    from moebox import codec
+    from moebox.cli.task import families
+    from moebox.cli.task_view import line
+    from moebox.flows.compare_tasks import compare_by_task
+    from moebox.store import Run
+    from moebox.tasks import runner
+
+    if not (2 <= jobs <= 10_000 and 1 <= parallel <= 256):
+        raise BadInput("--jobs is 2 to 10000 and --parallel 1 to 256")
+    names = runner.names(families(family), level, jobs, seed)
+    run = Run.create("compare")
+    talk().print(f"run: {run.path}", soft_wrap=True)
+
+    def tell(side: str, result: "JobResult") -> None:
+        if not json:
+            people().print(Text(f"{side} ") + line(result))
+
+    from rich.text import Text
+
+    found = compare_by_task(a, b, names, run, runner.Options(parallel=parallel), tell)
+    run.write_json("compare.json", {"by_task": found, "seed": seed})
+    if json:
+        emit({**codec.plain(found), "run": str(run.path)})
+    else:
+        people().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
+        people().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
+        people().print(found.verdict, markup=False)
+    return 0 if found.as_good else 1
 
 
 def _show(found: "Comparison") -> None:
@@ -101,12 +156,13 @@ def _show(found: "Comparison") -> None:
         table.add_row(what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", "")
     if found.acceptance_a is not None or found.acceptance_b is not None:
         shown = ["" if share is None else percent(share) for share in (found.acceptance_a, found.acceptance_b)]
-        table.add_row("guesses accepted", *shown, "")
+        table.add_row("draft tokens accepted", *shown, "")
     for row in found.gains:
         speeds = (tok_s(row.a_tok_s), tok_s(row.b_tok_s))
         table.add_row(f"{row.concurrency} streams", *speeds, escape(str(row.gain or "")))
         table.add_row("  first token", seconds(row.a_ttft_ms / 1e3), seconds(row.b_ttft_ms / 1e3), "")
     people().print(table)
-    for one in answers.divergences[:3]:
-        people().print(escape(f"{one.family}: parts at {one.unit} {one.at}: {one.a!r} / {one.b!r}"))
+    for parting in answers.divergences[:3]:
+        where = f"{parting.family}: differs from {parting.unit} {parting.at} on"
+        people().print(escape(f"{where}: {parting.a!r} / {parting.b!r}"))
     people().print(escape(found.verdict))

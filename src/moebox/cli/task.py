@@ -74,7 +74,7 @@ def task(
     """
     if not (1 <= jobs <= 10_000 and 1 <= parallel <= 256):
         raise BadInput("--jobs is 1 to 10000 and --parallel 1 to 256")
-    chosen = _families(family)
+    chosen = families(family)
     first = random.randrange(MOST_SEED) if seed is None else seed
     from moebox.tasks import runner
 
@@ -99,7 +99,8 @@ def task(
         close()
 
 
-def _families(given: list[str] | None) -> list[str]:
+def families(given: list[str] | None) -> list[str]:
+    """The families named; UnknownName for one that is not there."""
     from moebox.errors import UnknownName
     from moebox.tasks.families import FAMILIES
 

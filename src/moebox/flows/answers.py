@@ -1,6 +1,7 @@
 """The same questions to two servers at temperature 0: what they say, and how far it is the same."""
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from moebox.verify.score import wilson
 # What is asked: open questions diverge first, closed ones show whether it matters.
 MIX = ("plain", "story", "sums", "count", "copy", "code", "json_schema", "tool_call", "tool_parallel", "memory")
 QUESTIONS = 30
+LEVEL = 0.05  # how often chance alone may be taken for a loss
+CLEAR = 0.2  # of a kind's questions: losing so many of few is no chance either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,22 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What B lost and gained of one kind of good answer, question by question."""
+
+    what: str
+    of: int  # questions of that kind
+    lost: int  # good on A, not on B
+    gained: int
+
+    @property
+    def worse(self) -> bool:
+        """B lost more than chance would take: by the sign test, or a good part of the few there are."""
+        clearly = self.lost - self.gained >= max(2, self.of * CLEAR)
+        return clearly or sign_test(self.lost, self.gained) <= LEVEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """Two servers' answers, side by side."""
 
@@ -57,21 +76,43 @@ class Judgement:
     json_b: Score
     tools_a: Score
     tools_b: Score
+    changes: tuple[Change, ...] = ()
     divergences: tuple[Divergence, ...] = ()
 
 
 def collect(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[Said]:
     """Ask a fixed set of questions; the same seed asks the same. Outside-of-order answers count as wrong."""
-    return asyncio.run(_collect(endpoint, questions, seed))
+    return asyncio.run(_collect(endpoint, drawn(questions, seed)))
 
 
-async def _collect(endpoint: Endpoint, questions: int, seed: int) -> list[Said]:
+def collect_both(a: Endpoint, b: Endpoint, *, questions: int, seed: int) -> tuple[list[Said], list[Said]]:
+    """Ask two servers the same, question by question and in turn: A B, B A, A B …"""
+    return asyncio.run(_collect_both(a, b, drawn(questions, seed)))
+
+
+def drawn(questions: int, seed: int) -> list[Task]:
+    """The questions of a seed."""
     rng = random.Random(seed)
-    drawn = [FAMILIES[MIX[index % len(MIX)]].draw(rng, thinking=False) for index in range(questions)]
+    return [FAMILIES[MIX[index % len(MIX)]].draw(rng, thinking=False) for index in range(questions)]
+
+
+async def _collect(endpoint: Endpoint, tasks: Sequence[Task]) -> list[Said]:
     async with Client(endpoint) as client:
         ask = Asker(client, Options())
         await models(ask)
-        return [await _one(ask, task) for task in drawn]
+        return [await _one(ask, task) for task in tasks]
+
+
+async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Task]) -> tuple[list[Said], list[Said]]:
+    said: tuple[list[Said], list[Said]] = ([], [])
+    async with Client(a) as client_a, Client(b) as client_b:
+        asks = (Asker(client_a, Options()), Asker(client_b, Options()))
+        for ask in asks:
+            await models(ask)
+        for number, task in enumerate(tasks):
+            for side in (0, 1) if number % 2 == 0 else (1, 0):
+                said[side].append(await _one(asks[side], task))
+    return said
 
 
 async def _one(ask: Asker, task: Task) -> Said:
@@ -105,8 +146,29 @@ def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
         json_b=_share(_of(b, "json"), lambda said: said.valid),
         tools_a=_share(_of(a, "tool"), lambda said: said.valid),
         tools_b=_share(_of(b, "tool"), lambda said: said.valid),
+        changes=(
+            _change("right answers", pairs, lambda said: said.right),
+            _change("valid JSON", [pair for pair in pairs if pair[0].family.startswith("json")], _valid),
+            _change("valid tool calls", [pair for pair in pairs if pair[0].family.startswith("tool")], _valid),
+        ),
         divergences=apart,
     )
+
+
+def _valid(said: Said) -> bool:
+    return said.valid
+
+
+def _change(what: str, pairs: Sequence[tuple[Said, Said]], good: Callable[[Said], bool]) -> Change:
+    lost = sum(good(a) and not good(b) for a, b in pairs)
+    gained = sum(good(b) and not good(a) for a, b in pairs)
+    return Change(what=what, of=len(pairs), lost=lost, gained=gained)
+
+
+def sign_test(lost: int, gained: int) -> float:
+    """How likely chance alone would lose at least so many of those that changed; 1 where nothing did."""
+    changed = lost + gained
+    return math.fsum(math.comb(changed, number) * 0.5**changed for number in range(lost, changed + 1))
 
 
 def _of(said: Sequence[Said], kind: str) -> list[Said]:

@@ -1,17 +1,25 @@
-"""A against B with judgement: does it say the same, is it as right, and is it faster."""
+"""A against B with judgement: does it say the same, is it as right, and is it faster.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+Both sides are asked and measured in turn (A B, B A, …), never all of A and then all of B: a machine that warms up or
+slows down meanwhile would be taken for a difference. Where only one engine fits the box, the order is A, B, A: the
+first half of A's measurements before all of B's, the second half after them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.flows import guesses
-from moebox.flows.answers import QUESTIONS, Judgement, Said, collect, judge
-from moebox.flows.gain import Gain, gain
-from moebox.flows.pace import ROUNDS, Pace, pace
+from moebox.flows.answers import QUESTIONS, Judgement, Said, collect, collect_both, judge
+from moebox.flows.gain import CONFIDENCE, Gain, paired
+from moebox.flows.pace import ROUNDS, Pace, Pacer, in_turn, pace
 from moebox.serve import session
 from moebox.store import Run
+
+SMALL = 0.02  # a difference in speed below this is none that anybody would act on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +29,7 @@ class Side:
     name: str
     said: tuple[Said, ...]
     paces: tuple[Pace, ...]
-    acceptance: float | None  # of guessed tokens, where the engine counts them
+    acceptance: float | None  # of draft tokens, where the engine counts them
     kv_tokens: int = 0
 
 
@@ -36,6 +44,11 @@ class AtConcurrency:
     b_ttft_ms: float
     gain: Gain | None
 
+    @property
+    def different(self) -> bool:
+        """Seen, and large enough to matter."""
+        return self.gain is not None and self.gain.seen and abs(self.gain.share) >= SMALL
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -48,35 +61,90 @@ class Comparison:
     acceptance_a: float | None
     acceptance_b: float | None
     verdict: str
-    as_good: bool  # B says nothing worse than A
+    as_good: bool  # B answers nothing worse than A
+    different: bool  # B is worse, faster or slower
 
 
-Tell = Callable[[str], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is asked and measured."""
+
+    concurrency: tuple[int, ...] = (1, 4)
+    questions: int = QUESTIONS
+    rounds: int = ROUNDS
+    seed: int = 0  # of the questions
 
 
-def ask_side(
-    name: str, endpoint: Endpoint, *, concurrency: Sequence[int], questions: int = QUESTIONS, rounds: int = ROUNDS
-) -> Side:
+Target = Endpoint | Recipe
+
+
+def compare_targets(a: Target, b: Target, run: Run, effort: Effort) -> tuple[Side, Side]:
+    """Ask and measure both, in turn; engines are started where a side is a recipe, and stopped again."""
+    if isinstance(a, Recipe) and isinstance(b, Recipe):
+        return _one_at_a_time(a, b, run, effort)
+    with live(a, "A", run) as left, live(b, "B", run) as right:
+        return ask_both(left, right, effort)
+
+
+@contextmanager
+def live(target: Target, name: str, run: Run) -> Iterator[Endpoint]:
+    """The side's server: as it is, or started for the while."""
+    if isinstance(target, Endpoint):
+        yield target
+        return
+    folder = run.path / f"{run.id}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with session.start(deploy(target), Run(folder)) as engine:
+        yield engine.endpoint
+
+
+def ask_both(a: Endpoint, b: Endpoint, effort: Effort) -> tuple[Side, Side]:
+    """Two servers that are both up, or one that is compared with itself."""
+    before = guesses.count(a), guesses.count(b)
+    said = collect_both(a, b, questions=effort.questions, seed=effort.seed)
+    paces = [_in_turn(a, b, number, effort.rounds) for number in effort.concurrency]
+    accepted = [guesses.accepted(old, guesses.count(one)) for old, one in zip(before, (a, b), strict=True)]
+    return (
+        Side(name="A", said=tuple(said[0]), paces=tuple(row[0] for row in paces), acceptance=accepted[0]),
+        Side(name="B", said=tuple(said[1]), paces=tuple(row[1] for row in paces), acceptance=accepted[1]),
+    )
+
+
+def _in_turn(a: Endpoint, b: Endpoint, concurrency: int, rounds: int) -> tuple[Pace, Pace]:
+    with Pacer(a, concurrency=concurrency) as left, Pacer(b, concurrency=concurrency) as right:
+        return in_turn(left, right, rounds=rounds)
+
+
+def _one_at_a_time(a: Recipe, b: Recipe, run: Run, effort: Effort) -> tuple[Side, Side]:
+    """Two engines of which only one fits: A, B, A."""
+    early = replace(effort, rounds=(effort.rounds + 1) // 2)
+    late = replace(effort, rounds=max(1, effort.rounds // 2), questions=0)
+    with live(a, "A", run) as endpoint:
+        first = ask_side("A", endpoint, early)
+    with live(b, "B", run) as endpoint:
+        second = ask_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds))
+    with live(a, "A2", run) as endpoint:
+        third = ask_side("A", endpoint, late)
+    paces = tuple(_joined(one, two) for one, two in zip(first.paces, third.paces, strict=True))
+    return replace(first, paces=paces), second
+
+
+def _joined(one: Pace, two: Pace) -> Pace:
+    return Pace(concurrency=one.concurrency, tok_s=one.tok_s + two.tok_s, ttft_ms=one.ttft_ms + two.ttft_ms)
+
+
+def ask_side(name: str, endpoint: Endpoint, effort: Effort) -> Side:
     """Ask and measure one server that is up."""
     before = guesses.count(endpoint)
-    said = tuple(collect(endpoint, questions=questions))
-    paces = tuple(pace(endpoint, concurrency=number, rounds=rounds) for number in concurrency)
+    said = tuple(collect(endpoint, questions=effort.questions, seed=effort.seed)) if effort.questions else ()
+    paces = tuple(pace(endpoint, concurrency=number, rounds=effort.rounds) for number in effort.concurrency)
     return Side(name=name, said=said, paces=paces, acceptance=guesses.accepted(before, guesses.count(endpoint)))
 
 
-def start_side(
-    name: str, recipe: Recipe, run: Run, *, concurrency: Sequence[int], questions: int = QUESTIONS, rounds: int = ROUNDS
-) -> Side:
-    """Start a recipe's engine, ask and measure it, and stop it."""
-    folder = run.path / f"{run.id}-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with session.start(deploy(recipe), Run(folder)) as live:
-        return ask_side(name, live.endpoint, concurrency=concurrency, questions=questions, rounds=rounds)
-
-
 def compare(a: Side, b: Side) -> Comparison:
-    """Judge B against A."""
+    """Judge B against A. Intervals are as wide as several of them need to be right together in 19 of 20 runs."""
     answers = judge(a.said, b.said)
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(a.paces))
     gains = tuple(
         AtConcurrency(
             concurrency=left.concurrency,
@@ -84,7 +152,7 @@ def compare(a: Side, b: Side) -> Comparison:
             b_tok_s=right.output_tok_s,
             a_ttft_ms=left.mean_ttft_ms,
             b_ttft_ms=right.mean_ttft_ms,
-            gain=gain(left.tok_s, right.tok_s),
+            gain=paired(left.tok_s, right.tok_s, confidence=confidence),
         )
         for left, right in zip(a.paces, b.paces, strict=True)
     )
@@ -98,29 +166,28 @@ def compare(a: Side, b: Side) -> Comparison:
         acceptance_b=b.acceptance,
         verdict=_sentence(answers, worse, gains),
         as_good=not worse,
+        different=bool(worse) or any(row.different for row in gains),
     )
 
 
 def _worse(answers: Judgement) -> str:
-    """What B says worse than A, or nothing: more than one answer in twenty lost."""
-    slack = max(1, answers.asked // 20)
-    for what, left, right in (
-        ("right answers", answers.right_a, answers.right_b),
-        ("valid JSON", answers.json_a, answers.json_b),
-        ("valid tool calls", answers.tools_a, answers.tools_b),
-    ):
-        if right.passed < left.passed - slack:
-            return f"{what}: {left.passed} of {left.trials} before, {right.passed} after"
-    return ""
+    """What B answers worse than A, or nothing."""
+    change = next((change for change in answers.changes if change.worse), None)
+    if change is None:
+        return ""
+    gained = f" and gained {change.gained}" if change.gained else ""
+    return f"{change.what}: lost {change.lost} of {change.of}{gained}"
 
 
 def _sentence(answers: Judgement, worse: str, gains: Sequence[AtConcurrency]) -> str:
     if worse:
-        return f"B says worse things: {worse}"
+        return f"B is worse: {worse}"
     said = (
         "the same words"
         if answers.same == answers.asked
         else f"the same words in {answers.same} of {answers.asked} answers, and as many right"
     )
+    if not any(row.different for row in gains):
+        return f"no difference: {said}, and as fast within what was measured"
     speed = "; ".join(f"at {row.concurrency}: {row.gain or 'not measured'}" for row in gains)
     return f"{said}; speed {speed}"

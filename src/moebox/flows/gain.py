@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+CONFIDENCE = 0.95
 # Student's t, two-sided 95%, by degrees of freedom; any table of the distribution.
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 _T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 10**9: 1.960}
@@ -41,6 +42,38 @@ def gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     freedom = sum(parts) ** 2 / weights if weights > 0 else 10**9
     reach = _t95(freedom) * spread
     return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
+
+
+def paired(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Gain | None:
+    """The interval on the ratio of measurements made in pairs, one right after the other: what drifts falls out.
+
+    None where there is too little to say anything.
+    """
+    if len(before) != len(after) or len(before) < 2 or min(*before, *after) <= 0:
+        return None
+    ratios = [math.log(new / old) for old, new in zip(before, after, strict=True)]
+    middle = statistics.fmean(ratios)
+    reach = student(len(ratios) - 1, confidence) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
+
+
+def student(freedom: int, confidence: float) -> float:
+    """Student's t, two-sided; exact for one and two degrees of freedom, from three on by Fisher's expansion.
+
+    Abramowitz and Stegun 26.7.5: within 1.5% at three degrees of freedom and 99%, better elsewhere.
+    """
+    if freedom == 1:
+        return math.tan(math.pi * confidence / 2)
+    if freedom == 2:
+        return confidence * math.sqrt(2 / (1 - confidence**2))
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
 
 
 def _t95(freedom: float) -> float:

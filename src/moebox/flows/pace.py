@@ -1,10 +1,13 @@
-"""A short measurement, long enough to compare two settings: rounds of streams side by side."""
+"""A short measurement, long enough to compare two settings: rounds of streams side by side, fresh prompts each."""
 
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from moebox import stream
 from moebox.core.endpoint import Endpoint
@@ -38,51 +41,113 @@ class Pace:
         return statistics.fmean(self.ttft_ms)
 
 
+class Pacer:
+    """Measures one server a round at a time, so that two can be measured in turn."""
+
+    def __init__(self, endpoint: Endpoint, *, concurrency: int, tokens: int = TOKENS) -> None:
+        self.endpoint, self.concurrency, self.tokens = endpoint, concurrency, tokens
+        self.full_length = True  # `ignore_eos` is taken; learnt by the first round
+        self._rng = random.Random()
+        self._pool = ThreadPoolExecutor(concurrency)
+        self._tok_s: list[float] = []
+        self._ttft_ms: list[float] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def round(self, *, keep: bool = True) -> None:
+        """One round; Outside when the server does not answer. Nothing is kept of a warm-up."""
+        bodies = [self._body() for _ in range(self.concurrency)]
+        began = time.monotonic()
+        replies = self._replies(bodies)
+        seconds = time.monotonic() - began
+        if not keep:
+            return
+        tokens = sum(reply.completion_tokens or len(reply.times_s) for reply in replies)
+        self._tok_s.append(tokens / seconds)
+        self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
+
+    @property
+    def rounds(self) -> int:
+        """How many are kept."""
+        return len(self._tok_s)
+
+    def forget(self, count: int) -> None:
+        """Keep the first `count` rounds: the machine slept through what came after."""
+        del self._tok_s[count:]
+        del self._ttft_ms[count:]
+
+    def pace(self) -> Pace:
+        """All rounds that were kept."""
+        return Pace(concurrency=self.concurrency, tok_s=tuple(self._tok_s), ttft_ms=tuple(self._ttft_ms))
+
+    def _replies(self, bodies: list[dict[str, object]]) -> list[stream.Reply]:
+        """All streams of a round, at once; Outside when one of them breaks off."""
+        replies = self._ask(bodies)
+        if self.full_length and any(reply.status in (400, 422) for reply in replies):
+            self.full_length = False  # a server that knows OpenAI's own fields only
+            replies = self._ask([{key: body[key] for key in body if key != "ignore_eos"} for body in bodies])
+        wrong = next((reply for reply in replies if reply.error or reply.status != 200 or not reply.times_s), None)
+        if wrong:
+            raise Outside(f"{self.endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
+        return replies
+
+    def _ask(self, bodies: list[dict[str, object]]) -> list[stream.Reply]:
+        return list(self._pool.map(lambda body: stream.ask(self.endpoint, body, timeout_s=PATIENCE_S), bodies))
+
+    def _body(self) -> dict[str, object]:
+        """A story to tell, fresh each time so that no prefix cache answers for the model, and of the same length."""
+        task = FAMILIES["story"].draw(self._rng, thinking=False)
+        body: dict[str, object] = {
+            "model": self.endpoint.model,
+            "messages": list(task.messages),
+            "temperature": 0,
+            "max_tokens": self.tokens,
+            "stream_options": {"include_usage": True},
+            "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
+        }
+        return {**body, "ignore_eos": True} if self.full_length else body
+
+
 def pace(endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS) -> Pace:
-    """Measure; Outside when the server does not answer."""
-    rng = random.Random()
-    speeds: list[float] = []
-    firsts: list[float] = []
-    warm, naps = WARM, NAPS
-    with ThreadPoolExecutor(concurrency) as pool, Awake() as awake:
-        while len(speeds) < rounds:
-            bodies = [_body(endpoint, rng, tokens) for _ in range(concurrency)]
-            began, away = time.monotonic(), awake.away_s
-            try:
-                replies = _round(endpoint, bodies, pool)
-            except Outside:
-                if awake.away_s == away or not naps:
-                    raise
-            seconds = time.monotonic() - began
-            if awake.away_s > away and naps:  # the machine slept: this round says nothing
-                naps -= 1
-                continue
-            if warm:
-                warm -= 1
-                continue
-            made = sum(reply.completion_tokens or len(reply.times_s) for reply in replies)
-            speeds.append(made / seconds)
-            firsts.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
-    return Pace(concurrency=concurrency, tok_s=tuple(speeds), ttft_ms=tuple(firsts))
+    """Measure one server; Outside when it does not answer."""
+    with Pacer(endpoint, concurrency=concurrency, tokens=tokens) as pacer, Awake() as awake:
+        for _ in range(WARM):
+            pacer.round(keep=False)
+        for _ in range(rounds):
+            _awake(awake, [pacer])
+        return pacer.pace()
 
 
-def _round(endpoint: Endpoint, bodies: list[dict[str, object]], pool: ThreadPoolExecutor) -> list[stream.Reply]:
-    """All streams of a round, at once; Outside when one of them breaks off."""
-    replies = list(pool.map(lambda body: stream.ask(endpoint, body, timeout_s=PATIENCE_S), bodies))
-    wrong = next((reply for reply in replies if reply.error or reply.status != 200 or not reply.times_s), None)
-    if wrong:
-        raise Outside(f"{endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
-    return replies
+def in_turn(a: Pacer, b: Pacer, *, rounds: int) -> tuple[Pace, Pace]:
+    """Measure two servers, or one twice, in pairs of rounds: A B, B A, A B …, so that what drifts meets both alike."""
+    for pacer in (a, b):
+        for _ in range(WARM):
+            pacer.round(keep=False)
+    with Awake() as awake:
+        for number in range(rounds):
+            _awake(awake, [a, b] if number % 2 == 0 else [b, a])
+    return a.pace(), b.pace()
 
 
-def _body(endpoint: Endpoint, rng: random.Random, tokens: int) -> dict[str, object]:
-    """A story to tell, fresh each time so that no prefix cache answers for the model."""
-    task = FAMILIES["story"].draw(rng, thinking=False)
-    return {
-        "model": endpoint.model,
-        "messages": list(task.messages),
-        "temperature": 0,
-        "max_tokens": tokens,
-        "stream_options": {"include_usage": True},
-        "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
-    }
+def _awake(awake: Awake, pacers: Sequence[Pacer]) -> None:
+    """A round of each; again where the machine slept through it, which says nothing of the servers."""
+    for nap in range(NAPS + 1):
+        away = awake.away_s
+        counts = [pacer.rounds for pacer in pacers]
+        try:
+            for pacer in pacers:
+                pacer.round()
+        except Outside:
+            if awake.away_s == away or nap == NAPS:
+                raise
+        else:
+            if awake.away_s == away or nap == NAPS:
+                return
+        for pacer, count in zip(pacers, counts, strict=True):
+            pacer.forget(count)

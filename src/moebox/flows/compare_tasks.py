@@ -1,0 +1,161 @@
+"""A against B by work: the same seeded jobs done on both, in turn, and paired by seed."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from moebox.core.endpoint import Endpoint
+from moebox.core.recipe import Recipe
+from moebox.flows.answers import LEVEL, sign_test
+from moebox.flows.compare import Target, live
+from moebox.store import Run
+from moebox.tasks import runner
+from moebox.tasks.reply import Ask
+from moebox.tasks.result import JobName, JobResult, TaskRun
+from moebox.tasks.runner import Agent, Listener, Options
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One job on both sides."""
+
+    job: str
+    a: bool
+    b: bool
+    why_b: str = ""  # where B went wrong on a job that A solved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByTask:
+    """Both sides' work, and the verdict."""
+
+    jobs: int
+    solved_a: int
+    solved_b: int
+    lost: int  # solved on A, not on B
+    gained: int
+    share: float  # B's share of solved jobs less A's
+    low: float
+    high: float
+    tokens_a: float  # written per job, mean
+    tokens_b: float
+    seconds_a: float
+    seconds_b: float
+    pairs: tuple[Pair, ...]
+    verdict: str
+    as_good: bool
+    different: bool
+
+
+def compare_by_task(
+    a: Target, b: Target, names: Sequence[JobName], run: Run, options: Options, tell: Callable[[str, JobResult], None]
+) -> ByTask:
+    """The same jobs on both, in the order A B B A."""
+    done: dict[str, list[JobResult]] = {"A": [], "B": []}
+    for side, endpoint, wanted in _blocks(a, b, names, run, options.parallel):
+        done[side] += _work(side, endpoint, wanted, run, options, tell)
+    return judged(done["A"], done["B"])
+
+
+def _blocks(
+    a: Target, b: Target, names: Sequence[JobName], run: Run, size: int
+) -> Iterator[tuple[str, Endpoint, Sequence[JobName]]]:
+    """Who does which jobs when. Two recipes: half of A's, all of B's, the rest of A's, so that one engine is up."""
+    if isinstance(a, Recipe) and isinstance(b, Recipe):
+        half = (len(names) + 1) // 2
+        for side, target, wanted in (("A", a, names[:half]), ("B", b, names), ("A", a, names[half:])):
+            if wanted:
+                with live(target, side, run) as endpoint:
+                    yield side, endpoint, wanted
+        return
+    with live(a, "A", run) as left, live(b, "B", run) as right:
+        for number, start in enumerate(range(0, len(names), size)):
+            wanted = names[start : start + size]
+            order = (("A", left), ("B", right))
+            for side, endpoint in order if number % 2 == 0 else reversed(order):
+                yield side, endpoint, wanted
+
+
+def _work(
+    side: str,
+    endpoint: Endpoint,
+    wanted: Sequence[JobName],
+    run: Run,
+    options: Options,
+    tell: Callable[[str, JobResult], None],
+) -> list[JobResult]:
+    folder = run.path / side
+    folder.mkdir(exist_ok=True)
+    worker = Agent(Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking))
+    told = runner.begin(endpoint, wanted, worker, options)
+    listener = Listener(ended=lambda result: tell(side, result))
+    mine = Run(folder)
+    before = runner.take_up(mine)
+    results = runner.work_all(told, worker, mine, options, listener).results
+    if before is not None:
+        runner.save(_together(before, told, results), mine)
+    return list(results)
+
+
+def _together(before: TaskRun, told: TaskRun, results: tuple[JobResult, ...]) -> TaskRun:
+    wanted, done = before.wanted + told.wanted, before.results + results
+    return dataclasses.replace(before, wanted=wanted, results=done)
+
+
+def judged(a: Sequence[JobResult], b: Sequence[JobResult]) -> ByTask:
+    """Pair by seed and judge; jobs that one side did not finish count on neither."""
+    right = {result.id: result for result in b}
+    both = [(one, right[one.id]) for one in a if one.id in right]
+    pairs = tuple(
+        Pair(job=one.id, a=one.solved, b=two.solved, why_b=two.wrong if one.solved and not two.solved else "")
+        for one, two in both
+    )
+    lost = sum(pair.a and not pair.b for pair in pairs)
+    gained = sum(pair.b and not pair.a for pair in pairs)
+    count = len(pairs)
+    share, low, high = _difference(lost, gained, count)
+    worse, better = sign_test(lost, gained) <= LEVEL, sign_test(gained, lost) <= LEVEL
+    return ByTask(
+        jobs=count,
+        solved_a=sum(pair.a for pair in pairs),
+        solved_b=sum(pair.b for pair in pairs),
+        lost=lost,
+        gained=gained,
+        share=share,
+        low=low,
+        high=high,
+        tokens_a=_mean([one.output_tokens for one, _ in both]),
+        tokens_b=_mean([two.output_tokens for _, two in both]),
+        seconds_a=_mean([one.seconds for one, _ in both]),
+        seconds_b=_mean([two.seconds for _, two in both]),
+        pairs=pairs,
+        verdict=_sentence(lost, gained, count, worse=worse, better=better),
+        as_good=not worse,
+        different=worse or better,
+    )
+
+
+def _difference(lost: int, gained: int, count: int) -> tuple[float, float, float]:
+    """B's share less A's with its 95% interval for pairs (Agresti and Min: one half added to each cell)."""
+    if not count:
+        return 0.0, -1.0, 1.0
+    more, less, of = gained + 0.5, lost + 0.5, count + 2
+    middle = (more - less) / of
+    reach = Z95 * math.sqrt((more + less) - (more - less) ** 2 / of) / of
+    return (gained - lost) / count, max(-1.0, middle - reach), min(1.0, middle + reach)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _sentence(lost: int, gained: int, count: int, *, worse: bool, better: bool) -> str:
+    changed = f"lost {lost} and gained {gained} of {count} jobs"
+    if worse:
+        return f"B is worse at the work: {changed}"
+    if better:
+        return f"B is better at the work: {changed}"
+    return f"no difference: B {changed}" if lost or gained else f"no difference: the same result in all {count} jobs"

@@ -1,0 +1,197 @@
+"""A against B: losses are seen, nothing is seen where nothing is, and both sides are measured in turn."""
+
+import dataclasses
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main
+from moebox.core.endpoint import Endpoint
+from moebox.flows.answers import Change, Said, sign_test
+from moebox.flows.compare import Effort, Side, ask_both, compare
+from moebox.flows.compare_tasks import judged
+from moebox.flows.gain import gain, paired, student
+from moebox.flows.pace import Pace
+from moebox.tasks.result import JobResult
+
+from ..tasks.conftest import serving as agents
+from ..verify.oracle.app import MODEL, serving
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
+
+
+def side(name: str, said: list[Said], tok_s: tuple[float, ...] = (100.0, 101.0, 99.0)) -> Side:
+    pace = Pace(concurrency=1, tok_s=tok_s, ttft_ms=(10.0,) * len(tok_s))
+    return Side(name=name, said=tuple(said), paces=(pace,), acceptance=None)
+
+
+def said(family: str, number: int, *, right: bool = True, valid: bool = True) -> Said:
+    return Said(family=family, question=f"{family} {number}", text=f"{right} {valid}", right=right, valid=valid)
+
+
+def test_lost_tool_calls_make_b_worse():
+    """Even where the calls were wrong on A too: there they were calls, on B they are not."""
+    plain = [said("plain", number) for number in range(20)]
+    a = [*plain, *(said("tool_call", number, right=False) for number in range(6))]
+    b = [*plain, *(said("tool_call", number, right=False, valid=False) for number in range(6))]
+    found = compare(side("A", a), side("B", b))
+
+    assert not found.as_good
+    assert found.verdict == "B is worse: valid tool calls: lost 6 of 6"
+    assert compare(side("B", b), side("A", a)).as_good
+
+
+def test_lost_json_makes_b_worse():
+    """In the same way."""
+    a = [said("json_schema", number, right=False) for number in range(5)]
+    b = [dataclasses.replace(one, valid=False) for one in a]
+
+    assert "valid JSON: lost 5 of 5" in compare(side("A", a), side("B", b)).verdict
+
+
+def test_a_server_that_loses_its_tool_calls_is_worse_for_a_person(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """Calls written into the text, as a missing parser does: exit code 1, and the reason."""
+    words = ["compare", f"{oracle}/correct/v1", f"{oracle}/calls-as-text/v1", "--model", MODEL]
+    code = main([*words, "--questions", "10", "--rounds", "2", "--concurrency", "1", "--json"])
+    document = json.loads(capsys.readouterr().out)
+
+    assert code == 1
+    assert not document["as_good"]
+    changes = {row["what"]: row for row in document["answers"]["changes"]}
+    assert changes["valid tool calls"]["lost"] == 2
+    assert changes["valid JSON"]["lost"] == 0
+
+
+def test_a_server_against_itself_is_no_difference(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """In words that a person finds."""
+    url = f"{oracle}/correct/v1"
+    code = main(
+        [
+            "compare",
+            url,
+            url,
+            "--model",
+            MODEL,
+            "--questions",
+            "10",
+            "--rounds",
+            "4",
+            "--concurrency",
+            "1",
+            "--seed",
+            "1",
+        ]
+    )
+    out = capsys.readouterr().out
+
+    assert code == 0
+    assert "10 of 10" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_chance_alone_is_seen_as_a_difference_in_one_run_of_twenty_at_most():
+    """Two thousand comparisons of the same speeds, with noise and a drift of 5% a round."""
+    rng = random.Random(4)
+    seen = 0
+    for _ in range(2000):
+        a, b = [], []
+        for number in range(6):
+            speed = 100 * 0.95 ** (2 * number)
+            order = [speed, speed * 0.95]
+            if number % 2:
+                order.reverse()
+            a.append(order[0] * rng.lognormvariate(0, 0.05))
+            b.append(order[1] * rng.lognormvariate(0, 0.05))
+        seen += compare(side("A", [], tuple(a)), side("B", [], tuple(b))).different
+    assert seen / 2000 <= 0.055
+
+    drifting = [100 * 0.95**number for number in range(12)]
+    unpaired = gain(drifting[:6], drifting[6:])
+    assert unpaired is not None
+    assert unpaired.seen  # all of A and then all of B: the drift alone was a difference
+
+
+def test_a_real_difference_is_seen():
+    """A tenth, with noise of 2%."""
+    rng = random.Random(5)
+    before = tuple(100 * rng.lognormvariate(0, 0.02) for _ in range(6))
+    after = tuple(value * 1.1 * rng.lognormvariate(0, 0.02) for value in before)
+    found = compare(side("A", [], before), side("B", [], after))
+
+    assert found.different
+    assert found.gains[0].gain is not None
+    assert found.gains[0].gain.low > 0
+
+
+def test_the_quantiles_are_students():
+    """Against the tables of any book."""
+    book = {(1, 0.95): 12.706, (2, 0.95): 4.303, (3, 0.95): 3.182, (5, 0.95): 2.571, (5, 0.99): 4.032}
+    book |= {(9, 0.95): 2.262, (4, 0.975): 3.495, (30, 0.99): 2.750}
+    for (freedom, confidence), value in book.items():
+        assert student(freedom, confidence) == pytest.approx(value, rel=0.015)
+    assert paired([1.0], [1.0]) is None
+
+
+def test_the_sign_test_counts_what_changed():
+    """Five lost and none gained is the fewest that chance does not explain."""
+    assert sign_test(0, 0) == 1
+    assert sign_test(5, 0) == pytest.approx(1 / 32)
+    assert not Change(what="", of=100, lost=4, gained=0).worse
+    assert Change(what="", of=100, lost=5, gained=0).worse
+    assert not Change(what="", of=100, lost=6, gained=3).worse
+    assert Change(what="", of=4, lost=2, gained=0).worse
+
+
+def test_both_sides_are_asked_in_turn_and_never_the_same_prompt_twice_for_speed(oracle: str):
+    """A B, B A: seen at the server, which is one and the same here."""
+    endpoint = Endpoint(base_url=f"{oracle}/correct/v1", model=MODEL)
+    a, b = ask_both(endpoint, endpoint, Effort(concurrency=(1,), questions=4, rounds=3))
+
+    assert [one.question for one in a.said] == [one.question for one in b.said]
+    assert len(a.paces[0].tok_s) == len(b.paces[0].tok_s) == 3
+
+
+def result(seed: int, solved: bool) -> JobResult:
+    return JobResult(family="repair", level="easy", seed=seed, solved=solved, end="done", wrong="" if solved else "x")
+
+
+def test_jobs_are_paired_by_seed():
+    """What both solve says nothing; what only one solves decides."""
+    a = [result(seed, True) for seed in range(20)]
+    b = [result(seed, seed >= 6) for seed in range(20)]
+    found = judged(a, list(reversed(b)))
+
+    assert not found.as_good
+    assert (found.lost, found.gained, found.jobs) == (6, 0, 20)
+    assert found.high < 0
+    assert found.pairs[0].why_b == "x"
+    assert judged(b, a).verdict.startswith("B is better at the work")
+    assert judged(a, a).verdict == "no difference: the same result in all 20 jobs"
+
+
+def test_compare_by_task_finds_the_worse_model(capsys: pytest.CaptureFixture[str]):
+    """Against the scripted model: one that works and one that only says so."""
+    with agents() as url:
+        words = ["compare", url, url, "--by", "task", "--family", "errand,question", "--jobs", "6", "--seed", "0"]
+        code = main([*words, "--model", "solve", "--model-b", "lazy"])
+        out = capsys.readouterr().out
+        assert code == 1
+        assert "B is worse at the work: lost 6 and gained 0 of 6 jobs" in out
+        order = re.findall(r"^([AB]) [✓✗]", out, re.MULTILINE)
+        assert order == list("ABBAABBAABBA")
+
+        assert main([*words, "--model", "solve"]) == 0
+        assert "no difference: the same result in all 6 jobs" in capsys.readouterr().out
