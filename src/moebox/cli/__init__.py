@@ -3,6 +3,7 @@
 Each command parses, calls one function below it, and shows the result. Errors become one line here.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from moebox.errors import INTERRUPTED, BadInput, MoeboxError
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
     "runs": "What was run: `show` one of them, `rm` to delete.",
-    "bench": "Measure how fast an endpoint is, with a client that is never the limit, or says so.",
+    "bench": "Measure throughput and latency; says so where the client was the limit.",
     "models": "The models moebox knows; `show` for one, by name or path.",
     "calibrations": "What `rehearse --measure` timed on this box: `show`, `remove`, `export`, `import`.",
     "fleet": "Several boxes behind an existing router: plan, render, start, verify, measure.",
@@ -21,14 +22,15 @@ GROUPS: dict[str, str] = {
 # name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
 # and a group's own name is what it does when called bare.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("moebox.cli.run:run", "The whole story: plan, start, verify, climb, measure, report."),
+    "run": ("moebox.cli.run:run", "Plan, start, verify, climb, measure and report, in one go."),
     "doctor kernels": ("moebox.cli.kernels:kernels", "Find the kernels that will not launch, without a GPU."),
     "runs": ("moebox.cli.runs:runs", ""),
     "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
     "runs rm": ("moebox.cli.runs:rm", "Delete runs for good."),
     "report": ("moebox.cli.report:report", "Write the report of one run, or of several side by side."),
-    "ui": ("moebox.web.command:ui", "The same on a local web page."),
-    "pack": ("moebox.cli.pack:pack", "Put a run into a tidy folder or archive to hand on."),
+    "ui": ("moebox.web.command:ui", "A local page: plan, start and follow runs, chat, compare."),
+    "completion": ("moebox.cli.completion:completion", "Print shell completion for bash, zsh or fish."),
+    "pack": ("moebox.cli.pack:pack", "Put runs into a folder or archive to publish."),
     "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
     "models": ("moebox.cli.models:models", ""),
     "models show": ("moebox.cli.models:show", "Show one model, by name or path."),
@@ -47,12 +49,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("moebox.cli.down:down", "Stop an engine, and everything that came from it."),
     "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started on it."),
     "doctor logs": ("moebox.cli.doctor:logs", "Find the first cause in an engine's log, and its remedy."),
-    "climb": ("moebox.cli.climb:climb", "Walk up one setting at a time; keep what is verified and better."),
+    "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
     "compare": ("moebox.cli.compare:compare", "Two recipes side by side: same answers, as right, faster?"),
     "bench": ("moebox.cli.bench:bench", ""),
     "bench import": ("moebox.cli.bench_import:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "task": ("moebox.cli.task:task", "Agents at work: seeded coding jobs with tools in a sandbox, scored."),
-    "verify": ("moebox.cli.verify:verify", "Make a server prove that it is alive, rung by rung."),
+    "verify": ("moebox.cli.verify:verify", "Check that a server answers right: 12 correctness checks."),
     "fleet plan": ("moebox.cli.fleet:plan", "Find how many of which box serve so many users."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
     "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
@@ -62,8 +64,27 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; a console script passes it to sys.exit."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return show_overview() if _asks_nothing(words) else _command(words)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _asks_nothing(words: Sequence[str]) -> bool:
+    return not words or list(words) in (["--help"], ["-h"], ["help"])
+
+
+def _command(words: list[str]) -> int:
+    if words[0] == "--complete":
+        from moebox.cli.completion import candidates
+
+        print("\n".join(candidates(words[1:])))
+        return 0
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    if "--plain" in words:
+        os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
+    words = [word for word in words if word not in ("--debug", "--plain")]
     from cyclopts import CycloptsError
 
     from moebox.cli.app import build
@@ -84,10 +105,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
     return code if isinstance(code, int) else 0
+
+
+def show_overview() -> int:
+    """Every command, grouped; nothing else is loaded for it."""
+    from moebox import __version__
+    from moebox.cli.overview import text
+
+    about = {name: sentence for name, (_, sentence) in COMMANDS.items() if " " not in name}
+    print(text(about | GROUPS, __version__))
+    return 0
 
 
 def show(problem: MoeboxError) -> None:

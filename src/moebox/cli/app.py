@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from moebox import __version__
 from moebox.cli import COMMANDS, GROUPS
@@ -18,11 +18,13 @@ Every command takes `--debug` to show a traceback; most take `--json`.
 
 def build(called: str = "") -> App:
     """The whole command line; `called` is the first word, whose group's own function may be loaded."""
-    app = App(name="moebox", help=HELP, version=f"moebox {__version__}", help_format="markdown")
-    app.register_install_completion_command()
+    shown = Parameter(show_default=default_text)
+    app = App(
+        name="moebox", help=HELP, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
+    )
     groups: dict[str, App] = {}
     for name, about in GROUPS.items():
-        groups[name] = App(name=name, help=about)
+        groups[name] = App(name=name, help=about, default_parameter=shown)
         app.command(groups[name])
     for name, (target, about) in COMMANDS.items():
         head, _, tail = name.partition(" ")
@@ -35,6 +37,11 @@ def build(called: str = "") -> App:
         else:
             app.command(target, name=name, help=about)
     return app
+
+
+def default_text(value: object) -> str | None:
+    """A default worth printing; "off" and "not given" go without saying."""
+    return None if value in ("", False, None, (), []) else str(value)
 
 
 def load(target: str) -> Any:

@@ -26,7 +26,7 @@ def bench(
     asked: Asked = Asked(),  # noqa: B008  (frozen)
     slo: str = "",
     slo_share: float = 0.9,
-    search: Literal["", "concurrency", "rate"] = "",
+    search: Literal["concurrency", "rate"] | None = None,
     pp: str = "",
     tg: str = "",
     repeat: int = 3,
@@ -90,7 +90,7 @@ def _serve(
     subject: "Subject",
     plan: Plan,
     slo: Slo | None,
-    search: Literal["", "concurrency", "rate"],
+    search: Literal["concurrency", "rate"] | None,
     keeper: Keeper,
     json: bool,
     allow_failures: bool,

@@ -1,0 +1,154 @@
+"""Completion of commands, options, models, boxes, engines, recipes and runs for bash, zsh and fish.
+
+The shell asks `moebox --complete WORDS…` with the words typed so far, the last one unfinished; one candidate a line
+comes back. No candidates means the shell offers files.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+from moebox.cli import COMMANDS, GROUPS
+from moebox.errors import MoeboxError
+
+Shell = Literal["bash", "zsh", "fish"]
+SCRIPTS: dict[Shell, str] = {
+    "bash": """_moebox() {
+    local IFS=$'\\n'
+    COMPREPLY=($(moebox --complete "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -o nosort -F _moebox moebox""",
+    "zsh": """#compdef moebox
+_moebox() {
+    local -a found
+    found=("${(@f)$(moebox --complete "${(@)words[2,$CURRENT]}" 2>/dev/null)}")
+    if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
+}
+compdef _moebox moebox""",
+    "fish": """complete -c moebox -f -a '(moebox --complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'""",
+}
+
+
+def completion(shell: Shell = "bash") -> int:
+    """Print the completion script of a shell; `eval "$(moebox completion bash)"` turns it on.
+
+    Args:
+        shell: bash, zsh or fish.
+    """
+    print(SCRIPTS[shell])
+    return 0
+
+
+def candidates(words: list[str]) -> list[str]:
+    """What may stand in place of the last word."""
+    *before, begun = words or [""]
+    return [name for name in sorted(set(_all(before, begun))) if name.startswith(begun)]
+
+
+def _all(before: list[str], begun: str) -> Iterable[str]:
+    typed = [word for word in before if not word.startswith("-")]
+    if not typed:
+        return {name.partition(" ")[0] for name in COMMANDS}
+    name = " ".join(typed[:2]) if " ".join(typed[:2]) in COMMANDS else typed[0]
+    if begun.startswith("-"):
+        return _options(name)
+    asked = VALUES.get(before[-1]) if before[-1].startswith("-") else None
+    if asked:
+        return _quietly(asked)
+    subcommands = [each.partition(" ")[2] for each in COMMANDS if each.startswith(f"{typed[0]} ")]
+    if typed[0] in GROUPS and len(typed) == 1:
+        return subcommands
+    positional = POSITIONAL.get(name)
+    return _quietly(positional) if positional else ()
+
+
+def _quietly(source: Callable[[], Iterable[str]]) -> Iterable[str]:
+    """Nothing is completed rather than an error printed into somebody's command line."""
+    try:
+        return list(source())
+    except (MoeboxError, OSError):
+        return ()
+
+
+def _options(command: str) -> Iterator[str]:
+    """The long options of a command, from its signature."""
+    from moebox.cli.app import load
+
+    if command not in COMMANDS:
+        return
+    for parameter in inspect.signature(load(COMMANDS[command][0])).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        fields = _fields(parameter.annotation)
+        if fields:
+            yield from (f"--{field.replace('_', '-')}" for field in fields)
+        else:
+            yield _option(parameter)
+
+
+def _option(parameter: inspect.Parameter) -> str:
+    names = [
+        name
+        for extra in getattr(parameter.annotation, "__metadata__", ())
+        for name in getattr(extra, "name", None) or ()
+    ]
+    return next((name for name in names if name.startswith("--")), f"--{parameter.name.strip('_').replace('_', '-')}")
+
+
+def _fields(annotation: object) -> tuple[str, ...]:
+    """The fields of a dataclass whose fields are options; none for anything else."""
+    return tuple(getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ()))
+
+
+def _models() -> Iterable[str]:
+    from moebox.core import catalogue
+
+    return catalogue.models()
+
+
+def _boxes() -> Iterable[str]:
+    from moebox.core import catalogue
+
+    return [f"{count}x-{name}" for name in catalogue.gpus() for count in (1, 2, 4, 8)]
+
+
+def _engines() -> Iterable[str]:
+    from moebox.core import registry
+
+    return registry.names()
+
+
+def _recipes() -> Iterable[str]:
+    from moebox.serve import recipes
+
+    return [*recipes.shipped(), *recipes.saved()]
+
+
+def _runs() -> Iterable[str]:
+    from moebox.store import runs_dir
+
+    home = runs_dir()
+    return ["latest", *(path.name for path in home.iterdir() if path.is_dir())] if home.is_dir() else []
+
+
+def _live() -> Iterable[str]:
+    from moebox.serve import state
+
+    return [instance.id for instance in state.instances()]
+
+
+VALUES: dict[str, Callable[[], Iterable[str]]] = {
+    "--box": _boxes,
+    "--engine": _engines,
+    "--model": _models,
+    "--recipe": _recipes,
+    "--resume": _runs,
+    "--run": _runs,
+}
+POSITIONAL: dict[str, Callable[[], Iterable[str]]] = {
+    **dict.fromkeys(("plan", "forecast", "run", "twin", "models show"), _models),
+    **dict.fromkeys(("up", "render", "rehearse", "climb", "compare"), _recipes),
+    **dict.fromkeys(("report", "pack", "runs show", "runs rm"), _runs),
+    **dict.fromkeys(("logs", "down", "verify", "bench", "connect", "task"), _live),
+    "completion": lambda: SCRIPTS,
+}

@@ -1,0 +1,95 @@
+"""What a person meets first: the list of commands, help that says only what it must, completion."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import COMMANDS, main
+from moebox.cli.completion import candidates
+from moebox.cli.overview import section_of
+
+
+def test_commands_are_grouped_and_fit_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([]) == 0
+    text = capsys.readouterr().out
+
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.index("Start here") < text.index("Plan\n") < text.index("Serve\n") < text.index("Prove\n")
+    for name in {name.partition(" ")[0] for name in COMMANDS}:
+        assert f"\n  {name} " in text
+
+
+def test_every_command_has_a_section():
+    """A new command is put where a person looks for it; only completion is left over."""
+    assert {name.partition(" ")[0] for name in COMMANDS if section_of(name.partition(" ")[0]) == "More"} <= {
+        "completion"
+    }
+
+
+def test_the_list_loads_nothing_heavy():
+    code = "import sys; from moebox.cli import main; main([]);"
+    code += (
+        "print(sorted(m for m in ('cyclopts', 'rich', 'msgspec', 'moebox.core') if m in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [["plan"], ["bench"], ["run"], ["verify"]])
+def test_help_prints_no_empty_defaults(command: list[str], capsys: pytest.CaptureFixture[str]):
+    main([*command, "--help"])
+    text = capsys.readouterr().out
+
+    assert '[default: ""]' not in text
+    assert "[default: False]" not in text
+    assert "[default: None]" not in text
+    assert "choices: ," not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["pl"], "plan"),
+        (["plan", "kimi-k2."], "kimi-k2.6"),
+        (["plan", "kimi-k2.6", "--box", "8x-rtx-pro-6000-s"], "8x-rtx-pro-6000-server"),
+        (["plan", "x", "--experts"], "--experts-on-gpu"),
+        (["up", "kimi-k26-v"], "kimi-k26-vllm"),
+        (["doctor", "ker"], "kernels"),
+        (["forecast", "x", "--engine", "ik"], "ik_llama.cpp"),
+    ],
+)
+def test_what_can_be_named_is_completed(words: list[str], wanted: str):
+    assert wanted in candidates(words)
+
+
+def test_bash_completes_with_the_printed_script(tmp_path: Path):
+    """The script as a shell takes it: sourced, then asked for the second word."""
+    (tmp_path / "moebox").write_text(f'#!/bin/sh\nexec {sys.executable} -m moebox "$@"\n')
+    (tmp_path / "moebox").chmod(0o755)
+    program = (
+        'eval "$(moebox completion bash)"; COMP_WORDS=(moebox plan kimi-k2.6 --box 8x-b2); COMP_CWORD=4; _moebox; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, env=env)
+
+    assert "8x-b200" in done.stdout.split()
+
+
+def test_plain_output_has_no_escapes():
+    done = subprocess.run(
+        [sys.executable, "-m", "moebox", "plan", "kimi-k2.6", "--box", "8x-b200", "--plain"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "FORCE_COLOR": "1"},
+    )
+
+    assert "\x1b" not in done.stdout + done.stderr
