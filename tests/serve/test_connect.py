@@ -1,5 +1,6 @@
 """Client configuration: complete, merged without loss, free of keys, and proved by a call to a real server."""
 
+import dataclasses
 import json
 import os
 import shlex
@@ -57,7 +58,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The list of models, with the context length as vLLM gives it."""
-        self.reply(200, {"data": [{"id": "kimi-k2.6", "max_model_len": 98304}]})
+        told = {} if self.server.way == "silent" else {"max_model_len": 98304}
+        self.reply(200, {"data": [{"id": "kimi-k2.6", **told}]})
 
     def do_POST(self) -> None:
         """One streamed answer."""
@@ -312,3 +314,42 @@ def test_a_real_server_is_called_in_both_protocols(embedded: Recipe, run: Run):
 
     assert seen.protocol == "openai chat"
     assert seen.events > 2
+
+
+def test_every_client_is_told_what_the_real_server_has(embedded: Recipe, run: Run, capsys: pytest.CaptureFixture[str]):
+    """llama.cpp's own context, 2,048 tokens here, and not a guess of 65,536 or 200,000."""
+    small = dataclasses.replace(embedded, context=2048)
+    shown = {}
+    with start(deploy(small), run) as session:
+        for client in CLIENTS:
+            assert main(["connect", client, "--url", session.endpoint.base_url, "--json"]) == 0
+            shown[client] = json.loads(capsys.readouterr().out)
+
+    assert {document["context"] for document in shown.values()} == {2048}
+    assert {document["output"] for document in shown.values()} == {1024}
+    zed = shown["zed"]["settings"]["language_models"]["openai_compatible"]["moebox"]["available_models"][0]
+    assert (zed["max_tokens"], zed["max_output_tokens"]) == (2048, 1024)
+    claude = shown["claude-code"]["settings"]["env"]
+    assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "1024"
+    assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "2048"
+
+
+def test_claude_code_compacts_before_the_context_is_full():
+    """A large window as it is; of one below what Claude Code takes, a share."""
+    large = settings("claude-code", reached()).changes["env"]
+    assert large["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "131072"
+    assert "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE" not in large
+    small = settings("claude-code", dataclasses.replace(reached(), context=65536)).changes["env"]
+    window, share = int(small["CLAUDE_CODE_AUTO_COMPACT_WINDOW"]), int(small["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"])
+    assert window * share / 100 < 65536
+    assert window * share / 100 > 0.7 * 65536
+
+
+def test_a_server_that_does_not_say_is_a_guess_that_is_told(server: Server, capsys: pytest.CaptureFixture[str]):
+    """And `--context` sets it."""
+    server.way = "silent"
+    given_url = ["connect", "zed", "--url", f"127.0.0.1:{server.server_port}", "--model", "kimi-k2.6"]
+    assert main(given_url) == 0
+    assert "65,536 is a guess" in capsys.readouterr().err
+    assert main([*given_url, "--context", "32k", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == 32768

@@ -9,10 +9,12 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import target
 from moebox.cli.output import emit, talk
+from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.serve import connect as connecting
 from moebox.serve import state
+from moebox.stream.limits import served_limits
 from moebox.units import parse_tokens
 
 
@@ -42,14 +44,11 @@ def connect(
         json: Print JSON.
     """
     endpoint = target.endpoint(url, model=model, key_env=key_env)
-    reached = connecting.Reached(
-        endpoint=endpoint,
-        key_env=key_env or _key_variable(url),
-        context=_context(context, endpoint.base_url, endpoint.headers),
-        vision=vision,
-    )
+    limit, source = _context(context, url, endpoint)
+    reached = connecting.Reached(endpoint=endpoint, key_env=key_env or _key_variable(url), context=limit, vision=vision)
     wanted = connecting.settings(client, reached)
     told: dict[str, object] = {"client": client, "base_url": endpoint.base_url, "model": endpoint.model}
+    told |= {"context": reached.context, "output": connecting.output_tokens(reached)}
     told |= {"shown": wanted.shown, "path": str(wanted.path) if wanted.path else None, "settings": wanted.changes}
     if write:
         path, backup = connecting.write(wanted)
@@ -57,7 +56,7 @@ def connect(
         talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
     elif not json:
         sys.stdout.write(wanted.shown + "\n")
-    for note in wanted.notes:
+    for note in (*filter(None, [source]), *wanted.notes):
         talk().print(f"note: {note}", markup=False, soft_wrap=True)
     if check:
         from moebox.serve.callcheck import check as call
@@ -79,11 +78,18 @@ def _key_variable(url: str) -> str:
     return state.find(url or None).key_env
 
 
-def _context(given: str, base_url: str, headers: dict[str, str]) -> int:
-    """What was given, or what the server says of its model, or a modest guess."""
+def _context(given: str, url: str, endpoint: Endpoint) -> tuple[int, str]:
+    """What was given, what the server says, what the recipe was planned for, or a modest guess; and a note on it."""
     if given:
         try:
-            return parse_tokens(given)
+            return parse_tokens(given), ""
         except ValueError as problem:
             raise BadInput(f"--context: {problem}") from None
-    return connecting.served_context(base_url, headers) or connecting.MODEST_CONTEXT
+    served = served_limits(endpoint)
+    if served.context:
+        return served.context, f"context {served.context:,} ({served.source})"
+    if url.endswith(".toml"):
+        planned = codec.read_toml(Recipe, Path(url)).context
+        return planned, f"the server does not say its context; {planned:,} is the recipe's"
+    guess = connecting.MODEST_CONTEXT
+    return guess, f"the server does not say its context; {guess:,} is a guess, `--context` sets it"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from moebox import files, http
+from moebox import files
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput
 from moebox.serve import jsonc
@@ -19,6 +19,9 @@ Client = Literal["claude-code", "zed", "opencode", "openai", "curl"]
 CLIENTS: tuple[Client, ...] = get_args(Client)
 NO_KEY = "dummy"  # clients insist on a key; a server without one takes any
 MODEST_CONTEXT = 65536  # told to clients when the server does not say: what first runs are planned for
+CLAUDE_LEAST = 100_000  # the smallest window that Claude Code lets compaction be set to
+CLAUDE_NEEDS = 32_768  # its own prompt and tools, and room to work
+COMPACT_AT = 80  # per cent of the context
 ROOM_TO_ANSWER = 32768  # most tokens that editors ask for in one answer; never more than half the context
 
 
@@ -61,7 +64,7 @@ def _claude_code(reached: Reached) -> Settings:
     names += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("SONNET", "OPUS", "HAIKU")]
     names += ["ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"]
     env = {"ANTHROPIC_BASE_URL": reached.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
-    env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"}
+    env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(reached)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     changes: dict[str, Any] = {"env": dict(env)}
     if reached.key_env:
@@ -69,16 +72,43 @@ def _claude_code(reached: Reached) -> Settings:
         del changes["env"]["ANTHROPIC_API_KEY"]
         changes["apiKeyHelper"] = f"printenv {reached.key_env}"
     folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
+    notes: tuple[str, ...] = ()
+    if reached.context < CLAUDE_NEEDS:
+        notes = (
+            f"Claude Code's own prompt is about 20,000 tokens; a context of {reached.context:,} is too short for it",
+        )
     return Settings(
-        client="claude-code", shown="\n".join([*lines, "", "claude"]), path=folder / "settings.json", changes=changes
+        client="claude-code",
+        shown="\n".join([*lines, "", "claude"]),
+        path=folder / "settings.json",
+        changes=changes,
+        notes=notes,
     )
+
+
+def _claude_limits(reached: Reached) -> dict[str, str]:
+    """What the server has. Claude Code takes a model it does not know for one of 200,000 tokens.
+
+    As 2.1.197 reads them: the window for compaction is never taken below CLAUDE_LEAST, so for less the share of it at
+    which compaction begins is lowered instead; CLAUDE_CODE_MAX_CONTEXT_TOKENS counts where compaction is off.
+    """
+    window = max(reached.context, CLAUDE_LEAST)
+    limits = {
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output_tokens(reached)),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(reached.context),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
+    }
+    if reached.context < CLAUDE_LEAST:
+        limits["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, COMPACT_AT * reached.context // window))
+    return limits
 
 
 def _key_line(name: str, reached: Reached) -> str:
     return f'export {name}="${reached.key_env}"'
 
 
-def _output(reached: Reached) -> int:
+def output_tokens(reached: Reached) -> int:
+    """The most tokens a client should ask for in one reply."""
     return min(ROOM_TO_ANSWER, reached.context // 2)
 
 
@@ -87,7 +117,7 @@ def _zed(reached: Reached) -> Settings:
         "name": reached.endpoint.model,
         "display_name": f"{reached.endpoint.model} (moebox)",
         "max_tokens": reached.context,
-        "max_output_tokens": _output(reached),
+        "max_output_tokens": output_tokens(reached),
         "capabilities": {
             "tools": True,
             "images": reached.vision,
@@ -114,7 +144,7 @@ def _opencode(reached: Reached) -> Settings:
     options = {"baseURL": reached.endpoint.base_url}
     if reached.key_env:
         options["apiKey"] = f"{{env:{reached.key_env}}}"
-    limit = {"context": reached.context, "output": _output(reached)}
+    limit = {"context": reached.context, "output": output_tokens(reached)}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "moebox",
@@ -163,16 +193,6 @@ def _json(value: Any, indent: int | None = 2) -> str:
     from moebox import codec
 
     return codec.to_json(value, indent=indent)
-
-
-def served_context(base_url: str, headers: dict[str, str]) -> int | None:
-    """The context length that the server gives its model in /v1/models; None when it does not say."""
-    try:
-        model = http.get(f"{base_url}/models", headers=headers, timeout_s=5).json()["data"][0]
-        said = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")  # vLLM and SGLang; llama.cpp
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return None
-    return said if isinstance(said, int) and said > 0 else None
 
 
 def write(wanted: Settings) -> tuple[Path, Path | None]:
