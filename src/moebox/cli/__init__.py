@@ -56,6 +56,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "task": ("moebox.cli.task:task", "Agents at work: seeded coding jobs with tools in a sandbox, scored."),
     "verify": ("moebox.cli.verify:verify", "Check that a server answers right: 12 correctness checks."),
     "fleet plan": ("moebox.cli.fleet:plan", "Find how many of which box serve so many users."),
+    "fleet render": ("moebox.cli.fleet:render", "Write router configuration, Compose, Kubernetes or Slurm files."),
+    "fleet up": ("moebox.cli.fleet:up", "Start the members and the router in front of them."),
+    "fleet ps": ("moebox.cli.fleet:ps", "List fleets and whether their members answer."),
+    "fleet down": ("moebox.cli.fleet:down", "Stop a fleet."),
+    "fleet verify": ("moebox.cli.fleet:verify", "Climb the ladder through the router; kill a member under load."),
+    "fleet bench": ("moebox.cli.fleet:bench", "Measure scaling, and what the router costs."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
     "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
 }

@@ -1,7 +1,7 @@
 """`moebox fleet`: several boxes behind an existing router, planned, rendered, started, verified and measured as one."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -10,6 +10,7 @@ from moebox.cli.pinned import Pinned
 from moebox.core.measure import Slo
 from moebox.errors import BadInput, DoesNotFit
 from moebox.fleet import file as files
+from moebox.fleet import routers
 from moebox.fleet.file import Fleet
 from moebox.fleet.route import Policy
 from moebox.fleet.simulate import FleetOutcome, Question
@@ -133,3 +134,241 @@ def _progress(outcome: FleetOutcome) -> None:
     what = "one dies" if outcome.question.fail_at else outcome.question.policy
     name = outcome.boxes[0].name
     talk().print(f"{boxes:>4} × {name}, {what}: {outcome.good_share:.1%} of requests good", style="dim", markup=False)
+
+
+def up(
+    file: Path,
+    *,
+    twin: Annotated[bool, Parameter(negative=())] = False,
+    detach: Annotated[bool, Parameter(negative=())] = False,
+    patience: str = "15m",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Start a fleet's members and the router in front of them; Ctrl-C stops all of it.
+
+    Args:
+        file: The fleet file.
+        twin: Start simulations of the members' boxes instead of engines.
+        detach: Return once it answers; `moebox fleet ps` and `down` find it again.
+        patience: How long a member may stand still while starting.
+        json: Print the fleet as one JSON document.
+    """
+    from moebox.cli.up import heed_sigterm
+    from moebox.flows import fleet_up
+
+    heed_sigterm()
+    running = fleet_up.up(file, twins=twin, patience_s=_seconds("--patience", patience), tell=_say)
+    try:
+        record = running.record
+        if json:
+            emit(record)
+        else:
+            people().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
+            note = routers.traits()[record.router.kind].note
+            talk().print(f"{record.router.kind} {note}", style="dim", markup=False)
+        if detach:
+            running.detach()
+            return 0
+        running.wait()
+    except BaseException:
+        running.stop()
+        raise
+    return 0
+
+
+def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """List fleets with their members, and whether each answers.
+
+    Args:
+        json: Print JSON.
+    """
+    from moebox.flows import fleet_up
+
+    found = [(record, fleet_up.status(record)) for record in fleet_up.records()]
+    if json:
+        emit(
+            {
+                "fleets": [
+                    {"name": one.name, "base_url": one.base_url, "model": one.model, "parts": rows}
+                    for one, rows in found
+                ]
+            }
+        )
+        return 0
+    if not found:
+        people().print("no fleet is running")
+    for record, rows in found:
+        people().print(f"{record.name}  {record.model}  {record.router.policy} routing", markup=False)
+        for row in rows:
+            people().print(
+                f"  {row['name']:<18} {row['kind']:<14} {row['status']:<22} {row['url']}", markup=False, soft_wrap=True
+            )
+    return 0
+
+
+def down(name: str = "", /, *, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Stop a fleet: its router, then every member that moebox started.
+
+    Args:
+        name: The fleet's name or file; the only one when left out.
+        json: Print JSON.
+    """
+    from moebox.flows import fleet_up
+
+    record = fleet_up.find(name)
+    stopped = fleet_up.down(record)
+    if json:
+        emit({"fleet": record.name, "stopped": stopped})
+    else:
+        people().print(f"{record.name}: {', '.join(stopped) or 'nothing'} stopped", markup=False)
+    return 0
+
+
+def verify(
+    name: str = "",
+    /,
+    *,
+    only: Annotated[list[str] | None, Parameter(negative=())] = None,
+    kill: str = "",
+    streams: int = 64,
+    context: str = "",
+    trials: int = 10,
+    seed: int | None = None,
+    deadline: str = "5m",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Climb the ladder through the router, and look at what only a fleet can get wrong.
+
+    The fleet tells the ladder what a router hides: the engine behind it and its context.
+
+    Args:
+        name: The fleet's name or file; the only one when left out.
+        only: Climb these rungs only (comma-separated or repeated).
+        kill: End this member (or the `busiest`) with SIGKILL under load, name the streams that broke, start it again.
+        streams: Streams in flight when it is killed.
+        context: Length of the long text in tokens, like 64k.
+        trials: Tool calls over which schema validity is scored.
+        seed: Repeat the questions of an earlier ladder.
+        deadline: Longest time for one request.
+        json: Print JSON.
+    """
+    from moebox.cli.verify import _sum_up, _tell
+    from moebox.flows import fleet_up, fleet_verify
+    from moebox.store import Run
+    from moebox.units import parse_tokens
+    from moebox.verify.ask import Options
+    from moebox.verify.ladder import choose
+    from moebox.verify.ladder import document as ladder_document
+
+    names = [part.strip() for text in only or () for part in text.split(",") if part.strip()]
+    choose(names, "")
+    if not 1 <= streams <= 4096:
+        raise BadInput(f"--streams {streams} cannot be meant", hint="from 1 to 4096")
+    try:
+        tokens = parse_tokens(context) if context else None
+    except ValueError as problem:
+        raise BadInput(f"--context: {problem}") from None
+    record = fleet_up.find(name)
+    options = Options(context=tokens, trials=trials, seed=seed, deadline_s=max(1.0, _seconds("--deadline", deadline)))
+    run = Run.create(f"verify-{record.name}")
+    verdict = fleet_verify.verify(
+        record, options, only=names, kill=kill, streams=streams, run=run, tell=None if json else _tell
+    )
+    if json:
+        emit({**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)})
+    else:
+        from moebox.cli.fleet_view import affinity_lines, loss_lines
+
+        for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
+            people().print(line, markup=False)
+        _sum_up(verdict.ladder, run.path)
+        if not verdict.good and verdict.ladder.verdict == "pass":
+            people().print("the ladder is green and the fleet is not: see above", style="red")
+    return 0 if verdict.good else 1
+
+
+def bench(
+    name: str = "",
+    /,
+    *,
+    members: str = "",
+    concurrency: int = 8,
+    requests: int = 64,
+    input_len: int = 256,
+    output_len: int = 64,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Measure how throughput grows with members, and what the router costs.
+
+    Args:
+        name: The fleet's name or file; the only one when left out.
+        members: Member counts to measure, such as 1,2,4; 1, 2, 4 … up to all of them without it.
+        concurrency: Requests at once for each member.
+        requests: Requests for each member.
+        input_len: Prompt tokens.
+        output_len: Reply tokens.
+        json: Print JSON.
+    """
+    from moebox.flows import fleet_bench, fleet_up
+
+    record = fleet_up.find(name)
+    sizes = _sizes(members, len(record.members))
+    if min(concurrency, requests, input_len, output_len) < 1:
+        raise BadInput("--concurrency, --requests, --input-len and --output-len are 1 or more")
+    load = fleet_bench.BenchLoad(
+        concurrency=concurrency, requests=requests, input_tokens=input_len, output_tokens=output_len
+    )
+    steps = fleet_bench.bench(record, sizes, load, tell=_say)
+    if json:
+        emit({"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps})
+    else:
+        from moebox.cli.fleet_view import bench_page
+
+        people().print(bench_page(record, steps))
+    return 0 if all(step.failed == 0 for step in steps) else 1
+
+
+def _sizes(text: str, most: int) -> tuple[int, ...]:
+    if not text:
+        return tuple(sorted({min(2**power, most) for power in range(most.bit_length() + 1)}))
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise BadInput(f"--members: {text!r} is not a list of counts", hint="write it like 1,2,4")
+    return tuple(sorted({int(part) for part in text.split(",")}))
+
+
+def _say(line: str) -> None:
+    talk().print(line, style="dim", markup=False)
+
+
+def render(
+    file: Path,
+    *,
+    form: Annotated[Literal["router", "compose", "k8s", "slurm"], Parameter(name="--as")] = "router",
+    router: files.RouterKind | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Write the router's configuration, and with it the members' launch files, as files that need no moebox.
+
+    Args:
+        file: The fleet file.
+        form: What to write: the router alone, Compose, Kubernetes (a kustomize base) or Slurm.
+        router: Another router than the file's: sglang-router, vllm-router, litellm or llama-swap.
+        output: A folder to write them to; otherwise they are printed.
+        json: Print the files as one JSON document.
+    """
+    from moebox.cli.render import write
+    from moebox.flows.fleet_render import fleet_files
+
+    texts = fleet_files(file, form, kind=router)
+    if output:
+        for name, text in texts.items():
+            write(output / name, text, executable=name.endswith((".sh", ".sbatch")))
+    if json:
+        emit({"form": form, "output": str(output) if output else None, "files": texts})
+    elif output:
+        people().print(f"{output}: {', '.join(texts)}", markup=False, soft_wrap=True)
+    else:
+        for name, text in texts.items():
+            print(f"# ==> {name} <==\n{text}")
+    return 0

@@ -5,9 +5,13 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.core.measure import Slo
+from moebox.core.verdict import Verdict
 from moebox.fleet.cost import Prices
 from moebox.fleet.simulate import FleetOutcome
+from moebox.flows.fleet_bench import Step
 from moebox.flows.fleet_plan import Answer, FleetPlan
+from moebox.flows.fleet_up import FleetRecord
+from moebox.flows.fleet_verify import MemberLoss
 from moebox.units import percent, seconds
 
 
@@ -111,3 +115,49 @@ def _small_print(found: FleetPlan) -> str:
         f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
         f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} (80% of published results)."
     )
+
+
+def loss_lines(loss: MemberLoss | None) -> list[str]:
+    """A member's death, told."""
+    if loss is None:
+        return []
+    held = "" if loss.inside is None else f" with {loss.inside} requests in it"
+    lines = [f"{loss.member} killed{held}: {loss.finished} of {loss.streams} streams finished, {len(loss.lost)} lost"]
+    lines += [f"  {count} × {why}" for why, count in loss.reasons.items()]
+    lines += [f"  lost: {name}" for name in loss.lost]
+    if loss.served_after_s is None:
+        lines.append("  no request was answered after it")
+        return lines
+    lines.append(f"  a new request was answered after {seconds(loss.served_after_s)}")
+    if not loss.good:
+        lines.append("  more streams broke than the member held")
+    return lines
+
+
+def affinity_lines(found: Verdict) -> list[str]:
+    """Who served which conversation."""
+    return [f"affinity: {found.reason}", *(f"  {probe.name}: {probe.reason}" for probe in found.probes)]
+
+
+def bench_page(record: FleetRecord, steps: list[Step]) -> RenderableType:
+    """Scaling and the router's price."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("members", "tok/s", "scaling", "TTFT direct", "routed", "added", "router CPU", "a request"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in steps:
+        table.add_row(
+            str(step.members),
+            f"{step.output_throughput:,.0f}",
+            percent(step.scaling),
+            f"{step.direct_ttft_ms:.1f} ms",
+            f"{step.routed_ttft_ms:.1f} ms",
+            f"{step.added_ttft_ms:+.1f} ms",
+            percent(step.router_cpu_share),
+            f"{step.router_cpu_ms_per_request:.2f} ms",
+        )
+    notes = ["Scaling is against one member behind the same router; router CPU is of one core, under load."]
+    if any(step.client_limited for step in steps):
+        notes.append("The load generator was at its limit: this machine measures itself as well.")
+    if record.twins:
+        notes.append("Members are simulations.")
+    return Group(table, *(Text(note, style="dim") for note in notes))

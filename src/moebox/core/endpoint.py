@@ -15,6 +15,8 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)
     families: tuple[Family, ...] = ("openai",)
     engine: str = ""  # when known
+    router: str = ""  # the router that stands in front of it, which may hide what follows
+    context: int = 0  # tokens of the longest sequence, when known from elsewhere than the server
 
     @property
     def root(self) -> str:

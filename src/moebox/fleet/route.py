@@ -2,7 +2,7 @@
 
 `prefix` is what the cache_aware policy of sglang-router and vllm-router aims at: a conversation stays with the box that
 has its prefix, a new one goes where the fewest are, and both move to the least loaded box when the load is out of
-balance by both thresholds (the routers' defaults).
+balance by both thresholds.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from moebox.errors import UnknownName
 
 Policy = Literal["prefix", "round-robin", "least-load"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-# sglang-router 0.3.2 and vllm-router 0.1: --balance-abs-threshold 64, --balance-rel-threshold 1.5
-ABSOLUTE, RELATIVE = 64, 1.5
+# --balance-abs-threshold and --balance-rel-threshold. The routers' own 64 is for many small servers: behind it, 64
+# streams that share a system prompt all went to one of four boxes (sglang-router 0.3.2, 2026-11-15).
+ABSOLUTE, RELATIVE = 4, 1.5
 
 
 class Loaded(Protocol):

@@ -11,10 +11,10 @@ from moebox import codec
 from moebox.errors import BadInput, Unsupported
 from moebox.fleet import yaml
 from moebox.fleet.file import RouterKind, RouterSettings
-from moebox.fleet.route import Policy
+from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
 
 # A dead member is noticed by its failing requests at once; these decide how soon an idle one is, and when it is back.
-HEALTH_S = 5
+HEALTH_S = 2
 FAILURES, SUCCESSES = 2, 1
 STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
 
@@ -93,6 +93,8 @@ def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> Rou
     argv = ["-m", traits()[router.kind].module, "--host", host, "--port", str(router.port)]
     argv += ["--worker-urls", *(target.root for target in targets)]
     argv += ["--policy", traits()[router.kind].policies[router.policy]]
+    if router.policy == "prefix":
+        argv += ["--balance-abs-threshold", str(ABSOLUTE), "--balance-rel-threshold", f"{RELATIVE:g}"]
     argv += ["--prometheus-host", host, "--prometheus-port", str(metrics_port(router))]
     argv += ["--worker-startup-timeout-secs", str(STARTUP_S), "--worker-startup-check-interval", "1"]
     argv += ["--health-check-interval-secs", str(HEALTH_S), "--health-check-endpoint", targets[0].health]

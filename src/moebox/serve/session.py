@@ -5,10 +5,8 @@ with start(deployment, run) as session:
 """
 
 import contextlib
-import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from moebox.serve import ask, facts, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
 from moebox.serve.guard import LADDER
 from moebox.serve.order import Order, prepare
+from moebox.serve.spawn import under_guard
 from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
 from moebox.stream.awake import Awake
@@ -300,7 +299,6 @@ def _ended(name: str) -> bool:
 
 
 def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder) -> "subprocess.Popen[bytes]":
-    """The guard, told on its stdin what to do; no secret stands in any argv or file."""
     contained = engines.contained(order.recipe)
     document = {
         "mark": state.mark(name),
@@ -315,18 +313,7 @@ def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder)
         "ladder": list(ladder) or [(sign.name, wait) for sign, wait in LADDER],
         "after": [order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}"] if contained else [],
     }
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "moebox.serve.guard", name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=open(run.path / "guard.log", "ab"),  # noqa: SIM115  (the child's from here on)
-        start_new_session=True,
-        pass_fds=leases,
-    )
-    assert guard.stdin
-    guard.stdin.write(json.dumps(document).encode() + b"\n")
-    guard.stdin.flush()
-    return guard
+    return under_guard(name, run, document, leases)
 
 
 @contextlib.contextmanager

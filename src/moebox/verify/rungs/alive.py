@@ -4,7 +4,7 @@ from typing import Any
 
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, Unusable, refuse
 from moebox.verify.breach import strict_json
-from moebox.verify.rung import Rung
+from moebox.verify.rung import Caution, Rung
 from moebox.verify.trials import draw
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}  # /v1/models owned_by -> engine
@@ -20,12 +20,16 @@ async def models(ask: Asker) -> str:
     except (ValueError, KeyError, TypeError):
         raise Failed("/v1/models does not answer with a list of models") from None
     mine = [item for item in listed if ask.endpoint.model in (item.get("id"), *(item.get("aliases") or ()))]
+    if not mine and ask.endpoint.router:
+        ask.limit = ask.endpoint.context or None
+        listed_names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
+        return Caution(f"{ask.endpoint.router} lists {listed_names}; name and context are the fleet's")
     if not mine:
         names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
         raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {names}")
     _learn(ask, mine[0])
     if ask.limit is None:
-        ask.limit = await _props(ask)
+        ask.limit = ask.endpoint.context or await _props(ask)
     return f"context {ask.limit:,}" if ask.limit else ""
 
 

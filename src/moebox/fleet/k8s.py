@@ -1,0 +1,104 @@
+"""The router as Kubernetes objects, and the kustomization that holds a fleet together."""
+
+import shlex
+from typing import Any
+
+from moebox.errors import Unsupported
+from moebox.fleet.file import RouterSettings
+from moebox.fleet.routers import RouterStart, metrics_port, traits
+
+DRAIN_S = 180  # for replies in flight when the router is asked to stop
+
+
+def router(name: str, settings: RouterSettings, started: RouterStart) -> list[dict[str, Any]]:
+    """ConfigMap (where it reads a file), Deployment, Service and NetworkPolicy of the router."""
+    known = traits()[settings.kind]
+    if not known.package:
+        raise Unsupported(f"{settings.kind} starts its members itself and is not rendered for Kubernetes")
+    labels = {"app": name}
+    documents: list[dict[str, Any]] = []
+    if started.files:
+        documents.append(_object("v1", "ConfigMap", f"{name}-config") | {"data": dict(started.files)})
+    documents.append(
+        _object("apps/v1", "Deployment", name, labels)
+        | {
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": _pod(name, settings, started)},
+            }
+        }
+    )
+    ports = [{"name": "http", "port": settings.port, "targetPort": "http"}]
+    documents.append(_object("v1", "Service", name, labels) | {"spec": {"selector": labels, "ports": ports}})
+    return documents
+
+
+def _pod(name: str, settings: RouterSettings, started: RouterStart) -> dict[str, Any]:
+    known = traits()[settings.kind]
+    install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
+    probe = {"httpGet": {"path": known.health, "port": "http"}}
+    container: dict[str, Any] = {
+        "name": "router",
+        "image": "python:3.12-slim",
+        "command": ["bash", "-c", f"{install} && exec python3 {shlex.join(started.argv)}"],
+        "ports": [
+            {"name": "http", "containerPort": settings.port},
+            {"name": "metrics", "containerPort": metrics_port(settings)},
+        ],
+        "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": 60},
+        "readinessProbe": {**probe, "periodSeconds": 5},
+        "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 3},
+        # Endpoints are taken out of the Service while this sleeps; then the router finishes what it has.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "10"]}}},
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
+    }
+    if started.key_envs:
+        container["env"] = [
+            {"name": variable, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": variable}}}
+            for variable in started.key_envs
+        ]
+    pod: dict[str, Any] = {"terminationGracePeriodSeconds": DRAIN_S + 20, "containers": [container]}
+    if started.files:
+        container["workingDir"] = "/fleet"
+        container["volumeMounts"] = [{"name": "config", "mountPath": "/fleet", "readOnly": True}]
+        pod["volumes"] = [{"name": "config", "configMap": {"name": f"{name}-config"}}]
+    return pod
+
+
+def members_policy(fleet: str, members: dict[str, int]) -> list[dict[str, Any]]:
+    """Only the router may talk to the members' API; each member's own pods may talk to each other."""
+    return [
+        _object("networking.k8s.io/v1", "NetworkPolicy", f"{name}-from-router")
+        | {
+            "spec": {
+                "podSelector": {"matchLabels": {"app": name}},
+                "policyTypes": ["Ingress"],
+                "ingress": [
+                    {
+                        "from": [{"podSelector": {"matchLabels": {"app": fleet}}}],
+                        "ports": [{"port": port, "protocol": "TCP"}],
+                    },
+                    {"from": [{"podSelector": {"matchLabels": {"app": name}}}]},
+                ],
+            }
+        }
+        for name, port in members.items()
+    ]
+
+
+def kustomization(resources: list[str], *, labels: dict[str, str]) -> dict[str, Any]:
+    """A base that overlays can build on."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": resources,
+        "labels": [{"pairs": labels, "includeSelectors": False}],
+    }
+
+
+def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name}
+    if labels:
+        metadata["labels"] = dict(labels)
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}

@@ -1,0 +1,118 @@
+"""Many streams through one endpoint at once, each followed to its end: what a member's death does to them."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx2
+
+from moebox.core.endpoint import Endpoint
+
+CONNECT_S = 10.0
+CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One reply on its way."""
+
+    name: str  # sent as X-Request-Id, so that logs of routers and engines know it
+    chunks: int = 0
+    first_s: float = 0.0  # when the first piece of text came, since the beginning
+    finished: bool = False
+    error: str = ""
+    over: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """It ended, and not as a reply does."""
+        return self.over and not self.finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """What became of all of them."""
+
+    streams: tuple[Stream, ...]
+    disturbed_s: float | None  # when the disturbance came, since the beginning
+
+    @property
+    def lost(self) -> tuple[Stream, ...]:
+        """Those that broke."""
+        return tuple(stream for stream in self.streams if stream.lost)
+
+
+async def crowd(
+    endpoint: Endpoint,
+    *,
+    streams: int,
+    tokens: int,
+    deadline_s: float,
+    disturb: Callable[[list[Stream]], Awaitable[None]] | None = None,
+) -> Crowd:
+    """Start streams; once they have begun (or the rest waits in a queue), `disturb`; follow all to the end."""
+    zero = time.monotonic()
+    followed = [Stream(name=f"moebox-{int(time.time())}-{number:03d}") for number in range(streams)]
+    timeout = httpx2.Timeout(deadline_s, connect=CONNECT_S)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    disturbed: float | None = None
+    async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+        tasks = [asyncio.create_task(_follow(client, endpoint, stream, tokens, zero)) for stream in followed]
+        if disturb is not None:
+            await _begun(followed, deadline_s)
+            disturbed = time.monotonic() - zero
+            await disturb(followed)
+        _, late = await asyncio.wait(tasks, timeout=deadline_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    for stream in followed:
+        if not stream.over:
+            stream.over, stream.error = True, f"no end within {deadline_s:g} s"
+    return Crowd(streams=tuple(followed), disturbed_s=disturbed)
+
+
+async def _begun(streams: list[Stream], deadline_s: float) -> None:
+    """Until every stream has begun, or no further one has for a while."""
+    until = time.monotonic() + deadline_s
+    seen, since = 0, time.monotonic()
+    while time.monotonic() < until:
+        begun = sum(stream.chunks > 0 or stream.over for stream in streams)
+        if begun != seen:
+            seen, since = begun, time.monotonic()
+        calm = seen > 0 and time.monotonic() - since > CALM_S
+        if begun == len(streams) or calm:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def _follow(client: httpx2.AsyncClient, endpoint: Endpoint, stream: Stream, tokens: int, zero: float) -> None:
+    number = stream.name.rpartition("-")[2]  # first, so that no two prompts share a prefix
+    text = f"{number} is the number of this request. Count upwards from one, a number a line, and do not stop."
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}], "stream": True}
+    body |= {"max_tokens": tokens, "ignore_eos": True}
+    headers = {**endpoint.headers, "X-Request-Id": stream.name}
+    try:
+        async with client.stream("POST", f"{endpoint.base_url}/chat/completions", json=body, headers=headers) as reply:
+            if reply.status_code != 200:
+                stream.error = f"HTTP {reply.status_code}"
+                return
+            async for line in reply.aiter_lines():
+                _heed(stream, line, zero)
+    except httpx2.HTTPError as problem:
+        stream.error = str(problem) or type(problem).__name__
+    finally:
+        stream.over = True
+        if not stream.finished and not stream.error:
+            stream.error = "ended without [DONE]"
+
+
+def _heed(stream: Stream, line: str, zero: float) -> None:
+    if line.strip() == "data: [DONE]":
+        stream.finished = True
+    elif line.startswith("data:"):
+        if '"error"' in line and '"choices"' not in line:
+            stream.error = "an error in the stream"
+        stream.first_s = stream.first_s or time.monotonic() - zero
+        stream.chunks += 1

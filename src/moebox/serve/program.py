@@ -1,0 +1,146 @@
+"""A program that is no engine (a router, a twin) under a guard of its own: started, listed, stopped like one."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.serve import preflight, state
+from moebox.serve.guard import LADDER
+from moebox.serve.spawn import under_guard
+from moebox.serve.stop import stop as stop_instance
+from moebox.store import Run
+
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOrder:
+    """What to run and where it will answer."""
+
+    title: str  # as ps shows it
+    kind: str  # sglang-router, twin, …
+    argv: tuple[str, ...]
+    endpoint: Endpoint
+    host: str
+    port: int
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)  # into its environment, and hidden in its log
+    key_env: str = ""
+    cwd: str = ""
+    ports: tuple[int, ...] = ()  # others that it listens on
+
+
+class Program:
+    """One program under its guard, until it is stopped or let go."""
+
+    def __init__(self, order: ProgramOrder, run: Run) -> None:
+        self.order, self.run, self.endpoint = order, run, order.endpoint
+        ports = (order.port, *order.ports)
+        with state.leases([f"port-{port}" for port in ports], run.id) as leases:
+            for port in ports:
+                preflight.port(order.host, port)
+            run.event("program.started", id=run.id, kind=order.kind, argv=order.argv, port=order.port)
+            held = [lease.descriptor for lease in leases]
+            self.guard = under_guard(run.id, run, {**self._guarded(), "leases": held}, held)
+        self.instance = state.save(self._instance())
+
+    def _guarded(self) -> dict[str, object]:
+        order = self.order
+        return {
+            "mark": state.mark(self.run.id),
+            "argv": order.argv,
+            "env": {"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
+            "hide": list(order.secrets.values()),
+            "log": str(self.log),
+            "life": str(state.life_path(self.run.id)),
+            "cwd": order.cwd or os.getcwd(),
+            "ladder": [(sign.name, wait) for sign, wait in LADDER],
+        }
+
+    def _instance(self) -> state.Instance:
+        order = self.order
+        return state.Instance(
+            id=self.run.id,
+            run=str(self.run.path),
+            recipe=order.title,
+            engine=order.kind,
+            model=order.endpoint.model,
+            base_url=order.endpoint.base_url,
+            port=order.port,
+            key_env=order.key_env,
+            guard=self.guard.pid,
+            guard_started=state.start_tick(self.guard.pid),
+            started=time.time(),
+        )
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.run.path / "engine.log"
+
+    @property
+    def alive(self) -> bool:
+        """Its guard is there, and with it the program."""
+        return self.guard.poll() is None
+
+    def wait_until(self, ready: Callable[[], bool], *, patience_s: float, every_s: float = LOOK_S) -> None:
+        """Until `ready`; Outside with the program's own last words when it ends or takes too long."""
+        until = time.monotonic() + patience_s
+        while not ready():
+            if not self.alive:
+                raise Outside(f"{self.order.kind} ended while starting: {self.last_words()}", hint=f"log: {self.log}")
+            if time.monotonic() > until:
+                raise Outside(
+                    f"{self.order.kind} did not answer within {patience_s:.0f} s: {self.last_words()}",
+                    hint=f"log: {self.log}",
+                )
+            time.sleep(every_s)
+        self.instance = state.changed(self.instance, ready=time.time())
+
+    def last_words(self) -> str:
+        """The last line it printed that says something, short."""
+        error = str(self.instance.life.get("error") or "")
+        try:
+            lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        except OSError:
+            lines = []
+        return error or (lines[-1][-200:] if lines else "it said nothing")
+
+    def stop(self) -> None:
+        """Down its ladder until nothing is left; harmless when it is over."""
+        self._say(b"stop\n")
+        if self.guard.stdin:
+            with contextlib.suppress(OSError):
+                self.guard.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.guard.wait(sum(wait for _, wait in LADDER) + 15.0)
+        stop_instance(self.instance)
+
+    def detach(self) -> None:
+        """Let it go on without us."""
+        self._say(b"detach\n")
+        self.instance = state.changed(self.instance, detached=True)
+
+    def _say(self, words: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self.guard.stdin:
+                self.guard.stdin.write(words)
+                self.guard.stdin.flush()
+
+
+def stop_all(stops: Sequence[Callable[[], None]]) -> None:
+    """Every stop is tried, whatever the others do; the first failure is told at the end."""
+    problem: BaseException | None = None
+    for stop in stops:
+        try:
+            stop()
+        except (Outside, OSError, KeyboardInterrupt) as failed:
+            problem = problem or failed
+    if problem:
+        raise problem
