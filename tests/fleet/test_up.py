@@ -13,7 +13,7 @@ from moebox.flows import fleet_up, fleet_verify
 from moebox.flows.fleet_streams import crowd
 from moebox.serve import state
 from moebox.store import Run
-from moebox.verify.ask import Options
+from moebox.verify.options import Options
 
 FleetFile = Callable[..., Path]
 

@@ -232,7 +232,7 @@ def verify(
     kill: str = "",
     streams: int = 64,
     context: str = "",
-    trials: int = 10,
+    quick: Annotated[bool, Parameter(negative=())] = False,
     seed: int | None = None,
     deadline: str = "5m",
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -247,18 +247,18 @@ def verify(
         kill: End this member (or the `busiest`) with SIGKILL under load, name the streams that broke, start it again.
         streams: Streams in flight when it is killed.
         context: Length of the long text in tokens, like 64k.
-        trials: Tool calls over which schema validity is scored.
+        quick: Fewer trials.
         seed: Repeat the questions of an earlier ladder.
         deadline: Longest time for one request.
         json: Print JSON.
     """
-    from moebox.cli.verify import _sum_up, _tell
+    from moebox.cli.verify_view import View
     from moebox.flows import fleet_up, fleet_verify
     from moebox.store import Run
     from moebox.units import parse_tokens
-    from moebox.verify.ask import Options
     from moebox.verify.ladder import choose
     from moebox.verify.ladder import document as ladder_document
+    from moebox.verify.options import TIME_S, TRIALS, Effort, Options
 
     names = [part.strip() for text in only or () for part in text.split(",") if part.strip()]
     choose(names, "")
@@ -269,21 +269,23 @@ def verify(
     except ValueError as problem:
         raise BadInput(f"--context: {problem}") from None
     record = fleet_up.find(name)
-    options = Options(context=tokens, trials=trials, seed=seed, deadline_s=max(1.0, _seconds("--deadline", deadline)))
+    effort: Effort = "quick" if quick else "default"
+    longest = max(1.0, _seconds("--deadline", deadline))
+    options = Options(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
-    verdict = fleet_verify.verify(
-        record, options, only=names, kill=kill, streams=streams, run=run, tell=None if json else _tell
-    )
+    with View(quiet=json) as view:
+        tell = None if json else view.rung
+        verdict = fleet_verify.verify(record, options, only=names, kill=kill, streams=streams, run=run, tell=tell)
     if json:
         emit({**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)})
-    else:
-        from moebox.cli.fleet_view import affinity_lines, loss_lines
+        return 0 if verdict.good else 1
+    from moebox.cli.fleet_view import affinity_lines, loss_lines
 
-        for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
-            people().print(line, markup=False)
-        _sum_up(verdict.ladder, run.path)
-        if not verdict.good and verdict.ladder.verdict == "pass":
-            people().print("the ladder is green and the fleet is not: see above", style="red")
+    for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
+        people().print(line, markup=False)
+    view.sum_up(verdict.ladder, run.path)
+    if not verdict.good and verdict.ladder.holds:
+        people().print("the ladder is green and the fleet is not: see above", style="red")
     return 0 if verdict.good else 1
 
 

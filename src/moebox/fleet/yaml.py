@@ -51,7 +51,9 @@ def scalar(value: Any) -> str:
     if isinstance(value, str):
         safe = PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT
         return value if safe else PAIR.sub(_long, json.dumps(value, ensure_ascii=True))
-    return json.dumps(value)
+    text = json.dumps(value)
+    # YAML 1.1 reads 1e-05 as a word: a float has a point there.
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
 def _long(pair: re.Match[str]) -> str:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.engines import launch
 from moebox.errors import BadInput
 from moebox.fleet import k8s, routers, yaml
 from moebox.fleet.file import Fleet, RouterKind, read, recipe_path, served_name
 from moebox.render import render
-from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.recipes import read_recipe
 
 FleetForm = Literal["router", "compose", "k8s", "slurm"]
 FORMS: tuple[FleetForm, ...] = get_args(FleetForm)
@@ -91,7 +92,7 @@ def _targets(fleet: Fleet, recipes: dict[str, Recipe], *, host: str = "") -> tup
                 name=member.name,
                 root=f"http://{where}:{recipe.listen.port}",
                 key_env=recipe.listen.key_env,
-                command=launch(recipe, model_of(recipe)).argv if own else (),
+                command=launch(deploy(recipe)).argv if own else (),
                 weight=member.weight,
             )
         )
@@ -106,7 +107,7 @@ def _router(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) 
 
 def _compose(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
     start = routers.start(fleet.router, model, _targets(fleet, recipes))
-    files = {f"{name}.yaml": render(recipe, model_of(recipe), "compose") for name, recipe in recipes.items()}
+    files = {f"{name}.yaml": render(deploy(recipe), "compose") for name, recipe in recipes.items()}
     service = routers.compose_service(fleet.router, start, list(recipes))
     document: dict[str, object] = {"include": list(files)} if files else {}
     document["services"] = {f"{fleet.name}-router": service}
@@ -118,7 +119,7 @@ def _compose(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str)
 def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
     # In a cluster every member has a Service, and so an address, of its own.
     start = routers.start(fleet.router, model, _targets(fleet, recipes, host="{name}"), host="0.0.0.0")  # noqa: S104
-    files = {f"{name}.yaml": render(recipe, model_of(recipe), "k8s") for name, recipe in recipes.items()}
+    files = {f"{name}.yaml": render(deploy(recipe), "k8s") for name, recipe in recipes.items()}
     name = f"{fleet.name}-router"
     documents = k8s.router(name, fleet.router, start)
     documents += k8s.members_policy(name, {one: recipe.listen.port for one, recipe in recipes.items()})
@@ -128,7 +129,7 @@ def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: s
 
 
 def _slurm(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: str) -> Files:
-    files = {f"{name}.sbatch": render(recipe, model_of(recipe), "slurm") for name, recipe in recipes.items()}
+    files = {f"{name}.sbatch": render(deploy(recipe), "slurm") for name, recipe in recipes.items()}
     start = routers.start(fleet.router, model, _targets(fleet, recipes, host="@{name}@"))
     configs = {name: f"{written}\n{text}" for name, text in start.files.items()}
     return {"fleet.sh": _submit(fleet, recipes, start, written), **files, **configs}

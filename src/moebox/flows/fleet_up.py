@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec, http
+from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Outside, suggest
@@ -17,7 +18,7 @@ from moebox.fleet import routers
 from moebox.fleet.file import Fleet, Member, RouterSettings, read, recipe_path, served_name
 from moebox.serve import preflight, state
 from moebox.serve.program import Program, ProgramOrder, stop_all
-from moebox.serve.recipes import model_of, read_recipe
+from moebox.serve.recipes import read_recipe
 from moebox.serve.session import Session, launch, prepare
 from moebox.serve.stop import stop as stop_instance
 from moebox.store import Run
@@ -238,7 +239,7 @@ def _start_member(fleet: Fleet, member: Member, recipe: Recipe, *, twins: bool) 
     run = Run.create(name)
     if twins:
         return start_twin(recipe, member.box, run, title=name)
-    return launch(prepare(recipe, model=model_of(recipe), name=run.id), run)
+    return launch(prepare(deploy(recipe), name=run.id), run)
 
 
 def start_twin(recipe: Recipe, box: str, run: Run, *, title: str, port: int = 0) -> Program:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from moebox import codec, http
 from moebox.bench.scrape import parse, pick
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder, Probe, Verdict
 from moebox.errors import BadInput, Outside
@@ -19,12 +20,11 @@ from moebox.flows.fleet_streams import Crowd, Stream, crowd
 from moebox.flows.fleet_up import FleetRecord, MemberRecord, answers, save, start_twin, wait_ready
 from moebox.serve import preflight, state
 from moebox.serve.program import Program
-from moebox.serve.recipes import model_of
 from moebox.serve.session import Session, launch, prepare
 from moebox.serve.stop import stop as stop_instance
 from moebox.store import Run
-from moebox.verify.ask import Options
 from moebox.verify.ladder import verify as climb
+from moebox.verify.options import Options
 
 CONVERSATIONS, TURNS = 4, 3
 BUSIEST = "busiest"
@@ -285,7 +285,7 @@ def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:
         part: Session | Program = start_twin(recipe, member.box, run, title=run_name, port=port)
     else:
         recipe = codec.read_toml(Recipe, folder / "recipe.toml")
-        part = launch(prepare(recipe, model=model_of(recipe), name=run.id), run)
+        part = launch(prepare(deploy(recipe), name=run.id), run)
     try:
         wait_ready(part, BACK_S)
     except BaseException:

@@ -4,7 +4,7 @@ from typing import Any
 
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, Unusable, refuse
 from moebox.verify.breach import strict_json
-from moebox.verify.rung import Caution, Rung
+from moebox.verify.rung import Rung
 from moebox.verify.trials import draw
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}  # /v1/models owned_by -> engine
@@ -23,7 +23,7 @@ async def models(ask: Asker) -> str:
     if not mine and ask.endpoint.router:
         ask.limit = ask.endpoint.context or None
         listed_names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
-        return Caution(f"{ask.endpoint.router} lists {listed_names}; name and context are the fleet's")
+        return f"{ask.endpoint.router} lists {listed_names}; name and context are the fleet's"
     if not mine:
         names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
         raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {names}")
