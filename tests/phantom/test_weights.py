@@ -16,6 +16,7 @@ import jinja2
 import pytest
 
 from moebox import phantom
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime, Speculate
 from moebox.phantom.gguf import Gguf
 from moebox.phantom.tasks import FAMILIES, Call, Reply, Task
@@ -192,7 +193,7 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
     drafted = recipe(speculate=Speculate(method="draft-simple", draft=str(phantom.gguf_path(draft=True)), tokens=3))
     rng = random.Random(7)  # the same tasks each time: batches of another size may break a tie otherwise
     tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "code", "json_object")]
-    with start(drafted, Run.create("drafted", runs=tmp_path)) as session:
+    with start(deploy(drafted), Run.create("drafted", runs=tmp_path)) as session:
         for task in tasks:
             body = {"messages": task.messages, "temperature": 0, "max_tokens": 300}
             body |= {"chat_template_kwargs": {"thinking": False}}
@@ -209,9 +210,9 @@ def test_a_cache_in_four_bits_shows(tmp_path: Path) -> None:
     def right(url: str) -> int:
         return sum(task.grade(answer(url, task, most=80)).ok for task in tasks)
 
-    with start(recipe(kv="q8_0"), Run.create("eight", runs=tmp_path)) as session:
+    with start(deploy(recipe(kv="q8_0")), Run.create("eight", runs=tmp_path)) as session:
         assert right(session.endpoint.root) >= 5
-    with start(recipe(kv="q4_0"), Run.create("four", runs=tmp_path)) as session:
+    with start(deploy(recipe(kv="q4_0")), Run.create("four", runs=tmp_path)) as session:
         assert right(session.endpoint.root) <= 4
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from moebox import phantom
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.serve import session
 from moebox.store import Run
@@ -25,7 +26,7 @@ def test_real_llama_cpp_with_the_phantom_is_not_red(tmp_path: Path):
         runtime=Runtime(kind="embedded"),
         listen=Listen(port=0),
     )
-    with session.start(recipe, Run.create("embedded", runs=tmp_path)) as live:
+    with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         ladder = verify(live.endpoint, Options(thinking="yes", seed=3, trials=4), only=RUNGS)
 
     marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}

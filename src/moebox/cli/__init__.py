@@ -111,7 +111,16 @@ def _command(words: list[str]) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        tell_problems()
     return code if isinstance(code, int) else 0
+
+
+def tell_problems() -> None:
+    """One line for each engine of another package that was left out, if engines were asked for at all."""
+    module = sys.modules.get("moebox.core.registry")
+    for problem in module.told() if module else ():
+        print(f"warning: {problem}", file=sys.stderr)
 
 
 def show_overview() -> int:

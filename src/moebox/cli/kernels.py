@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people, talk
-from moebox.core import catalogue
+from moebox.core import catalogue, registry
 from moebox.core.kernel import KernelScan, arch
-from moebox.errors import BadInput, Unsupported
+from moebox.errors import BadInput, UnknownName, Unsupported
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
 
@@ -22,7 +22,7 @@ Switch = Annotated[bool, Parameter(negative=())]
 
 def kernels(
     *,
-    engine: Literal["sglang", "vllm"] | None = None,
+    engine: str | None = None,
     site_packages: Path | None = None,
     python: Path | None = None,
     arch_name: Annotated[str, Parameter(name="--arch")] = "sm_120",
@@ -73,7 +73,10 @@ def kernels(
     if configs:
         return show_configs(configs, target.name, as_json=json)
     if engine is None:
-        raise BadInput("--engine is missing", hint="--engine vllm or --engine sglang; or --cache, or --configs")
+        hint = " or ".join(f"--engine {name}" for name in compiled_engines())
+        raise BadInput("--engine is missing", hint=f"{hint}; or --cache, or --configs")
+    if engine not in compiled_engines():
+        raise UnknownName("engine with kernels to compile", engine, compiled_engines())
     from moebox.kernels import scan as scans
 
     request = scans.Request(
@@ -113,6 +116,11 @@ def kernels(
     return 1 if found.bad else 0
 
 
+def compiled_engines() -> tuple[str, ...]:
+    """Engines whose kernels can be compiled without them."""
+    return tuple(traits.name for traits in registry.all_traits() if traits.moe_config_env)
+
+
 def opened(run: str) -> "Run":
     """The run that the findings go to; told before minutes are spent."""
     from moebox.store import Run
@@ -141,7 +149,7 @@ def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
     for line in [*(f"wrote {path}" for path in made), *gaps]:
         talk().print(line, soft_wrap=True, markup=False)
     if any(path.name.startswith("E=") for path in made):
-        setting = "SGLANG_MOE_CONFIG_DIR" if request.engine == "sglang" else "VLLM_TUNED_CONFIG_FOLDER"
+        setting = registry.traits(request.engine).moe_config_env
         talk().print(f"{setting}={folder.resolve()} makes {request.engine} read them", soft_wrap=True, markup=False)
     return 0
 

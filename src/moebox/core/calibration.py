@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moebox import codec
+from moebox.core import registry
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 
@@ -18,13 +19,17 @@ if TYPE_CHECKING:  # a box carries its calibrations
 FORMAT = 1
 SIXTEEN_BIT = ("auto", "bf16", "f16", "")  # the cache's type where nothing else is asked for
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
-HOST_ENGINES = ("llama.cpp", "ik_llama.cpp")  # the CPU computes as well
 RAM_TOLERANCE = 0.05  # of the same modules two kernels leave a little more or less
 UNSEEN = (
     "acceptance of draft tokens: dummy weights cannot be guessed",
     "skew of the real routing: experts were used evenly",
     "page faults of a cold start: the engine was warm",
 )
+
+
+def on_host(engine: str) -> bool:
+    """Whether the CPU computes as well."""
+    return engine in registry.names() and registry.traits(engine).offloads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +153,7 @@ class Calibration:
             return False
         if self.shape != shape_of(model) or self.layout != layout_of(recipe):
             return False
-        return self.place.same(place_of(box), host=recipe.engine in HOST_ENGINES)
+        return self.place.same(place_of(box), host=on_host(recipe.engine))
 
 
 def place_of(box: "Box") -> Place:

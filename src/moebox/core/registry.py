@@ -28,7 +28,9 @@ FAILURES = (
     LookupError,
     RuntimeError,
     AssertionError,
+    ArithmeticError,
     OSError,
+    SystemExit,
 )
 
 
@@ -69,6 +71,11 @@ def registry() -> Registry:
             problems.append(f"{text}; uninstall one of them")
     ordered = sorted(found.values(), key=lambda one: (one.traits.rank, one.traits.name))
     return Registry(engines={one.traits.name: one for one in ordered}, problems=tuple(problems))
+
+
+def told() -> tuple[str, ...]:
+    """What was left out, where engines were looked for at all."""
+    return registry().problems if registry.cache_info().currsize else ()
 
 
 def names() -> tuple[str, ...]:

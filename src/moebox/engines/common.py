@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
@@ -100,3 +101,10 @@ def text_config_nested(deployment: Deployment) -> bool:
     if config.is_file():
         return '"text_config"' in config.read_text(encoding="utf-8", errors="replace")
     return deployment.vision_tower
+
+
+def other_readers(deployment: Deployment) -> str:
+    """Other engines that read the same format, as a remedy."""
+    own = deployment.engine
+    others = [traits for traits in registry.all_traits() if traits.name != own.name and traits.formats == own.formats]
+    return " or ".join(f'engine = "{traits.name}"' for traits in others)

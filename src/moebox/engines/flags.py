@@ -13,8 +13,10 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
+from moebox.core import registry
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
 
@@ -68,9 +70,21 @@ class Catalogue:
 @functools.cache
 def versions(engine: EngineName) -> tuple[str, ...]:
     """Versions with a catalogue, oldest first."""
-    names = [item.name for item in resources.files("moebox.data").joinpath("flags").iterdir()]
-    found = [match.group(1) for name in names if (match := re.fullmatch(rf"{re.escape(engine)}-(.+)\.json", name))]
-    return tuple(sorted(found, key=order))
+    return tuple(sorted(_tables(engine), key=order))
+
+
+@functools.cache
+def _tables(engine: EngineName) -> dict[str, Traversable]:
+    """Catalogues by version: moebox's own, and for an engine of another package those in its folder `flags`."""
+    registered = registry.registered(engine)
+    name = registered.traits.flags_as or engine
+    found: dict[str, Traversable] = {}
+    for folder in (resources.files("moebox.data"), resources.files(registered.package)):
+        table = folder.joinpath("flags")
+        for item in table.iterdir() if table.is_dir() else ():
+            if match := re.fullmatch(rf"{re.escape(name)}-(.+)\.json", item.name):
+                found[match.group(1)] = item
+    return found
 
 
 def newest(engine: EngineName) -> str:
@@ -89,8 +103,7 @@ def catalogue(engine: EngineName, version: str = "") -> Catalogue:
     known = versions(engine)
     older = [one for one in known if not version or order(one) <= order(version)]
     chosen = older[-1] if older else known[0]
-    text = resources.files("moebox.data").joinpath("flags", f"{engine}-{chosen}.json").read_text(encoding="utf-8")
-    data = json.loads(text)
+    data = json.loads(_tables(engine)[chosen].read_text(encoding="utf-8"))
     specs: dict[str, Spec] = {}
     for name, row in data["flags"].items():
         spec = Spec(

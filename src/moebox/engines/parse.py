@@ -31,7 +31,7 @@ VALUED |= {
     "--security-opt",
 }
 VALUED |= {"--env-file", "--restart", "--user", "-u", "-w", "--workdir", "--cpuset-cpus", "--memory", "-m", "--pull"}
-SERVER = re.compile(r"(^|/)(vllm|sglang|llama-server|python3?)$")
+PYTHON = re.compile(r"python3?(\.\d+)?")
 
 
 def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str = "", name: str = "") -> Recipe:
@@ -120,9 +120,7 @@ def _option(option: str, value: str, joined: bool, runtime: dict[str, Any], docu
 def _engine(engine: EngineName, words: list[str], document: dict[str, Any], known: Catalogue) -> None:
     """The engine's own part: its entry, then flags to fields."""
     entry: list[str] = []
-    while words and (
-        SERVER.search(words[0]) or words[0] == "serve" or entry[-1:] == ["-m"] or _module(entry, words[0])
-    ):
+    while words and (_starts(words[0]) or words[0] == "serve" or entry[-1:] == ["-m"] or _module(entry, words[0])):
         entry.append(words.pop(0))
     argv = rooms.argv(engine)
     usual = registry.traits(engine).image_entry if "runtime" in document else argv.entry(_bare(engine))
@@ -136,6 +134,13 @@ def _engine(engine: EngineName, words: list[str], document: dict[str, Any], know
     argv.finished({canonical(word[0], known) for word in split_words if is_flag(word[0])}, document)
     if "checkpoint" not in document:
         raise BadInput("the command names no model")
+
+
+def _starts(word: str) -> bool:
+    """Whether a word is a program that engines are started by."""
+    name = word.rpartition("/")[2]
+    programs = {start for traits in registry.all_traits() for start in (*traits.program, *traits.image_entry[:1])}
+    return bool(PYTHON.fullmatch(name)) or name in {program.rpartition("/")[2] for program in programs}
 
 
 def _module(entry: list[str], word: str) -> bool:

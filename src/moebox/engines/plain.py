@@ -37,6 +37,11 @@ def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:
     return {}
 
 
+def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+    """Nothing of its own is known."""
+    return []
+
+
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     """Every device's parts, without formulas."""
     rows = [(f"{device.device}: {name}", size) for device in memory.devices for name, size in device.weights.items()]

@@ -78,6 +78,9 @@ class Lines(Protocol):
     def lines(self, deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
         """The memory arithmetic, line by line."""
 
+    def reasons(self, deployment: Deployment, memory: Memory) -> list[str]:
+        """Why settings that are this engine's alone are as they are."""
+
 
 class Schedule(Protocol):
     """schedule.py"""

@@ -13,7 +13,6 @@ box = "8x-h200"
 name = "attic"
 url = "http://10.0.0.7:8000"
 model = "kimi-k2.6"
-engine = "vllm"
 context = 131072
 """
 

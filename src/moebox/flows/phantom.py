@@ -3,6 +3,7 @@
 import dataclasses
 
 from moebox.checkpoint import resolve
+from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb, Listen, Recipe, Runtime
@@ -18,9 +19,14 @@ SLOTS = 4
 def plan(box: Box) -> Plan:
     """The planner's own answer for the phantom on this machine, in the embedded engine."""
     model, checkpoints = resolve(str(gguf_path()))
-    pins = Pins(engine="llama.cpp", context=CONTEXT, ubatch=512, concurrency=SLOTS)
+    pins = Pins(engine=embedded(), context=CONTEXT, ubatch=512, concurrency=SLOTS)
     found = choose(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)
     return dataclasses.replace(found, recipe=recipe(found.recipe))
+
+
+def embedded() -> str:
+    """The engine that runs inside moebox."""
+    return next(traits.name for traits in registry.all_traits() if traits.embedded)
 
 
 def recipe(planned: Recipe) -> Recipe:

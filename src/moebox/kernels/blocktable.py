@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from moebox.core import registry
 from moebox.core.kernel import Arch
 from moebox.kernels.patch import MARK, Patch, extend_blocks, read_text
 from moebox.kernels.tuning import Tuned
@@ -46,7 +47,7 @@ def patches(tuned: Tuned, root: Path, limit: Arch) -> tuple[Patch, ...]:
     chosen = {name: choice for name, choice in block_table(tuned.rows).items() if name.startswith("extend ")}
     places = sorted(root.glob("sglang/**/extend_attention.py"))
     files = [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_text(path)]
-    if tuned.engine != "sglang" or not chosen or not files:
+    if not registry.traits(tuned.engine).moe_config_pairs or not chosen or not files:
         return ()
     before = after = read_text(files[0])
     for name, choice in chosen.items():

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moebox.core import registry
 from moebox.errors import Outside
 from moebox.files import write_atomic
 from moebox.kernels.probe.space import KIMI, SIZES, Shape
@@ -54,11 +55,12 @@ def files(tuned: Tuned, device: str) -> tuple[dict[str, Configs], list[str]]:
     """Every whole file by its name below the folder, and a line on each that would have gaps."""
     whole: dict[str, Configs] = {}
     gaps = []
-    for kind, found in (_sglang(tuned.rows) if tuned.engine == "sglang" else _vllm(tuned.rows, tuned.shape)).items():
+    pairs = registry.traits(tuned.engine).moe_config_pairs
+    for kind, found in (_sglang(tuned.rows) if pairs else _vllm(tuned.rows, tuned.shape)).items():
         missing = [tokens for tokens in SIZES if tokens not in found[0]]
         if missing:
             gaps.append(f"fused MoE {kind}: {len(missing)} of {len(SIZES)} batch sizes were not timed, no file written")
-        elif tuned.engine == "sglang":
+        elif pairs:
             place = sglang_folder(tuned.triton)
             whole[f"{place}/{sglang_name(kind, device, tuned.shape)}"] = found[0]
             whole[f"{place}/{sglang_name(kind, device, tuned.shape, down=True)}"] = found[1]

@@ -24,7 +24,7 @@ _SECONDS = 900.0
 class Request:
     """What to scan."""
 
-    engine: str  # "vllm" or "sglang"
+    engine: str  # one with a module of its own in probe/
     arch: Arch
     model: Model
     tp: int = 8

@@ -166,7 +166,7 @@ def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
     """The share of each card to claim: `share`, less where other programs hold a part of it."""
     gpus, least = gpu_list.all_gpus(box), share
     for index in used:
-        free = visible(gpus[index]) - taken(gpus[index]) - gibibytes("vllm", "margin")
+        free = visible(gpus[index]) - taken(gpus[index]) - gibibytes("load", "margin")
         least = min(least, math.floor(100 * free / visible(gpus[index])) / 100)
     return max(least, 0.01)
 

@@ -6,13 +6,11 @@ from dataclasses import replace
 from moebox.core.plan import Alternative, Caution
 from moebox.core.recipe import Recipe, Runtime
 from moebox.core.registry import titled
-from moebox.engines.ggml import memory as llama
-from moebox.engines.sglang import memory as sglang
-from moebox.engines.vllm import memory as vllm
+from moebox.engines import rooms
 from moebox.planner.candidates import START_CONTEXT
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed
-from moebox.sizing.gpu_list import all_gpus, used_gpus
+from moebox.sizing.gpu_list import all_gpus
 from moebox.units import count, gb, gib, tok_s
 
 MOST = 5  # runners-up shown
@@ -24,9 +22,10 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
     """Sentences for the choice, most important first."""
     out = [_weights(best), _layout(best, others)]
     if best.recipe.hybrid:
-        out += [_placement(best), _quant(best, others), _ubatch(best, others)]
+        out += [_placement(best), _quant(best, others)]
     else:
-        out += [_engine(best, others, pins), _cache(best, tried), _sequences(best), _fraction(best)]
+        out += [_engine(best, others, pins), _cache(best, tried)]
+    out += rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory)
     out.append(_caution(best, pins))
     out.append(_context(best, pins))
     out.append(f"speed {best.speed.measured.text}" if best.speed.measured else "")
@@ -79,37 +78,6 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
     return ""
 
 
-def _sequences(best: Weighed) -> str:
-    recipe, box = best.recipe, best.box
-    used = used_gpus(box, recipe)
-    if recipe.engine != "vllm" or not used:
-        return ""
-    gpu = all_gpus(box)[used[0]]
-    size = vllm.workspace_bytes(gpu, best.model, recipe)
-    if not size:
-        return ""
-    default = vllm.workspace_bytes(gpu, best.model, replace(recipe, max_seqs=None))
-    return (
-        f"max_seqs {recipe.max_seqs}: Triton MLA's workspace is {gib(size)} a card; "
-        f"at vLLM's default of 1,024 sequences it would be {gib(default)}, after memory was planned"
-    )
-
-
-def _fraction(best: Weighed) -> str:
-    recipe = best.recipe
-    used = used_gpus(best.box, recipe)
-    if recipe.engine != "sglang" or not used:
-        return ""
-    gpu = all_gpus(best.box)[used[0]]
-    own = sglang.automatic_fraction(gpu, best.model, recipe)
-    needs = sglang.needs_of(best.model, best.checkpoint, recipe, 0)
-    tokens = sglang.tokens_on(gpu, best.model, replace(recipe, memory_utilization=None), needs)
-    return (
-        f"mem_fraction_static {recipe.memory_utilization:g} is set: left alone SGLang would take {own:.3f} "
-        f"and hold {count(tokens)} tokens instead of {count(best.memory.kv_tokens)}"
-    )
-
-
 def _placement(best: Weighed) -> str:
     recipe = best.recipe
     assert recipe.hybrid is not None
@@ -131,16 +99,6 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
     if rival is None:
         return ""
     return f"{best.checkpoint.name} over {rival.checkpoint.name}, which is forecast at {_change(rival, best)}"
-
-
-def _ubatch(best: Weighed, others: list[Weighed]) -> str:
-    hybrid = best.recipe.hybrid
-    if hybrid is None or best.model.moe is None or best.recipe.engine != "ik_llama.cpp" or not best.box.gpus:
-        return ""
-    least = llama.offload_threshold(best.model)
-    if hybrid.ubatch >= least:
-        return f"-ub {hybrid.ubatch}: from {count(least)} tokens a batch on, prompts are read on the cards"
-    return f"-ub {hybrid.ubatch}: prompts are read by the CPU; from {count(least)} tokens a batch on the cards would"
 
 
 def _caution(best: Weighed, pins: Pins) -> str:
@@ -251,12 +209,12 @@ def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
 
 def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, ...]:
     """What the patched image gains where the stock one cannot do what it does, or why it was taken."""
-    if best.recipe.engine != "vllm":
+    if not best.deployment.engine.presets:
         return ()
     if best.recipe.runtime.preset and not pins.image:
         stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
         trouble = replace(best, candidate=stock).refused
-        text = f"the patched community image was taken, because stock vLLM does not start with this: {trouble}"
+        text = f"the patched community image was taken, because the stock one does not start with this: {trouble}"
         return (Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image'),) if trouble else ()
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
     if best.recipe.runtime.preset or patched is None or patched.recipe.kv != "fp8":

@@ -3,7 +3,7 @@
 import re
 
 from moebox import engines
-from moebox.core import symptom
+from moebox.core import registry, symptom
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.kernel import known_bad
@@ -75,7 +75,7 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
     elif recipe.hybrid and not (box.ram_bandwidth or box.ram_bandwidth_measured):
         text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is a guess"
         out.append(Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"))
-    if recipe.engine in ("vllm", "sglang") and box.mixed:
+    if registry.traits(recipe.engine).serves and box.mixed:
         text = "cards of different kinds in one group: the smallest and slowest decides"
         out.append(Caution(symptom="", text=text, severity="note"))
     busy = [gpu for gpu in box.gpus if gpu.memory_free is not None and gpu.memory - gpu.memory_free > 2e9]

@@ -39,7 +39,7 @@ def gibibytes(section: str, name: str) -> int:
 @functools.cache
 def generations() -> tuple[Generation, ...]:
     """Every known line of vLLM builds."""
-    rows = catalogue.table("memory")["vllm"]["generation"]
+    rows = catalogue.table("memory")["build"]
     return tuple(codec.decode(Generation, row, where=f"memory.toml [{row['name']}]") for row in rows)
 
 

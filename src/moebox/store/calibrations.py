@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core.box import Box
-from moebox.core.calibration import FORMAT, HOST_ENGINES, Calibration, place_of
+from moebox.core.calibration import FORMAT, Calibration, on_host, place_of
 from moebox.errors import BadInput, Outside, UnknownName
 
 
@@ -89,5 +89,5 @@ def remove(name: str) -> Calibration:
 def attached(box: Box) -> Box:
     """`box` with the calibrations that were measured on such a box."""
     here = place_of(box)
-    own = tuple(one for one in shelf().calibrations if one.place.same(here, host=one.engine in HOST_ENGINES))
+    own = tuple(one for one in shelf().calibrations if one.place.same(here, host=on_host(one.engine)))
     return replace(box, calibrations=own) if own else box

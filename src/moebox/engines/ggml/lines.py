@@ -31,3 +31,8 @@ def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
             in_bytes(f"{device.device}: free", device.free, "what is left of it"),
         ]
     return tuple(rows)
+
+
+def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+    """Nothing that both servers share."""
+    return []

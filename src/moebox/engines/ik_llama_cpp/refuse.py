@@ -4,7 +4,7 @@ import re
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
-from moebox.engines.common import caution, quant_of
+from moebox.engines.common import caution, other_readers, quant_of
 from moebox.engines.flags import newest, order
 from moebox.engines.ggml import refuse as ggml
 from moebox.engines.ik_llama_cpp.traits import TRAITS
@@ -17,7 +17,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
     recipe, found = deployment.recipe, ggml.refusals(deployment)
     quant = quant_of(deployment)
     if MAINLINE_QUANT.search(quant):
-        found.append(caution("fatal", f"ik_llama.cpp cannot read {quant}", 'engine = "llama.cpp"'))
+        found.append(caution("fatal", f"ik_llama.cpp cannot read {quant}", other_readers(deployment)))
     if recipe.speculate:
         found.append(caution("fatal", f"ik_llama.cpp has no {recipe.speculate.method} drafts", "leave speculate out"))
     if recipe.hybrid and recipe.hybrid.mla == 0:

@@ -20,6 +20,7 @@ TRAITS = Traits(
     image_entry=("/app/llama-server",),
     image_enters=True,
     takes_all_gpus=True,
+    own_call_ids=False,
     install="build its llama-server and put it on PATH, or name it in runtime.entry",
     step_tokens=512,
     tools_under_none="shown",

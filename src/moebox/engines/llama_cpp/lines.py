@@ -1,5 +1,5 @@
 """llama.cpp's memory arithmetic: the lines both servers share."""
 
-from moebox.engines.ggml.lines import lines
+from moebox.engines.ggml.lines import lines, reasons
 
-__all__ = ["lines"]
+__all__ = ["lines", "reasons"]

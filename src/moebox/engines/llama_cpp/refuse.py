@@ -4,7 +4,7 @@ import re
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
-from moebox.engines.common import caution, quant_of
+from moebox.engines.common import caution, other_readers, quant_of
 from moebox.engines.ggml import refuse as ggml
 
 IK_QUANT = re.compile(r"IQ\d_K|IQ\d_KS|IQ\d_KL|IQ\d_KT|IQ\d_KSS|Q8_KV|IQ\d_S_R4|\w+_R[48]$", re.IGNORECASE)
@@ -16,7 +16,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
     quant = quant_of(deployment)
     if IK_QUANT.search(quant):
         text = f"llama.cpp cannot read {quant}: «invalid ggml type»; only ik_llama.cpp has it"
-        found.append(caution("fatal", text, 'engine = "ik_llama.cpp"', "type tables of both, November 2026"))
+        found.append(caution("fatal", text, other_readers(deployment), "type tables of both, November 2026"))
     flags = recipe.flags
     if flags.get("ctk", flags.get("cache-type-k")) != flags.get("ctv", flags.get("cache-type-v")):
         found.append(caution("fatal", "MLA's cache is one: -ctk and -ctv must be the same type", 'kv = "q8_0"'))

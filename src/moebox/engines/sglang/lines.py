@@ -1,5 +1,7 @@
 """SGLang's memory arithmetic, written out."""
 
+from dataclasses import replace
+
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Line, Memory
@@ -8,6 +10,7 @@ from moebox.engines.lines import expert_formula, in_bytes, token_line, weight_li
 from moebox.engines.sglang import memory as rules
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import constant
+from moebox.units import count
 
 
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
@@ -53,3 +56,19 @@ def _own(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, str]
         copies = constant("load", "sglang_nvfp4_scale_copies")
         hows["routed_experts"] = f"{expert_formula(model, checkpoint, recipe)} × (1 + 1/9 × {copies} scales twice)"
     return hows
+
+
+def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+    """Why settings that are SGLang's alone are as they are."""
+    box, model, checkpoint, recipe = deployment.facts
+    used = gpu_list.used_gpus(box, recipe)
+    if not used:
+        return []
+    gpu = gpu_list.all_gpus(box)[used[0]]
+    own = rules.automatic_fraction(gpu, model, recipe)
+    needs = rules.needs_of(model, checkpoint, recipe, 0)
+    tokens = rules.tokens_on(gpu, model, replace(recipe, memory_utilization=None), needs)
+    return [
+        f"mem_fraction_static {recipe.memory_utilization:g} is set: left alone SGLang would take {own:.3f} "
+        f"and hold {count(tokens)} tokens instead of {count(memory.kv_tokens)}"
+    ]

@@ -145,7 +145,7 @@ def step_room(gpu: Gpu, model: Model, recipe: Recipe) -> int:
     """Bytes a step and its table need outside the fraction."""
     tokens, _ = chunk(gpu, recipe)
     used = model.moe.used if model.moe else 0
-    step = tokens * model.hidden * 2 * (used + constant("vllm", "live_copies"))
+    step = tokens * model.hidden * 2 * (used + constant("load", "live_copies"))
     draft = gibibytes("sglang", "draft_activations") if recipe.speculate else 0
     return int(step + draft + request_table(model, recipe, recipe.context))
 

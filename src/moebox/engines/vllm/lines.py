@@ -1,6 +1,7 @@
 """vLLM's memory arithmetic, written out."""
 
 import math
+from dataclasses import replace
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
@@ -11,6 +12,7 @@ from moebox.engines.lines import in_bytes, token_line, weight_lines
 from moebox.engines.vllm import memory as rules
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import GRAPHS_COUNTED, constant, counts_graphs, generation_of, visible
+from moebox.units import gib
 
 
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
@@ -57,7 +59,7 @@ def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
 def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     used = model.moe.used if model.moe else 0
     tokens = rules.step_tokens(gpu, recipe)
-    seqs, live = rules.max_seqs(gpu, recipe), constant("vllm", "live_copies")
+    seqs, live = rules.max_seqs(gpu, recipe), constant("load", "live_copies")
     text = f"max({tokens:,} × {model.hidden:,} × 2 × ({used} + {live}), {seqs} × {model.vocab:,} × 16)"
     if model.mla and model.mla.indexer:
         text += " + the indexer's logits"
@@ -82,3 +84,20 @@ def _workspace(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     splits = rules.splits(gpu, recipe)
     seqs, dcp = rules.max_seqs(gpu, recipe), recipe.parallel.dcp
     return f"{seqs} sequences × {heads} heads × DCP {dcp} × {splits} splits × 513 × 4"
+
+
+def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+    """Why settings that are vLLM's alone are as they are."""
+    box, model, _, recipe = deployment.facts
+    used = gpu_list.used_gpus(box, recipe)
+    if not used:
+        return []
+    gpu = gpu_list.all_gpus(box)[used[0]]
+    size = rules.workspace_bytes(gpu, model, recipe)
+    if not size:
+        return []
+    default = rules.workspace_bytes(gpu, model, replace(recipe, max_seqs=None))
+    return [
+        f"max_seqs {recipe.max_seqs}: Triton MLA's workspace is {gib(size)} a GPU; "
+        f"at vLLM's default of 1,024 sequences it would be {gib(default)}, after memory was planned"
+    ]

@@ -125,7 +125,7 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
     tokens = step_tokens(gpu, recipe)
     used = model.moe.used if model.moe else 0
     seqs = max_seqs(gpu, recipe)
-    peak = tokens * model.hidden * 2 * (used + constant("vllm", "live_copies"))
+    peak = tokens * model.hidden * 2 * (used + constant("load", "live_copies"))
     peak = max(peak, seqs * model.vocab * constant("vllm", "sampler_bytes"))
     if model.mla and model.mla.indexer:
         peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
@@ -173,7 +173,7 @@ def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
     """Bytes short of starting and serving one sequence of the asked length."""
     one = math.ceil(recipe.context / (recipe.parallel.dcp * recipe.parallel.dp)) * needs.token
     inside = needs.inside + one - claim
-    outside = claim + needs.later + gibibytes("vllm", "margin") + taken(gpu) - visible(gpu)
+    outside = claim + needs.later + gibibytes("load", "margin") + taken(gpu) - visible(gpu)
     return max(inside, outside)
 
 

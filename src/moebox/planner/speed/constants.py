@@ -174,6 +174,6 @@ def draft(method: str) -> Draft:
 
 
 def host_side(engine: EngineName) -> HostSide:
-    """The row of [[host]] for a CPU+GPU engine."""
+    """The row of [[host]] for a CPU+GPU engine; the most careful one for an engine without a row."""
     rows = {row.engine: row for row in _rows("host", HostSide)}
-    return rows.get(engine, rows["llama.cpp"])
+    return rows.get(engine) or min(rows.values(), key=lambda row: row.ram)

@@ -2,12 +2,11 @@
 
 from typing import Any
 
+from moebox.core import registry
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, Unusable, refuse
 from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw
-
-_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}  # /v1/models owned_by -> engine
 
 
 async def models(ask: Asker) -> str:
@@ -38,7 +37,12 @@ def _learn(ask: Asker, item: dict[str, Any]) -> None:
     meta = item.get("meta") if isinstance(item.get("meta"), dict) else {}
     limit = item.get("max_model_len") or (meta or {}).get("n_ctx")
     ask.limit = limit if isinstance(limit, int) and limit > 0 else None
-    ask.engine = ask.engine or _ENGINES.get(str(item.get("owned_by")), "")
+    ask.engine = ask.engine or _engine(str(item.get("owned_by")))
+
+
+def _engine(owner: str) -> str:
+    """The engine whose /v1/models says so under owned_by, or ""."""
+    return next((traits.name for traits in registry.all_traits() if owner and traits.owned_by == owner), "")
 
 
 async def _props(ask: Asker) -> int | None:

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from moebox.core import registry
 from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
@@ -14,8 +15,6 @@ from moebox.verify.rungs import tool_history
 from moebox.verify.rungs.json_modes import misfit
 from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, trials, wrong
 
-ALWAYS_SHOWN = ("llama.cpp", "ik_llama.cpp", "embedded")  # llama.cpp's server gives its template the tools in any case
-HIDING = {"vllm": "; start vLLM with --exclude-tools-when-tool-choice-none"}  # SGLang hides them by itself
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
 
 
@@ -107,9 +106,9 @@ async def _shown(ask: Asker, task: Task, answer: Answer) -> str:
     bare = await ask.ask(task, tools=None, max_tokens=64, odd=True)
     if bare.leak:
         return f"{bare.leak} in the text even with no tool on offer: a habit of the model, not of the server"
-    if ask.engine in ALWAYS_SHOWN:
+    if _tools_under_none(ask.engine) == "shown":
         return f"{answer.leak} in the text: {ask.engine} shows tools to the model even under none"
-    hint = HIDING.get(ask.engine, "")
+    hint = _hiding(ask.engine)
     raise Failed(f"{answer.leak} in the text: the model was shown tools that it may not call{hint}")
 
 
@@ -164,7 +163,7 @@ async def ids(ask: Asker) -> str:
     form = KIMI_ID.fullmatch(call.id)
     if form and form["name"] == call.name:
         return call.id
-    if ask.is_kimi and ask.engine in ("vllm", "sglang"):
+    if ask.is_kimi and ask.engine in registry.names() and registry.traits(ask.engine).own_call_ids:
         raise Failed(f"id {call.id!r} instead of functions.{call.name}:0; the history will confuse the model")
     raise Skipped(f"ids look like {call.id[:40]!r}: this server has its own")
 
@@ -203,3 +202,18 @@ RUNG = Rung(
     },
     cost=96,
 )
+
+
+def _tools_under_none(engine: str) -> str:
+    """Whether the model sees tools it may not call: "flag", "hidden" or "shown"; embedded servers show them."""
+    if engine == "embedded":
+        return "shown"
+    return registry.traits(engine).tools_under_none if engine in registry.names() else "hidden"
+
+
+def _hiding(engine: str) -> str:
+    """How to hide them, where that takes a flag."""
+    if _tools_under_none(engine) != "flag":
+        return ""
+    traits = registry.traits(engine)
+    return f"; start {traits.title} with --{traits.hide_tools_flag}"

@@ -1,0 +1,144 @@
+"""An engine from another package: found by its entry point, planned, rendered, launched; a broken one is one line."""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moebox import engines
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.core import catalogue, registry
+from moebox.core.box import Box
+from moebox.core.recipe import Recipe, Runtime
+from moebox.engines import flags
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.render import render
+from moebox.serve.session import start
+from moebox.store import Run
+
+TOY = Path(__file__).parents[1] / "toy_engine"
+BOX = Box(name="8x-b200", gpus=(catalogue.gpu("b200"),) * 8)
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs distributions whose entry points name engines; everything is forgotten afterwards."""
+    forget()
+
+    def install(**points: str) -> None:
+        for number, (name, package) in enumerate(points.items()):
+            folder = tmp_path / f"dist{number}-1.0.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist{number}\nVersion: 1.0\n")
+            (folder / "entry_points.txt").write_text(f"[moebox.engines]\n{name} = {package}\n")
+        monkeypatch.syspath_prepend(str(TOY))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        forget()
+
+    yield install
+    monkeypatch.undo()
+    forget()
+    for name in [name for name in sys.modules if name.startswith(("toy_engine", "second_toy"))]:
+        del sys.modules[name]
+
+
+def forget() -> None:
+    """Look for engines again."""
+    registry.registry.cache_clear()
+    for cached in (flags.versions, flags.catalogue, flags._tables):
+        cached.cache_clear()
+
+
+def planned() -> Recipe:
+    """The planner's recipe for the toy."""
+    model = catalogue.model("kimi-k2.6")
+    return choose(BOX, model, catalogue.checkpoints(model.name), Pins(engine="toy")).recipe
+
+
+def test_it_is_found_planned_and_rendered(installed: Install) -> None:
+    """Nothing in moebox knows its name; its flags come from its own table."""
+    installed(toy="toy_engine")
+    recipe = planned()
+    deployment = deploy(recipe, BOX)
+
+    assert registry.names()[-1] == "toy"
+    assert recipe.engine == "toy"
+    assert recipe.parallel.tp > 1
+    assert engines.budget(deployment).fits
+    assert engines.launch(deployment).argv[:3] == ("toy-serve", "--model", "moonshotai/Kimi-K2.6")
+    assert engines.parse_command("toy", engines.launch(deployment).argv).parallel == recipe.parallel
+    script = render(deployment, "script")
+    assert 'toy-serve "${args[@]}"' in script
+    assert "--split 8" in script
+    assert "toys/engine:1.0" in render(deployment, "docker")
+
+
+def test_it_is_launched_and_answers(installed: Install, tmp_path: Path) -> None:
+    """Its process is started, its health asked, its log read by the plain rules, and both its ports are free."""
+    installed(toy="toy_engine")
+    entry = shlex.join([sys.executable, str(TOY / "toy_engine" / "server.py")])
+    recipe = dataclasses.replace(planned(), runtime=Runtime(entry=entry), max_seqs=8)
+    recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
+    with start(deploy(recipe), Run.create("toy", runs=tmp_path / "runs"), patience_s=30) as session:
+        assert session.alive
+        assert session.watch.seen.ready
+
+
+def test_without_it_recipes_that_name_it_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The name is looked up among engines that are there."""
+    file = tmp_path / "r.toml"
+    file.write_text('name = "x"\nengine = "toy"\nmodel = "kimi-k2.6"\ncheckpoint = "int4"\nserved_name = "x"\n')
+    assert main(["up", str(file), "--dry-run"]) == 2
+    assert "unknown engine 'toy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import nowhere_at_all\n", "ModuleNotFoundError"),
+        ("TRAITS = 1 / 0\n", "ZeroDivisionError"),
+        ("def (\n", "SyntaxError"),
+        ("TRAITS = {}\n", "is no Traits"),
+        ("raise SystemExit(3)\n", "SystemExit"),
+    ],
+)
+def test_a_broken_engine_is_one_warning_and_stops_nothing(
+    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    """Every command goes on, and says in one line what was left out."""
+    package = tmp_path / "second_toy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "traits.py").write_text(text)
+    installed(second="second_toy")
+
+    assert main(["plan", "kimi-k2.6", "--box", "8x-b200", "--json"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "second_toy" in warnings[0]
+    assert told in warnings[0]
+
+
+def test_of_two_engines_with_one_name_the_first_is_kept(
+    installed: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """moebox's own stay; the other is one line."""
+    package = tmp_path / "second_toy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    kept = registry.names()[0]
+    (package / "traits.py").write_text(
+        "from dataclasses import replace\nfrom toy_engine.traits import TRAITS as TOY\n"
+        f"TRAITS = replace(TOY, name={kept!r})\n"
+    )
+    installed(second="second_toy")
+
+    assert main(["plan", "kimi-k2.6", "--box", "8x-b200", "--json"]) == 0
+    assert registry.registered(kept).package.startswith("moebox.")
+    assert f"engine {kept!r} of second_toy is left out" in capsys.readouterr().err
