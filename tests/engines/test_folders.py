@@ -20,7 +20,7 @@ def test_an_engine_is_named_in_its_own_folder_only() -> None:
     """What else needs to know asks for traits."""
     found = []
     for name, registered in registry.registry().engines.items():
-        literal = re.compile(rf"""["']{re.escape(name)}["']""")
+        literal = re.compile(rf"""(["']){re.escape(name)}\1""")
         for path in SOURCE.rglob("*.py"):
             if own_folder(path, registered.package) or any(path.is_relative_to(folder) for folder in APART):
                 continue
