@@ -214,7 +214,8 @@ def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, .
     if best.recipe.runtime.preset and not pins.image:
         stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
         trouble = replace(best, candidate=stock).refused
-        text = f"the patched community image was taken, because stock {titled(best.recipe.engine)} does not start with this: {trouble}"
+        stock_name = f"stock {titled(best.recipe.engine)}"
+        text = f"the patched community image was taken, because {stock_name} does not start with this: {trouble}"
         return (Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image'),) if trouble else ()
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
     if best.recipe.runtime.preset or patched is None or patched.recipe.kv != "fp8":
