@@ -21,6 +21,7 @@ from pathlib import Path
 from moebox import detect
 from moebox.checkpoint import resolve
 from moebox.core.calibration import Boot, Calibration
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.flows.calibrate import calibrate, measure_depth
@@ -82,7 +83,7 @@ def main() -> int:
         tell=say,
     )
     (home / "check.json").write_text(json.dumps(dataclasses.asdict(check)))
-    rows = compared(found, check, recipe)
+    rows = compared(found, check, recipe, asked.box)
     document = {
         "engine": recipe.engine,
         "version": found.version,
@@ -116,6 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=0, help="prompt tokens a step; -ub for llama.cpp")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--budget", type=float, default=600.0)
+    parser.add_argument("--box", default="", help="the box of the forecast from published rows; this machine without")
     parser.add_argument("--stage", choices=("all", "calibrate", "check"), default="all")
     parser.add_argument("--memory-utilization", type=float, default=None)
     parser.add_argument("--flags", default="{}", help="more flags of the engine, as JSON")
@@ -144,10 +146,10 @@ def recipe_of(asked: argparse.Namespace) -> Recipe:
     )
 
 
-def compared(found: Calibration, check: Boot, recipe: Recipe) -> list[Row]:
+def compared(found: Calibration, check: Boot, recipe: Recipe, asked_box: str = "") -> list[Row]:
     """Every figure of the check beside both forecasts."""
     reading = Measured(calibration=found, layers=check.layers, chunk=chunk_of(recipe))
-    plain = uncalibrated(recipe, check.layers)
+    plain = uncalibrated(recipe, check.layers, asked_box)
     rows = [
         Row(
             what=f"decode, {step.batch} at {step.context:,}",
@@ -186,10 +188,10 @@ def prefill_s(reading: Measured, tokens: int) -> float:
     return seconds
 
 
-def uncalibrated(recipe: Recipe, layers: int) -> Speed:
+def uncalibrated(recipe: Recipe, layers: int, asked_box: str) -> Speed:
     """The forecast from published measurements for a model of that depth."""
     model, form = cut(recipe, layers)
-    return Speed.fitted(detect.box(), model, form, recipe)
+    return Speed.fitted(Deployment.of(recipe, model, form, detect.box(asked_box or None)))
 
 
 def cut(recipe: Recipe, layers: int) -> tuple[Model, Checkpoint]:
