@@ -72,7 +72,8 @@ test-gpu: $(READY) ## vLLM or SGLang on this machine's GPU (MOEBOX_GPU_ENGINE=, 
 	@$(BIN)/python -m pytest -m gpu tests/engine_gpu -rs
 
 test-containers: $(READY) ## podman for real: an image built from local files, up, logs, down, rendered scripts
-	@$(BIN)/python -m pytest -m engine tests/containers
+	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
+	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/containers
 
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege

@@ -138,7 +138,9 @@ def command(
 def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     """Devices, shared memory, network and the recipe's own options."""
     recipe = deployment.recipe
-    options = ["--gpus", "all"] if recipe.runtime.kind == "docker" else ["--device", "nvidia.com/gpu=all"]
+    options = []
+    if uses_gpus(deployment):
+        options = ["--gpus", "all"] if recipe.runtime.kind == "docker" else ["--device", "nvidia.com/gpu=all"]
     if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
     preset = presets.of(recipe)
@@ -148,6 +150,13 @@ def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     elif not any(option.startswith(("--network", "--net")) for option in own):
         options += ["--network", "host"]
     return options + own
+
+
+def uses_gpus(deployment: Deployment) -> bool:
+    """Whether it wants any: a container that names devices does not start on a machine without them."""
+    hybrid = deployment.recipe.hybrid
+    alone = deployment.engine.without_gpu and hybrid is not None and hybrid.gpu_layers == 0
+    return not alone
 
 
 def published(launch: Launch) -> str:

@@ -9,7 +9,15 @@ from moebox.core.plan import Launch
 from moebox.core.presets import of as preset_of
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
-from moebox.engines.assemble import around_image, container_options, image, network, published, weights_folder
+from moebox.engines.assemble import (
+    around_image,
+    container_options,
+    image,
+    network,
+    published,
+    uses_gpus,
+    weights_folder,
+)
 from moebox.errors import BadInput
 from moebox.render import pieces as parts
 from moebox.render import quoting
@@ -144,6 +152,7 @@ def compose(deployment: Deployment) -> dict[str, Any]:
         "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
         "publish": _published(started) if network(recipe) != "host" else "",
         "shares_memory": deployment.engine.shares_memory,
+        "uses_gpus": uses_gpus(deployment),
         "privileged": bool(preset and "--privileged" in preset.options),
         "health": deployment.engine.health,
     }

@@ -1,0 +1,48 @@
+"""Habits of engines: where a server differs from the API it offers, and what that means for its clients."""
+
+import functools
+import re
+from dataclasses import dataclass
+
+from moebox import codec
+from moebox.core import catalogue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habit:
+    """One habit of one engine, and how a ladder meets it."""
+
+    id: str
+    engine: str
+    versions: str  # in which it was seen
+    rung: str
+    probe: str  # how the names of the probes that meet it begin
+    pattern: str  # found in such a probe's reason
+    does: str
+    client: str  # what a client should do about it
+    source: str
+
+    @property
+    def text(self) -> str:
+        """Both in one line."""
+        return f"{self.engine}: {self.does}; {self.client}"
+
+
+@functools.cache
+def habits() -> tuple[Habit, ...]:
+    """All that are known."""
+    rows = catalogue.table("habits")["habit"]
+    return tuple(codec.decode(Habit, row, where="habits.toml [[habit]]") for row in rows)
+
+
+def habits_of(engine: str) -> tuple[Habit, ...]:
+    """Those of one engine."""
+    return tuple(habit for habit in habits() if habit.engine == engine)
+
+
+def recognised(engine: str, rung: str, probe: str, reason: str) -> Habit | None:
+    """The habit that a probe's reason shows; None where it is none that is known of this engine."""
+    for habit in habits_of(engine):
+        if (habit.rung, probe.startswith(habit.probe)) == (rung, True) and re.search(habit.pattern, reason):
+            return habit
+    return None

@@ -1,0 +1,151 @@
+"""ik_llama.cpp and mainline llama.cpp, from plan to comparison, by the command line."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebox import codec, phantom
+from moebox.core.habits import habits_of
+from moebox.core.model import Gqa, Model, Moe
+from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
+from moebox.serve.dummy import write_gguf
+from tests.driving import moebox, up, written
+from tests.engine_llama.conftest import THREADS, program, recipe_for
+
+pytestmark = pytest.mark.engine
+RUNGS = 12
+TOLERANCE = 0.03
+SMALL = Model(
+    name="small",
+    title="Small",
+    architecture="Qwen3MoeForCausalLM",
+    hidden=512,
+    layers=6,
+    vocab=2048,
+    context=8192,
+    gqa=Gqa(heads=8, kv_heads=2, head_dim=64),
+    moe=Moe(experts=16, used=4, intermediate=256),
+)
+
+
+def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
+    """`plan` writes it for this machine; with the server's path added it comes up."""
+    path = folders / f"planned-{engine}.toml"
+    words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
+    moebox("plan", phantom.gguf_path(), *words, "-o", path).good()
+    planned = codec.read_toml(Recipe, path)
+    assert planned.engine == engine
+    with up(written(dataclasses.replace(planned, runtime=Runtime(entry=str(program(engine)))), folders), "--port", "0"):
+        pass
+
+
+def test_every_rung_is_green_or_a_known_habit(engine: EngineName, server: dict[str, Any]) -> None:
+    """The whole ladder; what a rung does not like is a habit of this server that moebox knows and names."""
+    told = moebox("verify", server["id"], "--json").document
+    assert len(told["rungs"]) == RUNGS
+    unexplained = {
+        rung["name"]: rung["reason"]
+        for rung in told["rungs"]
+        if rung["verdict"] == "fail" and not rung.get("habits")
+    }
+    assert not unexplained
+    assert told["engine"] == engine
+
+
+def test_tool_calls_are_parsed(server: dict[str, Any]) -> None:
+    """Kimi's tool calls through the server's own parser."""
+    told = moebox("verify", server["id"], "--only", "tools", "--json").document
+    assert [rung["verdict"] for rung in told["rungs"]] == ["pass"], told["rungs"][0]["reason"]
+
+
+def test_prefill_cold_and_decode_are_measured(server: dict[str, Any]) -> None:
+    """The first token of a thinking model is a tag that this server swallows; PP is measured all the same."""
+    told = moebox("bench", server["id"], "--pp", "256,1024", "--tg", "32", "--repeat", "2", "--json").good().document
+    tests = {(row["test"], row["cold"]): row["mean_tok_s"] for row in told["rows"]}
+    assert {("pp256", True), ("pp1024", True), ("tg32", True)} <= tests.keys()
+    assert all(rate and rate > 0 for rate in tests.values())
+
+
+def test_a_small_load_completes(server: dict[str, Any]) -> None:
+    """Two streams, fresh prompts."""
+    words = ("--input", "64", "--output", "32", "--concurrency", "2", "--requests", "6", "--json")
+    moebox("bench", server["id"], *words).good()
+
+
+def test_memory_is_what_was_planned(server: dict[str, Any]) -> None:
+    """Weights and cache by the server's own log within 3 %."""
+    off = {row["what"]: row["off"] for row in server["reality"] if row["off"] is not None}
+    assert {"weights", "kv"} <= off.keys()
+    assert all(abs(off[name]) < TOLERANCE for name in ("weights", "kv", "cache") if name in off), off
+
+
+@pytest.mark.parametrize("mla", [1, 2, 3])
+def test_each_way_of_latent_attention_answers_right(mla: int, folders: Path) -> None:
+    """ik_llama.cpp's -mla 1, 2 and 3."""
+    settings = Hybrid(threads=THREADS, gpu_layers=0, mla=mla)
+    with up(written(recipe_for("ik_llama.cpp", f"mla-{mla}", hybrid=settings), folders)) as started:
+        told = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--json").document
+    assert told["verdict"] == "pass", [rung["reason"] for rung in told["rungs"]]
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+def test_both_types_of_cache_answer_right(engine: EngineName, kv: str, folders: Path) -> None:
+    """-ctk and, where the server has it, -ctv."""
+    with up(written(recipe_for(engine, f"cache-{kv}", kv=kv), folders)) as started:
+        told = moebox("verify", started["id"], "--only", "alive,plain,arithmetic", "--json").document
+        off = {row["what"]: row["off"] for row in started["reality"] if row["off"] is not None}
+    assert told["verdict"] == "pass", [rung["reason"] for rung in told["rungs"]]
+    assert abs(off["kv"]) < TOLERANCE
+
+
+def test_rules_of_placement_are_taken(engine: EngineName, folders: Path) -> None:
+    """-ot: verbatim rules reach the server and it says which tensors they move."""
+    settings = Hybrid(threads=THREADS, gpu_layers=0, ranges=(r"blk\.(1|2)\.ffn_.*_exps=CPU", "exps=CPU"))
+    with up(written(recipe_for(engine, "placed", hybrid=settings), folders)) as started:
+        assert "blk.1.ffn_up_exps.weight" in moebox("logs", started["id"]).good().out or engine == "llama.cpp"
+
+
+def test_a_file_in_a_hub_cache_is_loaded(engine: EngineName, folders: Path) -> None:
+    """snapshots/REF/file is a link into blobs/."""
+    hub = folders / f"hub-{engine}" / "models--moebox--phantom"
+    (hub / "blobs").mkdir(parents=True)
+    (hub / "snapshots" / "abc123").mkdir(parents=True)
+    (hub / "blobs" / "0123abcd").write_bytes(phantom.gguf_path().read_bytes())
+    link = hub / "snapshots" / "abc123" / "phantom-q8_0.gguf"
+    link.symlink_to(Path("../../blobs/0123abcd"))
+    with up(written(recipe_for(engine, "cached", checkpoint=str(link)), folders)) as started:
+        assert started["base_url"]
+
+
+def test_a_rehearsal_with_dummy_weights_and_with_the_phantom(recipe: Path) -> None:
+    """Boot, a prompt beyond a block, decode, down; then the same with answers."""
+    told = moebox("rehearse", recipe, "--json").good().document
+    assert [step["name"] for step in told["steps"]] == ["boot", "long prompt", "decode", "down"]
+    told = moebox("rehearse", recipe, "--phantom", "--json")
+    if told.code:  # a habit of the server that the rehearsal's ladder names
+        assert any(habit.rung in told.err for habit in habits_of(codec.read_toml(Recipe, recipe).engine)), told.err
+
+
+def test_steps_are_timed_and_kept(engine: EngineName, folders: Path) -> None:
+    """`rehearse --measure` with generated weights of even routing: a calibration that plan can read."""
+    file = folders / "small.gguf"
+    write_gguf(file, SMALL, layers=SMALL.layers)
+    made = recipe_for(engine, "small", model=str(file), checkpoint=str(file), context=1024, max_seqs=1)
+    told = moebox("rehearse", written(made, folders), "--measure", "--layers", "2,4", "--budget", "60s", "--json")
+    found = told.good().document
+    assert found["depths"] == [2, 4]
+    assert found["error"] > 0
+    assert found["id"] in moebox("calibrations", "--json").good().out
+
+
+def test_one_engine_against_the_other(folders: Path) -> None:
+    """The same questions to both: as many right, rates with an interval."""
+    sides = [written(recipe_for(engine, f"side-{name}"), folders) for name, engine in SIDES]
+    told = moebox("compare", *sides, "--concurrency", "1", "--questions", "6", "--rounds", "2", "--json")
+    assert told.code in (0, 1), told.err
+    assert told.document["answers"]
+
+
+SIDES: tuple[tuple[str, EngineName], ...] = (("a", "llama.cpp"), ("b", "ik_llama.cpp"))
