@@ -46,9 +46,7 @@ def test_every_rung_is_green_or_a_known_habit(engine: EngineName, server: dict[s
     told = moebox("verify", server["id"], "--json").document
     assert len(told["rungs"]) == RUNGS
     unexplained = {
-        rung["name"]: rung["reason"]
-        for rung in told["rungs"]
-        if rung["verdict"] == "fail" and not rung.get("habits")
+        rung["name"]: rung["reason"] for rung in told["rungs"] if rung["verdict"] == "fail" and not rung.get("habits")
     }
     assert not unexplained
     assert told["engine"] == engine

@@ -62,6 +62,9 @@ def show(name: str, *, json: Json = False) -> int:
         out.print(f"  boot: {', '.join(told)}", markup=False)
     if solved(found):
         out.print(table_of(found))
+        tokens = reading_of(found).cache_tokens
+        if tokens:
+            out.print(f"  cache of {found.layers} layers: {count(tokens)} tokens", markup=False)
     for line in (*found.notes, *(f"not seen: {line}" for line in found.unseen)):
         out.print(f"  {line}", markup=False, soft_wrap=True)
     return 0

@@ -10,6 +10,7 @@ from moebox import codec
 from moebox.cli import target
 from moebox.cli.output import emit, talk
 from moebox.core.endpoint import Endpoint
+from moebox.core.habits import habits_of
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.serve import connect as connecting
@@ -56,7 +57,9 @@ def connect(
         talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
     elif not json:
         sys.stdout.write(wanted.shown + "\n")
-    for note in (*filter(None, [source]), *wanted.notes):
+    habits = [f"{habit.does}: {habit.client}" for habit in habits_of(endpoint.engine)]
+    told |= {"habits": habits}
+    for note in (*filter(None, [source]), *wanted.notes, *habits):
         talk().print(f"note: {note}", markup=False, soft_wrap=True)
     if check:
         from moebox.serve.callcheck import check as call

@@ -57,6 +57,8 @@ class View:
         for probe in rung.probes:
             if probe.verdict != "pass":
                 _probe(probe)
+        for habit in rung.habits:
+            people().print(f"    known habit of {habit}", style="dim", markup=False)
         if not any(probe.verdict == rung.verdict for probe in rung.probes):
             for slip in rung.slips:
                 if slip.verdict == rung.verdict != "pass":

@@ -90,6 +90,7 @@ class Verdict:
     score: Score | None = None
     slips: tuple[Slip, ...] = ()
     probes: tuple[Probe, ...] = ()
+    habits: tuple[str, ...] = ()  # known habits of this engine that it shows, and what they mean for a client
     evidence: str = ""  # the file that holds every exchange of this rung
 
 

@@ -14,6 +14,7 @@ from moebox.planner.simulate import Workload, rules_of, simulate
 from moebox.planner.speed import Speed
 from moebox.report.reading.planned import planned_of
 from moebox.report.story import Expected, Level, Planned, Story
+from moebox.store import calibrations
 
 MOST_LEVELS = 16
 MOST_QUEUED = 1_000_000  # output tokens; a long queue before a small cache is slow to simulate
@@ -25,16 +26,19 @@ def foretold(story: Story) -> Story:
     if story.recipe is None or story.box is None or (story.planned and served(story.planned)):
         return story
     try:
-        deployment = deploy(story.recipe, story.box)
+        box = story.box if story.box.calibrations else calibrations.attached(story.box)
+        deployment = deploy(story.recipe, box)
         memory, speed = budget(deployment), Speed.of(deployment)
         rows = [row for level in story.levels[:MOST_LEVELS] if (row := expected(level, speed, story, memory.kv_tokens))]
     except (MoeboxError, KeyError, AssertionError, ArithmeticError):
         return story
     own = planned_of({"memory": plain(memory)})
     assert own is not None
+    basis = (f"speed {speed.measured.text}",) if speed.measured else ()
     if story.planned:
-        return replace(story, planned=replace(story.planned, rows=(*story.planned.rows, *rows)))
-    return replace(story, planned=replace(own, rows=tuple(rows)))
+        reasons = story.planned.reasons + tuple(line for line in basis if line not in story.planned.reasons)
+        return replace(story, planned=replace(story.planned, rows=(*story.planned.rows, *rows), reasons=reasons))
+    return replace(story, planned=replace(own, rows=tuple(rows), reasons=basis))
 
 
 def served(plan: Planned) -> bool:
