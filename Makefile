@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM_VENV    ?= $(abspath .venv-vllm)
 KERNELS_VENV ?= $(abspath .venv-kernels)
+MCP_VENV     ?= $(abspath .venv-mcp)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels test-llama test-gpu test-containers test-siege lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels test-mcp test-llama test-gpu test-containers test-siege lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -77,6 +78,11 @@ test-containers: $(READY) ## podman for real: an image built from local files, u
 
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege
+
+test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the mcp package the first time)
+	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)
+	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]' 'pytest>=9,<10'
+	@$(MCP_VENV)/bin/python -m pytest -m engine tests/tasks
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,12 +50,12 @@ def do(
     seeds: tuple[int, ...] = (0,),
     api: Api = "openai",
     options: runner.Options | None = None,
-    tools: tuple[runner.Tool, ...] = (),
+    more_tools: Callable[[], Sequence[runner.Tool]] | None = None,
 ) -> TaskRun:
     """Jobs of one family, done by one script."""
     endpoint = Endpoint(base_url=url, model=script)
     options = options or runner.Options(api=api, job_s=60)
-    worker = runner.Agent(Ask(endpoint=endpoint, api=api), tools)
+    worker = runner.Agent(Ask(endpoint=endpoint, api=api), more_tools)
     wanted = [JobName(family=family, level=level, seed=seed) for seed in seeds]
     run = Run.create("tasks", runs=folder)
     told = runner.begin(endpoint, wanted, worker, options)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from moebox.cli import target as targets
 from moebox.cli.output import emit, talk
-from moebox.errors import BadInput
+from moebox.errors import BadInput, Outside
 from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -174,10 +174,23 @@ def _worker(
     from moebox.tasks.reply import Ask
     from moebox.tasks.runner import Agent
 
+    if client and mcp:
+        raise BadInput("--mcp adds tools to our own agent; a real client has its own settings for them")
     if client:
         raise BadInput(f"--with {client}: not there yet")
     ask = Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
-    return Agent(ask), lambda: None
+    if not mcp:
+        return Agent(ask), lambda: None
+    from moebox.tasks.mcp_tools import McpServers, addresses
+    from moebox.tasks.tools import ToolServerDied
+
+    servers = McpServers(addresses(mcp))
+    try:
+        servers.tools()
+    except ToolServerDied as problem:
+        servers.close()
+        raise Outside(str(problem), hint="does the command run by itself?") from None
+    return Agent(ask, servers.tools), servers.close
 
 
 def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:

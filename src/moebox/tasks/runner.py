@@ -20,7 +20,7 @@ from moebox.tasks.job import Job, Level
 from moebox.tasks.reply import Api, Ask
 from moebox.tasks.result import END_WORDS, FILE, End, JobName, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import check, tampered
-from moebox.tasks.tools import Tool, Toolbox
+from moebox.tasks.tools import Tool, Toolbox, ToolServerDied
 from moebox.tasks.workspace import Workspace
 
 JOB_S = 1800.0  # the longest one job may take
@@ -70,15 +70,17 @@ class Agent:
     """Our own."""
 
     ask: Ask
-    tools: Sequence[Tool] = ()
+    more_tools: Callable[[], Sequence[Tool]] | None = None  # of other servers, asked for before each job
     name: str = "moebox"
 
     def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
         space = Workspace(job.files)
         box = Toolbox(job, space)
-        if job.tools:
-            for tool in self.tools:
+        try:
+            for tool in self.more_tools() if self.more_tools and job.tools else ():
                 box.add(tool)
+        except ToolServerDied as problem:
+            return Done(work=Work(end="tool", why=str(problem)), files=dict(space.files))
         done = agent.work(job, self.ask, box, bounds, on_turn=on_turn)
         files = dict(space.files)
         if job.reply_file:
