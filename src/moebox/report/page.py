@@ -111,6 +111,14 @@ def asset(name: str) -> Markup:
     return Markup(resources.files("moebox.report").joinpath("templates", name).read_text(encoding="utf-8"))  # noqa: S704
 
 
+@functools.cache
+def style() -> Markup:
+    """The sheet with its font inside, so that a page looks the same where Inter is not installed."""
+    font = resources.files("moebox.report").joinpath("templates", "inter.woff2").read_bytes()
+    face = f"url(data:font/woff2;base64,{base64.b64encode(font).decode()}) format('woff2')"
+    return Markup("@font-face{font-family:Inter;font-weight:100 900;src:" + face + "}\n") + asset("style.css")  # noqa: S704
+
+
 def html(page: Page) -> str:
     """The whole file. Only the page's own script may run: its hash is in the content policy."""
     script = asset("script.js")
@@ -140,7 +148,7 @@ def html(page: Page) -> str:
             sections=page.sections,
             light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704
             dark=Markup(palette.variables(palette.DARK)),  # noqa: S704
-            style=asset("style.css"),
+            style=style(),
             script=script,
             script_hash=f"sha256-{digest}",
         )

@@ -36,7 +36,7 @@ _NAMES = [
     "m8",
 ]
 _LIGHT = """
-    #fcfcfa #ffffff #1b1e23 #535a63 #858c95 #d9dce0 #eaecef #00704f #b3261e #8a5a00
+    #fcfcfa #ffffff #1b1e23 #535a63 #656c75 #d9dce0 #eaecef #00704f #b3261e #8a5a00
     #0067a5 #c24a00 #00805c #a8568a #9a6a00 #2b8cbe #5b5f97 #6b6b6b
     #0b4f7d #2f7fb5 #78aed3 #b5d3e7 #d55e00 #eaa955 #9aa0a6 #e4e7ea
 """

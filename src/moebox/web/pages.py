@@ -13,12 +13,12 @@ from moebox import __version__
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.report import palette
 from moebox.report.block import Block, Prose
-from moebox.report.page import asset, ticked
+from moebox.report.page import style, ticked
 from moebox.web.gate import Site
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data:; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "font-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 LARGEST_FORM = 1 << 20
@@ -46,7 +46,7 @@ def page(site: Site, template: str, *, status: int = 200, **context: Any) -> HTM
             version=__version__,
             light=Markup(palette.variables(palette.LIGHT)),  # noqa: S704  (ours)
             dark=Markup(palette.variables(palette.DARK)),  # noqa: S704
-            style=asset("style.css"),
+            style=style(),
             page_token=site.page_token,
             **context,
         )

@@ -182,7 +182,7 @@ def decision(answer: Answer) -> Decision:
     words = [recipe.engine, Path(recipe.checkpoint).name, " ".join(spread), f"{recipe.kv} cache"]
     held = int(memory.kv_tokens // max(asked.context, 1))
     enough = held >= asked.concurrency
-    fits = f"{held} of {asked.concurrency} requests of {units.count(asked.context)} tokens fit in the cache at once"
+    fits = f"{held} requests of {units.count(asked.context)} tokens at once ({asked.concurrency} asked for)"
     rate, low, high = forecast(answer)
     box = f" --box {shlex.quote(asked.box)}" if asked.box else ""
     command = f"moebox plan {shlex.quote(asked.model)}{box} -o recipe.toml"

@@ -62,7 +62,7 @@ def table(stories: Sequence[Story]) -> Table:
             if devices or tokens:
                 rows.append(line(story, index, kind, devices, tokens))
     notes = list(dict.fromkeys(story.real_note for story in stories if story.real_note))
-    heads = ("Run", "", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
+    heads = ("Run", "Source", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
     return Table(
         caption=fullest_title(stories), columns=columns(*heads, text=(0, 1)), rows=tuple(rows), note=" ".join(notes)
     )
