@@ -20,6 +20,10 @@ PORT="${PORT:-5000}"
 ENABLE_EAGLE3="${ENABLE_EAGLE3:-0}"
 EAGLE3_MODEL="${EAGLE3_MODEL:-lightseekorg/kimi-k2.6-eagle3}"
 
+if [[ -e "$MODEL_PATH" ]]; then
+  # an absolute path; links stay links, for in a Hub cache they carry the names of the shards
+  MODEL_PATH="$(cd -- "$(dirname -- "$MODEL_PATH")" && pwd)/$(basename -- "$MODEL_PATH")"
+fi
 args=(
   "$MODEL_PATH"
   --served-model-name "$SERVED_MODEL_NAME"
@@ -102,10 +106,10 @@ run=(
 )
 if [[ -e "$MODEL_PATH" ]]; then
   # weights on this machine: the container sees them under the same path
-  MODEL_PATH="$(realpath "$MODEL_PATH")"
-  args[0]="$MODEL_PATH"
   weights="$MODEL_PATH"
-  if [[ -f "$weights" ]]; then
+  if [[ "$weights" == */models--*/snapshots/* ]]; then
+    weights="${weights%%/snapshots/*}"  # a Hub cache: snapshots/ holds links into blobs/ beside it
+  elif [[ -f "$weights" ]]; then
     weights="$(dirname "$weights")"  # the other parts of a split file lie beside it
   fi
   run+=(-v "$weights:$weights:ro")

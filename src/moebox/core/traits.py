@@ -44,6 +44,7 @@ class Traits:
     not_on: tuple[str, ...] = ()  # GPU generations it has no kernels for
     no_sparse_mla_on: tuple[str, ...] = ()  # generations on which it cannot run DeepSeek sparse attention
     ports: tuple[int, ...] = ()  # other ports it listens on, counted from its own
+    follower_flag: str = ""  # tells every node but the first that it serves no requests
     health: str = "/health"  # path that answers 200 when it is up
     metrics: Metrics = Metrics()
     tells_cache: str = ""  # path that tells the size of the cache: /metrics (vLLM's labels) or /props (llama.cpp's)
@@ -54,6 +55,7 @@ class Traits:
     image_enters: bool = False  # whether those words are the image's own entry point
     shares_memory: bool = False  # its workers need the host's shared memory in a container
     takes_all_gpus: bool = False  # spreads over every GPU there is unless told otherwise
+    names_files: bool = False  # must be told the file of a GGUF in a repository
     embedded: bool = False  # can run inside moebox
     presets: tuple[str, ...] = ()  # patched images it may run in
     flags_as: str = ""  # the engine whose flag catalogues are its own too; "": it has them itself

@@ -74,6 +74,8 @@ def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -
     known = [one for one in checkpoints if one.format in formats and (not one.engines or engine in one.engines)]
     if pins.checkpoint:
         return tuple(one for one in known if pins.checkpoint.lower() in (one.name.lower(), one.repo.lower(), one.path))
+    if registry.traits(engine).names_files:
+        known = [one for one in known if one.file or one.path]
     return tuple(one for one in known if not one.unverified)
 
 

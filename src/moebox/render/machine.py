@@ -42,7 +42,8 @@ def script(deployment: Deployment) -> dict[str, Any]:
         "nodes": recipe.parallel.nodes,
         "entry": shlex.join(entry_of(started.argv, whole)),
         "container": None,
-        "model_at": len(whole.args[0]) - 1,
+        "from_hub": _from_hub(whole),
+        "follower_flag": deployment.engine.follower_flag,
         "setup_line": "",
     }
     if whole.inside:
@@ -50,6 +51,16 @@ def script(deployment: Deployment) -> dict[str, Any]:
         line = f'{recipe.runtime.setup} && exec {context["entry"]} "$@"'
         context["setup_line"] = shlex.quote(line)
     return context
+
+
+def _from_hub(whole: Pieces) -> int:
+    """Words that name a GGUF in a repository, which a file of the machine may stand instead of; 0 for other weights."""
+    words = 0
+    for piece in whole.args:
+        if piece[0] not in (("-hf",), ("--hf-repo",), ("--hf-file",)):
+            break
+        words += len(piece)
+    return words
 
 
 def _default(name: str, value: str, *, inside: bool) -> str:

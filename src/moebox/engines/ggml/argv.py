@@ -32,7 +32,7 @@ def mainline_words(deployment: Deployment) -> list[Word]:
     weights, found = deployment.weights, deployment.found_checkpoint
     if is_file(weights):
         return [("-m", weights)]
-    return [("-hf", f"{weights}:{found.quant}" if found else weights)]
+    return [("-hf", f"{weights}:{found.name}" if found and not found.path else weights)]
 
 
 def fork_words(deployment: Deployment) -> list[Word]:

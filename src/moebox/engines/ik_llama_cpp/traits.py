@@ -20,6 +20,7 @@ TRAITS = Traits(
     image_entry=("/app/llama-server",),
     image_enters=True,
     takes_all_gpus=True,
+    names_files=True,  # common.cpp: "--hf-repo requires either --hf-file or --model"
     own_call_ids=False,
     install="build its llama-server and put it on PATH, or name it in runtime.entry",
     step_tokens=512,

@@ -15,6 +15,7 @@ TRAITS = Traits(
     drafts=("eagle3", "mtp", "ngram"),
     # Sparse MLA decodes with FlashMLA's and FlashInfer's sparse kernels, which begin at Hopper (platforms/cuda.py).
     no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),
+    follower_flag="--headless",
     metrics=Metrics(
         names={
             "running": "vllm:num_requests_running",

@@ -1,0 +1,223 @@
+"""Weights on disk are the model they are: a folder, a GGUF and a catalogue name of one model give the same launch."""
+
+import dataclasses
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebox import codec, engines
+from moebox.checkpoint import deploy, look_up
+from moebox.cli import main
+from moebox.core import catalogue
+from moebox.core.recipe import Recipe
+from moebox.errors import UnknownName
+from moebox.serve.dummy import write_gguf
+
+CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
+ATTIC = ("--box", "2x-rtx-pro-6000-max-q", "--ram", "768GiB", "--ram-bandwidth", "614GB/s")
+KIMI = json.loads((CONFIGS / "nvidia--Kimi-K2.6-NVFP4.json").read_text())
+TEMPLATE = "{{ tools }}<|tool_calls_section_begin|>{% if thinking %}<think>{% endif %}"
+
+
+def published() -> list[tuple[str, str]]:
+    """Configurations of repositories that the catalogue knows: file and model."""
+    found = []
+    for file in sorted(CONFIGS.glob("*.json")):
+        owner, _, name = file.stem.partition("--")
+        try:
+            found.append((file.stem, catalogue.model(f"{owner}/{name}").name))
+        except UnknownName:
+            continue
+    return found
+
+
+def folder(at: Path, config: Any, template: str = "") -> Path:
+    """A folder as the Hub's client makes it, without the weights."""
+    at.mkdir(parents=True, exist_ok=True)
+    (at / "config.json").write_text(json.dumps(config))
+    if template:
+        (at / "chat_template.jinja").write_text(template)
+    return at
+
+
+def planned(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Recipe:
+    """The recipe that `moebox plan` writes."""
+    file = path / "recipe.toml"
+    assert main(["plan", *words, "-o", str(file), "--json"]) == 0
+    capsys.readouterr()
+    return codec.read_toml(Recipe, file)
+
+
+def launched(recipe: Recipe) -> list[str]:
+    """The launch without the words that name the weights."""
+    deployment = deploy(recipe)
+    argv = list(engines.launch(deployment).argv)
+    names = {deployment.weights, deployment.checkpoint.file, f"{deployment.weights}:{deployment.checkpoint.name}"}
+    return [word for word in argv if word not in names and word not in ("-m", "-hf", "--hf-repo", "--hf-file")]
+
+
+@pytest.mark.parametrize(("config", "name"), published())
+def test_a_folder_is_planned_like_its_name(
+    config: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parsers, template switches, drafts, remote code, images: whatever hangs on the architecture, by any path."""
+    weights = folder(tmp_path / config.partition("--")[2], json.loads((CONFIGS / f"{config}.json").read_text()))
+    pins = ("--box", "16x-b300", "--engine", "vllm", "--tp", "8", "--pp", "2", "--ep", "1", "--context", "8192")
+    ours = planned(tmp_path, capsys, str(weights), *pins)
+    theirs = planned(tmp_path, capsys, name, *pins)
+
+    assert ours.checkpoint == str(weights)
+    same = ("model", "served_name", "tool_parser", "reasoning_parser", "trust_remote_code", "flags", "speculate")
+    assert {field: getattr(ours, field) for field in same} == {field: getattr(theirs, field) for field in same}
+    alike = dataclasses.replace(ours, memory_utilization=theirs.memory_utilization, name=theirs.name)
+    assert launched(alike) == launched(theirs)
+
+
+def test_a_gguf_is_launched_like_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file called by its title is planned, written, and its recipe starts: names with blanks become slugs."""
+    file = tmp_path / "Kimi K2.6.gguf"
+    write_gguf(file, catalogue.model("kimi-k2.6"), layers=61)
+    pins = (*ATTIC, "--engine", "llama.cpp", "--experts-on-gpu", "3+3", "--ub", "2048")
+    ours = planned(tmp_path, capsys, str(file), *pins)
+    theirs = planned(tmp_path, capsys, "kimi-k2.6", *pins, "--checkpoint", "Q4_X")
+
+    assert ours.model == "kimi-k2.6"
+    assert launched(ours) == launched(theirs)
+    assert main(["up", str(tmp_path / "recipe.toml"), "--dry-run"]) == 0
+
+
+def test_a_folder_in_place_is_written_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan ./models/kimi` writes a path that `up` finds from anywhere, and what Kimi needs."""
+    folder(tmp_path / "models" / "kimi", KIMI, TEMPLATE)
+    monkeypatch.chdir(tmp_path)
+    recipe = planned(tmp_path, capsys, "./models/kimi", "--box", "8x-rtx-pro-6000-server")
+
+    assert recipe.checkpoint == str(tmp_path / "models" / "kimi")
+    argv = engines.launch(deploy(recipe)).argv
+    assert str(tmp_path / "models" / "kimi") in argv
+    flags = {"--tool-call-parser", "--reasoning-parser", "--trust-remote-code", "--language-model-only"}
+    assert flags <= set(argv)
+
+
+def test_fp8_on_rtx_blackwell_is_refused_for_a_kimi_on_disk_too(tmp_path: Path) -> None:
+    """The refusal hangs on the shape, not on the name."""
+    from moebox.detect import box
+
+    weights = folder(tmp_path / "mine", KIMI, TEMPLATE)
+    recipe = Recipe(name="x", engine="vllm", model="mine", checkpoint=str(weights), served_name="x", kv="fp8")
+    told = engines.refusals(deploy(recipe, box("8x-rtx-pro-6000-server")))
+    assert any("102,400" in caution.text for caution in told)
+
+
+def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: Path) -> None:
+    """Fewer layers than any Kimi: the template tells the family; its own code is not run by itself."""
+    text = {**KIMI["text_config"], "num_hidden_layers": 20}
+    found = look_up(str(folder(tmp_path / "small", {**KIMI, "text_config": text}, TEMPLATE)))
+
+    assert (found.model.tool_parser, found.model.reasoning_parser) == ("kimi_k2", "kimi_k2")
+    assert not found.model.trust_remote_code
+    assert len(found.notes) == 1
+    assert "resembles Kimi K2" in found.notes[0]
+
+
+def test_among_models_of_one_shape_the_name_decides_and_doubt_is_told(tmp_path: Path) -> None:
+    """K2.5, K2.6 and K2.7 have one shape: a repository's name is believed, a folder called `weights` gets a line."""
+    hub = tmp_path / "models--moonshotai--Kimi-K2.5" / "snapshots" / "0123abc"
+    named, unnamed = look_up(str(folder(hub, KIMI))), look_up(str(folder(tmp_path / "weights", KIMI)))
+
+    assert (named.model.name, named.notes) == ("kimi-k2.5", ())
+    assert unnamed.model.tool_parser == "kimi_k2"
+    assert "has the shape of" in unnamed.notes[0]
+
+
+def hub_cache(at: Path) -> Path:
+    """A split GGUF as the Hub's client keeps it: links from snapshots/ into blobs/."""
+    repository = at / "hub" / "models--ubergarm--Kimi-K2.6-GGUF"
+    blob = repository / "blobs" / "0123abcd"
+    blob.parent.mkdir(parents=True)
+    write_gguf(blob, catalogue.model("kimi-k2.6"), layers=61)
+    shard = repository / "snapshots" / "e5f6" / "IQ3_K" / "Kimi-K2.6-IQ3_K.gguf"
+    shard.parent.mkdir(parents=True)
+    shard.symlink_to(os.path.relpath(blob, shard.parent))
+    return shard
+
+
+def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> None:
+    """Natively the link is named; a container gets the whole repository, so that the links lead somewhere."""
+    shard = hub_cache(tmp_path)
+    recipe = Recipe(name="x", engine="ik_llama.cpp", model="kimi-k2.6", checkpoint=str(shard), served_name="x")
+    native = engines.launch(deploy(recipe))
+    inside = dataclasses.replace(recipe, runtime=dataclasses.replace(recipe.runtime, kind="podman"))
+    contained = engines.launch(deploy(inside))
+
+    assert native.argv[1:3] == contained.argv[1:3] == ("-m", str(shard))
+    repository = str(shard.parents[3])
+    assert contained.mounts[repository] == f"{repository}:ro"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("IQ3_K",),
+            ["--hf-repo", "ubergarm/Kimi-K2.6-GGUF", "--hf-file", "IQ3_K/Kimi-K2.6-IQ3_K-00001-of-00012.gguf"],
+        ),
+        (("UD-Q4_K_XL",), ["--hf-repo", "unsloth/Kimi-K2.6-GGUF", "--hf-file"]),
+    ],
+)
+def test_the_fork_is_told_the_file(
+    words: tuple[str, ...], told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one it refuses to start; two quants never give the same command."""
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", *words)
+    assert list(engines.launch(deploy(recipe)).argv[1 : 1 + len(told)]) == told
+
+
+def test_mainline_is_told_the_quant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It finds the file by itself."""
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "llama.cpp", "--checkpoint", "Q4_X")
+    assert engines.launch(deploy(recipe)).argv[1:3] == ("-hf", "ubergarm/Kimi-K2.6-GGUF:Q4_X")
+
+
+def test_a_form_nobody_has_seen_is_planned_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And then the launch says what it cannot name."""
+    assert main(["plan", "kimi-k2.6", *ATTIC, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    seen = {document["recipe"]["checkpoint"], *(other["recipe"]["checkpoint"] for other in document["alternatives"])}
+    unverified = {form.name for form in catalogue.checkpoints("kimi-k2.6") if form.unverified}
+    assert unverified
+    assert not seen & unverified
+    pinned = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--checkpoint", "smol-IQ3_KS")
+    assert any("is not known" in caution.text for caution in engines.refusals(deploy(pinned)))
+
+
+def script(recipe: Recipe, form: str, tmp_path: Path, model_path: Path | str) -> list[str]:
+    """What a rendered script runs with MODEL_PATH set."""
+    from moebox.render import render
+    from tests.serve.rendered import run, stand_in
+
+    tool = "llama-server" if form == "script" else form
+    env = stand_in(tmp_path / "bin", tool) | {"MODEL_PATH": str(model_path)}
+    return list(run(render(deploy(recipe), form), tmp_path, env)["argv"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["script", "docker", "podman"])
+def test_model_path_takes_a_file_of_a_hub_cache(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe of the Hub's file, started from a file on disk: -m with the shard's own name, links and all."""
+    shard = hub_cache(tmp_path)
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", "IQ3_K")
+    argv = script(recipe, form, tmp_path, shard)
+
+    assert argv[argv.index("-m") + 1] == str(shard)
+    assert not {"--hf-repo", "--hf-file"} & set(argv)
+    repository = shard.parents[3]
+    assert form == "script" or f"{repository}:{repository}:ro" in argv
+    assert argv[argv.index("--alias") + 1] == recipe.served_name, shlex.join(argv)
