@@ -66,7 +66,7 @@ def test_a_folder_is_planned_like_its_name(
 ) -> None:
     """Parsers, template switches, drafts, remote code, images: whatever hangs on the architecture, by any path."""
     weights = folder(tmp_path / config.partition("--")[2], json.loads((CONFIGS / f"{config}.json").read_text()))
-    pins = ("--box", "16x-b300", "--engine", "vllm", "--tp", "8", "--pp", "2", "--ep", "1", "--context", "8192")
+    pins = ("--box", "16x-b300", "--engine", "vllm", "--tp", "4", "--pp", "4", "--ep", "1", "--context", "8192")
     ours = planned(tmp_path, capsys, str(weights), *pins)
     theirs = planned(tmp_path, capsys, name, *pins)
 
@@ -172,10 +172,10 @@ def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> N
     ],
 )
 def test_the_fork_is_told_the_file(
-    words: tuple[str, ...], told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without one it refuses to start; two quants never give the same command."""
-    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", *words)
+    recipe = planned(tmp_path, capsys, "kimi-k2.6", *ATTIC, "--engine", "ik_llama.cpp", "--checkpoint", form)
     assert list(engines.launch(deploy(recipe)).argv[1 : 1 + len(told)]) == told
 
 
