@@ -162,7 +162,7 @@ def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("form", "told"),
     [
         (
             ("IQ3_K",),
