@@ -165,10 +165,10 @@ def test_a_path_in_a_hub_cache_keeps_its_name_and_its_links(tmp_path: Path) -> N
     ("form", "told"),
     [
         (
-            ("IQ3_K",),
+            "IQ3_K",
             ["--hf-repo", "ubergarm/Kimi-K2.6-GGUF", "--hf-file", "IQ3_K/Kimi-K2.6-IQ3_K-00001-of-00012.gguf"],
         ),
-        (("UD-Q4_K_XL",), ["--hf-repo", "unsloth/Kimi-K2.6-GGUF", "--hf-file"]),
+        ("UD-Q4_K_XL", ["--hf-repo", "unsloth/Kimi-K2.6-GGUF", "--hf-file"]),
     ],
 )
 def test_the_fork_is_told_the_file(
