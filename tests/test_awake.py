@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from moebox.bench.job import Gauge
-from moebox.stream import dial
+from moebox.bench.generator.job import Gauge
+from moebox.stream import sockets
 from moebox.stream.awake import Awake
 
 HOUR = 3600.0
@@ -65,15 +65,15 @@ def test_mere_lateness_is_no_absence():
 
 def ancillary(wall_ns: int) -> list[tuple[int, int, bytes]]:
     """A kernel's receive stamp."""
-    return [(socket.SOL_SOCKET, dial.SO_TIMESTAMPNS, struct.pack("=qq", *divmod(wall_ns, 1_000_000_000)))]
+    return [(socket.SOL_SOCKET, sockets.SO_TIMESTAMPNS, struct.pack("=qq", *divmod(wall_ns, 1_000_000_000)))]
 
 
 @pytest.mark.parametrize("jump_s", [HOUR, -HOUR, 0.0])
 def test_a_wall_clock_that_jumps_moves_no_token(jump_s: float):
     """Kernel stamps follow the wall clock; one from before the request or from the future is not believed."""
     sent = time.monotonic_ns()
-    offset = dial.clock_offset()
-    came = dial.stamp_of(ancillary(time.time_ns() + int(jump_s * 1e9)), offset, sent)
+    offset = sockets.clock_offset()
+    came = sockets.stamp_of(ancillary(time.time_ns() + int(jump_s * 1e9)), offset, sent)
     assert sent <= came <= time.monotonic_ns()
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox.bench.generator.recorder import Recorder
 from moebox.core.endpoint import endpoint_of
 from moebox.errors import Outside
-from moebox.stream import CONTENT, REASONING, TOOL, Exchange, Tape, ask
+from moebox.stream import CONTENT, REASONING, TOOL, Exchange, ask
 from moebox.stream.events import GUESSED, tokens_by_chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -37,28 +38,28 @@ def usage(completion: int, prompt: int = 7) -> dict[str, object]:
 
 
 def record(stream: bytes, cuts: list[int], *, keep: bool = False, batch: int = 1) -> tuple[object, ...]:
-    """Everything a tape says of `stream` cut at `cuts`, all at time 5."""
+    """Everything a recorder says of `stream` cut at `cuts`, all at time 5."""
     edges = [0, *sorted(set(cuts)), len(stream)]
     segments = [stream[a:b] for a, b in itertools.pairwise(edges) if a < b]
-    tape = Tape(keep=keep)
+    recorder = Recorder(keep=keep)
     for at in range(0, len(segments), batch):
         part = segments[at : at + batch]
-        tape.feed(part, [5] * len(part))
-    tape.end(5)
+        recorder.feed(part, [5] * len(part))
+    recorder.end(5)
     return (
-        list(tape.times),
-        list(tape.kinds),
-        list(tape.sizes),
-        list(tape.tokens()),
-        tape.events,
-        tape.finish,
-        tape.error,
-        tape.done,
-        tape.complete,
-        tape.completion_tokens,
-        tape.prompt_tokens,
-        tape.text,
-        tape.body.keep_alive,
+        list(recorder.times),
+        list(recorder.kinds),
+        list(recorder.sizes),
+        list(recorder.tokens()),
+        recorder.events,
+        recorder.finish,
+        recorder.error,
+        recorder.done,
+        recorder.complete,
+        recorder.completion_tokens,
+        recorder.prompt_tokens,
+        recorder.text,
+        recorder.body.keep_alive,
     )
 
 
@@ -152,19 +153,24 @@ def test_each_kind_of_delta_counts_and_the_role_does_not() -> None:
         event(None, **usage(4)),
         b"data: [DONE]\n\n",
     )
-    tape = Tape()
-    tape.feed([stream], [1])
+    recorder = Recorder()
+    recorder.feed([stream], [1])
 
-    assert list(tape.kinds) == [REASONING, REASONING, CONTENT, TOOL]
-    assert (tape.completion_tokens, tape.finish, tape.done, tape.complete) == (4, "tool_calls", True, True)
+    assert list(recorder.kinds) == [REASONING, REASONING, CONTENT, TOOL]
+    assert (recorder.completion_tokens, recorder.finish, recorder.done, recorder.complete) == (
+        4,
+        "tool_calls",
+        True,
+        True,
+    )
 
 
 def test_a_hundred_events_in_one_packet_are_a_hundred_tokens() -> None:
     """A proxy that gathers events loses no token."""
-    tape = Tape()
-    tape.feed([HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n")], [9])
+    recorder = Recorder()
+    recorder.feed([HEAD + chunked(*[event({"content": "x"})] * 100, b"data: [DONE]\n\n")], [9])
 
-    assert list(tape.times) == [9] * 100
+    assert list(recorder.times) == [9] * 100
 
 
 def test_text_completions_count_too() -> None:
@@ -219,21 +225,21 @@ def test_shared_out_tokens_sum_to_the_servers_count(sizes: list[int], total: int
 )
 def test_what_is_not_a_stream_is_named(stream: bytes, error: str) -> None:
     """An HTTP error, another protocol or silence each leave one line."""
-    tape = Tape()
-    tape.feed([stream], [1])
-    tape.end(1)
+    recorder = Recorder()
+    recorder.feed([stream], [1])
+    recorder.end(1)
 
-    assert error in tape.error
-    assert not tape.times
+    assert error in recorder.error
+    assert not recorder.times
 
 
 def test_an_answer_that_did_not_stream_is_a_failure() -> None:
     """Nobody can say when the tokens of a whole JSON reply came."""
     body = json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], **usage(5)}).encode()
-    tape = Tape()
-    tape.feed([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
+    recorder = Recorder()
+    recorder.feed([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)], [3])
 
-    assert (list(tape.times), tape.error) == ([], "a whole JSON reply came instead of a stream")
+    assert (list(recorder.times), recorder.error) == ([], "a whole JSON reply came instead of a stream")
 
 
 @contextmanager
@@ -310,13 +316,13 @@ def test_leaving_an_exchange_early_hangs_up() -> None:
 def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
     """The last one's time is known, the others lie between it and the token before, and are marked as guessed."""
     piece = chunked(event({"content": "x"}))[:-5]
-    tape = Tape()
-    tape.feed([HEAD + piece], [100])
+    recorder = Recorder()
+    recorder.feed([HEAD + piece], [100])
 
-    assert tape.quick(piece * 2, 140, since=90)
-    assert tape.quick(piece * 2, 150)
-    tape.take(piece * 3, 180, since=165)
-    tape.take(piece, 200, since=190)
-    assert list(tape.times) == [100, 120, 140, 150, 150, 165, 170, 180, 200]
-    assert [i for i, kind in enumerate(tape.kinds) if kind & GUESSED] == [1, 5, 6]
-    assert tape.estimated == 3
+    assert recorder.quick(piece * 2, 140, since=90)
+    assert recorder.quick(piece * 2, 150)
+    recorder.record(piece * 3, 180, since=165)
+    recorder.record(piece, 200, since=190)
+    assert list(recorder.times) == [100, 120, 140, 150, 150, 165, 170, 180, 200]
+    assert [i for i, kind in enumerate(recorder.kinds) if kind & GUESSED] == [1, 5, 6]
+    assert recorder.estimated == 3

@@ -17,7 +17,7 @@ from moebox.bench.measure import Measurement, look, measure
 from moebox.bench.vocabulary import text_for
 from moebox.core.endpoint import endpoint_of
 from moebox.core.measure import Load, Workload
-from moebox.stream import dial
+from moebox.stream import sockets
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, good, serving, tail
 
 WORK = Workload(input_tokens=8, output_tokens=6)
@@ -31,7 +31,7 @@ def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> M
 
 
 def test_a_good_server_is_counted_exactly() -> None:
-    """Every request completes with every token, over as many connections as lanes, and kernel times are used."""
+    """Every request completes with every token, over as many connections as connections, and kernel times are used."""
     with serving(good) as server:
         made = run(server.url)
     result = made.result
@@ -40,7 +40,7 @@ def test_a_good_server_is_counted_exactly() -> None:
     assert (result["total_output_tokens"], result["total_input_tokens"]) == (72, 12 * 9)
     assert len(made.samples.time) == 72
     assert result["max_concurrent_requests"] <= 4
-    assert server.connections <= 4 + 2 + 3  # lanes, the two looks, and /tokenize tries: connections are kept
+    assert server.connections <= 4 + 2 + 3  # connections, the two looks, and /tokenize tries: connections are kept
     assert result["token_counts"] == "usage"
     assert result["client"]["clock"] in ("kernel", "user")
     assert not result["partial"]
@@ -206,7 +206,7 @@ def test_faults_are_counted_apart(behaviour: Behaviour, outcome: str, reason: st
 
 
 def test_a_busy_server_is_asked_again_later() -> None:
-    """503 for a while: those requests fail, the ones after them complete, and each lane waits before it asks again."""
+    """503 for a while: those requests fail, the ones after them complete, and each connection waits before it goes on."""
 
     def busy(peer: Peer, body: dict[str, object]) -> bool:
         if len(peer.state.asked) <= 3:
@@ -242,7 +242,7 @@ def test_a_server_that_is_gone_fails_every_request() -> None:
         subject = look(endpoint, text_for(endpoint))
         server.listener.close()
         time.sleep(0.05)
-    gone = replace(subject, target=dial.target_of("http://127.0.0.1:9/v1"))
+    gone = replace(subject, target=sockets.target_of("http://127.0.0.1:9/v1"))
     result = measure(gone, WORK, Load(concurrency=2, requests=2), scrape=False).result
 
     assert (result["failed"], list(result["errors"])) == (2, ["connection refused"])

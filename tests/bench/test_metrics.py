@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.bench import metrics, samples
-from moebox.bench.client import client, lag_at, merged_share
-from moebox.bench.job import Gauge
+from moebox.bench.generator.job import Gauge
 from moebox.bench.samples import COMPLETED, FAILED, Samples
+from moebox.bench.self_check import lag_at, merged_share, self_check
 from moebox.core.measure import Slo
 from moebox.errors import BadInput
 from moebox.stream import CONTENT, REASONING
@@ -182,7 +182,7 @@ def test_a_client_that_could_not_keep_up_says_so() -> None:
     late[64] = 100  # 65 ms
 
     def reasons(found: Samples, gauge: Gauge) -> list[str]:
-        return list(client(found, [gauge], open_loop=False, itl_ms=20.0)["reasons"])
+        return list(self_check(found, [gauge], open_loop=False, itl_ms=20.0)["reasons"])
 
     assert reasons(quiet, Gauge(cpu_s=0.2, wall_s=1.0)) == []
     assert "95% of a core" in reasons(quiet, Gauge(cpu_s=0.95, wall_s=1.0))[0]

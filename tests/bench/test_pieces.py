@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.arrivals import arrivals
-from moebox.bench.job import Text
+from moebox.bench.generator.arrivals import arrivals
+from moebox.bench.generator.job import Text
 from moebox.bench.measure import Measurement
 from moebox.bench.presets import preset, presets
 from moebox.bench.prompts import load_prompts, load_trace
@@ -26,7 +26,7 @@ def gaps(load: Load, seed: int = 1) -> list[float]:
 
 
 def test_arrivals_keep_their_rate_and_their_burstiness() -> None:
-    """Mean 1/rate whatever the shape; the coefficient of variation is 1/sqrt(burstiness); seeds repeat."""
+    """Mean 1/rate whatever the template; the coefficient of variation is 1/sqrt(burstiness); seeds repeat."""
     for burstiness, variation in ((1.0, 1.0), (4.0, 0.5), (0.25, 2.0)):
         found = gaps(Load(rate=10.0, burstiness=burstiness))
         mean = sum(found) / len(found)
@@ -84,9 +84,9 @@ def test_words_of_one_token_make_prompts_of_exact_length() -> None:
 
     assert text.exact
     assert all(len(word) <= 5 for word in text.words)
-    body = source.talk(5).body().decode()
+    body = source.conversation(5).body().decode()
     assert count(body.split('"content":"')[1].split('"')[0]) == 777
-    assert source.talk(5).body() == source.talk(5).body() != source.talk(6).body()
+    assert source.conversation(5).body() == source.conversation(5).body() != source.conversation(6).body()
 
 
 def test_where_no_word_is_one_token_lengths_are_estimated() -> None:
@@ -101,7 +101,9 @@ def test_shared_prefixes_are_shared_and_the_rest_is_not() -> None:
     """Requests of a group start alike and differ after."""
     text = Text(words=("a", "b", "c", "d", "e"))
     work = Workload(kind="prefix", prefix_tokens=50, prefixes=2, input_tokens=40)
-    texts = [open_source(work, text, "m").talk(i).body().decode().split('"content":"')[1][:180] for i in range(4)]
+    texts = [
+        open_source(work, text, "m").conversation(i).body().decode().split('"content":"')[1][:180] for i in range(4)
+    ]
 
     assert texts[0][:99] == texts[2][:99] != texts[1][:99] == texts[3][:99]
     assert texts[0] != texts[2]
@@ -110,10 +112,10 @@ def test_shared_prefixes_are_shared_and_the_rest_is_not() -> None:
 def test_code_reads_like_code_and_repeats() -> None:
     """Same seed, same module; about as long as asked for."""
     source = open_source(Workload(kind="code", input_tokens=500), Text(words=("a",)), "m")
-    body = source.talk(1).body().decode()
+    body = source.conversation(1).body().decode()
 
     assert "def " in body
-    assert body == source.talk(1).body().decode()
+    assert body == source.conversation(1).body().decode()
     assert 200 <= len(body.split()) <= 400
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from moebox.bench.job import Progress
+from moebox.bench.generator.job import Progress
 from moebox.cli.bench_view import LiveLine, grouped, remaining, show
 
 FIGURES = {

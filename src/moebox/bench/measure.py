@@ -7,20 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moebox import __version__, codec
-from moebox.bench import metrics, words
-from moebox.bench.client import client
+from moebox.bench import filler, metrics
 from moebox.bench.counting import CHECKED, check, recount
-from moebox.bench.drive import Driven, drive
 from moebox.bench.freshness import complaint, hit_rate, salted
-from moebox.bench.job import Job, Progress, Text
+from moebox.bench.generator import Driven, Job, Progress, Text, drive
 from moebox.bench.prompts import load_prompts
 from moebox.bench.samples import Samples
 from moebox.bench.scrape import Scraper
+from moebox.bench.self_check import self_check
 from moebox.bench.vocabulary import counter
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import Outside
-from moebox.stream import ask, dial
+from moebox.stream import ask, sockets
 from moebox.stream.awake import Awake
 from moebox.units import seconds
 
@@ -49,7 +48,7 @@ class Subject:
     """An endpoint that was looked at: how to reach it, what it understands, how its tokens are counted."""
 
     endpoint: Endpoint
-    target: dial.Target
+    target: sockets.Target
     text: Text
     counts: bool  # its streams end with usage
     ignores_eos: bool  # it accepts ignore_eos
@@ -67,7 +66,7 @@ def look(
     timeout_s: float = 600.0,
 ) -> Subject:
     """Ask for a few tokens: is it there, does it stream, does it count, does it know ignore_eos?"""
-    target = dial.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     opening = " ".join(["one", "two", *random.sample(text.words, 3)])
     body = {**_body(endpoint, api, opening), "max_tokens": 4}
     reply = ask(endpoint, {**body, "ignore_eos": True}, path=path_of(api), target=target, timeout_s=timeout_s)
@@ -96,7 +95,7 @@ def code_text(subject: Subject, api: str) -> Text:
     """The words, with the length of code measured by the server's own count where there is no tokenizer."""
     if subject.text.tokenizer or not subject.counts:
         return subject.text
-    code = words.code("calibration", 200)
+    code = filler.code("calibration", 200)
     short, long = (_prompt_tokens(subject, api, text) for text in ("x", f"x {code}"))
     if short is None or long is None or long - short < len(code.split()):  # it does not count what it was sent
         return subject.text
@@ -165,8 +164,8 @@ def measure(
 def _warm_up(job: Job, requests: int) -> int:
     """Requests that are not measured, with prompts of their own; how many prompts of a file they used."""
     load, work = job.load, job.workload
-    lanes = min(requests, load.concurrency or requests)
-    warm = Load(concurrency=lanes, requests=requests * max(1, work.turns), timeout_s=load.timeout_s)
+    connections = min(requests, load.concurrency or requests)
+    warm = Load(concurrency=connections, requests=requests * max(1, work.turns), timeout_s=load.timeout_s)
     fresh = salted(replace(work, salt=""))
     offset = job.offset if work.kind == "prompts" else WARM + job.offset
     if drive(replace(job, workload=fresh, load=warm, offset=offset, keep_text=False, keep_first=0)).interrupted:
@@ -210,7 +209,7 @@ def document(
     load, work, samples = job.load, job.workload, driven.samples
     figures = metrics.summary(samples, slo=slo, prompt_tokens=work.input_tokens)
     unlimited = bool(load.rate) and not load.concurrency
-    own = client(samples, driven.gauges, open_loop=unlimited, itl_ms=figures["mean_chunk_gap_ms"])
+    own = self_check(samples, driven.gauges, open_loop=unlimited, itl_ms=figures["mean_chunk_gap_ms"])
     if away_s:
         own["reasons"].append(f"the machine slept, was stopped or its clock was set for {seconds(away_s)} meanwhile")
     return {

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from moebox import http
-from moebox.bench import words
-from moebox.bench.job import Text
+from moebox.bench import filler
+from moebox.bench.generator import Text
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput
 
@@ -25,7 +25,7 @@ def text_for(endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKE
     count = _remote(endpoint, timeout_s)
     if count is not None:
         return replace(calibrated(count, "the server's /tokenize"), tokenizer=REMOTE)
-    return Text(words=words.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
+    return Text(words=filler.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
 
 
 def counter(endpoint: Endpoint, text: Text) -> Count | None:
@@ -37,15 +37,15 @@ def counter(endpoint: Endpoint, text: Text) -> Count | None:
 
 def calibrated(count: Count, how: str) -> Text:
     """The common words that are one token each by `count`, or, where too few are, their mean length."""
-    single = _single(list(words.common()), count)
-    code = words.code("calibration", 2000)
+    single = _single(list(filler.common()), count)
+    code = filler.code("calibration", 2000)
     per_code_word = count(code) / len(code.split())
     if len(single) >= 64:
         tests = (" ".join(single), " ".join(reversed(single)), " ".join(single[: len(single) // 2]))
         extra = {count(test) - len(test.split()) for test in tests}
         if extra <= {0, 1}:  # the first word, with no space before it, may take one more
             return Text(words=tuple(single), tokens_per_code_word=per_code_word, exact=True, how=how)
-    common = words.common()
+    common = filler.common()
     per_word = count(" ".join(common)) / len(common)
     how = f"{how}, mean length"
     return Text(words=common, tokens_per_word=per_word, tokens_per_code_word=per_code_word, how=how)

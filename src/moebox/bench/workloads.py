@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.bench import words as wordlist
-from moebox.bench.job import Text
+from moebox.bench import filler
+from moebox.bench.generator import Conversation, OneTurn, Text
 from moebox.bench.prompts import Prompt, load_prompts, load_trace
-from moebox.bench.talk import Single, Talk
 from moebox.core.measure import Workload
 
 STRETCH = 65536  # words in the long stretch; longer prompts wrap around
@@ -31,7 +30,7 @@ BLOCK = 512  # tokens behind one hash id of a trace (the published Mooncake trac
 class Source:
     """Talks by index. `times` are due times in seconds where the workload brings its own, `size` how many there are."""
 
-    talk: Callable[[int], Talk]
+    conversation: Callable[[int], Conversation]
     times: tuple[float, ...] | None = None
     size: int | None = None
 
@@ -101,7 +100,7 @@ class Turns:
         """The conversation so far."""
         return self._make.body(messages=self._messages, tokens=self.asked)
 
-    def hear(self, text: str) -> float | None:
+    def replied(self, text: str) -> float | None:
         """Take the reply and think about the next message."""
         self.turn += 1
         if self.turn >= self._work.turns:
@@ -149,7 +148,7 @@ class Maker:
 
 
 def open_source(workload: Workload, text: Text, model: str, *, keep: Keep = lambda index: False) -> Source:
-    """The talks of a workload; `keep` says of which the replies' text is needed."""
+    """The conversations of a workload; `keep` says of which the replies' text is needed."""
     make = Maker(workload, model)
     if workload.kind == "prompts":
         return _from_prompts(load_prompts(workload.file), workload, make, keep)
@@ -169,7 +168,7 @@ def open_source(workload: Workload, text: Text, model: str, *, keep: Keep = lamb
         return make.plain(text, tokens) if plain else make.body(text=text, tokens=tokens)
 
     return Source(
-        lambda index: Single(
+        lambda index: OneTurn(
             index,
             workload.output_tokens,
             lambda i: put(write(i), workload.output_tokens),
@@ -184,7 +183,7 @@ def _writer(workload: Workload, stretch: Stretch, text: Text) -> Callable[[int],
         task = "rewrite this module with one more field in every class and a test for every function.\n\n"
         salt = f"{workload.seed} {workload.salt}".rstrip()
         # The name comes first: text that all prompts begin with would be answered from a prefix cache.
-        return lambda index: f"{stretch.prompt(OWN, ('name', index))}: {task}{wordlist.code(f'{salt} {index}', words)}"
+        return lambda index: f"{stretch.prompt(OWN, ('name', index))}: {task}{filler.code(f'{salt} {index}', words)}"
     if workload.kind == "prefix":
         shared = [stretch.prompt(workload.prefix_tokens, f"prefix {i}") for i in range(max(1, workload.prefixes))]
         return lambda index: f"{shared[index % len(shared)]} {stretch.prompt(workload.input_tokens, index)}"
@@ -195,28 +194,28 @@ def _from_prompts(prompts: list[Prompt], workload: Workload, make: Maker, keep: 
     order = list(range(len(prompts)))
     random.Random(f"order {workload.seed}").shuffle(order)
 
-    def talk(index: int) -> Talk:
+    def conversation(index: int) -> Conversation:
         prompt = prompts[order[index % len(order)]]
         asked = prompt.output_tokens or workload.output_tokens
-        return Single(
+        return OneTurn(
             index,
             asked,
             lambda _: make.body(messages=list(prompt.messages), tokens=asked, more=prompt.more),
             keep=keep(index),
         )
 
-    return Source(talk)
+    return Source(conversation)
 
 
 def _from_trace(workload: Workload, stretch: Stretch, make: Maker, keep: Keep) -> Source:
     rows = load_trace(workload.file)
 
-    def talk(index: int) -> Talk:
+    def conversation(index: int) -> Conversation:
         row = rows[index % len(rows)]
         parts = [stretch.prompt(BLOCK, f"block {block}") for block in row.blocks[: row.input_tokens // BLOCK]]
         rest = row.input_tokens - BLOCK * len(parts)
         parts += [stretch.prompt(rest, index)] if rest > 0 else []
-        return Single(
+        return OneTurn(
             index,
             row.output_tokens,
             lambda _: make.body(text=" ".join(parts), tokens=row.output_tokens),
@@ -224,4 +223,4 @@ def _from_trace(workload: Workload, stretch: Stretch, make: Maker, keep: Keep) -
         )
 
     first = rows[0].at_s
-    return Source(talk, times=tuple(row.at_s - first for row in rows), size=len(rows))
+    return Source(conversation, times=tuple(row.at_s - first for row in rows), size=len(rows))

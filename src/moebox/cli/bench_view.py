@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from moebox.bench.job import Progress
+from moebox.bench.generator import Progress
 from moebox.stream.events import printable
 from moebox.units import count, seconds, tok_s
 

@@ -2,11 +2,19 @@
 
 Only what a client of streaming servers meets: a status line, headers, a body that is chunked, of known length or ends
 with the connection. Event streams give back the data of each event; any other body is kept, up to a limit, in `rest`.
+Every byte is looked at a bounded number of times, however they are cut.
 """
+
+import contextlib
+import time
+from email.utils import parsedate_to_datetime
 
 MOST_HEAD = 65536  # bytes of headers; more is not a web server
 MOST_REST = 4 * 2**20  # bytes of a body that is not an event stream
 MOST_EVENT = 16 * 2**20  # bytes of one event
+MOST_INTERIM = 32  # "100 Continue" and the like before the real head
+MOST_SIZE_LINE = 256  # bytes of a chunk's size with its extensions
+HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class State:
@@ -25,7 +33,21 @@ class State:
 class Body:
     """One response, fed byte by byte or all at once."""
 
-    __slots__ = ("_data", "_left", "_line", "_raw", "headers", "problem", "rest", "state", "status", "streamed")
+    __slots__ = (
+        "_data",
+        "_held",
+        "_interim",
+        "_left",
+        "_line",
+        "_raw",
+        "extra",
+        "headers",
+        "problem",
+        "rest",
+        "state",
+        "status",
+        "streamed",
+    )
 
     def __init__(self) -> None:
         self.state = State.HEAD
@@ -34,10 +56,13 @@ class Body:
         self.streamed = False  # an event stream
         self.rest = bytearray()
         self.problem = ""
+        self.extra = False  # bytes came that belong to no response of ours
         self._raw = b""  # bytes of an unfinished head or size line
-        self._line = b""  # bytes of an unfinished line of the event stream
+        self._line = bytearray()  # bytes of an unfinished line of the event stream
         self._data: list[bytes] = []  # data lines of the unfinished event
+        self._held = 0  # bytes of these
         self._left = 0
+        self._interim = 0  # heads of status 1xx so far
 
     @property
     def complete(self) -> bool:
@@ -55,9 +80,15 @@ class Body:
         return self.state == State.SIZE and not self._raw and not self._line and not self._data
 
     @property
+    def missing(self) -> int:
+        """Bytes that a body of known length still lacks."""
+        return self._left if self.state == State.LENGTH else 0
+
+    @property
     def keep_alive(self) -> bool:
         """The connection may carry another request."""
-        return self.complete and not self.problem and self.headers.get(b"connection", b"").lower() != b"close"
+        closes = self.headers.get(b"connection", b"").lower() == b"close"
+        return self.complete and not self.problem and not self.extra and not closes
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that ended in these bytes."""
@@ -71,22 +102,23 @@ class Body:
                 piece, data = data[: self._left], data[self._left :]
                 self._left -= len(piece)
                 self._content(piece, events)
-                if not self._left:
+                if not self._left and self.state != State.OVER:
                     self.state = State.AFTER if self.state == State.CHUNK else State.OVER
             elif self.state == State.CLOSE:
                 self._content(data, events)
                 data = b""
             else:
                 data = self._line_end(data)
+        self.extra = self.extra or bool(data)
         return events
 
     def end(self) -> list[bytes]:
         """The connection closed: the data of an event that lacked only its blank line."""
         if self.state == State.CLOSE:
             self.state = State.OVER
-        if self.state == State.LENGTH:
-            self.problem = self.problem or f"the body ended {self._left:,} bytes short of its content-length"
-        line, self._line = self._line, b""
+        if self.missing:
+            self.problem = self.problem or f"the body ended {self.missing:,} bytes short of its content-length"
+        line, self._line = bytes(self._line), bytearray()
         data = [*self._data, *_data_of(line)]
         self._data = []
         return [b"\n".join(data)] if data else []
@@ -97,20 +129,24 @@ class Body:
         if end < 0:
             self._raw = raw
             if len(raw) > MOST_HEAD or not b"HTTP/1.".startswith(raw[:7]):
-                return self._refuse(f"not an HTTP/1.1 response: {raw[:40]!r}")
+                return self._refuse(not_http(raw))
             return b""
         self._raw = b""
-        parsed = _parse_head(raw[:end])
+        parsed = _parse_head(raw[:end]) if end <= MOST_HEAD else None
         if parsed is None:
-            return self._refuse(f"not an HTTP/1.1 response: {raw[:40]!r}")
+            return self._refuse(not_http(raw))
         status, headers = parsed
         if 100 <= status < 200:  # "100 Continue": the real head follows
+            self._interim += 1
+            if self._interim > MOST_INTERIM:
+                return self._refuse(f"more than {MOST_INTERIM} interim responses (HTTP {status})")
             return raw[end + 4 :]
         self.status = status
         self.headers = headers
-        self.streamed = status == 200 and self.headers.get(b"content-type", b"").lower().startswith(
-            b"text/event-stream"
-        )
+        self.streamed = status == 200 and headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        coding = headers.get(b"content-encoding", b"identity").lower()
+        if coding not in (b"identity", b"") and status == 200:
+            return self._refuse(f"the reply is compressed ({coding[:20].decode('latin-1')!r}), which nobody asked for")
         return self._frame(raw[end + 4 :])
 
     def _frame(self, data: bytes) -> bytes:
@@ -118,7 +154,7 @@ class Body:
         if b"chunked" in self.headers.get(b"transfer-encoding", b"").lower():
             self.state = State.SIZE
         elif length is not None:
-            if not length.isdigit():
+            if not length.isdigit() or len(length) > 18:
                 return self._refuse(f"content-length is {length[:20]!r}")
             self._left = int(length)
             self.state = State.LENGTH if self._left else State.OVER
@@ -130,55 +166,84 @@ class Body:
         return data
 
     def _size(self, data: bytes) -> bytes:
-        raw = self._raw + data
+        raw = self._raw + data[: MOST_SIZE_LINE + 1]
         end = raw.find(b"\n")
         if end < 0:
             self._raw = raw
-            return self._refuse("a chunk without a size") if len(raw) > 256 else b""
+            return self._refuse("a chunk without a size") if len(raw) > MOST_SIZE_LINE else b""
+        used = end + 1 - len(self._raw)
         self._raw = b""
-        try:
-            self._left = int(raw[:end].partition(b";")[0].strip(), 16)
-        except ValueError:
+        digits = raw[:end].partition(b";")[0].strip()
+        if not digits or len(digits) > 16 or not HEX.issuperset(digits):
             return self._refuse(f"a chunk of size {raw[:20]!r}")
-        self.state = State.CHUNK if self._left > 0 else State.TRAILER
-        return raw[end + 1 :]
+        self._left = int(digits, 16)
+        self.state = State.CHUNK if self._left else State.TRAILER
+        return data[used:]
 
     def _line_end(self, data: bytes) -> bytes:
         """Past the line end after a chunk, or past the trailer lines up to the empty one."""
-        raw = self._raw + data
-        end = raw.find(b"\n")
+        end = data.find(b"\n")
         if end < 0:
-            self._raw = raw
-            return self._refuse("a chunk that does not end") if len(raw) > MOST_HEAD else b""
+            self._raw += data
+            return self._refuse("a chunk that does not end") if len(self._raw) > MOST_HEAD else b""
+        blank = not (self._raw + data[:end]).strip()
         self._raw = b""
-        blank = not raw[:end].strip()
         if self.state == State.AFTER:
             if not blank:
                 return self._refuse("a chunk longer than its size")
             self.state = State.SIZE
         elif blank:
             self.state = State.OVER
-        return raw[end + 1 :]
+        return data[end + 1 :]
 
     def _content(self, piece: bytes, events: list[bytes]) -> None:
         if not self.streamed:
-            if len(self.rest) < MOST_REST:
-                self.rest += piece
+            self.rest += piece[: MOST_REST - len(self.rest)]
             return
-        *lines, self._line = (self._line + piece).split(b"\n")
+        lines = piece.split(b"\n")
+        if len(lines) == 1:  # a piece of a long line is looked at once
+            self._line += piece
+        else:
+            lines[0] = bytes(self._line) + lines[0]
+            self._line = bytearray(lines.pop())
+            self._split(lines, events)
+        if len(self._line) + self._held > MOST_EVENT:
+            self._refuse(f"an event of more than {MOST_EVENT:,} bytes")
+
+    def _split(self, lines: list[bytes], events: list[bytes]) -> None:
         for line in lines:
             if line and line != b"\r":
-                self._data += _data_of(line)
+                data = _data_of(line)
+                self._data += data
+                self._held += len(line) if data else 0
             elif self._data:
                 events.append(b"\n".join(self._data))
                 self._data = []
-        if len(self._line) > MOST_EVENT:
-            self._refuse(f"an event of more than {MOST_EVENT:,} bytes")
+                self._held = 0
 
     def _refuse(self, problem: str) -> bytes:
         self.problem = self.problem or problem
         self.state = State.OVER
         return b""
+
+
+def retry_after_s(headers: dict[bytes, bytes]) -> float | None:
+    """Seconds to wait by a Retry-After header, as a number or a date; None where there is none that can be read."""
+    value = headers.get(b"retry-after", b"").decode("latin-1").strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None
+
+
+def not_http(raw: bytes) -> str:
+    """What is wrong with an answer that is not HTTP, and where the mistake is plain, what to do."""
+    if raw[:1] in (b"\x15", b"\x16") and raw[1:2] == b"\x03":
+        return "the server speaks TLS: write https:// instead of http://"
+    if raw.startswith(b"PRI *") or raw[3:9] == b"\x04\x00\x00\x00\x00\x00":
+        return "the server speaks HTTP/2 only"
+    return f"not an HTTP/1.1 response: {raw[:40]!r}"
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:

@@ -127,7 +127,7 @@ def _silent(data: dict[str, Any]) -> bool:
 
 
 def _error(value: Any) -> str:
-    """A server's error as one line, whatever shape it has."""
+    """A server's error as one line, whatever template it has."""
     if not value:
         return ""
     if isinstance(value, dict):

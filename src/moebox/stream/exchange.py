@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
-from moebox.stream import dial
+from moebox.stream import sockets
 from moebox.stream.body import Body
 from moebox.stream.events import CONTENT, REASONING, Event, decode, describe
 
@@ -52,20 +52,20 @@ class Exchange:
         path: str = "/chat/completions",
         timeout_s: float = 600.0,
         headers: dict[str, str] | None = None,
-        target: dial.Target | None = None,
+        target: sockets.Target | None = None,
     ) -> None:
-        target = target or dial.target_of(endpoint.base_url)
+        target = target or sockets.target_of(endpoint.base_url)
         data = json.dumps({**body, "stream": True}).encode()
-        request = dial.head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
+        request = sockets.head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
         self._where = f"{target.host}:{target.port}"
         self._body = Body()
         self.done = False
         try:
             self._sock = socket.create_connection((target.host, target.port), timeout=timeout_s)
-            self._kernel = dial.tune(self._sock) and not target.tls
+            self._kernel = sockets.tune(self._sock) and not target.tls
             if target.tls:
-                self._sock = dial.tls_context(target).wrap_socket(self._sock, server_hostname=target.host)
-            self._offset = dial.clock_offset()
+                self._sock = sockets.tls_context(target).wrap_socket(self._sock, server_hostname=target.host)
+            self._offset = sockets.clock_offset()
             self._sent = time.monotonic_ns()
             self._sock.sendall(request + data)
         except OSError as problem:
@@ -125,14 +125,14 @@ class Exchange:
             if not self._kernel:
                 data = self._sock.recv(65536)
                 return data, (time.monotonic_ns() - self._sent) / 1e9
-            data, side, _, _ = self._sock.recvmsg(65536, dial.SIDE_BYTES)
+            data, side, _, _ = self._sock.recvmsg(65536, sockets.SIDE_BYTES)
         except TimeoutError:
             raise Outside(f"{self._where}: silent for {self._sock.gettimeout():.0f} s") from None
         except ConnectionError:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
             raise Outside(f"{self._where}: {problem.strerror or problem}") from None
-        stamp = dial.stamp_of(side, self._offset, self._sent)
+        stamp = sockets.stamp_of(side, self._offset, self._sent)
         return data, (stamp - self._sent) / 1e9
 
 
@@ -143,7 +143,7 @@ def ask(
     path: str = "/chat/completions",
     timeout_s: float = 600.0,
     headers: dict[str, str] | None = None,
-    target: dial.Target | None = None,
+    target: sockets.Target | None = None,
 ) -> Reply:
     """Send one request, read its stream to the end. `target` stands for the endpoint's URL where TLS needs settings."""
     said: dict[int, list[str]] = {CONTENT: [], REASONING: []}

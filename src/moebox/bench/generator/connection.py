@@ -8,21 +8,22 @@ import socket
 import ssl
 import time
 
-from moebox.bench.flow import BUFFER
-from moebox.bench.talk import Talk
-from moebox.core.measure import Load
-from moebox.stream import Tape, dial
+from moebox.bench.generator.conversation import Conversation
+from moebox.bench.generator.hot_path import BUFFER
+from moebox.bench.generator.recorder import Recorder
+from moebox.stream import sockets
 
 # Edge-triggered: each arrival is told once, which spares the kernel a second look at every socket. So whoever reads
-# must read until less came than there was room for.
+# must read until less came than there was room for, or ask to be told again.
 READ = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 WRITE = READ | select.EPOLLOUT
+MOST_READS = 16  # of one connection before the others have their turn: a server that never pauses must not keep us
 
 Got = tuple[bytes, int, int]  # what was read; the CLOCK_MONOTONIC ns at which it came; since when, if nobody had looked
 
 
 class Stage:
-    """What the lane is doing; plain numbers, as looking up a member of an enum takes 0.2 us."""
+    """What the connection is doing; plain numbers, as looking up a member of an enum takes 0.2 us."""
 
     CLOSED = 0
     CONNECTING = 1
@@ -31,17 +32,19 @@ class Stage:
     BUSY = 4
 
 
-class Lane:
-    """A connection and the request on it. `got` holds what was read, and when it came, and nobody has looked at yet."""
+class Connection:
+    """A connection and the request on it. `got` holds what was read and nobody has looked at yet, and when it came."""
 
     __slots__ = (
         "alive",
         "awaiting",
         "closes",
         "context",
+        "conversation",
         "due",
         "fd",
         "fresh",
+        "given",
         "got",
         "kernel",
         "mark",
@@ -49,17 +52,17 @@ class Lane:
         "out",
         "poller",
         "quiet",
+        "recorder",
         "recv",
         "seen",
         "sent",
+        "serial",
         "size",
         "sock",
         "stage",
-        "talk",
-        "tape",
         "tls",
-        "wire_in",
-        "wire_out",
+        "tls_in",
+        "tls_out",
     )
 
     def __init__(self, number: int, poller: select.epoll, context: ssl.SSLContext | None) -> None:
@@ -71,11 +74,12 @@ class Lane:
         self.stage = Stage.CLOSED
         self.kernel = False  # the kernel stamps what comes
         self.fresh = True  # no request has been answered on this connection yet
-        self.talk: Talk | None = None
-        self.tape = Tape()
+        self.conversation: Conversation | None = None
+        self.recorder = Recorder()
         self.out = b""
-        self.due = self.sent = self.alive = 0
+        self.due = self.given = self.sent = self.alive = 0
         self.mark = self.seen = 0
+        self.serial = 0  # of the socket: a reply looked at late may be of one that is gone
         self.size = 0  # bytes of the request
         self.quiet = False  # in the middle of a stream of events: what is read may wait
         self.awaiting = False  # nothing of the reply has been read yet
@@ -87,7 +91,7 @@ class Lane:
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
-            self.kernel = dial.tune(self.sock)
+            self.kernel = sockets.tune(self.sock)
             code = self.sock.connect_ex(address)
         except OSError as problem:
             self.close()
@@ -97,6 +101,7 @@ class Lane:
             return reason_of(OSError(code, os.strerror(code)))
         self.fd, self.recv = self.sock.fileno(), self.sock.recvmsg
         self.stage, self.fresh = Stage.CONNECTING, True
+        self.serial += 1
         self.poller.register(self.fd, WRITE)
         return ""
 
@@ -110,8 +115,8 @@ class Lane:
         self.poller.modify(self.fd, READ)
         self.stage = Stage.IDLE
         if self.context is not None:
-            self.wire_in, self.wire_out = ssl.MemoryBIO(), ssl.MemoryBIO()
-            self.tls = self.context.wrap_bio(self.wire_in, self.wire_out, server_hostname=name)
+            self.tls_in, self.tls_out = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self.tls = self.context.wrap_bio(self.tls_in, self.tls_out, server_hostname=name)
             self.stage = Stage.HANDSHAKE
             return self.shake_hands()
         return ""
@@ -128,10 +133,10 @@ class Lane:
             return f"TLS: {problem.reason or problem}"
         return self.send(b"")
 
-    def begin(self, talk: Talk, request: bytes, due: int) -> str:
+    def begin(self, conversation: Conversation, request: bytes, due: int) -> str:
         """Send a request; the reason when the connection is gone."""
-        self.talk, self.due = talk, due
-        self.tape = Tape(keep=talk.keep)
+        self.conversation, self.due = conversation, due
+        self.recorder = Recorder(keep=conversation.keep)
         self.mark = self.seen = 0
         self.awaiting = self.quiet = self.context is None
         self.closes = False
@@ -140,14 +145,14 @@ class Lane:
         if self.context is not None:
             self.tls.write(request)
             request = b""
-        self.sent = self.alive = self.tape.since = time.monotonic_ns()
+        self.sent = self.alive = self.recorder.since = time.monotonic_ns()
         return self.send(request)
 
     def send(self, data: bytes) -> str:
         """Send what can be sent now and the rest when the socket allows; the reason when it is gone."""
         assert self.sock is not None
         if self.context is not None:
-            data = self.wire_out.read()
+            data = self.tls_out.read()
         pending = self.out + data if self.out else data
         if not pending:
             return ""
@@ -163,26 +168,29 @@ class Lane:
         return ""
 
     def read(self, offset: int) -> bool:
-        """Read all there is, decrypting; False when the peer is gone."""
-        size = BUFFER
-        while size == BUFFER:
+        """Read all there is, up to a limit, decrypting; False when the peer is gone."""
+        for _ in range(MOST_READS):
             try:
-                data, side, _, _ = self.recv(BUFFER, dial.SIDE_BYTES)
+                data, side, _, _ = self.recv(BUFFER, sockets.SIDE_BYTES)
             except (BlockingIOError, InterruptedError):
                 return True
             except OSError:
                 return False
-            if not data:
+            if not data or not self._got(data, sockets.stamp_of(side, offset, self.sent)):
                 return False
-            size = len(data)
-            if not self._got(data, dial.stamp_of(side, offset, self.sent)):
-                return False
+            if len(data) < BUFFER:
+                return True
+        self.tell_again()
         return True
+
+    def tell_again(self) -> None:
+        """Have the kernel tell of what is left unread, as if it had come now."""
+        self.poller.modify(self.fd, WRITE if self.out else READ)
 
     def _got(self, data: bytes, came: int) -> bool:
         """Keep what was read until someone looks at it; False when TLS broke."""
         if self.context is not None:
-            self.wire_in.write(data)
+            self.tls_in.write(data)
             if self.stage == Stage.HANDSHAKE:
                 return True
             plain = self._decrypt()
@@ -197,12 +205,12 @@ class Lane:
         """Look at all that was read, and see whether the next read may wait to be looked at."""
         self.look()
         self.awaiting = False
-        self.quiet = self.tape.quiet
-        self.closes = self.tape.body.headers.get(b"connection", b"").lower() == b"close"
+        self.quiet = self.recorder.quiet and self.context is None
+        self.closes = self.recorder.body.headers.get(b"connection", b"").lower() == b"close"
 
     def look(self) -> None:
         """Look at all that was read."""
-        feed(self.tape, self.got)
+        feed(self.recorder, self.got)
         self.mark += len(self.got)
         self.got.clear()
 
@@ -228,15 +236,6 @@ class Lane:
         return b"".join(parts)
 
 
-def overdue(lane: Lane, now: int, load: Load) -> str:
-    """Why the request on this lane has to be given up; "" when it has not."""
-    if (now - lane.alive) / 1e9 > load.stall_s:
-        return f"silent for {load.stall_s:g} s"
-    if (now - (lane.sent or lane.alive)) / 1e9 > load.timeout_s:
-        return f"not over after {load.timeout_s:g} s"
-    return ""
-
-
 def opens_stream(data: bytes) -> bool:
     """The head of a chunked event stream on a connection that stays, with whole events behind it or nothing yet.
 
@@ -255,10 +254,10 @@ def opens_stream(data: bytes) -> bool:
     )
 
 
-def feed(tape: Tape, got: list[Got]) -> None:
+def feed(recorder: Recorder, got: list[Got]) -> None:
     """Hand over what was read."""
     for data, came, since in got:
-        tape.take(data, came, since)
+        recorder.record(data, came, since)
 
 
 def reason_of(problem: OSError) -> str:

@@ -15,21 +15,22 @@ import sys
 from typing import Any
 
 from moebox import codec
-from moebox.bench.job import Job, Progress
-from moebox.bench.loop import Loop
+from moebox.bench.generator.job import Job, Progress
+from moebox.bench.generator.loop import Loop
 from moebox.bench.workloads import open_source
 from moebox.errors import MoeboxError
 
 
 def main() -> int:
     """Do one job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it and tells us to stop
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # who started us gets it too, and tells us to stop
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         job = codec.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
         source = open_source(job.workload, job.text, job.model, keep=job.keeps)
-        loop = Loop(job, source, tell=lambda progress: say("progress", progress))
+        loop = Loop(job, source, report=lambda progress: say("progress", progress))
         loop.connect()
     except MoeboxError as problem:
         say("error", {"message": problem.message})

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from moebox.core.measure import Load, Workload
-from moebox.stream.dial import Target
+from moebox.stream.sockets import Target
 
 STEP = 20_000_000  # ns by which the wall clock was set, or the machine slept: slewing moves both clocks alike
 

@@ -1,20 +1,20 @@
 """What the bytes of one streamed reply said, and when each token of it came.
 
-A Tape is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed them
-late and many at once: nothing here looks at a clock or a socket. However the same bytes are cut, the tape is the same.
-Segments that look like the one before but for their text (see `shape`) never meet a JSON decoder; all others take the
-long way through `Body`, the event splitter and `decode`.
+A Recorder is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed
+late and with many at once: nothing here looks at a clock or a socket. However the same bytes are cut, the record is the
+same. Segments that look like the one before but for their text (see `template`) never meet a JSON decoder; all others
+take the long way through `Body`, the event splitter and `decode`. Nothing is remembered beyond the reply.
 """
 
 from array import array
 from collections.abc import Sequence
 
+from moebox.bench.generator.template import END, Template, payload_of, template_of
 from moebox.stream.body import Body
 from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
-from moebox.stream.shape import END, Shape, latest, payload_of, shape_of
 
 
-class Tape:
+class Recorder:
     """One reply on record. `times`, `kinds` and `sizes` hold one entry for each event that carried tokens."""
 
     __slots__ = (
@@ -32,10 +32,10 @@ class Tape:
         "kinds",
         "prompt_tokens",
         "reasoning_tokens",
-        "shape",
         "silent",
         "since",
         "sizes",
+        "template",
         "text",
         "times",
     )
@@ -56,7 +56,7 @@ class Tape:
         self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
         self.keep = keep
         self.text: list[str] = []
-        self.shape: Shape | None = None  # of the event before, when the next may be told by its bytes alone
+        self.template: Template | None = None  # of the event before, when the next may be told by its bytes alone
         self._all = keep  # text wanted, or usage in every event: each one must be decoded
 
     @property
@@ -76,14 +76,7 @@ class Tape:
         `since` says that the reader had been away since then: events that came apart may then be in one segment, whose
         time is that of the last. The others are placed at even steps, none before `since`, and marked as guessed.
         """
-        shape = self.shape
-        if shape is None:
-            shape = None if self._all else latest()
-            if shape is None or not shape.size(segment):
-                return False
-            self.catch_up()
-            self.shape = shape
-        sizes = shape.spans(segment, len(segment))
+        sizes = self.template.spans(segment, len(segment)) if self.template is not None else []
         if sizes:
             self.note(sizes, time, since)
         return bool(sizes)
@@ -91,24 +84,24 @@ class Tape:
     def catch_up(self) -> None:
         """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""
         missing = len(self.times) - len(self.kinds)
-        if missing and self.shape is not None:
-            self.kinds.frombytes(bytes((self.shape.kind,)) * missing)
+        if missing and self.template is not None:
+            self.kinds.frombytes(bytes((self.template.kind,)) * missing)
             self.events += missing
 
     def note(self, sizes: Sequence[int], time: int, since: int) -> None:
         """Events like the one before that came in one segment; `since` as in `quick`."""
-        assert self.shape is not None
+        assert self.template is not None
         self.catch_up()
-        self._keep([time] * len(sizes), sizes, self.shape.kind)
+        self._keep([time] * len(sizes), sizes, self.template.kind)
         self._guess(len(self.times) - len(sizes), since)
 
     def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
-        """Take what was read; `times[i]` is when `segments[i]` came."""
+        """Record what was read; `times[i]` is when `segments[i]` came."""
         for segment, time in zip(segments, times, strict=True):
-            self.take(segment, time)
+            self.record(segment, time)
 
-    def take(self, segment: bytes, time: int, since: int = 0) -> None:
-        """Take one segment, whatever is in it; `since` as in `quick`."""
+    def record(self, segment: bytes, time: int, since: int = 0) -> None:
+        """Record one segment, whatever is in it; `since` as in `quick`."""
         self.catch_up()
         if not (self.quiet and self.quick(segment, time, since)):
             before = len(self.times)
@@ -123,12 +116,12 @@ class Tape:
         since = max(since, self.since)
         start, end = times[first - 1] if first else since, times[last]
         for i in range(first, last):
-            times[i] = max(since, start + (end - start) * (i + 1 - first) // (last + 1 - first))
+            times[i] = min(end, max(since, start + (end - start) * (i + 1 - first) // (last + 1 - first)))
             self.kinds[i] |= GUESSED
         self.estimated += last - first
 
     def rewind(self) -> None:
-        """The first events, where they were read late and together: one usual gap of this reply apart.
+        """Place the first events, where they were read late and together, one usual gap of this reply apart.
 
         When they came there was no event before to tell a usual gap by.
         """
@@ -142,7 +135,7 @@ class Tape:
         since = max(self.since, ((count + 1) * times[0] - times[count]) // count)  # see `_guess`
         usual = sorted(sure)[len(sure) // 2]
         for i in range(count):
-            times[i] = max(since, times[count] - (count - i) * usual)
+            times[i] = min(times[count], max(since, times[count] - (count - i) * usual))
 
     def count_silent(self) -> None:
         """Tokens that the server counted and did not show came with its empty events, the last at the latest."""
@@ -156,7 +149,7 @@ class Tape:
             self.text.extend([""] * len(shown))
 
     def _read(self, segment: bytes, time: int) -> None:
-        """Take a segment that needs a closer look."""
+        """Record a segment that needs a closer look."""
         *parts, rest = segment.split(END)
         at = 0
         while at < len(parts):
@@ -169,21 +162,20 @@ class Tape:
             self._long_way(rest, time, whole=False)
 
     def _alike(self, parts: Sequence[bytes], time: int, at: int) -> int:
-        """Take the parts from `at` on that have the shape of the event before; where they end."""
-        shape = self.shape or (None if self._all else latest())
-        if shape is None or not self.quiet or shape.opening not in parts[at]:
+        """Record the parts from `at` on that look like the event before; where they end."""
+        template = self.template
+        if template is None or not self.quiet or template.opening not in parts[at]:
             return at
         upto = len(parts)
-        while upto - 1 > at and shape.opening not in parts[upto - 1]:  # the end of a reply looks different
+        while upto - 1 > at and template.opening not in parts[upto - 1]:  # the end of a reply looks different
             upto -= 1
-        sizes = shape.sizes(parts[at:upto])
+        sizes = template.sizes(parts[at:upto])
         if sizes is None:  # something odd among them: only as far as single looks go
             upto = at + 1
-            sizes = shape.sizes(parts[at:upto])
+            sizes = template.sizes(parts[at:upto])
         if sizes is None:
             return at
-        self.shape = shape
-        self._keep([time] * len(sizes), sizes, shape.kind)
+        self._keep([time] * len(sizes), sizes, template.kind)
         return upto
 
     def _keep(self, times: Sequence[int], sizes: Sequence[int], kind: int) -> None:
@@ -198,7 +190,7 @@ class Tape:
         if self.body.complete:
             return
         self._take(self.body.end(), time, cut=True)
-        self._settle(time)
+        self._settle()
         if not self.body.status and not self.error:
             self.error = "the server closed the connection without an answer"
 
@@ -207,7 +199,7 @@ class Tape:
         return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
 
     def _long_way(self, part: bytes, time: int, *, whole: bool) -> None:
-        """Take bytes that need reading; `whole` parts were cut before the blank line of an event."""
+        """Record bytes that need reading; `whole` parts were cut before the blank line of an event."""
         body = self.body
         if whole and body.fresh:
             head, blank, rest = part.partition(b"\r\n\r\n")
@@ -218,14 +210,14 @@ class Tape:
             self._take((payload,), time)
             return
         self._take(body.feed(part + END if whole else part), time)
-        self._settle(time)
+        self._settle()
 
-    def _settle(self, time: int) -> None:
+    def _settle(self) -> None:
         body = self.body
         if body.problem and not self.error:
             self.error = body.problem
         if body.complete and not body.streamed and body.status and not body.problem:
-            self._whole(time)
+            self._whole()
 
     def _take(self, payloads: Sequence[bytes], time: int, *, cut: bool = False) -> None:
         for payload in payloads:
@@ -242,7 +234,7 @@ class Tape:
                 continue
             self._note(event, len(payload), time)
             if event.kind and not self._all and not event.usage and not event.finish:
-                self.shape = shape_of(payload, event.kind)
+                self.template = template_of(payload, event.kind)
 
     def _note(self, event: Event, size: int, time: int) -> None:
         if event.error and not self.error:
@@ -257,7 +249,7 @@ class Tape:
             self.cached_tokens, self.reasoning_tokens = cached, reasoning
         if event.kind:
             if event.usage:
-                self._all, self.shape = True, None
+                self._all, self.template = True, None
                 self.counts.append(max(0, self.completion_tokens))
             self.times.append(time)
             self.kinds.append(event.kind)
@@ -265,7 +257,7 @@ class Tape:
             if self.keep:
                 self.text.append(event.text)
 
-    def _whole(self, time: int) -> None:
+    def _whole(self) -> None:
         """A reply that did not stream: an HTTP error, or a server that ignores `stream`."""
         payload = bytes(self.body.rest)
         self.body.rest.clear()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from moebox import codec
-from moebox.bench.job import Gauge, Job, Progress
+from moebox.bench.generator.job import Gauge, Job, Progress
 from moebox.bench.samples import Samples, unpack
 from moebox.errors import Outside
 
-LANES_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to within the goals (measured 2026-11-15)
+STREAMS_PER_WORKER = 4096  # one core kept 2,048 streams at 50 tok/s each to within the goals (measured 2026-11-15)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class _Worker:
 
     def __init__(self, job: Job) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "moebox.bench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "moebox.bench.generator.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -41,16 +41,16 @@ class _Worker:
         self.ready = False
         self.samples: Samples | None = None
         self.gauge = Gauge()
-        self.tell({**codec.plain(job)})
+        self.order(codec.plain(job))
 
-    def tell(self, order: object) -> None:
+    def order(self, order: object) -> None:
         try:
             self.stdin.write(json.dumps(order).encode() + b"\n")
             self.stdin.flush()
         except BrokenPipeError:
             pass  # it says why on its way out
 
-    def hear(self) -> Progress | None:
+    def next_line(self) -> Progress | None:
         """Its next line; raises Outside when it failed."""
         line = self.stdout.readline()
         if not line:
@@ -87,7 +87,7 @@ def drive(job: Job, *, watch: Callable[[list[Progress], float], None] | None = N
         crew = [_Worker(replace(job, worker=number, workers=workers)) for number in range(workers)]
         for worker in crew:
             while not worker.ready:
-                worker.hear()
+                worker.next_line()
         return _gather(crew, watch or (lambda progress, elapsed: None))
     finally:
         for worker in crew:
@@ -95,15 +95,15 @@ def drive(job: Job, *, watch: Callable[[list[Progress], float], None] | None = N
 
 
 def choose_workers(job: Job) -> int:
-    """One process is enough below four thousand streams; never more than the cores less one, or the lanes."""
-    lanes = job.load.concurrency or 1
-    return max(1, min(-(-lanes // LANES_PER_WORKER), (os.cpu_count() or 2) - 1, lanes))
+    """One process is enough below four thousand streams; never more than the cores less one, or the connections."""
+    connections = job.load.concurrency or 1
+    return max(1, min(-(-connections // STREAMS_PER_WORKER), (os.cpu_count() or 2) - 1, connections))
 
 
 def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None]) -> Driven:
-    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to hear it
+    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to replied it
     for worker in crew:
-        worker.tell({"zero": zero, "wall": wall})
+        worker.order({"zero": zero, "wall": wall})
     driven = Driven(samples=Samples(zero=zero, wall=wall))
     latest: dict[int, Progress] = {}
     with selectors.DefaultSelector() as selector:
@@ -112,7 +112,7 @@ def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None])
         while any(worker.samples is None for worker in crew):
             try:
                 for key, _ in selector.select(0.5):
-                    if key.data.samples is None and (progress := key.data.hear()):
+                    if key.data.samples is None and (progress := key.data.next_line()):
                         latest[progress.worker] = progress
                     if key.data.samples is not None:
                         selector.unregister(key.fileobj)
@@ -120,7 +120,7 @@ def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None])
             except KeyboardInterrupt:
                 driven.interrupted = True
                 for worker in crew:
-                    worker.tell("stop")
+                    worker.order("stop")
     for worker in crew:
         if worker.samples is not None:
             driven.samples.extend(worker.samples)

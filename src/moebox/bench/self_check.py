@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from moebox.bench.job import Gauge
+from moebox.bench.generator import Gauge
 from moebox.bench.metrics import percentiles
 from moebox.bench.samples import BYTES_PER_CHUNK, Samples
 
@@ -11,7 +11,7 @@ SATURATED = 0.9  # of a core, over the whole run: beyond it a queue builds up in
 MERGED = 0.01  # of tokens that shared a read with the one before them
 
 
-def client(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None) -> dict[str, Any]:
+def self_check(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None) -> dict[str, Any]:
     """The `client` part of a result; `reasons` is empty when the client kept up.
 
     `open_loop` is one without a limit on what is in flight: there a late request is the client's fault.

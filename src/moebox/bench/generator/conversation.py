@@ -1,10 +1,10 @@
-"""What one lane says: a request, or the turns of a conversation."""
+"""What is said on one connection: a request, or the turns of a conversation."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 
-class Talk(Protocol):
+class Conversation(Protocol):
     """A conversation of one turn or more."""
 
     index: int
@@ -15,11 +15,11 @@ class Talk(Protocol):
     def body(self) -> bytes:
         """The JSON body of the current turn."""
 
-    def hear(self, text: str) -> float | None:
-        """Take the reply; seconds until the next turn, or None when the talk is over."""
+    def replied(self, text: str) -> float | None:
+        """Take the reply; seconds until the next turn, or None when the conversation is over."""
 
 
-class Single:
+class OneTurn:
     """One request."""
 
     __slots__ = ("_body", "_make", "asked", "index", "keep", "turn")
@@ -42,6 +42,6 @@ class Single:
         body, self._body = self._body or self._make(self.index), b""
         return body
 
-    def hear(self, text: str) -> float | None:
+    def replied(self, text: str) -> float | None:
         """It is over."""
         return None
