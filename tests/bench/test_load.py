@@ -206,7 +206,7 @@ def test_faults_are_counted_apart(behaviour: Behaviour, outcome: str, reason: st
 
 
 def test_a_busy_server_is_asked_again_later() -> None:
-    """503 for a while: those requests fail, the ones after them complete, and each connection waits before it goes on."""
+    """503 for a while: those requests fail, the ones after them complete, and connections wait before they go on."""
 
     def busy(peer: Peer, body: dict[str, object]) -> bool:
         if len(peer.state.asked) <= 3:

@@ -47,8 +47,7 @@ class Connections:
         if recorder.template is None or connection.sock is None or connection.context is not None:
             return
         if connection.quiet and not connection.got:
-            hot = (connection.sock, recorder.template, recorder.times, recorder.sizes, recorder)
-            self._hot.streams[connection.fd] = hot
+            self._hot.heat(connection.fd, connection.sock, recorder)
 
     def cool(self, connection: Connection) -> None:
         """What comes next on it needs a closer look."""

@@ -11,14 +11,18 @@ from array import array
 from collections.abc import Sequence
 
 from moebox.bench.generator.recorder import Recorder
-from moebox.bench.generator.template import QUOTE, Template
+from moebox.bench.generator.template import BESIDES, LONGEST_CHUNK, QUOTE, SIZE_LINES
 from moebox.stream import sockets
 
 BUFFER = 16384  # bytes asked of one read
 
-# Whose bytes, how they look, times and sizes of events; the recorder that holds these, for events that come together.
-HotStream = tuple[socket.socket, Template, "array[int]", "array[int]", Recorder]
+# Whose bytes; what stands before and behind the text of an event, and how long that is; times and sizes of events; the
+# recorder that holds these, for events that come together.
+HotStream = tuple[socket.socket, bytes, bytes, int, int, "array[int]", "array[int]", Recorder]
 Odd = tuple[int, int, bytes | None, int]  # descriptor, poll mask, what was read (None: nothing yet), when it came
+
+
+NO_LINE = b"\0"  # no chunk opens so
 
 
 class HotPath:
@@ -40,6 +44,14 @@ class HotPath:
         self.streams += [None] * missing
         self.read_at += [0] * missing
 
+    def heat(self, fd: int, sock: socket.socket, recorder: Recorder) -> None:
+        """Events like the one before on this stream may be taken here from now on."""
+        template = recorder.template
+        assert template is not None
+        before, behind = len(template.opening), len(template.tail)
+        stream = (sock, template.opening, template.tail, before, behind, recorder.times, recorder.sizes, recorder)
+        self.streams[fd] = stream
+
     def unseen_since(self, fd: int, came: int) -> int:
         """Since when nobody had looked at a stream, where that is so long that events may have joined; else 0."""
         since = max(self.polled, self.read_at[fd])
@@ -52,7 +64,7 @@ class HotPath:
         """
         recvmsg_into, side_bytes, unpack = socket.socket.recvmsg_into, sockets.SIDE_BYTES, sockets.TIMESPEC.unpack
         data, rooms, startswith = self._room, (self._room,), self._room.startswith
-        streams, read_at, offset = self.streams, self.read_at, self.offset
+        streams, read_at, offset, lines = self.streams, self.read_at, self.offset, SIZE_LINES
         odd = self.odd = []
         oldest = second = base = 0
         for fd, mask in ready:
@@ -60,7 +72,7 @@ class HotPath:
             if stream is None or mask != 1:  # EPOLLIN alone
                 odd.append((fd, mask, None, 0))
                 continue
-            sock, template, times, sizes, recorder = stream
+            sock, opening, tail, before, behind, times, sizes, recorder = stream
             try:
                 length, side, _, _ = recvmsg_into(sock, rooms, side_bytes)
             except BlockingIOError:
@@ -77,19 +89,22 @@ class HotPath:
                 came = time.monotonic_ns()
             if not oldest:
                 oldest = came
-            head, start, close, payload = template.plans.get(length) or template.plan(length)
-            text = data[start:close]
+            line = lines[length] if length <= LONGEST_CHUNK else NO_LINE
+            start, close = len(line), length - behind
+            text = data[start + before : close]
             if (
-                startswith(head)
-                and startswith(template.tail, close)
+                startswith(line)
+                and startswith(opening, start)
+                and startswith(tail, close)
+                and text
                 and text[0] != QUOTE
                 and b"\n" not in text
                 and text.isascii()
             ):  # as in `template.is_text`, without the call
                 times.append(came)
-                sizes.append(payload)
+                sizes.append(length - start + 2 - BESIDES)
                 read_at[fd] = now
-            elif length < BUFFER and (together := template.spans(data, length)):
+            elif length < BUFFER and (together := recorder.alike(data, length)):
                 recorder.note(together, came, self.unseen_since(fd, came))
                 read_at[fd] = now
             else:

@@ -76,10 +76,14 @@ class Recorder:
         `since` says that the reader had been away since then: events that came apart may then be in one segment, whose
         time is that of the last. The others are placed at even steps, none before `since`, and marked as guessed.
         """
-        sizes = self.template.spans(segment, len(segment)) if self.template is not None else []
+        sizes = self.alike(segment, len(segment))
         if sizes:
             self.note(sizes, time, since)
         return bool(sizes)
+
+    def alike(self, data: bytes | bytearray, length: int) -> list[int]:
+        """Bytes of each event in the first `length` of `data` if all are like the one before, else []."""
+        return self.template.spans(data, length) if self.template is not None else []
 
     def catch_up(self) -> None:
         """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""
@@ -153,7 +157,7 @@ class Recorder:
         *parts, rest = segment.split(END)
         at = 0
         while at < len(parts):
-            upto = self._alike(parts, time, at)
+            upto = self._all_alike(parts, time, at)
             if upto == at:
                 self._long_way(parts[at], time, whole=True)
                 upto += 1
@@ -161,7 +165,7 @@ class Recorder:
         if rest:
             self._long_way(rest, time, whole=False)
 
-    def _alike(self, parts: Sequence[bytes], time: int, at: int) -> int:
+    def _all_alike(self, parts: Sequence[bytes], time: int, at: int) -> int:
         """Record the parts from `at` on that look like the event before; where they end."""
         template = self.template
         if template is None or not self.quiet or template.opening not in parts[at]:
