@@ -73,13 +73,14 @@ class Server:
         tokenizes: bool = False,
         look: Behaviour | None = None,
         metrics: Callable[[], str] | None = None,
+        aside: Behaviour | None = None,
     ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.asked: list[dict[str, object]] = []
         self.headers: list[tuple[str, str]] = []
         self.connections = 0
         self._behaviour, self._wrap = behaviour, wrap
-        self._metrics = metrics
+        self._metrics, self._aside = metrics, aside  # what /metrics says; what all but completions does
         self._counts, self._tokenizes, self._look = counts, tokenizes, look or self._looked
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -106,6 +107,9 @@ class Server:
                 elif self._metrics and path == "/metrics":
                     text = self._metrics().encode()
                     peer.send(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(text) + text)
+                elif self._aside and "completions" not in path:
+                    if not self._aside(peer, body):
+                        return
                 elif "completions" not in path:
                     peer.json(404, {})
                 elif body.get("max_tokens") == 4 and "one two" in json.dumps(body):  # the look before a measurement

@@ -16,11 +16,10 @@ def quick(
     warmup: int = 0,
 ) -> dict[str, Any]:
     """One closed-loop measurement of random prompts, in vLLM's field names (docs/metrics.md)."""
-    from moebox.bench.measure import look, measure
-    from moebox.bench.vocabulary import text_for
+    from moebox.bench.measure import measure, subject_of
     from moebox.core.measure import Load, Workload
 
-    subject = look(endpoint, text_for(endpoint))
+    subject = subject_of(endpoint)
     workload = Workload(input_tokens=input_tokens, output_tokens=output_tokens, seed=seed)
     load = Load(concurrency=min(concurrency, requests), requests=requests)
     return measure(subject, workload, load, warmup=warmup).result

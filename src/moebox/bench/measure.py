@@ -15,17 +15,22 @@ from moebox.bench.prompts import load_prompts
 from moebox.bench.samples import Samples
 from moebox.bench.scrape import Scraper
 from moebox.bench.self_check import self_check
-from moebox.bench.vocabulary import counter
+from moebox.bench.vocabulary import MOST_PER_WORD, PLAIN, counter, text_for
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import Outside
-from moebox.stream import ask, sockets
+from moebox.stream import Reply, ask, sockets
 from moebox.stream.awake import Awake
+from moebox.stream.body import retry_after_s
 from moebox.units import seconds
 
 FORMAT = 1
 BY_USAGE = "calibrated words (by the server's count of a prompt)"
 SIMULATED = "x-moebox-simulation"  # a header of every reply of `moebox twin`
+MOST_TEMPLATE = 8192  # tokens of a chat template; a server that counts more does not count
+MOST_EVENTS = 10_000  # of a reply to a request for a few tokens
+CALIBRATION_S = 120.0  # for a prompt of a few hundred tokens
+LONGEST_PAUSE_S = 60.0  # that a server which is still loading may ask for
 WARM = 1 << 30  # indices of warm-up requests start here, so that none of them is measured later
 Watch = Callable[[list[Progress], float], None]
 
@@ -56,6 +61,20 @@ class Subject:
     template_tokens: int = 0  # that its chat template adds to a prompt, where it counts prompts
 
 
+def subject_of(
+    endpoint: Endpoint,
+    *,
+    tokenizer: str = "",
+    api: str = "chat",
+    insecure: bool = False,
+    ca_file: str = "",
+    timeout_s: float = 600.0,
+) -> Subject:
+    """Look at the server, and then choose words by its tokenizer or a local one."""
+    subject = look(endpoint, PLAIN, api=api, insecure=insecure, ca_file=ca_file, timeout_s=timeout_s)
+    return replace(subject, text=text_for(endpoint, tokenizer=tokenizer, timeout_s=timeout_s))
+
+
 def look(
     endpoint: Endpoint,
     text: Text,
@@ -69,12 +88,14 @@ def look(
     target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     opening = " ".join(["one", "two", *random.sample(text.words, 3)])
     body = {**_body(endpoint, api, opening), "max_tokens": 4}
-    reply = ask(endpoint, {**body, "ignore_eos": True}, path=path_of(api), target=target, timeout_s=timeout_s)
+    until = time.monotonic() + timeout_s
+    reply = _ask(endpoint, {**body, "ignore_eos": True}, api, target, until)
     ignores = not reply.error
     if reply.error and reply.status in (400, 422):
-        reply = ask(endpoint, body, path=path_of(api), target=target, timeout_s=timeout_s)
+        reply = _ask(endpoint, body, api, target, until)
     if reply.error:
         raise Outside(f"{endpoint.base_url}: {reply.error}", hint="--model must be a name that /v1/models lists")
+    template = (reply.prompt_tokens or 0) - len(opening.split())
     return Subject(
         endpoint=endpoint,
         target=target,
@@ -82,8 +103,23 @@ def look(
         counts=reply.completion_tokens is not None,
         ignores_eos=ignores,
         simulation=SIMULATED in reply.headers,
-        template_tokens=max(0, (reply.prompt_tokens or 0) - len(opening.split())),
+        template_tokens=template if 0 < template < MOST_TEMPLATE else 0,
     )
+
+
+def _ask(endpoint: Endpoint, body: dict[str, Any], api: str, target: sockets.Target, until: float) -> Reply:
+    """One request within the time left; once more after a refusal that says when, if that is within it."""
+    while True:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise Outside(f"{endpoint.base_url}: not over in the time that --timeout gives it")
+        reply = ask(
+            endpoint, body, path=path_of(api), target=target, timeout_s=left, total_s=left, most_events=MOST_EVENTS
+        )
+        pause = retry_after_s({b"retry-after": reply.headers.get("retry-after", "").encode()})
+        if reply.status not in (429, 503) or pause is None or pause > min(LONGEST_PAUSE_S, until - time.monotonic()):
+            return reply
+        time.sleep(pause)
 
 
 def _body(endpoint: Endpoint, api: str, text: str) -> dict[str, Any]:
@@ -97,14 +133,17 @@ def code_text(subject: Subject, api: str) -> Text:
         return subject.text
     code = filler.code("calibration", 200)
     short, long = (_prompt_tokens(subject, api, text) for text in ("x", f"x {code}"))
-    if short is None or long is None or long - short < len(code.split()):  # it does not count what it was sent
+    if short is None or long is None:
         return subject.text
-    return replace(subject.text, tokens_per_code_word=(long - short) / len(code.split()), how=BY_USAGE)
+    per_word = (long - short) / len(code.split())
+    if not 1 <= per_word <= MOST_PER_WORD:  # it does not count what it was sent
+        return subject.text
+    return replace(subject.text, tokens_per_code_word=per_word, how=BY_USAGE)
 
 
 def _prompt_tokens(subject: Subject, api: str, text: str) -> int | None:
     body = {**_body(subject.endpoint, api, text), "max_tokens": 1}
-    return ask(subject.endpoint, body, path=path_of(api), target=subject.target).prompt_tokens
+    return _ask(subject.endpoint, body, api, subject.target, time.monotonic() + CALIBRATION_S).prompt_tokens
 
 
 def path_of(api: str) -> str:
@@ -148,9 +187,12 @@ def measure(
         job = replace(job, offset=offset + _warm_up(job, warmup))
     with Awake() as awake, Scraper(subject.endpoint, enabled=scrape) as scraper:
         driven = drive(job, watch=watch)
-    checked = check(driven.samples, count) if count is not None and subject.counts else None
-    if count is not None:
-        recount(driven.samples, count)
+    try:
+        checked = check(driven.samples, count) if count is not None and subject.counts else None
+        if count is not None:
+            recount(driven.samples, count)
+    except Outside:  # the server's tokenizer is gone: what was measured is not
+        checked, job = None, replace(job, keep_text=False)
     away_s = max([awake.away_s, *(gauge.clock_step_s for gauge in driven.gauges)])
     result = document(subject, job, driven, slo=slo, warmup=warmup, label=label, away_s=away_s)
     result |= scraper.report(driven.samples.zero, result["duration"], result["total_output_tokens"])

@@ -1,7 +1,8 @@
 """Words whose length in tokens is known: by the server's tokenizer, a local one, or by calibration."""
 
 import importlib.util
-import statistics
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,28 +12,39 @@ from moebox import http
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.core.endpoint import Endpoint
-from moebox.errors import BadInput
+from moebox.errors import BadInput, Outside
 
 Count = Callable[[str], int]
 REMOTE = "/tokenize"
-TOKENIZE_S = 20.0  # the longest that counting one text may take
+TOKENIZE_S = 20.0  # the longest that counting one text, or all that it takes to choose words, may take
+FEWEST_PER_WORD, MOST_PER_WORD = 0.2, 20.0  # tokens: outside of it no tokenizer of text is at work
+
+
+PLAIN = Text(words=filler.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
 
 
 def text_for(endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKENIZE_S) -> Text:
-    """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json)."""
+    """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json).
+
+    A server whose /tokenize is not done after `timeout_s`, or makes no sense, has none.
+    """
     if tokenizer:
         return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    count = _remote(endpoint, timeout_s)
-    if count is not None:
-        return replace(calibrated(count, "the server's /tokenize"), tokenizer=REMOTE)
-    return Text(words=filler.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
+    count = _remote(endpoint, time.monotonic() + timeout_s)
+    try:
+        text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
+    except Outside:
+        return PLAIN
+    sizes = (text.tokens_per_word, text.tokens_per_code_word)
+    sane = all(FEWEST_PER_WORD <= size <= MOST_PER_WORD for size in sizes)
+    return replace(text, tokenizer=REMOTE) if count is not None and sane else PLAIN
 
 
 def counter(endpoint: Endpoint, text: Text) -> Count | None:
     """What counts the tokens of a text, where there is a tokenizer."""
     if not text.tokenizer:
         return None
-    return _remote(endpoint, TOKENIZE_S) if text.tokenizer == REMOTE else _local(text.tokenizer)
+    return _remote(endpoint, math.inf) if text.tokenizer == REMOTE else _local(text.tokenizer)
 
 
 def calibrated(count: Count, how: str) -> Text:
@@ -64,13 +76,14 @@ def _single(candidates: list[str], count: Count) -> list[str]:
     return _single(candidates[:half], count) + _single(candidates[half:], count)
 
 
-def _remote(endpoint: Endpoint, timeout_s: float) -> Count | None:
-    """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp."""
+def _remote(endpoint: Endpoint, until: float) -> Count | None:
+    """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp; its counts raise Outside."""
 
     def ask(body: dict[str, Any]) -> list[int] | None:
-        reply = http.post_json(
-            f"{endpoint.root}/tokenize", body, headers=endpoint.headers, timeout_s=min(TOKENIZE_S, timeout_s)
-        )
+        left = min(TOKENIZE_S, until - time.monotonic())
+        if left <= 0:
+            return None
+        reply = http.post_json(f"{endpoint.root}/tokenize", body, headers=endpoint.headers, timeout_s=left)
         document = reply.json() if reply.ok else None
         tokens = document.get("tokens") if isinstance(document, dict) else None
         return tokens if isinstance(tokens, list) else None
@@ -86,7 +99,10 @@ def _remote(endpoint: Endpoint, timeout_s: float) -> Count | None:
         if short and long and len(long) > len(short):
 
             def count(text: str, body: Callable[[str], dict[str, Any]] = body) -> int:
-                return len(ask(body(text)) or ())
+                tokens = ask(body(text))
+                if tokens is None:
+                    raise Outside(f"{endpoint.root}/tokenize does not answer")
+                return len(tokens)
 
             return count
     return None
@@ -103,10 +119,3 @@ def _local(name: str) -> Count:
 
     tokenizer = Tokenizer.from_file(str(path))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def spread_of(counts: list[int]) -> str:
-    """How exact prompts came out, for people: the server's own counts."""
-    if not counts:
-        return "not counted by the server"
-    return f"{min(counts)} to {max(counts)} tokens, median {statistics.median(counts):g}"

@@ -11,6 +11,7 @@ from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
 from moebox.cli.output import emit, people, talk
 from moebox.core.measure import Load, Slo
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
+from moebox.stream.events import printable
 
 if TYPE_CHECKING:
     from moebox.bench.measure import Measurement, Subject
@@ -63,9 +64,8 @@ def bench(
         run: Keep them in this run's measurements.
         json: Print JSON.
     """
-    from moebox.bench.measure import look
+    from moebox.bench.measure import subject_of
     from moebox.bench.search import parse_slo
-    from moebox.bench.vocabulary import text_for
 
     limits = parse_slo(slo, share=slo_share) if slo else None
     if search and limits is None:
@@ -75,11 +75,17 @@ def bench(
         refuse_load(asked, preset)
     plan = plan_of(asked, preset)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    text = text_for(endpoint, tokenizer=tokenizer, timeout_s=plan.loads[0].timeout_s)
-    timeout_s = plan.loads[0].timeout_s
-    subject = look(endpoint, text, api=asked.api, insecure=insecure, ca_file=ca_file, timeout_s=timeout_s)
+    subject = subject_of(
+        endpoint,
+        tokenizer=tokenizer,
+        api=asked.api,
+        insecure=insecure,
+        ca_file=ca_file,
+        timeout_s=plan.loads[0].timeout_s,
+    )
     if not json:
-        talk().print(f"{endpoint.model} at {endpoint.base_url}; prompt lengths by {text.how}", style="dim")
+        where = f"{printable(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
+        talk().print(where, style="dim", markup=False)
     keeper = Keeper(output_file, run, label or plan.name)
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json)

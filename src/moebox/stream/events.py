@@ -148,4 +148,5 @@ def _usage(value: Any) -> tuple[int, int, int, int] | None:
 
 
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and 0 <= value < 2**31 else -1
+    """A count as it fits a column of samples; -1 where it is none."""
+    return min(value, 2**31 - 1) if isinstance(value, int) and value >= 0 else -1

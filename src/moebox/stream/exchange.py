@@ -2,9 +2,8 @@
 
 import contextlib
 import json
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -41,7 +40,8 @@ class Reply:
 class Exchange:
     """A request on its way: iterate for (seconds since sent, event) pairs, close to cancel.
 
-    Raises Outside when the server cannot be reached, hangs up before answering, or is silent for `timeout_s`.
+    Raises Outside when the server cannot be reached, hangs up before answering, is silent for `timeout_s`, or is not
+    done after `total_s` or `most_events`, whatever arrives.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class Exchange:
         *,
         path: str = "/chat/completions",
         timeout_s: float = 600.0,
+        total_s: float = 7200.0,
+        most_events: int = 1_000_000,
         headers: dict[str, str] | None = None,
         target: sockets.Target | None = None,
     ) -> None:
@@ -59,16 +61,17 @@ class Exchange:
         request = sockets.head(target, path, length=len(data), headers={**endpoint.headers, **(headers or {})})
         self._where = f"{target.host}:{target.port}"
         self._body = Body()
+        self._silence_s, self._total_s, self._most = timeout_s, total_s, most_events
+        self._until = time.monotonic() + total_s
         self.done = False
+        self._sock = sockets.connect(target, min(timeout_s, total_s))
+        self._kernel = not target.tls and sockets.tune(self._sock)
         try:
-            self._sock = socket.create_connection((target.host, target.port), timeout=timeout_s)
-            self._kernel = sockets.tune(self._sock) and not target.tls
-            if target.tls:
-                self._sock = sockets.tls_context(target).wrap_socket(self._sock, server_hostname=target.host)
             self._offset = sockets.clock_offset()
             self._sent = time.monotonic_ns()
             self._sock.sendall(request + data)
         except OSError as problem:
+            self.close()
             raise Outside(f"{self._where}: {problem.strerror or problem}", hint="is the server up?") from None
 
     def __enter__(self) -> Self:
@@ -95,7 +98,7 @@ class Exchange:
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._body.headers.items()}
 
     def __iter__(self) -> Iterator[tuple[float, Event]]:
-        body = self._body
+        body, events, at = self._body, 0, 0.0
         while not body.complete:
             data, at = self._read()
             payloads = body.feed(data) if data else body.end()
@@ -104,6 +107,9 @@ class Exchange:
                     self.done = True
                 elif event := decode(payload):
                     yield at, event
+            events += len(payloads)
+            if events > self._most:
+                raise Outside(f"{self._where}: still streams after {events:,} events")
             if not data:
                 break
         if body.problem or not body.status:
@@ -121,13 +127,19 @@ class Exchange:
             yield at, event
 
     def _read(self) -> tuple[bytes, float]:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise Outside(f"{self._where}: not over after {self._total_s:g} s")
+        self._sock.settimeout(min(left, self._silence_s))
         try:
             if not self._kernel:
                 data = self._sock.recv(65536)
                 return data, (time.monotonic_ns() - self._sent) / 1e9
             data, side, _, _ = self._sock.recvmsg(65536, sockets.SIDE_BYTES)
         except TimeoutError:
-            raise Outside(f"{self._where}: silent for {self._sock.gettimeout():.0f} s") from None
+            why = "silent for" if left > self._silence_s else "not over after"
+            limit = self._silence_s if left > self._silence_s else self._total_s
+            raise Outside(f"{self._where}: {why} {limit:g} s") from None
         except ConnectionError:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
@@ -142,15 +154,20 @@ def ask(
     *,
     path: str = "/chat/completions",
     timeout_s: float = 600.0,
+    total_s: float = 7200.0,
+    most_events: int = 1_000_000,
     headers: dict[str, str] | None = None,
     target: sockets.Target | None = None,
 ) -> Reply:
     """Send one request, read its stream to the end. `target` stands for the endpoint's URL where TLS needs settings."""
+    limits = {"timeout_s": timeout_s, "total_s": total_s}
     said: dict[int, list[str]] = {CONTENT: [], REASONING: []}
     times: list[float] = []
     seen: list[Event] = []
     first_content: float | None = None
-    with Exchange(endpoint, body, path=path, timeout_s=timeout_s, headers=headers, target=target) as exchange:
+    with Exchange(
+        endpoint, body, path=path, headers=headers, target=target, most_events=most_events, **limits
+    ) as exchange:
         for at, event in exchange:
             seen.append(event)
             if event.kind:
@@ -179,17 +196,29 @@ def ask(
         )
 
 
-def join_tool_calls(events: Iterator[dict[str, Any]] | Any) -> tuple[dict[str, Any], ...]:
-    """The tool calls of a reply, each put together from its deltas."""
+def join_tool_calls(events: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The tool calls of a reply, each put together from its deltas; what has not their form is left out."""
     calls: dict[int, dict[str, Any]] = {}
-    for data in events:
-        for choice in data.get("choices") or []:
-            delta = choice.get("delta") or choice.get("message") or {}
-            for place, part in enumerate(delta.get("tool_calls") or []):
-                index = part.get("index")
-                call = calls.setdefault(place if index is None else index, {"id": "", "name": "", "arguments": ""})
-                function = part.get("function") or {}
-                call["id"] = part.get("id") or call["id"]
-                call["name"] += function.get("name") or ""
-                call["arguments"] += function.get("arguments") or ""
+    for place, part in (pair for data in events for pair in _parts(data)):
+        index, function = part.get("index"), part.get("function")
+        key = index if isinstance(index, int) else place
+        call = calls.setdefault(key, {"id": "", "name": "", "arguments": ""})
+        function = function if isinstance(function, dict) else {}
+        call["id"] = _text(part.get("id")) or call["id"]
+        call["name"] += _text(function.get("name"))
+        call["arguments"] += _text(function.get("arguments"))
     return tuple(calls[index] for index in sorted(calls))
+
+
+def _parts(data: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    choices = data.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = choice.get("delta") or choice.get("message") if isinstance(choice, dict) else None
+        parts = delta.get("tool_calls") if isinstance(delta, dict) else None
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                yield place, part
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

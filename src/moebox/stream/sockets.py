@@ -17,6 +17,7 @@ from moebox.errors import BadInput, Outside
 SO_TIMESTAMPNS = 35
 SIDE_BYTES = socket.CMSG_SPACE(16)  # room for the one control message that carries a struct timespec
 TIMESPEC = struct.Struct("=qq")
+HANDSHAKE_S = 2.0  # that a TLS server may take to say anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,52 @@ def tls_context(target: Target) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def connect(target: Target, timeout_s: float) -> socket.socket:
+    """A blocking connection, with TLS where asked; Outside says in one line why there is none."""
+    where = f"{target.host}:{target.port}"
+    try:
+        sock = socket.create_connection((target.host, target.port), timeout=timeout_s)
+    except (OSError, UnicodeError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise Outside(f"{where}: {reason}", hint="is the server up?") from None
+    if not target.tls:
+        return sock
+    secured = tls_context(target).wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
+    try:
+        _shake_hands(secured, target, timeout_s)
+    except OSError as problem:
+        secured.close()
+        if speaks_plain(target):
+            raise Outside(f"{where} answers in plain HTTP, not TLS", hint="write http:// instead of https://") from None
+        hint = "--ca-file trusts its certificate, --insecure any" if "CERT" in str(problem).upper() else None
+        raise Outside(f"{where}: TLS: {getattr(problem, 'reason', None) or problem}", hint=hint) from None
+    return secured
+
+
+def _shake_hands(secured: ssl.SSLSocket, target: Target, timeout_s: float) -> None:
+    """A plain server may wait for more of what it takes for a request: after a moment of silence, ask it plainly."""
+    secured.settimeout(min(HANDSHAKE_S, timeout_s))
+    try:
+        secured.do_handshake()
+    except TimeoutError:
+        if timeout_s <= HANDSHAKE_S or speaks_plain(target):
+            raise
+        secured.settimeout(timeout_s - HANDSHAKE_S)
+        secured.do_handshake()
+    secured.settimeout(timeout_s)
+
+
+def speaks_plain(target: Target) -> bool:
+    """The server answers an HTTP request without TLS."""
+    request = f"GET / HTTP/1.1\r\nHost: {target.authority}\r\nConnection: close\r\n\r\n"
+    try:
+        with socket.create_connection((target.host, target.port), timeout=HANDSHAKE_S) as sock:
+            sock.sendall(request.encode("ascii", "replace"))
+            return sock.recv(5) == b"HTTP/"
+    except OSError:
+        return False
 
 
 def tune(sock: socket.socket) -> bool:

@@ -1,0 +1,153 @@
+"""Against servers that misbehave: no hang, no crash, no figure that makes no sense."""
+
+import json
+import math
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from moebox.cli import main
+from tests.bench.hostile import ASIDE, SERVERS
+from tests.bench.server import good, serving
+
+PATIENCE_S = 120  # for one server, on a busy machine: a hang, not a figure
+FLAGS = ["--requests", "3", "--concurrency", "2", "--output", "8", "--input", "8", "--timeout", "2s", "--stall", "1s"]
+SOME = [  # of each sort, for every run of the suite
+    "endless tokens, as fast as they go",
+    "endless 100 Continue, fast",
+    "a stream, one byte at a time",
+    "an event of 15 MiB",
+    "an end inside a chunk",
+    "replies nobody asked for",
+    "one byte that is not UTF-8, like the others",
+    "an error that moves the cursor",
+    "10^9 tokens",
+]
+
+
+def test_there_are_enough_of_them() -> None:
+    """At least 48 ways to misbehave, and the short list names some of them."""
+    assert len(SERVERS) >= 48
+    assert set(SOME) <= set(SERVERS)
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """A hang is an error of this test, not of whoever waits for the suite."""
+
+    def ring(number: int, frame: object) -> None:
+        raise AssertionError(f"hung for {PATIENCE_S} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(PATIENCE_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def numbers(value: Any, at: str = "") -> Iterator[tuple[str, float]]:
+    """Every figure of a document with where it stands."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers(inner, f"{at}.{key}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from numbers(inner, at)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield at, value
+
+
+def sane(result: dict[str, Any], requests: int = 3) -> None:
+    """Figures that could be true of a few requests for eight tokens."""
+    outcomes = [result[name] for name in ("completed", "failed", "truncated", "empty", "cancelled")]
+    assert sum(outcomes) == result["num_prompts"] == requests
+    for at, value in numbers(result):
+        assert math.isfinite(value), at
+        assert value >= 0 or at in (".load.rate", ".timeline.ttft_ms"), f"{at} is {value}"
+    longest_ms = result["duration"] * 1e3 + 1
+    for name in ("ttft", "e2el", "itl", "tpot"):
+        assert (result[f"p99_{name}_ms"] or 0) <= longest_ms
+    assert result["total_output_tokens"] <= requests * 24
+    assert result["output_throughput"] * result["duration"] <= requests * 24 + 1
+    assert all(text.isprintable() for text in (*result["errors"], *result["flags"]))
+
+
+def judged(name: str, url: str, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
+    """Run the command; its exit code and its document."""
+    code = main(["bench", url, "--model", "m", *FLAGS, *flags, "--json"])
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err, name
+    assert "\x1b" not in shown.out + shown.err
+    return code, json.loads(shown.out) if code in (0, 1) else {}
+
+
+def besieged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that is good until it is measured."""
+    behaviour, outcome = SERVERS[name]
+    with serving(behaviour) as server:
+        code, result = judged(name, server.url, capsys)
+    sane(result)
+    if outcome != "either":
+        assert code == (0 if outcome == "completed" else 1), result["errors"]
+        assert result["completed"] == (3 if outcome == "completed" else 0), result["errors"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_some_servers_that_misbehave(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of each sort."""
+    besieged(name, capsys)
+
+
+@pytest.mark.siege
+@pytest.mark.parametrize("name", [name for name in SERVERS if name not in SOME])
+def test_every_server_that_misbehaves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All the others."""
+    besieged(name, capsys)
+
+
+@pytest.mark.siege
+@pytest.mark.parametrize("name", SERVERS)
+def test_every_server_that_misbehaves_from_the_first_request_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is asked before a measurement hangs and crashes no more than the measurement."""
+    behaviour, _ = SERVERS[name]
+    with serving(behaviour, look=behaviour) as server:
+        code, result = judged(name, server.url, capsys)
+
+    assert code in (0, 1, 3)
+    if result:
+        sane(result)
+
+
+def test_a_silent_tokenizer_and_silent_metrics_hold_nobody_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are left out."""
+    with serving(good, aside=ASIDE["one byte at a time"]) as server:
+        code, result = judged("aside", server.url, capsys)
+
+    assert (code, result["completed"], result["server"]) == (0, 3, None)
+
+
+@pytest.mark.siege
+@pytest.mark.parametrize("name", ASIDE)
+def test_whatever_else_the_server_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """/metrics, /tokenize and /v1/models misbehave, with and without a model named."""
+    with serving(good, aside=ASIDE[name]) as server:
+        code, result = judged(name, server.url, capsys)
+        assert (code, result["completed"]) == (0, 3)
+        sane(result)
+        assert main(["bench", server.url, *FLAGS, "--json"]) in (0, 2, 3)
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert "\x1b" not in shown.out + shown.err
+
+
+def test_https_to_a_plain_port_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """At once, though a plain server may wait for more of what it takes for a request."""
+    with serving(good) as server:
+        code = main(["bench", server.url.replace("http:", "https:"), "--model", "m", *FLAGS])
+    said = capsys.readouterr().err
+
+    assert code == 3
+    assert "answers in plain HTTP" in said
+    assert "http://" in said
