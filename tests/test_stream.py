@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox.bench.generator.connection import Connection
+from moebox.bench.generator.conversation import OneTurn
+from moebox.bench.generator.finished import Finished
 from moebox.bench.generator.recorder import Recorder
+from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_of
 from moebox.errors import Outside
 from moebox.stream import CONTENT, REASONING, TOOL, Exchange, ask
@@ -326,3 +331,30 @@ def test_tokens_a_late_reader_found_together_get_even_gaps() -> None:
     assert list(recorder.times) == [100, 120, 140, 150, 150, 165, 170, 180, 200]
     assert [i for i, kind in enumerate(recorder.kinds) if kind & GUESSED] == [1, 5, 6]
     assert recorder.estimated == 3
+
+
+def test_first_tokens_that_were_read_late_are_placed_by_the_gaps_that_follow() -> None:
+    """Three came in one late read, then one every 20: those were 20 apart too, but none came before the request."""
+    piece = chunked(event({"content": "x"}))[:-5]
+    recorder = Recorder(since=970)
+    recorder.record(HEAD + piece * 3, 1000, since=400)
+    for time in (1020, 1040, 1060):
+        recorder.record(piece, time)
+    assert recorder.estimated == 2
+    samples = Samples()
+    finished = Finished(
+        recorder, [], OneTurn(0, 6, lambda index: b""), 0, 0, 970, 1060, 99, Connection(0, select.epoll(), None), 0
+    )
+    recorder.record(chunked(event({}, finish="stop"), b"data: [DONE]\n\n"), 1060)
+    finished.keep(samples)
+
+    assert list(samples.time) == [970, 980, 1000, 1020, 1040, 1060]
+
+
+def test_no_token_comes_before_its_request() -> None:
+    """However long nobody had looked at the connection before."""
+    piece = chunked(event({"content": "x"}))[:-5]
+    recorder = Recorder(since=900)
+    recorder.record(HEAD + piece * 4, 1000, since=100)
+
+    assert min(recorder.times) >= 900

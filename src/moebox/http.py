@@ -37,7 +37,7 @@ class Reply:
         """The text as JSON; None where it is none."""
         try:
             return json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 
@@ -146,5 +146,5 @@ def error_text(text: str) -> str:
         document = json.loads(text)
         inner = document.get("error", document)
         return str(inner.get("message", inner) if isinstance(inner, dict) else inner)[:300]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return " ".join(text.split())[:300]

@@ -146,9 +146,9 @@ def test_a_workload_that_shares_its_prefix_is_not_flagged(capsys: pytest.Capture
 
 def test_the_chat_template_is_not_a_repeated_prompt() -> None:
     """Tokens that open every prompt of any client may be cached."""
-    assert not complaint(Workload(), hit_rate(asked=1000, cached=64, server={}), template=0.064)
-    assert complaint(Workload(), hit_rate(asked=1000, cached=500, server={}), template=0.064)
-    assert hit_rate(asked=1000, cached=-1, server={}) is None
+    assert not complaint(Workload(), hit_rate(asked=1000, cached=64, server=None), template=0.064)
+    assert complaint(Workload(), hit_rate(asked=1000, cached=500, server=None), template=0.064)
+    assert hit_rate(asked=1000, cached=-1, server=None) is None
 
 
 def test_a_preset_takes_overrides_and_refuses_what_it_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from moebox.bench.measure import Measurement, look, measure
+from moebox.bench.measure import Measured, look, measure
 from moebox.bench.vocabulary import text_for
 from moebox.core.endpoint import endpoint_of
 from moebox.core.measure import Load, Workload
+from moebox.core.result import document
 from moebox.stream import sockets
 from tests.bench.server import HEAD, Behaviour, Peer, chunk, event, good, serving, tail
 
@@ -24,7 +25,7 @@ WORK = Workload(input_tokens=8, output_tokens=6)
 LOAD = Load(concurrency=4, requests=12)
 
 
-def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> Measurement:
+def run(url: str, work: Workload = WORK, load: Load = LOAD, **more: object) -> Measured:
     """One measurement of the server at `url`."""
     endpoint = endpoint_of(url, "m", key=str(more.pop("key")) if "key" in more else None)
     return measure(look(endpoint, text_for(endpoint)), work, load, scrape=False, **more)  # type: ignore[arg-type]
@@ -36,14 +37,14 @@ def test_a_good_server_is_counted_exactly() -> None:
         made = run(server.url)
     result = made.result
 
-    assert (result["completed"], result["failed"], result["truncated"], result["empty"]) == (12, 0, 0, 0)
-    assert (result["total_output_tokens"], result["total_input_tokens"]) == (72, 12 * 9)
+    assert (result.completed, result.failed, result.truncated, result.empty) == (12, 0, 0, 0)
+    assert (result.total_output_tokens, result.total_input_tokens) == (72, 12 * 9)
     assert len(made.samples.time) == 72
-    assert result["max_concurrent_requests"] <= 4
+    assert result.max_concurrent_requests <= 4
     assert server.connections <= 4 + 2 + 3  # connections, the two looks, and /tokenize tries: connections are kept
-    assert result["token_counts"] == "usage"
-    assert result["client"]["clock"] in ("kernel", "user")
-    assert not result["partial"]
+    assert result.token_counts == "usage"
+    assert result.client.clock in ("kernel", "user")
+    assert not result.partial
 
 
 def test_what_the_server_does_not_count_a_tokenizer_does() -> None:
@@ -59,9 +60,9 @@ def test_what_the_server_does_not_count_a_tokenizer_does() -> None:
     with serving(silent, counts=False) as server:
         plain = run(server.url)
 
-    assert (made.result["token_counts"], made.result["total_output_tokens"]) == ("tokenizer", 12 * 5)
+    assert (made.result.token_counts, made.result.total_output_tokens) == ("tokenizer", 12 * 5)
     assert list(made.samples.tokens)[:4] == [1, 2, 1, 1]
-    assert (plain.result["token_counts"], plain.result["total_output_tokens"]) == ("chunks", 12 * 4)
+    assert (plain.result.token_counts, plain.result.total_output_tokens) == ("chunks", 12 * 4)
 
 
 def test_a_simulation_is_marked_as_one() -> None:
@@ -72,9 +73,9 @@ def test_a_simulation_is_marked_as_one() -> None:
         return True
 
     with serving(twin, look=twin) as server:
-        assert run(server.url).result["simulation"] is True
+        assert run(server.url).result.simulation is True
     with serving(good) as server:
-        assert run(server.url).result["simulation"] is False
+        assert run(server.url).result.simulation is False
 
 
 def test_code_is_as_long_as_the_server_counts_it() -> None:
@@ -92,8 +93,8 @@ def test_code_is_as_long_as_the_server_counts_it() -> None:
             server.url, Workload(kind="code", input_tokens=900, output_tokens=1), Load(concurrency=1, requests=2)
         )
 
-    assert made.result["tokenizer_id"].startswith("calibrated words (by the server")
-    assert 800 < made.result["total_input_tokens"] / 2 < 1300
+    assert made.result.tokenizer_id.startswith("calibrated words (by the server")
+    assert 800 < made.result.total_input_tokens / 2 < 1300
 
 
 def test_a_seed_whose_prompts_are_reused_asks_the_same_and_no_two_prompts_share_a_head() -> None:
@@ -113,7 +114,7 @@ def test_several_workers_share_the_work() -> None:
     with serving(good) as server:
         result = run(server.url, load=replace(LOAD, workers=2)).result
 
-    assert (result["completed"], result["client"]["workers"]) == (12, 2)
+    assert (result.completed, result.client.workers) == (12, 2)
     assert len({json.dumps(body["messages"]) for body in server.asked}) == 12
 
 
@@ -197,12 +198,12 @@ def test_faults_are_counted_apart(behaviour: Behaviour, outcome: str, reason: st
     """What did not complete never enters an average, and says why."""
     with serving(behaviour) as server:
         result = run(server.url, load=Load(concurrency=2, requests=4)).result
-    counts = {name: result[name] for name in ("completed", "failed", "truncated", "empty")}
+    counts = {name: getattr(result, name) for name in ("completed", "failed", "truncated", "empty")}
 
     assert counts == {**dict.fromkeys(counts, 0), outcome: 4}
-    assert result["mean_ttft_ms"] is None or outcome == "completed"
-    assert not reason or any(reason in text for text in result["errors"])
-    assert outcome != "completed" or result["total_output_tokens"] == 24
+    assert result.ttft.mean is None or outcome == "completed"
+    assert not reason or any(reason in text for text in result.errors)
+    assert outcome != "completed" or result.total_output_tokens == 24
 
 
 def test_a_busy_server_is_asked_again_later() -> None:
@@ -217,8 +218,8 @@ def test_a_busy_server_is_asked_again_later() -> None:
     with serving(busy) as server:
         result = run(server.url, load=Load(concurrency=2, requests=8)).result
 
-    assert (result["failed"], result["completed"]) == (3, 5)
-    assert result["errors"] == {"HTTP 503: loading": 3}
+    assert (result.failed, result.completed) == (3, 5)
+    assert result.errors == {"HTTP 503: loading": 3}
 
 
 def test_silence_ends_a_request() -> None:
@@ -232,7 +233,7 @@ def test_silence_ends_a_request() -> None:
     with serving(stalling) as server:
         result = run(server.url, load=Load(concurrency=1, requests=1, stall_s=0.6)).result
 
-    assert (result["failed"], list(result["errors"])) == (1, ["silent for 0.6 s"])
+    assert (result.failed, list(result.errors)) == (1, ["silent for 0.6 s"])
 
 
 def test_a_server_that_is_gone_fails_every_request() -> None:
@@ -245,7 +246,7 @@ def test_a_server_that_is_gone_fails_every_request() -> None:
     gone = replace(subject, target=sockets.target_of("http://127.0.0.1:9/v1"))
     result = measure(gone, WORK, Load(concurrency=2, requests=2), scrape=False).result
 
-    assert (result["failed"], list(result["errors"])) == (2, ["connection refused"])
+    assert (result.failed, list(result.errors)) == (2, ["connection refused"])
 
 
 def test_a_connection_closed_while_idle_is_opened_again() -> None:
@@ -258,7 +259,7 @@ def test_a_connection_closed_while_idle_is_opened_again() -> None:
     with serving(once) as server:
         result = run(server.url, load=Load(concurrency=2, requests=8)).result
 
-    assert (result["completed"], result["failed"]) == (8, 0)
+    assert (result.completed, result.failed) == (8, 0)
 
 
 def test_conversations_grow_by_what_was_said() -> None:
@@ -268,7 +269,7 @@ def test_conversations_grow_by_what_was_said() -> None:
         result = run(server.url, work, Load(concurrency=2, requests=6)).result
     roles = sorted([m["role"] for m in body["messages"]] for body in server.asked)  # type: ignore[attr-defined,index]
 
-    assert result["completed"] == 6
+    assert result.completed == 6
     assert roles == sorted([["user"] * 1, ["user", "assistant", "user"], ["user", "assistant"] * 2 + ["user"]] * 2)
     assert {m["content"] for body in server.asked for m in body["messages"] if m["role"] == "assistant"} == {" a a"}  # type: ignore[attr-defined,index]
 
@@ -279,9 +280,22 @@ def test_an_open_loop_sends_by_the_clock() -> None:
         made = run(server.url, load=Load(rate=50.0, arrivals="constant", requests=10))
     due = sorted(made.samples.columns["due"])
 
-    assert made.result["completed"] == 10
+    assert made.result.completed == 10
     assert [round((b - a) / 1e6) for a, b in itertools.pairwise(due)] == [20] * 9
     assert all(s >= d for s, d in zip(made.samples.columns["sent"], made.samples.columns["due"], strict=True))
+
+
+def test_an_open_loop_that_cannot_send_in_time_is_limited_by_the_client() -> None:
+    """400 long requests due within a hundredth of a second: the figure is marked, and says why."""
+    with serving(good) as server:
+        work, load = (
+            replace(WORK, input_tokens=4000, output_tokens=1),
+            Load(rate=1e5, arrivals="constant", requests=400),
+        )
+        result = run(server.url, work, load).result
+
+    assert result.client_limited
+    assert any("were sent" in reason for reason in result.client.reasons)
 
 
 def test_a_trace_is_replayed_at_its_own_times(tmp_path: Path) -> None:
@@ -323,7 +337,7 @@ def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
         made = run(server.url, key="sk-secret-1")
 
     assert ("authorization", "Bearer sk-secret-1") in server.headers
-    assert "sk-secret-1" not in json.dumps(made.result)
+    assert "sk-secret-1" not in json.dumps(document(made.result))
 
 
 def test_streams_over_tls(tmp_path: Path) -> None:
@@ -339,7 +353,7 @@ def test_streams_over_tls(tmp_path: Path) -> None:
         subject_ = look(endpoint, text_for(endpoint), ca_file=str(cert))
         result = measure(subject_, WORK, LOAD, scrape=False).result
 
-    assert (result["completed"], result["total_output_tokens"]) == (12, 72)
+    assert (result.completed, result.total_output_tokens) == (12, 72)
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:

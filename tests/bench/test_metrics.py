@@ -50,11 +50,11 @@ def test_one_request_by_hand() -> None:
     """Sent at 100, tokens at 300, 320 and 360 ms."""
     result = metrics.summary(made({"sent": 100, "times": [300, 320, 360]}))
 
-    assert (result["mean_ttft_ms"], result["mean_tpot_ms"], result["mean_e2el_ms"]) == (200, 30, 260)
-    assert (result["mean_itl_ms"], result["p99_itl_ms"]) == pytest.approx((30, 39.8))
-    assert result["duration"] == pytest.approx(0.26)
-    assert result["output_throughput"] == pytest.approx(3 / 0.26)
-    assert result["total_token_throughput"] == pytest.approx(13 / 0.26)
+    assert (result.ttft.mean, result.tpot.mean, result.e2el.mean) == (200, 30, 260)
+    assert (result.itl.mean, result.itl.p99) == pytest.approx((30, 39.8))
+    assert result.duration == pytest.approx(0.26)
+    assert result.output_throughput == pytest.approx(3 / 0.26)
+    assert result.total_token_throughput == pytest.approx(13 / 0.26)
 
 
 def test_three_tokens_in_a_chunk_share_its_gap() -> None:
@@ -62,17 +62,17 @@ def test_three_tokens_in_a_chunk_share_its_gap() -> None:
     one = {"sent": 0, "times": [200 + 20 * i for i in range(33)], "tokens": [3] * 33, "output": 99}
     result = metrics.summary(made(one))
 
-    assert result["mean_itl_ms"] == pytest.approx(20 / 3)
-    assert result["mean_chunk_gap_ms"] == pytest.approx(20)
-    assert result["mean_tpot_ms"] == pytest.approx(640 / 98)
-    assert result["max_output_tokens_per_s"] == 99
+    assert result.itl.mean == pytest.approx(20 / 3)
+    assert result.chunk_gap.mean == pytest.approx(20)
+    assert result.tpot.mean == pytest.approx(640 / 98)
+    assert result.max_output_tokens_per_s == 99
 
 
 def test_thinking_is_a_token_but_not_content() -> None:
     """TTFT is to the first token of any kind, TTFC to the first visible one."""
     result = metrics.summary(made({"sent": 0, "times": [10, 20, 30], "kinds": [REASONING, REASONING, CONTENT]}))
 
-    assert (result["mean_ttft_ms"], result["mean_ttfc_ms"]) == (10, 30)
+    assert (result.ttft.mean, result.ttfc.mean) == (10, 30)
 
 
 def test_what_failed_is_not_averaged_in() -> None:
@@ -80,18 +80,18 @@ def test_what_failed_is_not_averaged_in() -> None:
     bad = {"sent": 0, "times": [1, 2], "outcome": FAILED, "reason": "HTTP 500"}
     result = metrics.summary(made({"sent": 0, "times": [100, 200]}, bad))
 
-    assert (result["completed"], result["failed"], result["mean_ttft_ms"]) == (1, 1, 100)
-    assert result["total_output_tokens"] == 2
+    assert (result.completed, result.failed, result.ttft.mean) == (1, 1, 100)
+    assert result.total_output_tokens == 2
 
 
 def test_nothing_completed_gives_nulls_not_zeros() -> None:
     """An average of nothing is not 0 ms."""
     result = metrics.summary(made({"sent": 0, "times": [], "outcome": FAILED}))
 
-    assert result["mean_ttft_ms"] is None
-    assert result["output_throughput"] == 0
+    assert result.ttft.mean is None
+    assert result.output_throughput == 0
     assert metrics.steady(made()) is None
-    assert metrics.summary(made())["duration"] == 0
+    assert metrics.summary(made()).duration == 0
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
@@ -103,7 +103,7 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
 
     assert [metrics.meets(one, slo) for one in metrics.figures(found)] == [False, False, False]
     assert [metrics.meets(one, Slo(ttft_s=0.5)) for one in metrics.figures(found)] == [False, True, True]
-    assert metrics.summary(found, slo=Slo(ttft_s=0.5))["request_goodput"] == pytest.approx(2.0)
+    assert metrics.summary(found, slo=Slo(ttft_s=0.5)).request_goodput == pytest.approx(2.0)
 
 
 @settings(max_examples=60)
@@ -122,9 +122,9 @@ def test_steady_leaves_out_the_start_and_the_end() -> None:
     found = metrics.steady(made(*requests))
 
     assert found is not None
-    assert (found["start_s"], found["end_s"], found["requests"]) == (1.0, 3.5, 6)
-    assert found["output_throughput"] == pytest.approx(20, rel=0.1)
-    assert found["mean_concurrency"] == pytest.approx(2, rel=0.05)
+    assert (found.start_s, found.end_s, found.requests) == (1.0, 3.5, 6)
+    assert found.output_throughput == pytest.approx(20, rel=0.1)
+    assert found.mean_concurrency == pytest.approx(2, rel=0.05)
 
 
 def test_a_sagging_generation_shows_by_position() -> None:
@@ -133,16 +133,16 @@ def test_a_sagging_generation_shows_by_position() -> None:
     times += [times[-1] + 20.0 * i for i in range(1, 1001)]
     found = metrics.speed_by_position(made({"sent": 0, "times": times}), bins=4)
 
-    assert [round(row["tok_s"]) for row in found] == [100, 100, 50, 50]
+    assert [round(row.tok_s) for row in found] == [100, 100, 50, 50]
 
 
 def test_the_timeline_holds_every_token_and_request() -> None:
     """Whatever the bins, sums are kept."""
     found = metrics.timeline(made({"sent": 0, "times": [100, 1500]}, {"sent": 1000, "times": [2500, 2600]}))
 
-    assert sum(found["output_tokens"]) == 4
-    assert sum(found["ended"]) == 2
-    assert found["in_flight"] == [1.0, 1.5, 0.6]
+    assert sum(found.output_tokens) == 4
+    assert sum(found.ended) == 2
+    assert found.in_flight == (1.0, 1.5, 0.6)
 
 
 def test_samples_survive_their_file(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_a_client_that_could_not_keep_up_says_so() -> None:
     late = [0] * 128
     late[64] = 100  # 65 ms
 
-    def reasons(found: Samples, gauge: Gauge) -> list[str]:
-        return list(self_check(found, [gauge], open_loop=False, itl_ms=20.0)["reasons"])
+    def reasons(found: Samples, gauge: Gauge, *, open_loop: bool = False) -> list[str]:
+        return list(self_check(found, [gauge], open_loop=open_loop, itl_ms=20.0).reasons)
 
     assert reasons(quiet, Gauge(cpu_s=0.2, wall_s=1.0)) == []
     assert "95% of a core" in reasons(quiet, Gauge(cpu_s=0.95, wall_s=1.0))[0]
@@ -191,3 +191,28 @@ def test_a_client_that_could_not_keep_up_says_so() -> None:
     assert reasons(quiet, Gauge(wall_s=1.0, lag=late)) == []
     assert merged_share(merging) == 0.5
     assert 65 <= lag_at(late, 0.99) <= 80
+
+
+def test_an_open_loop_that_sends_late_says_so() -> None:
+    """Only where nothing limits what is in flight: there nobody but the client can have held a request back."""
+    late, client = Samples(), Gauge(cpu_s=0.1, wall_s=1.0)
+    for number in range(100):
+        late.add(
+            array("q", [50 * MS]),
+            array("H", [1]),
+            array("B", [CONTENT]),
+            due=0,
+            sent=11 * MS,
+            ended=50 * MS,
+            index=number,
+            outcome=COMPLETED,
+            status=200,
+            prompt=1,
+            output=1,
+            cached=0,
+            asked=1,
+            turn=0,
+        )
+
+    assert self_check(late, [client], open_loop=False, itl_ms=20.0).reasons == ()
+    assert self_check(late, [client], open_loop=True, itl_ms=20.0).reasons == ("requests were sent 11 ms late (P99)",)

@@ -7,7 +7,7 @@ import pytest
 
 from moebox.bench.generator.arrivals import arrivals
 from moebox.bench.generator.job import Text
-from moebox.bench.measure import Measurement
+from moebox.bench.measure import Measured
 from moebox.bench.presets import preset, presets
 from moebox.bench.prompts import load_prompts, load_trace
 from moebox.bench.samples import Samples
@@ -17,6 +17,7 @@ from moebox.bench.vocabulary import calibrated
 from moebox.bench.workloads import open_source
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput, UnknownName
+from tests.bench.example import measurement
 
 
 def gaps(load: Load, seed: int = 1) -> list[float]:
@@ -59,11 +60,10 @@ def test_the_search_finds_the_knee() -> None:
     """Everything up to 37 streams is good: doubling, then halving, ends within a tenth of it."""
     tried: list[float] = []
 
-    def run(load: float) -> Measurement:
+    def run(load: float) -> Measured:
         tried.append(load)
         good = 1.0 if load <= 37 else 0.0
-        result = {"num_prompts": 10, "cancelled": 0, "duration": 10.0, "request_goodput": good, "partial": False}
-        return Measurement(result=result, samples=Samples())
+        return Measured(result=measurement(request_goodput=good), samples=Samples())
 
     done, best = highest(run, parse_slo("ttft=1s"), axis="concurrency", start=1)
 
@@ -134,8 +134,8 @@ def test_metrics_of_three_engines_get_one_name() -> None:
     ]
     found = series(rows, 10**9)
     assert found is not None
-    assert (found["peak_running"], found["mean_running"], found["acceptance"]) == (3.0, 2.0, 0.6)
-    assert found["series"]["time_s"] == [0.0, 1.0, 2.0]
+    assert (found.peak_running, found.mean_running, found.acceptance) == (3.0, 2.0, 0.6)
+    assert found.series["time_s"] == (0.0, 1.0, 2.0)
     assert series([], 0) is None
 
 

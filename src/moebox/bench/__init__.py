@@ -1,8 +1,7 @@
 """Endpoint to measurements: workloads, a load generator that is never the bottleneck, and every figure defined once."""
 
-from typing import Any
-
 from moebox.core.endpoint import Endpoint
+from moebox.core.result import Measurement
 
 
 def quick(
@@ -14,8 +13,8 @@ def quick(
     output_tokens: int,
     seed: int = 0,
     warmup: int = 0,
-) -> dict[str, Any]:
-    """One closed-loop measurement of random prompts, in vLLM's field names (docs/metrics.md)."""
+) -> Measurement:
+    """One closed-loop measurement of random prompts, with every figure of docs/metrics.md."""
     from moebox.bench.measure import measure, subject_of
     from moebox.core.measure import Load, Workload
 

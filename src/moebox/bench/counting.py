@@ -1,9 +1,9 @@
 """Tokens of replies by a tokenizer: where the server did not count them, and where it did, as a check of its count."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from moebox.bench.samples import COMPLETED, Samples
+from moebox.core.result import UsageCheck
 from moebox.stream.events import tokens_by_chunk
 
 CHECKED = 4  # replies of a measurement whose text is held against the server's count
@@ -13,27 +13,17 @@ SLACK = 8  # tokens: special ones and those of a template are in one count and n
 Count = Callable[[str], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageCheck:
-    """The server's count of a few replies beside a tokenizer's."""
-
-    replies: int
-    usage_tokens: int
-    tokenizer_tokens: int
-
-    @property
-    def doubtful(self) -> bool:
-        """They are too far apart to be of the same text."""
-        low, high = sorted((self.usage_tokens, self.tokenizer_tokens))
-        return high > APART * low + SLACK * self.replies
-
-    @property
-    def complaint(self) -> str:
-        """In words."""
-        return (
-            f"usage counts {self.usage_tokens:,} tokens in {self.replies} replies, the tokenizer "
-            f"{self.tokenizer_tokens:,}: text was left out of the stream, or one of them is wrong"
-        )
+def doubt(checked: UsageCheck | None) -> str:
+    """Why the two counts cannot be of the same text; "" when they can."""
+    if checked is None:
+        return ""
+    low, high = sorted((checked.usage_tokens, checked.tokenizer_tokens))
+    if high <= APART * low + SLACK * checked.replies:
+        return ""
+    return (
+        f"usage counts {checked.usage_tokens:,} tokens in {checked.replies} replies, the tokenizer "
+        f"{checked.tokenizer_tokens:,}: text was left out of the stream, or one of them is wrong"
+    )
 
 
 def check(samples: Samples, count: Count) -> UsageCheck | None:

@@ -4,6 +4,7 @@ import secrets
 from dataclasses import replace
 
 from moebox.core.measure import Workload
+from moebox.core.result import ServerView
 
 CACHED = 0.01  # of prompt tokens: a prefix cache that answers more than this of prompts that share nothing knew them
 
@@ -15,7 +16,7 @@ def salted(workload: Workload) -> Workload:
     return replace(workload, salt=secrets.token_hex(8))
 
 
-def hit_rate(*, asked: int, cached: int, server: dict[str, float]) -> float | None:
+def hit_rate(*, asked: int, cached: int, server: ServerView | None) -> float | None:
     """Share of prompt tokens that came out of a prefix cache; None where nobody tells.
 
     The larger of what the replies' usage (`cached` of `asked` tokens, -1 where it says nothing) and the server's own
@@ -24,10 +25,10 @@ def hit_rate(*, asked: int, cached: int, server: dict[str, float]) -> float | No
     rates = []
     if asked and cached >= 0:
         rates.append(cached / asked)
-    if server.get("prefix_queries"):
-        rates.append(server.get("prefix_hits", 0.0) / server["prefix_queries"])
-    elif "mean_cache_hit_rate" in server:
-        rates.append(server["mean_cache_hit_rate"])
+    if server is not None and server.prefix_hit_rate is not None:
+        rates.append(server.prefix_hit_rate)
+    elif server is not None and server.mean_cache_hit_rate is not None:
+        rates.append(server.mean_cache_hit_rate)
     return min(1.0, max(rates)) if rates else None
 
 

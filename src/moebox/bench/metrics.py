@@ -1,6 +1,6 @@
 """Every figure of a benchmark, from samples: the one place that defines them (in words: docs/metrics.md).
 
-Pure arithmetic. Field names are those of vLLM's serving benchmark where the figure is the same one. Only completed
+Pure arithmetic. Field names are those of vLLM's serving benchmark where the figure is the same each. Only completed
 requests enter means, percentiles and throughput; failed, truncated, empty and cancelled ones are counted apart.
 """
 
@@ -8,10 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moebox.bench.samples import COMPLETED, OUTCOMES, Request, Samples
 from moebox.core.measure import Slo
+from moebox.core.result import PositionSpeed, Spread, Steady, Timeline
 from moebox.stream.events import CONTENT, GUESSED, SILENT
 
 PERCENTILES = (50, 90, 95, 99)
@@ -59,57 +59,85 @@ def figures(samples: Samples) -> list[Figures]:
 
 
 def output_tokens(samples: Samples, request: Request) -> int:
-    """Tokens of a reply: the server's count, else one for each event."""
+    """Tokens of a reply: the server's count, else each for each event."""
     return request.output if request.output >= 0 else sum(samples.tokens[request.first : request.last])
 
 
-def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0) -> dict[str, Any]:
-    """The whole run in vLLM's field names. `prompt_tokens` stands in where the server does not count prompts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The figures of a whole run, named as vLLM names them."""
+
+    duration: float
+    completed: int
+    failed: int
+    truncated: int
+    empty: int
+    cancelled: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    request_goodput: float | None
+    output_throughput: float
+    total_token_throughput: float
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+    cached_input_tokens: int
+    silent: int
+    stopped_early: int
+    ttft: Spread
+    ttfc: Spread
+    tpot: Spread
+    itl: Spread
+    chunk_gap: Spread
+    e2el: Spread
+
+
+def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0) -> Summary:
+    """The whole run. `prompt_tokens` stands in where the server does not count prompts."""
     done = figures(samples)
     counts = Counter(samples.columns["outcome"])
     duration = run_s(samples)
-    total_input = sum(one.request.prompt if one.request.prompt >= 0 else prompt_tokens for one in done)
-    total_output = sum(one.output for one in done)
+    total_input = sum(each.request.prompt if each.request.prompt >= 0 else prompt_tokens for each in done)
+    total_output = sum(each.output for each in done)
     rate = 1 / duration if duration > 0 else 0.0
-    result: dict[str, Any] = {
-        "duration": duration,
-        **{name: counts.get(code, 0) for code, name in enumerate(OUTCOMES)},
-        "total_input_tokens": total_input,
-        "total_output_tokens": total_output,
-        "request_throughput": len(done) * rate,
-        "request_goodput": None if slo is None else sum(meets(one, slo) for one in done) * rate,
-        "output_throughput": total_output * rate,
-        "total_token_throughput": (total_input + total_output) * rate,
-        "max_output_tokens_per_s": peak_tokens(samples),
-        "max_concurrent_requests": peak_concurrency(samples),
-        "cached_input_tokens": sum(max(0, one.request.cached) for one in done),
-        "silent": sum(samples.kind[one.request.first] == SILENT for one in done),
-        "stopped_early": sum(one.output < one.request.asked for one in done),
-    }
-    result |= spread("ttft", (one.ttft_s * 1e3 for one in done if one.ttft_s is not None))
-    result |= spread("ttfc", (one.ttfc_s * 1e3 for one in done if one.ttfc_s is not None))
-    result |= spread("tpot", (one.tpot_s * 1e3 for one in done if one.tpot_s is not None))
     token_gaps, chunk_gaps = gaps(samples, done)
-    result |= _spread("itl", token_gaps)
-    result |= _spread("chunk_gap", chunk_gaps)
-    result |= spread("e2el", (one.e2e_s * 1e3 for one in done))
-    return result
+    return Summary(
+        duration=duration,
+        **{name: counts.get(code, 0) for code, name in enumerate(OUTCOMES)},
+        total_input_tokens=total_input,
+        total_output_tokens=total_output,
+        request_throughput=len(done) * rate,
+        request_goodput=None if slo is None else sum(meets(each, slo) for each in done) * rate,
+        output_throughput=total_output * rate,
+        total_token_throughput=(total_input + total_output) * rate,
+        max_output_tokens_per_s=peak_tokens(samples),
+        max_concurrent_requests=peak_concurrency(samples),
+        cached_input_tokens=sum(max(0, min(each.request.cached, each.request.prompt)) for each in done),
+        silent=sum(samples.kind[each.request.first] == SILENT for each in done),
+        stopped_early=sum(each.output < each.request.asked for each in done),
+        ttft=spread(each.ttft_s * 1e3 for each in done if each.ttft_s is not None),
+        ttfc=spread(each.ttfc_s * 1e3 for each in done if each.ttfc_s is not None),
+        tpot=spread(each.tpot_s * 1e3 for each in done if each.tpot_s is not None),
+        itl=spread_of(token_gaps),
+        chunk_gap=spread_of(chunk_gaps),
+        e2el=spread(each.e2e_s * 1e3 for each in done),
+    )
 
 
-def spread(name: str, values: Iterable[float]) -> dict[str, float | None]:
-    """Mean, median, standard deviation and percentiles in milliseconds, named as vLLM names them."""
-    return _spread(name, Counter(values))
+def spread(values: Iterable[float]) -> Spread:
+    """Mean, median, standard deviation and percentiles, in milliseconds."""
+    return spread_of(Counter(values))
 
 
-def _spread(name: str, counter: "Counter[float]") -> dict[str, float | None]:
+def spread_of(counter: "Counter[float]") -> Spread:
+    """The same of values that are already counted."""
     total = sum(counter.values())
-    keys = [f"{kind}_{name}_ms" for kind in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))]
     if not total:
-        return dict.fromkeys(keys)
+        return Spread()
     mean = sum(value * count for value, count in counter.items()) / total
     variance = sum((value - mean) ** 2 * count for value, count in counter.items()) / total
-    ranks = percentiles(counter, [50, *PERCENTILES])
-    return dict(zip(keys, [mean, ranks[0], math.sqrt(variance), *ranks[1:]], strict=True))
+    p50, p90, p95, p99 = percentiles(counter, PERCENTILES)
+    return Spread(mean=mean, median=p50, std=math.sqrt(variance), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 def percentiles(counter: "Counter[float]", wanted: Sequence[float]) -> list[float]:
@@ -142,9 +170,9 @@ def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "
     exact = len(time) <= EXACT
     by_token: Counter[float] = Counter()
     by_chunk: Counter[float] = Counter()
-    for one in done:
-        before = chunk_before = time[one.request.first]
-        for i in range(one.request.first + 1, one.request.last):
+    for each in done:
+        before = chunk_before = time[each.request.first]
+        for i in range(each.request.first + 1, each.request.last):
             now, count = time[i], tokens[i]
             gap = now - chunk_before
             by_chunk[gap if exact else gap // 1000] += 1
@@ -157,11 +185,16 @@ def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "
     return Counter({k / scale: n for k, n in by_token.items()}), Counter({k / scale: n for k, n in by_chunk.items()})
 
 
-def meets(one: Figures, slo: Slo) -> bool:
+def meets(each: Figures, slo: Slo) -> bool:
     """A request that keeps to everything asked of it; one whose first token nobody saw keeps to no TTFT."""
-    if slo.ttft_s is not None and one.ttft_s is None:
+    if slo.ttft_s is not None and each.ttft_s is None:
         return False
-    pairs = ((one.ttft_s, slo.ttft_s), (one.tpot_s, slo.tpot_s), (one.worst_itl_s, slo.itl_s), (one.e2e_s, slo.e2e_s))
+    pairs = (
+        (each.ttft_s, slo.ttft_s),
+        (each.tpot_s, slo.tpot_s),
+        (each.worst_itl_s, slo.itl_s),
+        (each.e2e_s, slo.e2e_s),
+    )
     return all(limit is None or value is None or value <= limit for value, limit in pairs)
 
 
@@ -192,7 +225,7 @@ def peak_concurrency(samples: Samples) -> int:
     return most
 
 
-def steady(samples: Samples, *, ramp_s: float = 0.0) -> dict[str, Any] | None:
+def steady(samples: Samples, *, ramp_s: float = 0.0) -> Steady | None:
     """The window in which load was neither building up nor running out; None where there is none worth the name.
 
     It opens when the ramp is over and the first request has ended (from then on requests are in all stages at once) and
@@ -201,33 +234,34 @@ def steady(samples: Samples, *, ramp_s: float = 0.0) -> dict[str, Any] | None:
     done = figures(samples)
     if not done:
         return None
-    begin = max(samples.zero + int(ramp_s * 1e9), min(one.request.ended for one in done))
+    begin = max(samples.zero + int(ramp_s * 1e9), min(each.request.ended for each in done))
     end = max(samples.columns["sent"])
-    inside = [one for one in done if begin <= one.request.sent <= end]
+    inside = [each for each in done if begin <= each.request.sent <= end]
     if end - begin < 1_000_000_000 or len(inside) < 2:
         return None
     seconds = (end - begin) / 1e9
     time, tokens = samples.time, samples.tokens
-    came = sum(tokens[i] for one in done for i in range(one.request.first, one.request.last) if begin <= time[i] < end)
-    ended = sum(begin <= one.request.ended < end for one in done)
-    busy = sum(max(0, min(one.request.ended, end) - max(one.request.sent, begin)) for one in done)
-    result: dict[str, Any] = {
-        "start_s": (begin - samples.zero) / 1e9,
-        "end_s": (end - samples.zero) / 1e9,
-        "requests": len(inside),
-        "request_throughput": ended / seconds,
-        "output_throughput": came / seconds,
-        "mean_concurrency": busy / 1e9 / seconds,
-    }
-    result |= spread("ttft", (one.ttft_s * 1e3 for one in inside if one.ttft_s is not None))
-    result |= spread("tpot", (one.tpot_s * 1e3 for one in inside if one.tpot_s is not None))
-    return result
+    came = sum(
+        tokens[i] for each in done for i in range(each.request.first, each.request.last) if begin <= time[i] < end
+    )
+    ended = sum(begin <= each.request.ended < end for each in done)
+    busy = sum(max(0, min(each.request.ended, end) - max(each.request.sent, begin)) for each in done)
+    return Steady(
+        start_s=(begin - samples.zero) / 1e9,
+        end_s=(end - samples.zero) / 1e9,
+        requests=len(inside),
+        request_throughput=ended / seconds,
+        output_throughput=came / seconds,
+        mean_concurrency=busy / 1e9 / seconds,
+        ttft=spread(each.ttft_s * 1e3 for each in inside if each.ttft_s is not None),
+        tpot=spread(each.tpot_s * 1e3 for each in inside if each.tpot_s is not None),
+    )
 
 
-def timeline(samples: Samples) -> dict[str, Any]:
+def timeline(samples: Samples) -> Timeline:
     """Tokens, requests and TTFT over time, in bins of a second or, for long runs, a few."""
     if not len(samples):
-        return {"bin_s": 1.0, "output_tokens": [], "in_flight": [], "ended": [], "ttft_ms": []}
+        return Timeline()
     length = (max(samples.columns["ended"]) - samples.zero) / 1e9
     width = max(1, math.ceil(length / MOST_BINS))
     bins, unit, zero = int(length // width) + 1, width * 1_000_000_000, samples.zero
@@ -243,32 +277,32 @@ def timeline(samples: Samples) -> dict[str, Any]:
             flight[at] += max(0, inside) / unit
         if request.last > request.first:
             ttft[min(bins - 1, first)].append((samples.time[request.first] - request.sent) / 1e6)
-    return {
-        "bin_s": float(width),
-        "output_tokens": tokens,
-        "in_flight": [round(value, 3) for value in flight],
-        "ended": ended,
-        "ttft_ms": [round(sum(values) / len(values), 3) if values else None for values in ttft],
-    }
+    return Timeline(
+        bin_s=float(width),
+        output_tokens=tuple(tokens),
+        in_flight=tuple(round(value, 3) for value in flight),
+        ended=tuple(ended),
+        ttft_ms=tuple(round(sum(values) / len(values), 3) if values else None for values in ttft),
+    )
 
 
-def speed_by_position(samples: Samples, bins: int = 20) -> list[dict[str, float]]:
+def speed_by_position(samples: Samples, bins: int = 20) -> tuple[PositionSpeed, ...]:
     """How fast one stream runs, by how far into its reply: does it sag? Mean over completed requests."""
     done = figures(samples)
-    longest = max((one.output for one in done), default=0)
+    longest = max((each.output for each in done), default=0)
     if longest < 2 * bins:
-        return []
+        return ()
     width = -(-longest // bins)
     spent, made = [0] * bins, [0] * bins
-    for one in done:
-        position = samples.tokens[one.request.first]
-        for i in range(one.request.first + 1, one.request.last):
+    for each in done:
+        position = samples.tokens[each.request.first]
+        for i in range(each.request.first + 1, each.request.last):
             at = min(bins - 1, position // width)
             spent[at] += samples.time[i] - samples.time[i - 1]
             made[at] += samples.tokens[i]
             position += samples.tokens[i]
-    return [
-        {"from": at * width, "to": min(longest, (at + 1) * width), "tok_s": made[at] / (spent[at] / 1e9)}
+    return tuple(
+        PositionSpeed(first=at * width, last=min(longest, (at + 1) * width), tok_s=made[at] / (spent[at] / 1e9))
         for at in range(bins)
         if spent[at] > 0
-    ]
+    )

@@ -4,13 +4,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from moebox import __version__, codec
+from moebox import __version__
 from moebox.bench.freshness import CACHED, salted
-from moebox.bench.measure import FORMAT, Subject, measure
+from moebox.bench.measure import Subject, measure
 from moebox.bench.metrics import Figures, figures
 from moebox.core.measure import Load, Workload
+from moebox.core.result import PrefillDecode, TestRow
 from moebox.errors import Outside
 
 ONE = Load(concurrency=1)
@@ -26,11 +26,11 @@ def pp_tg(
     workload: Workload | None = None,
     load: Load = ONE,
     tell: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
+) -> PrefillDecode:
     """A result with a row for each test: pp cold and warm, tg. Lengths are the tests', all else the workload's."""
     say = tell or (lambda line: None)
     base = workload or Workload()
-    rows: list[dict[str, Any]] = []
+    rows: list[TestRow] = []
     for tokens in pp:
         say(f"pp{tokens}")
         rows += _prefill(subject, replace(base, input_tokens=tokens, output_tokens=1), load, repeat)
@@ -38,19 +38,17 @@ def pp_tg(
         say(f"tg{tokens}")
         work = _apart(replace(base, input_tokens=TG_PROMPT, output_tokens=tokens))
         rows.append(_row(f"tg{tokens}", tokens, _run(subject, work, load, repeat, 0), decode_rate, cold=True))
-    return {
-        "format": FORMAT,
-        "kind": "pp-tg",
-        "tool": f"moebox {__version__}",
-        "date": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
-        "simulation": subject.simulation,
-        "model_id": subject.endpoint.model,
-        "tokenizer_id": subject.text.how,
-        "workload": codec.plain(base),
-        "repeat": repeat,
-        "flags": [_cached(row, subject) for row in rows if _cached(row, subject)],
-        "rows": rows,
-    }
+    return PrefillDecode(
+        tool=f"moebox {__version__}",
+        date=time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
+        simulation=subject.simulation,
+        model_id=subject.endpoint.model,
+        tokenizer_id=subject.text.how,
+        workload=base,
+        repeat=repeat,
+        flags=tuple(flag for row in rows if (flag := _cached(row, subject))),
+        rows=tuple(rows),
+    )
 
 
 def prefill_rate(one: Figures) -> float | None:
@@ -64,7 +62,7 @@ def decode_rate(one: Figures) -> float | None:
     return 1 / one.tpot_s if one.tpot_s else None
 
 
-def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[dict[str, Any]]:
+def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[TestRow]:
     """Each prompt once when it is new and once again at once, when a prefix cache may know it."""
     cold, warm = [], []
     for number in range(repeat):
@@ -89,35 +87,36 @@ def _run(subject: Subject, work: Workload, load: Load, requests: int, offset: in
         raise KeyboardInterrupt
     done = figures(made.samples)
     if not done:
-        reason = next(iter(made.result["errors"]), "no request was completed")
+        reason = next(iter(made.result.errors), "no request was completed")
         raise Outside(f"{subject.endpoint.base_url}: {reason}")
     return done
 
 
 def _row(
     name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool
-) -> dict[str, Any]:
-    rates = [value for one in done if (value := rate(one)) is not None]
-    firsts = [one.ttft_s for one in done if one.ttft_s is not None]
+) -> TestRow:
+    rates = [value for each in done if (value := rate(each)) is not None]
+    firsts = [each.ttft_s for each in done if each.ttft_s is not None]
     mean = statistics.fmean(rates) if rates else None
-    return {
-        "test": name,
-        "cold": cold,
-        "tokens": tokens,
-        "mean_tok_s": mean,
-        "std_tok_s": statistics.stdev(rates) if len(rates) > 1 else 0.0,
-        "tries": len(rates),
-        "mean_ttft_ms": statistics.fmean(firsts) * 1e3 if firsts else None,
-        ("pp_tok_s" if name.startswith("pp") else "tg_tok_s"): mean,
-        "prompt_tokens": statistics.median(one.request.prompt for one in done),
-        "cached_tokens": sum(max(0, one.request.cached) for one in done),
-    }
+    return TestRow(
+        test=name,
+        cold=cold,
+        tokens=tokens,
+        mean_tok_s=mean,
+        std_tok_s=statistics.stdev(rates) if len(rates) > 1 else 0.0,
+        tries=len(rates),
+        mean_ttft_ms=statistics.fmean(firsts) * 1e3 if firsts else None,
+        pp_tok_s=mean if name.startswith("pp") else None,
+        tg_tok_s=None if name.startswith("pp") else mean,
+        prompt_tokens=statistics.median(each.request.prompt for each in done),
+        cached_tokens=sum(max(0, min(each.request.cached, each.request.prompt)) for each in done),
+    )
 
 
-def _cached(row: dict[str, Any], subject: Subject) -> str:
+def _cached(row: TestRow, subject: Subject) -> str:
     """Why a cold prefill was none; "" when it was one."""
-    asked = row["prompt_tokens"] * row["tries"]
-    cached = row["cached_tokens"] - subject.template_tokens * row["tries"]
-    if not row["test"].startswith("pp") or not row["cold"] or not asked or cached <= CACHED * asked:
+    asked = row.prompt_tokens * row.tries
+    cached = row.cached_tokens - subject.template_tokens * row.tries
+    if not row.test.startswith("pp") or not row.cold or not asked or cached <= CACHED * asked:
         return ""
-    return f"{row['test']} cold: {cached / asked:.1%} of prompt tokens came from the server's prefix cache"
+    return f"{row.test} cold: {cached / asked:.1%} of prompt tokens came from the server's prefix cache"

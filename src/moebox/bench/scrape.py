@@ -6,10 +6,11 @@ import re
 import threading
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
+from moebox.core.result import Power, ServerView
 
 EVERY_S = 1.0
 PATIENCE_S = 3.0  # for one answer
@@ -91,11 +92,25 @@ class Scraper:
         if self._rows:
             self._ask()  # and after the last
 
-    def report(self, zero: int, duration_s: float, output_tokens: int) -> dict[str, Any]:
-        """`server` and `power` as they go into a result; None where there was nothing to ask."""
-        power = self._energy(zero, duration_s, output_tokens)
-        per_joule = power["output_tokens_per_joule"] if power else None
-        return {"server": series(self._rows, zero), "power": power, "tokens_per_joule": per_joule}
+    def server(self, zero: int) -> ServerView | None:
+        """What /metrics said; None where there was nothing to ask."""
+        return series(self._rows, zero)
+
+    def power(self, zero: int, duration_s: float, output_tokens: int) -> Power | None:
+        """Joules by the trapezoid rule over this machine's GPUs; the server is taken to run here."""
+        rows = [row for row in self._power if row[0] >= zero]
+        if len(rows) < 2:
+            return None
+        joules = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
+        watts = joules / ((rows[-1][0] - rows[0][0]) / 1e9)
+        return Power(
+            mean_watts=watts,
+            joules=watts * duration_s,
+            output_tokens_per_joule=output_tokens / (watts * duration_s) if watts and duration_s else None,
+            peak_memory_bytes=int(max(row[2] for row in rows)),
+            time_s=tuple(round((row[0] - zero) / 1e9, 3) for row in rows),
+            watts=tuple(round(row[1], 1) for row in rows),
+        )
 
     def _metrics(self) -> None:
         misses = 0
@@ -131,46 +146,44 @@ class Scraper:
             if self._over.wait(EVERY_S):
                 return
 
-    def _energy(self, zero: int, duration_s: float, output_tokens: int) -> dict[str, Any] | None:
-        """Joules by the trapezoid rule over this machine's GPUs; the server is taken to run here."""
-        rows = [row for row in self._power if row[0] >= zero]
-        if len(rows) < 2:
-            return None
-        joules = sum((b[1] + a[1]) / 2 * (b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows))
-        watts = joules / ((rows[-1][0] - rows[0][0]) / 1e9)
-        return {
-            "mean_watts": watts,
-            "joules": watts * duration_s,
-            "output_tokens_per_joule": output_tokens / (watts * duration_s) if watts and duration_s else None,
-            "peak_memory_bytes": max(row[2] for row in rows),
-            "time_s": [round((row[0] - zero) / 1e9, 3) for row in rows],
-            "watts": [round(row[1], 1) for row in rows],
-        }
 
+def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | None:
+    """Columns over the time since `zero`, and what the run comes to.
 
-def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> dict[str, Any] | None:
-    """Columns over time, and what the run comes to."""
+    The first row may be older: counters are taken as they grew since then.
+    """
     if not rows:
         return None
-    names = [name for name in NAMES if any(name in row for _, row in rows)]
-    first, last = rows[0][1], rows[-1][1]
-    columns: dict[str, Any] = {"time_s": [round((at - zero) / 1e9, 3) for at, _ in rows]}
-    totals: dict[str, float] = {}
-    for name in names:
-        values = [row.get(name) for _, row in rows]
-        if name.endswith("_total"):
-            totals[name.removesuffix("_total")] = last.get(name, 0.0) - first.get(name, 0.0)
-        else:
-            known = [value for value in values if value is not None]
-            totals[f"peak_{name}"] = max(known)
-            totals[f"mean_{name}"] = sum(known) / len(known)
-        columns[name] = values
+    during = [row for row in rows if row[0] >= zero] or rows[-1:]
+    names = [name for name in NAMES if any(name in row for _, row in during)]
+    times = tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in during)
+    columns: dict[str, tuple[float | None, ...]] = {"time_s": times}
+    columns |= {name: tuple(row.get(name) for _, row in during) for name in names}
+    totals = _totals(rows[0][1], rows[-1][1], columns)
     if totals.get("drafted"):
-        totals["acceptance"] = totals["accepted"] / totals["drafted"]
+        totals["acceptance"] = totals.get("accepted", 0.0) / totals["drafted"]
     if totals.get("drafts"):
         totals["accepted_per_step"] = 1 + totals.get("accepted", 0.0) / totals["drafts"]  # the step's own token besides
     elif "mean_accept_length" in totals:
         totals["accepted_per_step"] = totals["mean_accept_length"]
     if totals.get("prefix_queries"):
-        totals["prefix_hit_rate"] = totals.get("prefix_hits", 0.0) / totals["prefix_queries"]
-    return {**totals, "series": columns}
+        totals["prefix_hit_rate"] = min(1.0, totals.get("prefix_hits", 0.0) / totals["prefix_queries"])
+    return ServerView(**totals, series=columns)
+
+
+def _totals(
+    first: dict[str, float], last: dict[str, float], columns: dict[str, tuple[float | None, ...]]
+) -> dict[str, float]:
+    """Peak and mean of gauges; by how much counters grew."""
+    totals: dict[str, float] = {}
+    for name, values in columns.items():
+        if name == "time_s":
+            continue
+        if name.endswith("_total"):
+            # A counter that fell was begun anew: the server was restarted.
+            totals[name.removesuffix("_total")] = max(0.0, last.get(name, 0.0) - first.get(name, 0.0))
+            continue
+        known = [value for value in values if value is not None]
+        totals[f"peak_{name}"] = max(known)
+        totals[f"mean_{name}"] = sum(known) / len(known)
+    return totals

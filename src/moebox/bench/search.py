@@ -1,10 +1,11 @@
 """Several measurements: a sweep over loads, and the highest load that keeps to an SLO."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
-from moebox.bench.measure import Measurement
+from moebox.bench.measure import Measured
 from moebox.core.measure import Slo
+from moebox.core.result import Measurement
 from moebox.errors import BadInput
 from moebox.units import parse_seconds
 
@@ -32,14 +33,14 @@ def parse_slo(text: str, *, share: float = 0.9) -> Slo:
     return Slo(**limits, share=share)
 
 
-def good(result: dict[str, Any], slo: Slo) -> bool:
+def good(result: Measurement, slo: Slo) -> bool:
     """Enough of all requests, failed ones included, kept to the limits."""
-    asked = result["num_prompts"] - result["cancelled"]
-    met = (result["request_goodput"] or 0.0) * result["duration"]
-    return bool(asked > 0 and round(met) >= slo.share * asked)
+    asked = result.num_prompts - result.cancelled
+    met = (result.request_goodput or 0.0) * result.duration
+    return asked > 0 and round(met) >= slo.share * asked
 
 
-def sweep(loads: Iterable[float], run: Callable[[float], Measurement]) -> list[Measurement]:
+def sweep(loads: Iterable[float], run: Callable[[float], Measured]) -> list[Measured]:
     """One measurement for each load; an interrupted one ends it."""
     done = []
     for load in loads:
@@ -50,13 +51,13 @@ def sweep(loads: Iterable[float], run: Callable[[float], Measurement]) -> list[M
 
 
 def highest(
-    run: Callable[[float], Measurement], slo: Slo, *, axis: Axis, start: float
-) -> tuple[list[Measurement], int | None]:
+    run: Callable[[float], Measured], slo: Slo, *, axis: Axis, start: float
+) -> tuple[list[Measured], int | None]:
     """The highest load that meets the SLO: double until it does not, then halve the gap.
 
     Gives everything that was measured, and the index of the best, None when not even the first met it.
     """
-    done: list[Measurement] = []
+    done: list[Measured] = []
     best, best_load, worst_load, load = None, 0.0, 0.0, float(start)
     while len(done) < MOST_STEPS:
         done.append(run(load))

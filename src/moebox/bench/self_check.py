@@ -1,60 +1,60 @@
 """Was the client, and not the server, the limit? What it measured of itself, and the verdict."""
 
 from collections import Counter
-from typing import Any
+from dataclasses import replace
 
 from moebox.bench.generator import Gauge
 from moebox.bench.metrics import percentiles
 from moebox.bench.samples import BYTES_PER_CHUNK, Samples
+from moebox.core.result import ClientCheck
 
 SATURATED = 0.9  # of a core, over the whole run: beyond it a queue builds up in front of the client
+LATE_SEND_MS = 10.0  # at P99, in an open loop without a limit
 MERGED = 0.01  # of tokens that shared a read with the one before them
 
 
-def self_check(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None) -> dict[str, Any]:
-    """The `client` part of a result; `reasons` is empty when the client kept up.
+def self_check(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None) -> ClientCheck:
+    """What the client measured of itself; `reasons` is empty when it kept up.
 
     `open_loop` is one without a limit on what is in flight: there a late request is the client's fault.
     """
     tokens = max(1, len(samples.time))
     lag = [sum(gauge.lag[i] for gauge in gauges) for i in range(128)]
-    late = _send_lag(samples)
-    result: dict[str, Any] = {
-        "clock": "kernel" if all(gauge.clock == "kernel" for gauge in gauges) else "user",
-        "workers": len(gauges),
-        "cpu_s": sum(gauge.cpu_s for gauge in gauges),
-        "cpu_share": max((gauge.cpu_s / gauge.wall_s for gauge in gauges if gauge.wall_s), default=0.0),
-        "peak_cpu_share": max((gauge.peak_cpu_share for gauge in gauges), default=0.0),
-        "cpu_us_per_token": sum(gauge.cpu_s for gauge in gauges) / tokens * 1e6,
-        "read_lag_p50_ms": lag_at(lag, 0.5),
-        "read_lag_p99_ms": lag_at(lag, 0.99),
-        "read_lag_max_ms": lag_at(lag, 1.0),
-        "send_lag_p99_ms": late,
-        "merged_share": merged_share(samples),
-        "estimated_share": sum(gauge.estimated for gauge in gauges) / tokens,
-        "peak_ready": max((gauge.peak_batch for gauge in gauges), default=0),
-        "retried": sum(gauge.retried for gauge in gauges),
-        "bytes_per_chunk": BYTES_PER_CHUNK,
-        "peak_rss_bytes": sum(gauge.peak_rss_bytes for gauge in gauges),
-    }
-    result["reasons"] = reasons(result, open_loop=open_loop, itl_ms=itl_ms)
-    return result
+    check = ClientCheck(
+        clock="kernel" if all(gauge.clock == "kernel" for gauge in gauges) else "user",
+        workers=len(gauges),
+        cpu_s=sum(gauge.cpu_s for gauge in gauges),
+        cpu_share=max((gauge.cpu_s / gauge.wall_s for gauge in gauges if gauge.wall_s), default=0.0),
+        peak_cpu_share=max((gauge.peak_cpu_share for gauge in gauges), default=0.0),
+        cpu_us_per_token=sum(gauge.cpu_s for gauge in gauges) / tokens * 1e6,
+        read_lag_p50_ms=lag_at(lag, 0.5),
+        read_lag_p99_ms=lag_at(lag, 0.99),
+        read_lag_max_ms=lag_at(lag, 1.0),
+        send_lag_p99_ms=_send_lag(samples),
+        merged_share=merged_share(samples),
+        estimated_share=sum(gauge.estimated for gauge in gauges) / tokens,
+        peak_ready=max((gauge.peak_batch for gauge in gauges), default=0),
+        retried=sum(gauge.retried for gauge in gauges),
+        bytes_per_chunk=BYTES_PER_CHUNK,
+        peak_rss_bytes=sum(gauge.peak_rss_bytes for gauge in gauges),
+    )
+    return replace(check, reasons=reasons(check, open_loop=open_loop, itl_ms=itl_ms))
 
 
-def reasons(client: dict[str, Any], *, open_loop: bool, itl_ms: float | None) -> list[str]:
-    """Why the figures would be the client's rather than the server's; [] when they are not."""
+def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float | None) -> tuple[str, ...]:
+    """Why the figures would be the client's rather than the server's; () when they are not."""
     found = []
-    if client["cpu_share"] > SATURATED:
-        found.append(f"a client process used {client['cpu_share']:.0%} of a core; more --workers would help")
-    lag, gap = client["read_lag_p99_ms"], itl_ms or 0.0
-    together = client["merged_share"] + client["estimated_share"]
-    if client["clock"] == "user" and lag > max(1.0, 0.05 * gap):
+    if client.cpu_share > SATURATED:
+        found.append(f"a client process used {client.cpu_share:.0%} of a core; more --workers would help")
+    lag, gap = client.read_lag_p99_ms, itl_ms or 0.0
+    together = client.merged_share + client.estimated_share
+    if client.clock == "user" and lag > max(1.0, 0.05 * gap):
         found.append(f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times")
-    if client["clock"] == "kernel" and gap and lag > gap / 2 and together > MERGED:
+    if client.clock == "kernel" and gap and lag > gap / 2 and together > MERGED:
         found.append(f"reads were {lag:.1f} ms late (P99): {together:.1%} of tokens were read together")
-    if open_loop and client["send_lag_p99_ms"] > 10.0:
-        found.append(f"requests were sent {client['send_lag_p99_ms']:.0f} ms late (P99)")
-    return found
+    if open_loop and client.send_lag_p99_ms > LATE_SEND_MS:
+        found.append(f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)")
+    return tuple(found)
 
 
 def lag_at(lag: list[int], share: float) -> float:

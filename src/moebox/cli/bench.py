@@ -1,5 +1,7 @@
 """`moebox bench`: one workload or a sweep against any OpenAI-compatible endpoint."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,11 +12,12 @@ from moebox.cli.bench_keep import Keeper
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
 from moebox.cli.output import emit, people, talk
 from moebox.core.measure import Load, Slo
+from moebox.core.result import Measurement, document
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
 from moebox.stream.events import printable
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import Measurement, Subject
+    from moebox.bench.measure import Measured, Subject
 
 
 def bench(
@@ -107,11 +110,11 @@ def _serve(
 
     asked = 0  # requests so far: prompts of a file go on where the load before ended
 
-    def one(load: Load) -> "Measurement":
+    def run(load: Load) -> "Measured":
         nonlocal asked
         title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
         with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
-            made = measure(
+            measured = measure(
                 subject,
                 plan.workload,
                 load,
@@ -121,38 +124,36 @@ def _serve(
                 watch=line,
                 offset=asked if plan.workload.kind == "prompts" else 0,
             )
-        asked += plan.warmup + len(made.samples)
-        keeper.keep(made, title)
-        return made
+        asked += plan.warmup + len(measured.samples)
+        return replace(measured, result=keeper.keep(measured, title))
 
     best: int | None = None
     if search and slo is not None:
         start = plan.loads[0].rate if search == "rate" else plan.loads[0].concurrency
-        done, best = highest(lambda value: one(plan.at(search, value)), slo, axis=search, start=start or 1)
+        done, best = highest(lambda value: run(plan.at(search, value)), slo, axis=search, start=start or 1)
     else:
-        done = sweep(range(len(plan.loads)), lambda at: one(plan.loads[int(at)]))
-    results = [made.result for made in done]
-    document: dict[str, Any] = results[0] if len(results) == 1 and not search else {"kind": "sweep", "results": results}
+        done = sweep(range(len(plan.loads)), lambda at: run(plan.loads[int(at)]))
+    results = [document(measured.result) for measured in done]
+    whole: dict[str, Any] = results[0] if len(results) == 1 and not search else {"kind": "sweep", "results": results}
     if search:
-        document["best"] = best
-    keeper.write(document)
+        whole["best"] = best
+    keeper.write(whole)
     if json:
-        emit(document)
+        emit(whole)
     else:
         show(people(), results, best=best)
-    if any(made.interrupted for made in done):
+    if any(measured.interrupted for measured in done):
         return INTERRUPTED
     if search and best is None:
         raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
-    return _code(results, allow_failures=allow_failures)
+    return _code([measured.result for measured in done], allow_failures=allow_failures)
 
 
-def _code(results: list[dict[str, Any]], *, allow_failures: bool) -> int:
+def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:
     """1 when requests failed, unless that is allowed, and when none was completed."""
-    bad = sum(result[key] for result in results for key in ("failed", "truncated", "empty"))
-    if not any(result["completed"] for result in results):
-        return AnswerIsNo.exit_code
-    return AnswerIsNo.exit_code if bad and not allow_failures else 0
+    bad = any(result.bad for result in results) and not allow_failures
+    completed = any(result.completed for result in results)
+    return 0 if completed and not bad else AnswerIsNo.exit_code
 
 
 def _tests(
@@ -176,9 +177,9 @@ def _tests(
         load=plan.loads[0],
         tell=tell,
     )
-    keeper.write(result)
+    keeper.keep_tests(result)
     if json:
-        emit(result)
+        emit(document(result))
     else:
-        show_rows(people(), result)
+        show_rows(people(), document(result))
     return 0

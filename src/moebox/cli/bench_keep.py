@@ -1,12 +1,15 @@
 """Where the results and samples of `moebox bench` are kept."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moebox import codec, files
+from moebox.core.result import Measurement, PrefillDecode, document
 from moebox.errors import BadInput
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import Measurement
+    from moebox.bench.measure import Measured
 
 
 class Keeper:
@@ -21,25 +24,27 @@ class Keeper:
         if file and not file.parent.is_dir():
             raise BadInput(f"{file.parent}: no such folder")
 
-    def keep(self, made: "Measurement", title: str) -> None:
-        """One measurement's samples, and in a run its figures too."""
-        title = title.replace("/", "-per-")
-        made.result["samples"] = None
+    def keep(self, measured: "Measured", title: str) -> Measurement:
+        """One measurement's samples, and in a run its figures too; the result says where its samples are."""
+        result, title = measured.result, title.replace("/", "-per-")
         if self._file:
             path = self._file.with_name(f"{self._file.stem}-{title}.samples")
-            path.write_bytes(made.samples.pack())
-            made.result["samples"] = path.name
+            files.write_atomic(path, measured.samples.pack())
+            result = replace(result, samples=path.name)
         if self._run:
-            name = f"{self.label or made.result['workload']['kind']}-{title}"
-            made.result["samples"] = f"{name}.samples"
-            self._run.write(f"measurements/{name}.samples", made.samples.pack())
-            self._run.write_json(f"measurements/{name}.json", made.result)
+            name = f"{self.label or result.workload.kind}-{title}"
+            result = replace(result, samples=f"{name}.samples")
+            self._run.write(f"measurements/{name}.samples", measured.samples.pack())
+            self._run.write_json(f"measurements/{name}.json", document(result))
+        return result
 
-    def write(self, document: dict[str, Any]) -> None:
-        """The whole document; in a run, only what has no file of its own."""
-        from moebox import codec
+    def keep_tests(self, tests: PrefillDecode) -> None:
+        """The tests of --pp and --tg."""
+        self.write(document(tests))
+        if self._run:
+            self._run.write_json(f"measurements/{self.label or 'pp-tg'}.json", document(tests))
 
+    def write(self, whole: dict[str, Any]) -> None:
+        """The whole document; a run has a file for each measurement."""
         if self._file:
-            self._file.write_text(codec.to_json(document) + "\n", encoding="utf-8")
-        if self._run and document["kind"] == "pp-tg":
-            self._run.write_json(f"measurements/{self.label or 'pp-tg'}.json", document)
+            files.write_atomic(self._file, codec.to_json(whole) + "\n")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from moebox.bench.command import PER_STREAM
 from moebox.core.measure import Api, Arrivals, Load, Workload, WorkloadKind
 from moebox.errors import BadInput
 from moebox.units import parse_seconds, parse_tokens
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 TURNS = 16  # of a conversation, where neither a flag nor a preset says it
 THINK_S = 1.0
-PER_STREAM = 4  # requests for each stream, where nothing says how many
 # What a preset is made of: with other values it would be another benchmark under its name.
 OF_A_PRESET = ("workload", "file")
 # What --pp and --tg have no use for: they send one request at a time, and their own lengths.

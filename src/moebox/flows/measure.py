@@ -1,13 +1,14 @@
 """The measurements of a story: a sweep over concurrency, each level kept as soon as it is done."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from moebox.bench.measure import Measurement, Subject, look
+from moebox.bench.measure import Measured, Subject, subject_of
 from moebox.bench.measure import measure as one_measurement
-from moebox.bench.vocabulary import text_for
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
+from moebox.core.result import document
 from moebox.errors import AnswerIsNo, Outside
 from moebox.store import Run
 from moebox.units import seconds, tok_s
@@ -31,18 +32,18 @@ def measure(
 
     AnswerIsNo when not one request of a level is answered; Outside when requests failed because the engine died.
     """
-    subject = look(endpoint, text_for(endpoint))
+    subject = subject_of(endpoint)
     rows: list[dict[str, Any]] = []
     for level in levels:
         name = f"measurements/random-c{level}"
         kept = run.read_json(f"{name}.json")
         if kept is None:
             made = _level(subject, level, run, short=short, tell=tell)
-            if made.result["failed"] and not alive():
+            if made.result.failed and not alive():
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
-            if not made.result["completed"]:
+            if not made.result.completed:
                 raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
-            kept = {**made.result, "samples": f"random-c{level}.samples"}
+            kept = document(replace(made.result, samples=f"random-c{level}.samples"))
             run.write(f"{name}.samples", made.samples.pack())
             run.write_json(f"{name}.json", kept)
             run.event("bench.level", sync=True, concurrency=level, output_tok_s=kept["output_throughput"])
@@ -50,6 +51,8 @@ def measure(
         limited = " (the client was the limit)" if kept.get("client_limited") else ""
         ttft = kept.get("mean_ttft_ms") or 0.0
         tell(f"{streams(level)}: {tok_s(kept['output_throughput'])}, first token after {ttft:.0f} ms{limited}")
+        for flag in kept.get("flags") or ():
+            tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
 
 
@@ -58,7 +61,7 @@ def streams(number: int) -> str:
     return "1 stream" if number == 1 else f"{number} streams"
 
 
-def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callable[[str], None]) -> Measurement:
+def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callable[[str], None]) -> Measured:
     """One level; once more where the machine slept meanwhile."""
     load = Load(concurrency=level, requests=ROUNDS * level)
     for left in reversed(range(TRIES)):
@@ -66,7 +69,7 @@ def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callabl
         made = one_measurement(subject, SHORT if short else LONG, load, warmup=min(level, 4), label="random")
         if made.interrupted:
             raise KeyboardInterrupt
-        away_s = made.result["away_s"]
+        away_s = made.result.away_s
         if not away_s:
             break
         run.event("bench.slept", concurrency=level, away_s=away_s)

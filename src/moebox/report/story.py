@@ -9,29 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moebox.core.box import Box
+from moebox.core.measure import Load, Workload
 from moebox.core.recipe import Recipe
+from moebox.core.result import Spread
 
 Outcome = Literal["SUCCESS", "PARTIAL", "FAILED", "RUNNING", "STOPPED"]
 Mark = Literal["pass", "fail", "skip", "warn"]
-STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """A latency over many requests, in milliseconds."""
+class Asked:
+    """What a measurement of moebox asked, how hard, and what besides; `test` is one of --pp or --tg."""
 
-    mean: float | None = None
-    median: float | None = None
-    std: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-
-    @property
-    def middle(self) -> float | None:
-        """The mean, or the median where only that is known."""
-        return self.mean if self.mean is not None else self.median if self.median is not None else self.p50
+    workload: Workload
+    load: Load | None = None
+    warmup: int = 0
+    test: str = ""
+    repeat: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +61,7 @@ class Level:
     source: str = ""
     note: str = ""
     samples: Path | None = None
+    asked: "Asked | None" = None  # how to ask the same again, where moebox measured it
     raw: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -267,10 +267,10 @@ class Requests:
             self._settle(connection)
             if connection.conversation is not conversation:
                 return
-        if connection.recorder.done and silent > WITHOUT_END_S:  # [DONE] came, the end of the response did not
-            verdict = judge(connection.recorder, asked=conversation.asked, size=connection.size)
-            self.abandon(connection, *verdict)
-        elif reason := overdue(connection, now, self._load) or endless(connection.recorder, asked=conversation.asked):
+        recorder, late = connection.recorder, overdue(connection, now, self._load)
+        if recorder.done and (late or silent > WITHOUT_END_S):  # [DONE] came, the end of the response did not
+            self.abandon(connection, *judge(recorder, asked=conversation.asked, size=connection.size))
+        elif reason := late or endless(recorder, asked=conversation.asked):
             self.abandon(connection, FAILED, reason)
 
     def abandon(self, connection: Connection, outcome: int, reason: str) -> None:

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.core import result
+from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
 from moebox.errors import BadInput
 from moebox.report.reading.loose import figure, rows, truth, within, words
-from moebox.report.story import STATS, Level, Spread
+from moebox.report.story import Asked, Level
 from moebox.stream.events import printable
 
 LISTS = ("levels", "measurements", "rows", "results")
@@ -22,6 +24,9 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
         except BadInput as problem:
             gaps.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue
+        if (levels_of := typed(document, path)) is not None:
+            levels += levels_of
+            continue
         found = rows(document, *LISTS) or ([document] if isinstance(document, dict) else rows({"all": document}, "all"))
         common = document if isinstance(document, dict) else {}
         made = [level_of({**shared(common), **row}, name=path.stem, folder=folder) for row in found]
@@ -30,6 +35,73 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
             gaps.append(f"measurements/{path.name}: holds no figures")
         levels += kept
     return sorted(levels, key=order), gaps
+
+
+def typed(document: Any, path: Path) -> list[Level] | None:
+    """The levels of a file that moebox wrote itself, by its own types; None where it is someone else's, or damaged."""
+    if not result.ours(document):
+        return None
+    try:
+        if document.get("kind") == "serving":
+            return [serving(result.measurement(document, str(path)), document, path)]
+        if document.get("kind") == "pp-tg":
+            return tested(result.prefill_decode(document, str(path)), path)
+    except BadInput:
+        return None
+    return None
+
+
+def serving(found: Measurement, document: dict[str, Any], path: Path) -> Level:
+    """A measurement of ours as a level."""
+    work = found.workload
+    lengths = shape(work.input_tokens, work.output_tokens)
+    return Level(
+        name=found.label or path.stem,
+        workload=", ".join(part for part in (work.kind if work.kind != "random" else "", lengths) if part),
+        concurrency=found.max_concurrency,
+        rate=found.request_rate if found.request_rate != "inf" else None,
+        input_tokens=work.input_tokens,
+        output_tokens=work.output_tokens,
+        requests=found.num_prompts,
+        completed=found.completed,
+        failed=found.failed,
+        duration_s=found.duration,
+        request_s=found.request_throughput,
+        output_tok_s=found.output_throughput,
+        total_tok_s=found.total_token_throughput,
+        peak_tok_s=found.max_output_tokens_per_s,
+        ttft=found.ttft,
+        tpot=found.tpot,
+        itl=found.itl,
+        e2e=found.e2el,
+        tokens_per_joule=found.tokens_per_joule,
+        acceptance=found.server.accepted_per_step if found.server else None,
+        client_limited=found.client_limited,
+        flags=tuple(printable(flag) for flag in found.flags),
+        partial=found.partial,
+        simulation=found.simulation,
+        samples=samples_of(document, path.parent, path.stem),
+        asked=Asked(workload=work, load=found.load, warmup=found.warmup),
+        raw=document,
+    )
+
+
+def tested(found: PrefillDecode, path: Path) -> list[Level]:
+    """Prefill and decode alone, a level for each test."""
+    return [
+        Level(
+            name=name_of({"test": row.test, "cold": row.cold}),
+            workload="prefill and decode alone",
+            tg_tok_s=row.tg_tok_s,
+            pp_tok_s=row.pp_tok_s,
+            ttft=Spread(mean=row.mean_ttft_ms),
+            flags=tuple(printable(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
+            simulation=found.simulation,
+            asked=Asked(workload=found.workload, test=row.test, repeat=found.repeat),
+            raw=codec.plain(row),
+        )
+        for row in found.rows
+    ]
 
 
 def shared(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """How to do it again: recipe, commands, versions."""
 
+import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from moebox import codec
+from moebox.bench.command import flags_of, test_flags
 from moebox.core.recipe import Recipe
 from moebox.report.block import Block, Part, Section, Table, columns, words
-from moebox.report.story import Story
+from moebox.report.story import Asked, Level, Story
 from moebox.report.tidy import redact
 
+USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, where rows of others do not say theirs
 NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
 
 
@@ -50,17 +55,67 @@ def without(values: dict[str, Any], usual: dict[str, Any], keep: tuple[str, ...]
 def commands(story: Story) -> str:
     """What to type to get the same again."""
     lines = ["# save the recipe below as recipe.toml", "moebox up recipe.toml", "moebox verify recipe.toml"]
-    loads = sorted({int(level.concurrency) for level in story.levels if level.concurrency})
-    shapes = {
-        (level.input_tokens, level.output_tokens)
-        for level in story.levels
-        if level.input_tokens and level.output_tokens
-    }
-    sweep = f" --concurrency {','.join(map(str, loads))}" if loads else ""
-    for ask, answer in sorted(shapes) or [(0.0, 0.0)]:
-        lengths = f" --input {ask:.0f} --output {answer:.0f}" if ask and answer else ""
-        lines.append(f"moebox bench recipe.toml{lengths}{sweep}")
+    benches = benched(story.levels)
+    lines += benches or ["moebox bench recipe.toml"]
     return "\n".join([*lines, "moebox report latest"])
+
+
+def benched(levels: Sequence[Level]) -> list[str]:
+    """A `moebox bench` for each workload and way of driving it that was measured."""
+    found: dict[str, None] = {}
+    for flags in (*again(levels), *tests(levels), *told(levels)):
+        found[redact(shlex.join(["moebox", "bench", "recipe.toml", *flags]))] = None
+    return list(found)
+
+
+def again(levels: Sequence[Level]) -> list[list[str]]:
+    """The flags of what moebox measured itself: they are kept with the figures."""
+    groups: dict[str, list[Asked]] = {}
+    for level in levels:
+        if level.asked is not None and level.asked.load is not None:
+            work = replace(level.asked.workload, salt="")
+            groups.setdefault(codec.to_json([work, level.asked.warmup]), []).append(replace(level.asked, workload=work))
+    return [
+        flags
+        for same in groups.values()
+        for flags in flags_of(same[0].workload, [each.load for each in same if each.load], warmup=same[0].warmup)
+    ]
+
+
+def tests(levels: Sequence[Level]) -> list[list[str]]:
+    """The flags of --pp and --tg."""
+    asked = [level.asked for level in levels if level.asked is not None and level.asked.test]
+    if not asked:
+        return []
+    return [test_flags([each.test for each in asked], asked[0].workload, asked[0].repeat)]
+
+
+def told(levels: Sequence[Level]) -> list[list[str]]:
+    """Flags for figures of others, as far as they say how they were measured."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for level in levels:
+        if level.asked is None:
+            key = told_workload(level)
+            loads = groups.setdefault(key, [])
+            loads += (
+                [f"{level.concurrency:.0f}"] if level.concurrency and f"{level.concurrency:.0f}" not in loads else []
+            )
+    return [
+        [*key, *(["--concurrency", ",".join(sorted(loads, key=int))] if loads else [])] for key, loads in groups.items()
+    ]
+
+
+def told_workload(level: Level) -> tuple[str, ...]:
+    """What was asked, by what is known of a row."""
+    turns = re.search(r"(\d+)[- ]turn", level.workload)
+    if (level.pp_tok_s or level.tg_tok_s) and not level.output_tok_s and not turns and not level.output_tokens:
+        flags = ["--pp", USUAL_PP] if level.pp_tok_s else []
+        return (*flags, *(["--tg", USUAL_TG] if level.tg_tok_s else []))
+    flags = ["--workload", "turns", "--turns", turns[1]] if turns else []
+    flags += ["--input", f"{level.input_tokens:.0f}"] if level.input_tokens else []
+    flags += ["--output", f"{level.output_tokens:.0f}"] if level.output_tokens else []
+    flags += ["--rate", f"{level.rate:g}"] if level.rate and not level.concurrency else []
+    return (*flags, *(["--requests", f"{level.requests:.0f}"] if level.requests else []))
 
 
 def table(stories: Sequence[Story]) -> Table | None:

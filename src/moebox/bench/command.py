@@ -1,0 +1,88 @@
+"""The words of `moebox bench` that ask again what was asked: for reports, and after an interrupt."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moebox.core.measure import Load, Workload
+
+PER_STREAM = 4  # requests for each stream, where nothing says how many
+USUAL_LOAD, USUAL_WORK = Load(), Workload()
+
+
+def flags_of(workload: Workload, loads: Sequence[Load], *, warmup: int = 0) -> list[list[str]]:
+    """The flags for these loads of one workload, in as many commands as they need."""
+    groups: dict[tuple[object, ...], list[Load]] = {}
+    for load in loads:
+        usual = not load.rate and load.requests == PER_STREAM * load.concurrency * workload.turns
+        alike = replace(load, concurrency=0, rate=0.0, requests=0)
+        limit = load.concurrency if load.rate else 0
+        groups.setdefault((alike, bool(load.rate), limit, "usual" if usual else load.requests), []).append(load)
+    return [
+        _of_workload(workload)
+        + _of_loads(same, workload, usual=key[-1] == "usual")
+        + _pair("--warmup", warmup, 0)
+        + _of_bounds(same[0])
+        for key, same in groups.items()
+    ]
+
+
+def test_flags(tests: Sequence[str], workload: Workload, repeat: int) -> list[str]:
+    """The flags for tests named like pp512 and tg128."""
+    lengths = {kind: dict.fromkeys(test[2:] for test in tests if test.startswith(kind)) for kind in ("pp", "tg")}
+    flags = [word for kind, found in lengths.items() if found for word in (f"--{kind}", ",".join(found))]
+    plain = replace(USUAL_WORK, seed=workload.seed, reuse_prompts=workload.reuse_prompts, api=workload.api)
+    return flags + _pair("--repeat", repeat or 3, 3) + _of_prompts(replace(plain, extra=workload.extra))
+
+
+def _of_workload(work: Workload) -> list[str]:
+    flags = _pair("--workload", work.kind, "random")
+    if work.kind in ("prompts", "trace"):
+        flags += ["--file", work.file]
+    if work.kind != "trace":
+        flags += ["--input", str(work.input_tokens)] if work.kind != "prompts" else []
+        flags += ["--output", str(work.output_tokens)]
+    if work.kind == "turns":
+        flags += ["--turns", str(work.turns), "--think", f"{work.think_s:g}s"]
+    if work.kind == "prefix":
+        flags += ["--prefix", str(work.prefix_tokens), *_pair("--prefixes", work.prefixes, 1)]
+    return flags + _of_prompts(work)
+
+
+def _of_prompts(work: Workload) -> list[str]:
+    flags = _pair("--seed", work.seed, 0)
+    flags += ["--reuse-prompts"] if work.reuse_prompts else []
+    flags += _pair("--api", work.api, "chat")
+    flags += [] if work.ignore_eos else ["--stop-at-eos"]
+    return flags + (["--extra-body", json.dumps(work.extra)] if work.extra else [])
+
+
+def _of_loads(loads: Sequence[Load], work: Workload, *, usual: bool) -> list[str]:
+    first = loads[0]
+    if first.rate:
+        flags = ["--rate", ",".join(f"{load.rate:g}" for load in loads)]
+        flags += ["--concurrency", str(first.concurrency)] if first.concurrency else []
+        flags += _pair("--arrivals", first.arrivals, USUAL_LOAD.arrivals)
+        flags += _pair("--burstiness", first.burstiness, USUAL_LOAD.burstiness)
+    elif work.kind == "trace":
+        flags = ["--concurrency", str(first.concurrency)] if first.concurrency else []
+    else:
+        flags = ["--concurrency", ",".join(str(load.concurrency) for load in loads)]
+    return flags + (["--requests", str(first.requests)] if first.requests and not usual else [])
+
+
+def _of_bounds(load: Load) -> list[str]:
+    flags: list[str] = []
+    for name, value, usual in (
+        ("--duration", load.duration_s, 0.0),
+        ("--ramp", load.ramp_s, 0.0),
+        ("--timeout", load.timeout_s, USUAL_LOAD.timeout_s),
+        ("--stall", load.stall_s, USUAL_LOAD.stall_s),
+    ):
+        flags += [name, f"{value:g}s"] if value != usual else []
+    return flags + _pair("--workers", load.workers, 0)
+
+
+def _pair(flag: str, value: object, usual: object) -> list[str]:
+    """A flag with its value, unless that is the usual one."""
+    return [] if value == usual else [flag, str(value)]

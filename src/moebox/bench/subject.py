@@ -1,0 +1,124 @@
+"""An endpoint looked at before it is measured: is it there, what does it understand, how are its tokens counted?"""
+
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moebox.bench import filler
+from moebox.bench.generator import Text
+from moebox.bench.vocabulary import MOST_PER_WORD, PLAIN, text_for
+from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
+from moebox.stream import Reply, ask, sockets
+from moebox.stream.body import retry_after_s
+
+BY_USAGE = "calibrated words (by the server's count of a prompt)"
+SIMULATED = "x-moebox-simulation"  # a header of every reply of `moebox twin`
+MOST_TEMPLATE = 8192  # tokens of a chat template; a server that counts more does not count
+MOST_EVENTS = 10_000  # of a reply to a request for a few tokens
+CALIBRATION_S = 120.0  # for a prompt of a few hundred tokens
+LONGEST_PAUSE_S = 60.0  # that a server which is still loading may ask for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An endpoint that was looked at: how to reach it, what it understands, how its tokens are counted."""
+
+    endpoint: Endpoint
+    target: sockets.Target
+    text: Text
+    counts: bool  # its streams end with usage
+    ignores_eos: bool  # it accepts ignore_eos
+    simulation: bool = False  # its replies say that no model wrote them
+    template_tokens: int = 0  # that its chat template adds to a prompt, where it counts prompts
+
+
+def subject_of(
+    endpoint: Endpoint,
+    *,
+    tokenizer: str = "",
+    api: str = "chat",
+    insecure: bool = False,
+    ca_file: str = "",
+    timeout_s: float = 600.0,
+) -> Subject:
+    """Look at the server, and then choose words by its tokenizer or a local one."""
+    subject = look(endpoint, PLAIN, api=api, insecure=insecure, ca_file=ca_file, timeout_s=timeout_s)
+    return replace(subject, text=text_for(endpoint, tokenizer=tokenizer, timeout_s=timeout_s))
+
+
+def look(
+    endpoint: Endpoint,
+    text: Text,
+    *,
+    api: str = "chat",
+    insecure: bool = False,
+    ca_file: str = "",
+    timeout_s: float = 600.0,
+) -> Subject:
+    """Ask for a few tokens: is it there, does it stream, does it count, does it know ignore_eos?"""
+    target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    opening = " ".join(["one", "two", *random.sample(text.words, 3)])
+    body = {**_body(endpoint, api, opening), "max_tokens": 4}
+    until = time.monotonic() + timeout_s
+    reply = _ask(endpoint, {**body, "ignore_eos": True}, api, target, until)
+    ignores = not reply.error
+    if reply.error and reply.status in (400, 422):
+        reply = _ask(endpoint, body, api, target, until)
+    if reply.error:
+        raise Outside(f"{endpoint.base_url}: {reply.error}", hint="--model must be a name that /v1/models lists")
+    template = (reply.prompt_tokens or 0) - len(opening.split())
+    return Subject(
+        endpoint=endpoint,
+        target=target,
+        text=text,
+        counts=reply.completion_tokens is not None,
+        ignores_eos=ignores,
+        simulation=SIMULATED in reply.headers,
+        template_tokens=template if 0 < template < MOST_TEMPLATE else 0,
+    )
+
+
+def _ask(endpoint: Endpoint, body: dict[str, Any], api: str, target: sockets.Target, until: float) -> Reply:
+    """One request within the time left; once more after a refusal that says when, if that is within it."""
+    while True:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise Outside(f"{endpoint.base_url}: not over in the time that --timeout gives it")
+        reply = ask(
+            endpoint, body, path=path_of(api), target=target, timeout_s=left, total_s=left, most_events=MOST_EVENTS
+        )
+        pause = retry_after_s({b"retry-after": reply.headers.get("retry-after", "").encode()})
+        if reply.status not in (429, 503) or pause is None or pause > min(LONGEST_PAUSE_S, until - time.monotonic()):
+            return reply
+        time.sleep(pause)
+
+
+def _body(endpoint: Endpoint, api: str, text: str) -> dict[str, Any]:
+    prompt = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
+    return {"model": endpoint.model, "stream_options": {"include_usage": True}, **prompt}
+
+
+def code_text(subject: Subject, api: str) -> Text:
+    """The words, with the length of code measured by the server's own count where there is no tokenizer."""
+    if subject.text.tokenizer or not subject.counts:
+        return subject.text
+    code = filler.code("calibration", 200)
+    short, long = (_prompt_tokens(subject, api, text) for text in ("x", f"x {code}"))
+    if short is None or long is None:
+        return subject.text
+    per_word = (long - short) / len(code.split())
+    if not 1 <= per_word <= MOST_PER_WORD:  # it does not count what it was sent
+        return subject.text
+    return replace(subject.text, tokens_per_code_word=per_word, how=BY_USAGE)
+
+
+def _prompt_tokens(subject: Subject, api: str, text: str) -> int | None:
+    body = {**_body(subject.endpoint, api, text), "max_tokens": 1}
+    return _ask(subject.endpoint, body, api, subject.target, time.monotonic() + CALIBRATION_S).prompt_tokens
+
+
+def path_of(api: str) -> str:
+    """Below /v1."""
+    return "/completions" if api == "completions" else "/chat/completions"
