@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from moebox.bench.measure import Measurement, Subject, look, measure
-from moebox.bench.vocabulary import text_for
+from moebox.bench.measure import Measured, measure, subject_of
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput
@@ -78,19 +77,19 @@ def _step(record: FleetRecord, size: int, load: BenchLoad) -> Step:
         spent = _cpu(router) - before
     return Step(
         members=size,
-        output_throughput=result["output_throughput"],
+        output_throughput=result.output_throughput,
         scaling=0.0,
-        mean_ttft_ms=result["mean_ttft_ms"] or 0.0,
-        p99_ttft_ms=result["p99_ttft_ms"] or 0.0,
-        mean_tpot_ms=result["mean_tpot_ms"] or 0.0,
-        completed=result["completed"],
-        failed=result["failed"],
+        mean_ttft_ms=result.ttft.mean or 0.0,
+        p99_ttft_ms=result.ttft.p99 or 0.0,
+        mean_tpot_ms=result.tpot.mean or 0.0,
+        completed=result.completed,
+        failed=result.failed,
         direct_ttft_ms=direct,
         routed_ttft_ms=routed,
         router_cpu_s=spent,
-        router_cpu_share=spent / result["duration"] if result["duration"] else 0.0,
-        router_cpu_ms_per_request=spent * 1e3 / max(result["completed"], 1),
-        client_limited=bool(result["client_limited"]),
+        router_cpu_share=spent / result.duration if result.duration else 0.0,
+        router_cpu_ms_per_request=spent * 1e3 / max(result.completed, 1),
+        client_limited=result.client_limited,
     )
 
 
@@ -106,28 +105,24 @@ def _router(record: FleetRecord, size: int) -> Iterator[Program]:
         program.stop()
 
 
-def _subject(endpoint: Endpoint) -> Subject:
-    return look(endpoint, text_for(endpoint))
-
-
 def _median_ttft(endpoint: Endpoint, load: BenchLoad, *, offset: int) -> float:
     """Median TTFT of short requests, one after another; `offset` keeps prompts out of each other's prefix cache."""
     work = Workload(input_tokens=load.input_tokens, output_tokens=2, seed=load.seed)
     found = measure(
-        _subject(endpoint),
+        subject_of(endpoint),
         work,
         Load(concurrency=1, requests=load.probes),
         warmup=2,
         scrape=False,
         offset=offset,
     )
-    return float(found.result["median_ttft_ms"] or 0.0)
+    return float(found.result.ttft.median or 0.0)
 
 
-def _loaded(endpoint: Endpoint, size: int, load: BenchLoad) -> Measurement:
+def _loaded(endpoint: Endpoint, size: int, load: BenchLoad) -> Measured:
     work = Workload(input_tokens=load.input_tokens, output_tokens=load.output_tokens, seed=load.seed + size)
     asked = Load(concurrency=load.concurrency * size, requests=load.requests * size)
-    return measure(_subject(endpoint), work, asked, warmup=size, scrape=False)
+    return measure(subject_of(endpoint), work, asked, warmup=size, scrape=False)
 
 
 def _cpu(program: Program) -> float:
