@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ import published
 from published import Case
 
 from moebox.core import catalogue
-from moebox.planner.speed import constants
+from moebox.planner.speed import BAND_SIGMAS, constants
 
 TABLE = Path(constants.__file__).parents[2] / "data" / "efficiency.toml"
 CLIP = 0.6
+COVERED = 0.83  # of the fitted rows lie in their own host's band
+LEAST_SPREAD = 0.03
+LEAST_FIXED_US = 10.0  # a kernel and its launch
 ROUNDS = 14
 Knob = tuple[str, dict[str, Any], str]  # table, the row's keys, the constant
 
@@ -48,7 +51,7 @@ def main(*, dry: bool) -> None:
         print(f"wrote {TABLE.name}")
 
 
-def fit(group: Group) -> None:
+def fit(group: Group, *, quiet: bool = False) -> None:
     """Move the knobs until the rows fit; then store how far off they still are."""
     cases, knobs, power = list(group.rows()), group.knobs, group.power
     steps = [0.2] * len(knobs)
@@ -66,12 +69,14 @@ def fit(group: Group) -> None:
             else:
                 row[key], steps[place] = was, steps[place] / 2
     constants.forget()
+    published.forget()
     errors = [math.log(case.ratio) for case in cases]
     if group.spread:
-        # Few rows of one run say little about the next box: the band stays wide for them.
-        least = 0.05 if len(cases) > 30 else 0.15
-        wide = statistics.pstdev([max(min(error, CLIP), -CLIP) for error in errors])
-        _row(group.spread)[group.spread[2]] = round(max(wide, least), 3)
+        # The band of the rows' own hosts holds a little more than four of five; that of other hosts is wider.
+        far = sorted(abs(error) for error in errors)[math.ceil(COVERED * len(errors)) - 1]
+        _row(group.spread)[group.spread[2]] = round(max(far / BAND_SIGMAS, LEAST_SPREAD), 3)
+    if quiet:
+        return
     sizes = sorted(abs(math.expm1(error)) for error in errors)
     values = ", ".join(f"{knob[2]} {_row(knob)[knob[2]]:.4g}" for knob in knobs)
     middle = statistics.median(sizes)
@@ -80,28 +85,42 @@ def fit(group: Group) -> None:
 
 def _loss(cases: list[Case], power: int) -> float:
     constants.forget()
-    errors = (min(abs(math.log(case.ratio)), CLIP) * case.weight for case in cases)
+    published.forget()
+    errors = (min(abs(math.log(case.ratio)), CLIP) for case in cases)
     return sum(error**power for error in errors) / len(cases)
 
 
 def _within(key: str, value: float) -> float:
     """Shares stay shares, and nothing leaves the range in which it still means something."""
-    if key in ("experts", "accept", "gemm", "flops", "ram", "upload", "bus", "bandwidth"):
-        return min(max(value, 0.02), {"experts": 1.1, "accept": 0.95, "upload": 0.88, "gemm": 0.8}.get(key, 1.0))
-    return value
+    shares = (
+        "experts",
+        "accept",
+        "gemm",
+        "flops",
+        "ram",
+        "upload",
+        "bus",
+        "bandwidth",
+        "dense_bw",
+        "prefill_attention",
+    )
+    if key in shares:
+        return min(max(value, 0.02), {"upload": 0.88, "gemm": 0.8, "experts": 1.0}.get(key, 0.95))
+    return max(value, LEAST_FIXED_US) if key == "fixed_us" else value
 
 
 def _sm120() -> list[Case]:
     """Both tables of the SM120 report; times to first token only where queueing makes them (above 128 streams)."""
-    rows = [
-        replace(case, weight=0.6) if case.group != "output" else case for case in published.serving_rows(only="sm120")
-    ]
+    rows = published.serving_rows(only="sm120")
     return [case for case in rows if case.group != "ttft" or int(case.at.removeprefix("C")) > 128]
 
 
-def _lambda() -> list[Case]:
-    """Without the time to first token: its 99th percentile of 32 s says that it holds the engine's warming up."""
-    return [case for case in published.serving_rows(only="lambda") if case.group != "ttft"]
+def _serving(only: str, *groups: str) -> Callable[[], list[Case]]:
+    return lambda: [case for case in published.serving_rows(only=only) if case.group in groups]
+
+
+def _others(*names: str) -> Callable[[], list[Case]]:
+    return lambda: [case for case in published.other_rows() if case.run.startswith(names)]
 
 
 def _hybrid(engine: str, group: str) -> Callable[[], list[Case]]:
@@ -110,7 +129,8 @@ def _hybrid(engine: str, group: str) -> Callable[[], list[Case]]:
 
 def _row(knob: Knob) -> dict[str, Any]:
     table, keys, _ = knob
-    rows: list[dict[str, Any]] = catalogue.table("efficiency")[table]
+    found = catalogue.table("efficiency")[table]
+    rows: list[dict[str, Any]] = found if isinstance(found, list) else [found]
     return next(row for row in rows if all(row.get(key, "") == value for key, value in {"preset": "", **keys}.items()))
 
 
@@ -122,6 +142,9 @@ def _patched(text: str) -> str:
     lines = []
     for line in text.splitlines():
         head = re.fullmatch(r"\[\[(\w+)\]\]", line)
+        alone = re.fullmatch(r"\[(\w+)\]", line)
+        if alone:
+            row = data[alone.group(1)]
         if head:
             table = head.group(1)
             row = data[table][counts.get(table, 0)]
@@ -151,10 +174,14 @@ def _int4(generation: str) -> Knob:
     return "experts", {"quant": "int4", "generation": generation}, "bandwidth"
 
 
+def _mxfp4(generation: str) -> Knob:
+    return "experts", {"quant": "mxfp4", "generation": generation}, "bandwidth"
+
+
 def _kernel(quant: str) -> Group:
-    """A kernel's shares; its fixed cost is what one token takes, with the weights in the second-level cache."""
+    """A kernel's fixed cost and shares."""
     keys = {"quant": quant, "generation": "blackwell-rtx"}
-    knobs: tuple[Knob, ...] = tuple(("experts", keys, name) for name in ("bandwidth", "flops"))
+    knobs: tuple[Knob, ...] = tuple(("experts", keys, name) for name in ("fixed_us", "bandwidth", "flops"))
     return Group(name=f"{quant} experts", rows=functools.partial(published.expert_kernels, quant=quant), knobs=knobs)
 
 
@@ -164,8 +191,7 @@ GROUPS = (
         name="tuned rig, decoding",
         rows=published.decode_cells,
         knobs=(
-            *_engine("vllm", "blackwell-rtx", "layer_us experts attention_flops attention_fill", preset="community"),
-            *_one("link", "name", "pcie-tuned", "hop_us"),
+            *_engine("vllm", "blackwell-rtx", "layer_us attention_flops attention_fill dcp_us", preset="community"),
             *_one("draft", "method", "eagle3", "accept pass_us"),
         ),
         spread=_engine("vllm", "blackwell-rtx", "decode_spread", preset="community")[0],
@@ -177,10 +203,15 @@ GROUPS = (
         spread=_engine("vllm", "blackwell-rtx", "prefill_spread", preset="community")[0],
     ),
     Group(
-        name="eight RTX PRO 6000, one stream",
-        rows=published.single_streams,
-        knobs=_one("link", "name", "pcie", "hop_us"),
+        name="eight RTX PRO 6000, vLLM, one stream",
+        rows=functools.partial(published.single_streams, engine="vllm"),
+        knobs=(*_engine("vllm", "blackwell-rtx", "layer_us"), *_one("link", "name", "pcie", "sockets_us")),
         spread=_engine("vllm", "blackwell-rtx", "decode_spread")[0],
+    ),
+    Group(
+        name="eight RTX PRO 6000, SGLang, one stream",
+        rows=functools.partial(published.single_streams, engine="sglang"),
+        knobs=_engine("sglang", "blackwell-rtx", "layer_us"),
     ),
     Group(
         name="SGLang without graphs",
@@ -189,7 +220,22 @@ GROUPS = (
         spread=_engine("sglang", "blackwell-rtx", "decode_spread")[0],
         power=4,
     ),
-    Group(name="B200, vLLM", rows=_lambda, knobs=(_int4("blackwell"),)),
+    Group(
+        name="H200, vLLM",
+        rows=_serving("h200", "output", "tpot", "ttft"),
+        knobs=(
+            *_engine("vllm", "hopper", "step_us gemm prefill_attention request_ms"),
+            *(("experts", {"quant": "int4", "generation": "hopper"}, name) for name in ("bandwidth", "flops")),
+        ),
+        spread=_engine("vllm", "hopper", "decode_spread")[0],
+        power=2,
+    ),
+    Group(
+        name="B200, vLLM",
+        rows=_serving("lambda", "output", "tpot", "itl", "ttft"),
+        knobs=(*_engine("vllm", "blackwell", "gemm"), _int4("blackwell")),
+    ),
+    Group(name="B200, vLLM, mxfp4", rows=_others("jasl"), knobs=(_mxfp4("blackwell"),)),
     Group(
         name="B200, SGLang",
         rows=functools.partial(published.serving_rows, only="cookbook"),

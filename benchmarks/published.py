@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import math
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,45 +10,80 @@ from importlib import resources
 from typing import Any
 
 from moebox.core import catalogue
-from moebox.core.box import Box, Cpu
+from moebox.core.box import Box, Cpu, Link
 from moebox.core.deployment import Deployment
+from moebox.core.model import Checkpoint, Model
+from moebox.core.quant import checkpoint_of
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.detect.declared import from_name
 from moebox.planner.simulate import Outcome, Workload, rules_of, simulate
 from moebox.planner.speed import Speed
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
-OUT_OF_CACHE = 8  # tokens: 60 experts of 384 on 8 ranks are 185 MB, the cache 128
+OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cache from the run before
 # A run with a broken NCCL topology.
 NOT_SPEED = ("pathological",)
+FIGURES = {
+    "output_tok_s": "output",
+    "ttft_ms": "ttft",
+    "tpot_ms": "tpot",
+    "itl_ms": "itl",
+    "p99_ttft_ms": "p99",
+    "p99_tpot_ms": "p99",
+    "p99_itl_ms": "p99",
+}
+TIMES = ("ttft", "tpot", "itl", "p99", "experts")  # lower is better
+PROMPTS = ("prefill", "pp", "ttft")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One published figure."""
 
-    group: str  # decode, prefill, tg, pp, output, ttft, tpot
+    group: str  # decode, prefill, tg, pp, output, ttft, tpot, itl, p99
     run: str
     at: str
     published: float
     predict: Callable[[], float]
-    weight: float = 1.0  # in a fit
+    host: str = ""
+    speed: Callable[[], Speed] | None = None  # the model behind it, for its bands
 
     @property
     def ratio(self) -> float:
         """Predicted over published."""
         return self.predict() / self.published
 
+    def covered(self, *, fitted: bool) -> bool:
+        """Whether the published figure lies in the forecast's band; of a `fitted` row in that of its own host."""
+        assert self.speed is not None
+        low, high = self.speed().bands(prompts=self.group in PROMPTS, fitted=fitted)
+        return low <= math.exp(-log_error(self)) <= high
 
-def box_of(text: str) -> Box:
-    """COUNTx-GPU."""
-    count, _, name = text.partition("x-")
-    return Box(name=text, gpus=(catalogue.gpu(name),) * int(count))
+
+def box_of(text: str, row: dict[str, Any] | None = None) -> Box:
+    """COUNTx-GPU, with what a row says of its host."""
+    box, row = from_name(text), row or {}
+    if "sockets" in row:
+        box = replace(box, cpu=Cpu(sockets=row["sockets"]))
+    if row.get("p2p") is False:
+        box = replace(box, links=(Link(a=0, b=1, kind="phb", p2p=False),))
+    return box
 
 
-def speed_of(box: Box, recipe: Recipe) -> Speed:
-    """The speed model of a recipe whose model and checkpoint are in the catalogue."""
+def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
+    """The model and checkpoint of a recipe; cut to so many layers, text only, where a run did that."""
     model = catalogue.model(recipe.model)
-    return Speed.of(Deployment.of(recipe, model, catalogue.checkpoint(model.name, recipe.checkpoint), box))
+    if not layers:
+        return model, catalogue.checkpoint(model.name, recipe.checkpoint)
+    model = replace(model, layers=layers, vision=0, counted={})
+    rows = catalogue.table("checkpoints")["checkpoint"]
+    row = next(row for row in rows if recipe.model in row["models"] and row["name"] == recipe.checkpoint)
+    return model, checkpoint_of(model, row)
+
+
+def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:
+    """The speed model of a recipe whose model and checkpoint are in the catalogue."""
+    return Speed.of(Deployment.of(recipe, *facts(recipe, layers), box))
 
 
 def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Recipe:
@@ -55,38 +91,59 @@ def recipe_of(engine: Any, model: str, checkpoint: str, **settings: Any) -> Reci
     return Recipe(name="published", engine=engine, model=model, checkpoint=checkpoint, served_name=model, **settings)
 
 
-def rig(dcp: int, guesses: int) -> Speed:
-    """The tuned rig of the decode and prefill cells: Kimi K2.6 INT4 on eight cards, patched image, fp8 cache."""
+@functools.cache
+def rig(tp: int, dcp: int, guesses: int) -> Speed:
+    """The tuned rig of the decode and prefill cells: Kimi K2.6 INT4, patched image, fp8 cache."""
     recipe = recipe_of(
         "vllm",
         "kimi-k2.6",
         "int4",
         kv="fp8",
-        parallel=Parallel(tp=8, dcp=dcp),
+        parallel=Parallel(tp=tp, dcp=dcp),
         runtime=Runtime(preset="community"),
         speculate=Speculate(tokens=guesses) if guesses else None,
     )
-    return speed_of(box_of("8x-rtx-pro-6000-server"), recipe)
+    return speed_of(box_of(f"{tp}x-rtx-pro-6000-server"), recipe)
 
 
-def decode_cells() -> Iterator[Case]:
-    """rtx6kpro wiki, kimi-k26 v1 to v4, the Prometheus refresh and the Turin retest, Apr-May 2026; trust A and B."""
+def decode_cells(*, tp: int = 8) -> Iterator[Case]:
+    """rtx6kpro wiki, kimi-k26 v1 to v4, the Prometheus refresh and the Turin retests, Apr-May 2026; trust A and B."""
     for row in _csv("decode.csv"):
-        at = f"dcp{row['dcp']} spec{row['guesses']} ctx{row['context']} C{row['concurrency']}"
-        yield Case("decode", row["run"], at, float(row["decode_tok_s"]), functools.partial(_decode, row))
+        if int(row["tp"]) == tp:
+            at = f"tp{row['tp']} dcp{row['dcp']} spec{row['guesses']} ctx{row['context']} C{row['concurrency']}"
+            speed = functools.partial(rig, tp, int(row["dcp"]), int(row["guesses"]))
+            yield Case(
+                "decode",
+                row["run"],
+                at,
+                float(row["decode_tok_s"]),
+                functools.partial(_decode, speed, row),
+                "festr",
+                speed,
+            )
 
 
-def prefill_cells() -> Iterator[Case]:
+def prefill_cells(*, tp: int = 8) -> Iterator[Case]:
     """The same pages' prefill tables."""
     for row in _csv("prefill.csv"):
-        at = f"dcp{row['dcp']} {row['prompt_tokens']} tokens"
-        yield Case("prefill", row["run"], at, float(row["prefill_tok_s"]), functools.partial(_prefill, row))
+        if int(row["tp"]) == tp:
+            at = f"tp{row['tp']} dcp{row['dcp']} {row['prompt_tokens']} tokens"
+            speed = functools.partial(rig, tp, int(row["dcp"]), int(row["guesses"]))
+            yield Case(
+                "prefill",
+                row["run"],
+                at,
+                float(row["prefill_tok_s"]),
+                functools.partial(_prefill, speed, row),
+                "festr",
+                speed,
+            )
 
 
 def expert_kernels(*, quant: str) -> Iterator[Case]:
     """NVIDIA aiconfigurator's timings of expert kernels with 384 experts on RTX PRO 6000 Server.
 
-    Runs whose weights fit the card's second-level cache are left out: a real step finds none of them there.
+    Runs whose weights fit the GPU's second-level cache are left out: a real step finds none of them there.
     """
     for row in _csv("experts.csv"):
         if row["quant"] == quant and int(row["tokens"]) >= OUT_OF_CACHE:
@@ -94,10 +151,26 @@ def expert_kernels(*, quant: str) -> Iterator[Case]:
             yield Case("experts", f"{row['run']} {quant}", at, float(row["kernel_us"]), functools.partial(_kernel, row))
 
 
-def single_streams() -> Iterator[Case]:
+def single_streams(*, engine: str = "") -> Iterator[Case]:
     """One stream on eight RTX PRO 6000 without the patched image."""
     for row in _toml("single.toml"):
-        yield Case("decode", row["name"], row["checkpoint"], row["decode_tok_s"], functools.partial(_single, row))
+        if engine in ("", row["engine"]):
+            speed = functools.partial(_single, row)
+            predict = functools.partial(_rate, speed, 1, 0)
+            yield Case("decode", row["name"], row["checkpoint"], row["decode_tok_s"], predict, row["host"], speed)
+
+
+def other_rows() -> Iterator[Case]:
+    """Hosts, engines and models that nothing is fitted to."""
+    for run in _toml("others.toml"):
+        for row in run["rows"]:
+            both = run | row
+            speed = functools.partial(_plain, both)
+            streams = row["concurrency"]
+            rate = row.get("decode_tok_s") or streams / row["tpot_decode_ms"] * 1e3
+            predict = functools.partial(_rate, speed, streams, both["context"])
+            at = f"C{streams}" + (f" dcp{row['dcp']}" if "dcp" in row else "")
+            yield Case("decode", run["name"], at, rate, predict, run["host"], speed)
 
 
 def hybrid_rows(*, engine: str = "") -> Iterator[Case]:
@@ -105,10 +178,13 @@ def hybrid_rows(*, engine: str = "") -> Iterator[Case]:
     for row in _toml("hybrid.toml"):
         if engine not in ("", row["engine"]):
             continue
+        speed = functools.partial(_hybrid, row)
         if "tg_tok_s" in row:
-            yield Case("tg", row["name"], row["checkpoint"], row["tg_tok_s"], functools.partial(_hybrid, row, "tg"))
+            predict = functools.partial(_rate, speed, 1, row.get("context", 1000))
+            yield Case("tg", row["name"], row["checkpoint"], row["tg_tok_s"], predict, row["host"], speed)
         if "pp_tok_s" in row:
-            yield Case("pp", row["name"], row["checkpoint"], row["pp_tok_s"], functools.partial(_hybrid, row, "pp"))
+            predict = functools.partial(_reading, speed, row.get("prompt", 4096))
+            yield Case("pp", row["name"], row["checkpoint"], row["pp_tok_s"], predict, row["host"], speed)
 
 
 def serving_rows(*, only: str = "") -> Iterator[Case]:
@@ -117,45 +193,85 @@ def serving_rows(*, only: str = "") -> Iterator[Case]:
         if not run["name"].startswith(only):
             continue
         for row in run["rows"]:
-            for figure, group in (("output_tok_s", "output"), ("ttft_ms", "ttft"), ("tpot_ms", "tpot")):
+            for figure, group in FIGURES.items():
                 if figure in row:
                     predict = functools.partial(_serving, run, row, figure)
-                    yield Case(group, run["name"], f"C{row['concurrency']}", row[figure], predict)
+                    speed = functools.partial(_plain, run | row)
+                    at = f"C{row['concurrency']}" + "".join(
+                        f" {name}{row[name]}" for name in ("input", "prefix_hit") if name in row
+                    )
+                    name = f"{run['name']}{' ' + figure if group == 'p99' else ''}"
+                    yield Case(group, name, at, row[figure], predict, run["host"], speed)
 
 
-def outcome(run: dict[str, Any], concurrency: int) -> Outcome:
+def outcome(run: dict[str, Any], row: dict[str, Any]) -> Outcome:
     """One row of a serving run, simulated."""
-    guesses = run.get("guesses", 0)
-    recipe = recipe_of(
-        run["engine"],
-        run["model"],
-        run["checkpoint"],
-        kv=run["kv"],
-        parallel=Parallel(tp=run["tp"]),
-        speculate=Speculate(tokens=guesses) if guesses else None,
-        flags={"disable-cuda-graph": True} if run.get("eager") else {},
-    )
+    both, concurrency = run | row, row["concurrency"]
+    recipe = _recipe(both)
     workload = Workload(
-        input=run["input"],
-        output=run["output"],
-        requests=concurrency * run["requests_per_slot"],
+        input=both["input"],
+        output=both["output"],
+        requests=both.get("requests") or concurrency * both["requests_per_slot"],
         concurrency=concurrency,
-        lengths=run.get("lengths", "fixed"),
-        prefix_hit=run.get("prefix_hit", 0.0),
-        warm=int(concurrency * run.get("warm", 1.0)),
+        lengths=both.get("lengths", "fixed"),
+        prefix_hit=both.get("prefix_hit", 0.0),
+        warm=int(concurrency * both["warm"]) if "warm" in both else None,
+        cold_s=both.get("cold_s", 0.0),
     )
-    speed = speed_of(box_of(run["box"]), recipe)
-    return simulate(speed, rules_of(recipe, run.get("kv_tokens", PLENTY)), workload)
+    box = box_of(both["box"], both)
+    speed = speed_of(box, recipe, both.get("layers", 0))
+    return simulate(speed, rules_of(recipe, both.get("kv_tokens", PLENTY), box.gpu), workload)
+
+
+def _recipe(row: dict[str, Any]) -> Recipe:
+    guesses = row.get("guesses", 0)
+    return recipe_of(
+        row["engine"],
+        row["model"],
+        row["checkpoint"],
+        kv=row["kv"],
+        context=2**20,
+        max_seqs=row.get("max_seqs"),
+        parallel=Parallel(tp=row["tp"], dcp=row.get("dcp", 1), ep=row.get("ep", False)),
+        speculate=Speculate(tokens=guesses) if guesses else None,
+        flags={"disable-cuda-graph": True} if row.get("eager") else {},
+    )
+
+
+def _plain(row: dict[str, Any]) -> Speed:
+    return speed_of(box_of(row["box"], row), _recipe(row), row.get("layers", 0))
+
+
+@functools.cache
+def outcome_at(name: str, place: int) -> Outcome:
+    """The outcome of a row by its place in a run; several figures of it are looked at."""
+    run = next(run for run in _toml("serving.toml") if run["name"] == name)
+    return outcome(run, run["rows"][place])
 
 
 def _serving(run: dict[str, Any], row: dict[str, Any], figure: str) -> float:
-    done = outcome(run, row["concurrency"])
-    figures = {"output_tok_s": done.output_tok_s, "ttft_ms": done.ttft.mean * 1e3, "tpot_ms": done.tpot.mean * 1e3}
-    return figures[figure]
+    done = outcome_at(run["name"], run["rows"].index(row))
+    if figure == "output_tok_s":
+        return done.output_tok_s
+    name = figure.removesuffix("_ms").removeprefix("p99_")
+    times = getattr(done, name)
+    return float((times.quantile(0.99) if figure.startswith("p99") else times.mean) * 1e3)
 
 
-def _decode(row: dict[str, str]) -> float:
-    return rig(int(row["dcp"]), int(row["guesses"])).decode_tok_s(int(row["concurrency"]), int(row["context"]))
+def _rate(speed: Callable[[], Speed], streams: int, context: int) -> float:
+    return speed().decode_tok_s(streams, context)
+
+
+def _reading(speed: Callable[[], Speed], tokens: int) -> float:
+    return speed().prefill_tok_s(tokens)
+
+
+def _decode(speed: Callable[[], Speed], row: dict[str, str]) -> float:
+    return speed().decode_tok_s(int(row["concurrency"]), int(row["context"]))
+
+
+def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
+    return speed().prefill_tok_s(int(row["prompt_tokens"]))
 
 
 def _kernel(row: dict[str, str]) -> float:
@@ -167,33 +283,26 @@ def _kernel(row: dict[str, str]) -> float:
     return alone.experts(float(row["tokens"])) / cards.rank.model.moe_layers * 1e6
 
 
-def _single(row: dict[str, Any]) -> float:
+def _single(row: dict[str, Any]) -> Speed:
     spread = Parallel(tp=8, dcp=row["dcp"])
     recipe = recipe_of(row["engine"], row["model"], row["checkpoint"], kv=row["kv"], parallel=spread)
-    return speed_of(box_of("8x-rtx-pro-6000-server"), recipe).decode_tok_s(1, 0)
+    return speed_of(box_of(row["box"], row), recipe)
 
 
-def _prefill(row: dict[str, str]) -> float:
-    return rig(int(row["dcp"]), int(row["guesses"])).prefill_tok_s(int(row["prompt_tokens"]))
-
-
-def _hybrid(row: dict[str, Any], figure: str) -> float:
+def _hybrid(row: dict[str, Any]) -> Speed:
     cards = (catalogue.gpu(row["gpu"]),) * row["gpus"] if row["gpus"] else ()
     measured = row.get("ram_measured_gb_s")
     box = Box(
         name=row["name"],
         gpus=cards,
-        cpu=Cpu(cores=row["cores"], sockets=row.get("sockets", 1)),
+        cpu=Cpu(model=row.get("cpu", ""), cores=row["cores"], sockets=row.get("sockets", 1)),
         ram_bandwidth=round(row["ram_gb_s"] * 1e9),
         ram_bandwidth_measured=round(measured * 1e9) if measured else None,
     )
     layers = tuple(range(1, 1 + row["expert_layers"]))
     hybrid = Hybrid(experts=(layers,), threads=row["threads"], ubatch=row["ubatch"])
     recipe = recipe_of(row["engine"], row["model"], row["checkpoint"], kv="f16", hybrid=hybrid)
-    speed = speed_of(box, recipe)
-    if figure == "tg":
-        return speed.decode_tok_s(1, row.get("context", 1000))
-    return speed.prefill_tok_s(row.get("prompt", 4096))
+    return speed_of(box, recipe)
 
 
 @functools.cache
@@ -207,3 +316,15 @@ def _toml(name: str) -> list[dict[str, Any]]:
     text = resources.files("moebox.data").joinpath("published", name).read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = tomllib.loads(text)["run"]
     return rows
+
+
+def forget() -> None:
+    """Look at the constants again."""
+    rig.cache_clear()
+    outcome_at.cache_clear()
+
+
+def log_error(case: Case) -> float:
+    """ln(predicted / published), positive where the forecast is too good."""
+    error = math.log(case.ratio)
+    return -error if case.group in TIMES else error

@@ -127,6 +127,6 @@ def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
             gb(one.bytes),
             f"{one.bits_per_weight(model):.2f}",
             ", ".join(readers),
-            f"{one.repo or one.path or '-'}, {_HOW[one.how]}",
+            f"{one.repo or one.path or '-'}, {'unverified' if one.unverified else _HOW[one.how]}",
         )
     return table

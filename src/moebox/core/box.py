@@ -62,6 +62,8 @@ class Gpu:
     l2: int = 0
     tdp: int = 0  # watts
     nvlink: int = 0  # bytes/s to all peers together, both ways, as NVIDIA quotes it; 0 without
+    nvlink_peers: int = 0  # GPUs one NVLink group has; 0: all of a node
+    per_node: int = 0  # GPUs a node of this kind has at most; 0: any number
     pcie: Pcie | None = None
     numa: int | None = None
     mig: bool = False

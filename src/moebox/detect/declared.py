@@ -26,6 +26,7 @@ from moebox.units import parse_rate, parse_size
 
 _PART = re.compile(r"(?:(\d+)x-?)?([a-z].*)")
 MOST_GPUS = 1024  # in one machine; more is a typing error
+MOST_BANDWIDTH = 2 * 12 * 8 * 8800 * 10**6  # bytes/s of RAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,12 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
             box = replace(box, ram_bandwidth=parse_rate(ram_bandwidth), ram_bandwidth_measured=None)
     except ValueError as problem:
         raise BadInput(str(problem)) from None
+    if ram_bandwidth and box.ram_bandwidth > MOST_BANDWIDTH:
+        raise BadInput(
+            f"--ram-bandwidth {ram_bandwidth}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
+            "(two sockets of 12 channels MRDIMM-8800)",
+            hint="bytes, not bits, and of all sockets together: 614GB/s is twelve channels of DDR5-6400",
+        )
     return box
 
 
@@ -68,7 +75,16 @@ def from_name(text: str) -> Box:
     parts = name[machines.end() :] if machines else name
     if nodes < 1:
         raise BadInput(f"box {text!r}: there must be at least one machine")
-    return Box(name=name, gpus=cards(parts), nodes=nodes)
+    return in_nodes(Box(name=name, gpus=cards(parts), nodes=nodes))
+
+
+def in_nodes(box: Box) -> Box:
+    """The same GPUs in as many nodes as such GPUs come in: sixteen H100 are two machines of eight."""
+    gpu, number = box.gpu, len(box.gpus)
+    if gpu is None or box.mixed or box.nodes > 1 or not gpu.per_node or number <= gpu.per_node:
+        return box
+    nodes = -(-number // gpu.per_node)
+    return replace(box, gpus=box.gpus[: number // nodes], nodes=nodes) if number % nodes == 0 else box
 
 
 def cards(text: str) -> tuple[Gpu, ...]:

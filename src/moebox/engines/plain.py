@@ -1,6 +1,7 @@
 """What is assumed of an engine whose package leaves out a module."""
 
 from moebox.core import registry
+from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution, Line, Memory
 from moebox.core.recipe import Flag, Recipe
@@ -22,7 +23,7 @@ def event(line: str) -> Event | None:
     return read(line, SIGNS)
 
 
-def step_tokens(recipe: Recipe) -> int:
+def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
     """Prompt tokens one step may read."""
     return recipe.batched_tokens or registry.traits(recipe.engine).step_tokens
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from moebox.core import registry
+from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution, Line, Memory
 from moebox.core.recipe import Flag, Recipe
@@ -89,8 +90,8 @@ class Schedule(Protocol):
     PROMPTS_FIRST: bool  # a step reads prompts or decodes, never both
     RESERVES: bool  # keeps room for tokens that requests have yet to write
 
-    def step_tokens(self, recipe: Recipe) -> int:
-        """Prompt tokens one step may read."""
+    def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
+        """Prompt tokens one step may read on such a GPU."""
 
 
 class Refuse(Protocol):

@@ -3,92 +3,24 @@
 Memory stays flat however many requests there are: latencies go into histograms of 1% wide bins.
 """
 
+import heapq
+import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
+from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
 from moebox.engines import rooms
-from moebox.errors import BadInput
+from moebox.planner.histogram import Histogram
 from moebox.planner.schedule import Request, Rules, Scheduler, Slice
 from moebox.planner.speed import Speed
+from moebox.planner.workload import Workload
 
-BIN = math.log(1.01)
-FLOOR = 1e-6  # seconds; shorter times share a bin
-# A burst does not arrive at once: one Python process takes in and tokenises about a thousand requests a second.
-SPACING = 1e-3
-# Evenly spread draws that need no memory: multiples of irrational numbers, modulo 1.
-GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
+__all__ = ["Histogram", "Outcome", "Workload", "rules_of", "simulate"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What is asked of the engine: lengths, how many, and how they come."""
-
-    input: int
-    output: int
-    requests: int
-    concurrency: int = 0  # requests at a time; 0: by rate
-    rate: float = 0.0  # requests/s, Poisson; 0: by concurrency
-    lengths: Literal["fixed", "uniform"] = "fixed"  # uniform: 1 … the length, as SGLang's benchmark draws by default
-    prefix_hit: float = 0.0  # share of a prompt that lies in the prefix cache
-    warm: int | None = None  # how many of the first requests have that; None: all
-    seed: int = 1
-
-    def lengths_of(self, number: int) -> tuple[int, int]:
-        """Prompt and output tokens of request `number`."""
-        if self.lengths == "fixed":
-            return self.input, self.output
-        shift = number + self.seed * 0.5
-        return 1 + int(shift * GOLDEN % 1 * self.input), 1 + int(shift * SILVER % 1 * self.output)
-
-    def check(self) -> None:
-        """Raise BadInput for what cannot be meant."""
-        if self.input < 1 or self.output < 1 or self.requests < 1:
-            raise BadInput("input, output and requests must be 1 or more")
-        if (self.concurrency > 0) == (self.rate > 0):
-            raise BadInput("give either a concurrency or a request rate")
-        if not 0 <= self.prefix_hit <= 1:
-            raise BadInput(f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1")
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Times in logarithmic bins of 1%: mean exact, quantiles within half a bin."""
-
-    bins: dict[int, float] = field(default_factory=dict)
-    total: float = 0.0
-    weight: float = 0.0
-    squares: float = 0.0
-
-    def add(self, seconds: float, weight: float = 1.0) -> None:
-        """Count `seconds`, `weight` times."""
-        place = math.floor(math.log(max(seconds, FLOOR)) / BIN)
-        self.bins[place] = self.bins.get(place, 0.0) + weight
-        self.total += seconds * weight
-        self.weight += weight
-        self.squares += seconds * seconds * weight
-
-    @property
-    def mean(self) -> float:
-        """The mean, or 0 when nothing was counted."""
-        return self.total / self.weight if self.weight else 0.0
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation."""
-        return math.sqrt(max(self.squares / self.weight - self.mean**2, 0.0)) if self.weight else 0.0
-
-    def quantile(self, share: float) -> float:
-        """The time that `share` of the counts do not exceed."""
-        left = share * self.weight
-        for place in sorted(self.bins):
-            left -= self.bins[place]
-            if left <= 1e-9:
-                return math.exp((place + 0.5) * BIN)
-        return 0.0
+HANDOVER = 25e9  # bytes/s of cache from an engine that reads prompts to one that decodes: one 200 Gb/s port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +53,14 @@ class Outcome:
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
-def rules_of(recipe: Recipe, kv_tokens: int) -> Rules:
-    """How the recipe's engine schedules."""
+def rules_of(recipe: Recipe, kv_tokens: int, gpu: Gpu | None = None) -> Rules:
+    """How the recipe's engine schedules on such a GPU."""
     schedule = rooms.schedule(recipe.engine)
     return Rules(
         kv_tokens=kv_tokens,
         context=recipe.context,
         max_seqs=recipe.max_seqs or schedule.SEQUENCES,
-        budget=schedule.step_tokens(recipe),
+        budget=schedule.step_tokens(recipe, gpu),
         prompts_first=schedule.PROMPTS_FIRST,
         reserves=schedule.RESERVES,
     )
@@ -140,73 +72,147 @@ def simulate(speed: Speed, rules: Rules, workload: Workload) -> Outcome:
     return _Run(Scheduler(speed=speed, rules=rules), workload).run()
 
 
+@dataclass(slots=True, kw_only=True)
+class _Talk:
+    """Where a conversation stands."""
+
+    turn: int = 0
+    history: int = 0  # tokens of the turns before
+
+
 class _Run:
     """One run's clock and tallies."""
 
     def __init__(self, scheduler: Scheduler, workload: Workload) -> None:
         self.scheduler, self.workload = scheduler, workload
         self.coming = _arrivals(workload)
-        self.next: Request | None = next(self.coming)
-        self.now = self.stall = 0.0
-        self.open = self.completed = self.rejected = self.slices = 0
+        self.entering: list[tuple[float, int, Request]] = []  # sent, and on their way through HTTP and tokenizer
+        self.order = itertools.count()
+        self.talks: dict[int, _Talk] = {}  # by request
+        self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
+        self.now = self.stall = self.last_in = 0.0
+        self.cold = workload.cold_s
+        self.completed = self.rejected = self.slices = 0
         self.input_tokens = self.output_tokens = 0
         self.peak = 0.0
         self.ttft, self.tpot, self.itl, self.e2el = Histogram(), Histogram(), Histogram(), Histogram()
 
     def run(self) -> Outcome:
+        self._send_first()
         while True:
-            self._arrive()
+            self._enter()
             done = self.scheduler.advance(within=self._until_next())
             if done is not None:
                 self._count(done)
-            elif self.next is None:
-                break
+            elif self.entering:
+                self.now = max(self.now, self.entering[0][0])
             else:
-                self.now = max(self.now, self.next.arrival)
+                break
         return self._outcome()
 
-    def _until_next(self) -> float:
-        """Seconds to the next arrival that has a time."""
-        if self.next is None or not (self.workload.rate or self.next.id < self.workload.concurrency):
-            return math.inf
-        return max(self.next.arrival - self.now, 0.0)
+    # -- arrivals
 
-    def _arrive(self) -> None:
+    def _send_first(self) -> None:
+        """All requests that do not wait for another: of a rate every one, of a concurrency the first ones."""
+        if self.workload.rate:
+            request = next(self.coming, None)
+            if request is not None:
+                self._send(request, request.arrival)
+            return
+        for _ in range(self.workload.concurrency):
+            request = next(self.coming, None)
+            if request is None:
+                return
+            self._send(request, 0.0)
+
+    def _send(self, request: Request, at: float) -> None:
+        """A client sends `request`; it reaches the engine when HTTP and tokenizer are done with it."""
+        request.arrival = at
+        speed = self.scheduler.speed
+        self.last_in = max(at + speed.request_s, self.last_in + speed.intake_s)
+        heapq.heappush(self.entering, (self._read_elsewhere(request, self.last_in), next(self.order), request))
+
+    def _read_elsewhere(self, request: Request, at: float) -> float:
+        """When a prompt that another engine reads has been read and its cache handed over."""
+        if not self.readers:
+            return at
+        engine = min(range(len(self.readers)), key=self.readers.__getitem__)
+        fresh = request.prompt - request.cached
+        read = max(at, self.readers[engine]) + self.scheduler.speed.prefill_s(fresh, request.cached)
+        self.readers[engine] = read
+        request.first = read
+        request.cached = request.prompt
+        return read + request.prompt * self.scheduler.speed.token_bytes / HANDOVER
+
+    def _until_next(self) -> float:
+        """Seconds to the next request that enters."""
+        return max(self.entering[0][0] - self.now, 0.0) if self.entering else math.inf
+
+    def _enter(self) -> None:
         """Everything that is due by now enters the queue."""
-        at_a_time = self.workload.concurrency or math.inf
-        while self.next is not None and self.next.arrival <= self.now and self.open < at_a_time:
-            if self.next.id >= at_a_time:
-                self.next.arrival = self.now  # sent the moment another one ended
-            if self.scheduler.submit(self.next):
-                self.open += 1
-            else:
+        while self.entering and self.entering[0][0] <= self.now:
+            _, _, request = heapq.heappop(self.entering)
+            if request.first >= 0:
+                self.ttft.add(request.first - request.arrival)
+            if not self.scheduler.submit(request):
                 self.rejected += 1
-            self.next = next(self.coming, None)
+                self.talks.pop(request.id, None)
+                self._send_next()
+            elif self.workload.rate:
+                self._send_next()
+
+    def _send_next(self) -> None:
+        request = next(self.coming, None)
+        if request is not None:
+            self._send(request, request.arrival if self.workload.rate else self.now)
+
+    def _go_on(self, request: Request) -> None:
+        """After `request` ended: its conversation's next turn, or another request."""
+        talk = self.talks.pop(request.id, None) or _Talk()
+        following = next(self.coming, None) if not self.workload.rate else None
+        if following is None:
+            return
+        talk.turn += 1
+        if talk.turn >= self.workload.turns:
+            self._send(following, self.now)
+            return
+        talk.history = request.input + request.output
+        following.input += talk.history
+        room = self.scheduler.rules.kv_tokens - self.scheduler.used
+        following.cached = talk.history if talk.history <= room else 0
+        self.talks[following.id] = talk
+        self._send(following, self.now + self.workload.think_s)
+
+    # -- figures
 
     def _count(self, done: Slice) -> None:
         self.slices += 1
-        self.now += done.seconds
+        self.now += done.seconds + self.cold
         if done.steps:
-            each = done.seconds / done.steps
+            each = (done.seconds + self.cold) / done.steps
             self.itl.add(each + self.stall, done.batch)
             if done.steps > 1:
                 self.itl.add(each, done.batch * (done.steps - 1.0))
             self.stall = 0.0
         elif self.scheduler.running:
             self.stall += done.seconds
+        self.cold = 0.0
         for request in done.started:
             if request.first < 0:
                 request.first = self.now
                 self.ttft.add(self.now - request.arrival)
         for request in done.finished:
-            self.open -= 1
-            self.completed += 1
-            self.input_tokens += request.input
-            self.output_tokens += request.output
-            self.e2el.add(self.now - request.arrival)
-            if request.output > 1:
-                self.tpot.add((self.now - request.first) / (request.output - 1))
+            self._finished(request)
         self.peak = max(self.peak, self.scheduler.used)
+
+    def _finished(self, request: Request) -> None:
+        self.completed += 1
+        self.input_tokens += request.input
+        self.output_tokens += request.output
+        self.e2el.add(self.now - request.arrival)
+        if request.output > 1:
+            self.tpot.add((self.now - request.first) / (request.output - 1))
+        self._go_on(request)
 
     def _outcome(self) -> Outcome:
         return Outcome(
@@ -228,11 +234,11 @@ class _Run:
 
 
 def _arrivals(workload: Workload) -> Iterator[Request]:
-    """The requests one after another; by concurrency only the first ones have a time, the others are sent on an end."""
+    """The requests one after another; those of a rate have a time, those of a concurrency are sent on an end."""
     draw = random.Random(workload.seed)
     at = 0.0
     for number in range(workload.requests):
-        at = at + draw.expovariate(workload.rate) if workload.rate else number * SPACING
+        at = at + draw.expovariate(workload.rate) if workload.rate else 0.0
         prompt, output = workload.lengths_of(number)
         warm = workload.warm is None or number < workload.warm
         cached = int(prompt * workload.prefix_hit) if warm else 0

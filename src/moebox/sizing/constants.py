@@ -23,6 +23,8 @@ class Generation:
     non_torch: float
     speculative: float
     splits: int
+    graphs: float = 1.0  # of the room for CUDA graphs, what it takes off the cache
+    rejection: float = 1.0  # of the buffers for probabilistic rejection of draft tokens
     source: str
 
 

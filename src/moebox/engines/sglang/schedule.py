@@ -1,6 +1,8 @@
 """How SGLang batches: prompts before decoding, and cache reserved for what requests have yet to write."""
 
+from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
+from moebox.engines.sglang import memory
 from moebox.engines.sglang.traits import TRAITS
 
 SEQUENCES = 4096  # at most, on GPUs of 70 GiB and more
@@ -8,6 +10,6 @@ PROMPTS_FIRST = True
 RESERVES = True
 
 
-def step_tokens(recipe: Recipe) -> int:
-    """Prompt tokens one step may read."""
-    return recipe.batched_tokens or TRAITS.step_tokens
+def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
+    """Prompt tokens one step may read: by default more on larger GPUs."""
+    return memory.chunk(gpu, recipe)[0] if gpu else recipe.batched_tokens or TRAITS.step_tokens

@@ -27,7 +27,7 @@ from moebox.sizing.constants import (
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
 from moebox.sizing.kv import token_bytes, window_bytes
 
-LARGE = 70 * GIB  # vLLM's defaults differ below (engine/arg_utils.py)
+LARGE, LARGEST = 70 * GIB, 160 * GIB  # vLLM's defaults change there (engine/arg_utils.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,10 @@ def max_seqs(gpu: Gpu, recipe: Recipe) -> int:
 
 def step_tokens(gpu: Gpu, recipe: Recipe) -> int:
     """Tokens a step may prefill."""
-    default = constant("vllm", "batched_tokens" if gpu.memory >= LARGE else "batched_tokens_small")
-    return int(recipe.batched_tokens or default)
+    name = "batched_tokens_small"
+    if gpu.memory >= LARGE:
+        name = "batched_tokens_largest" if gpu.memory >= LARGEST else "batched_tokens"
+    return int(recipe.batched_tokens or constant("vllm", name))
 
 
 def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generation) -> int:
@@ -131,7 +133,7 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
         peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
     if recipe.speculate:
         guesses = 1 + recipe.speculate.tokens
-        peak += seqs * guesses * model.vocab * 4 * constant("vllm", "draft_logits")
+        peak += round(seqs * guesses * model.vocab * 4 * constant("vllm", "draft_logits") * generation.rejection)
         peak += round(generation.speculative * GIB)
     return int(peak)
 
@@ -143,7 +145,7 @@ def graph_bytes(recipe: Recipe) -> int:
     guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
     size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
     size += constant("vllm", "graph_speculative") if recipe.speculate else 0
-    return round(float(size) * GIB)
+    return round(float(size) * generation_of(recipe).graphs * GIB)
 
 
 def workspace_bytes(gpu: Gpu, model: Model, recipe: Recipe) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Line
+from moebox.engines import rooms
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
 from moebox.planner.speed.explain import explain, explain_measured
@@ -16,9 +17,10 @@ from moebox.planner.speed.host import Shared, shared_of
 from moebox.planner.speed.links import fabric
 from moebox.planner.speed.measured import Measured, measured_on
 from moebox.planner.speed.step import Cards
+from moebox.sizing import kv
 from moebox.sizing.rank import rank_of
 
-PIECE = 8192  # prompt tokens a step: vLLM's and SGLang's default on cards of 70 GiB and more
+PIECE = 8192  # prompt tokens a step where nothing says otherwise
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Memory shared with a CPU gives an engine less of its rate: Qwen3-235B INT4 on two DGX Spark decodes 17.0, 24.1 and
 # 36.4 tok/s for 1, 2 and 4 streams (conselara.dev, 2026), which is this share of what dedicated memory would give.
@@ -36,7 +38,11 @@ class Speed:
     pipeline: int = 1
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
+    host_spread: float = 0.0  # between hosts alike on paper
     away: int = 0  # steps from the nearest measured engine and generation
+    request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
+    intake_s: float = 0.001  # between two requests that arrive together
+    token_bytes: float = 0.0  # of cache for one token
     measured: Measured | None = None  # steps timed on this box, which stand instead of the fitted ones
 
     @classmethod
@@ -65,8 +71,10 @@ class Speed:
             return cls(
                 shared=shared,
                 piece=shared.ubatch,
+                token_bytes=kv.token_bytes(model, recipe),
                 decode_spread=constants.decode_spread,
                 prefill_spread=constants.prefill_spread,
+                host_spread=tables.between_hosts(),
             )
         gpu = box.gpu
         if gpu is None:
@@ -85,13 +93,18 @@ class Speed:
             draft=tables.draft(guess.method) if guess else None,
             guesses=guess.tokens if guess else 0,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
+            host=1 / tables.cpu(box.cpu.model).host,
         )
         return cls(
             cards=cards,
-            piece=recipe.batched_tokens or PIECE,
+            piece=rooms.schedule(recipe.engine).step_tokens(recipe, gpu),
+            request_s=row.request_ms * 1e-3,
+            intake_s=row.intake_ms * 1e-3,
+            token_bytes=kv.token_bytes(model, recipe),
             pipeline=recipe.parallel.pp,
             decode_spread=row.decode_spread,
             prefill_spread=row.prefill_spread,
+            host_spread=tables.between_hosts() * tables.STEP_AWAY**away,
             away=away,
         )
 
@@ -118,7 +131,7 @@ class Speed:
 
     @property
     def tokens_per_step(self) -> float:
-        """Expected tokens a sequence gains in a step: 1 + p + p² + … for each guess taken."""
+        """Expected tokens a sequence gains in a step: 1 + p + p² + … for each draft token taken."""
         if not self.cards or not self.cards.draft or not self.cards.guesses:
             return 1.0
         accept = self.cards.draft.accept
@@ -138,13 +151,18 @@ class Speed:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Factors on decode speed between which four of five published rows lie."""
-        return _band(self.decode_spread)
+        """Factors on decode speed between which four of five rows of another host lie."""
+        return self.bands()
 
     @property
     def prefill_band(self) -> tuple[float, float]:
         """The same for prompts."""
-        return _band(self.prefill_spread)
+        return self.bands(prompts=True)
+
+    def bands(self, *, prompts: bool = False, fitted: bool = False) -> tuple[float, float]:
+        """Factors on a rate between which four of five rows lie; `fitted`: rows of the hosts that were fitted to."""
+        spread = self.prefill_spread if prompts else self.decode_spread
+        return _band(spread if fitted or self.measured else math.hypot(spread, self.host_spread))
 
     def lines(self, batch: int, context: int) -> tuple[Line, ...]:
         """The arithmetic of a decode step, line by line."""

@@ -35,10 +35,12 @@ class Efficiency:
     engine: str
     generation: str
     preset: str = ""  # "community": the patched, tuned image
-    layer_us: float  # fixed cost of a layer (plain attention) inside a CUDA graph: small kernels, gaps between them
+    layer_us: float  # least time of a layer (plain attention) inside a CUDA graph: small kernels, gaps between them
     piecewise_us: float  # the same while a prompt is read, outside full graphs
     eager_us: float  # host time to launch one layer without graphs
-    step_us: float  # scheduler, sampling, output once a step
+    step_us: float  # scheduler, sampling, output once a step, on the reference CPU
+    request_ms: float = 10.0  # HTTP, tokenizer and scheduling before a prompt's first step, and its first event back
+    intake_ms: float = 1.0  # the server's process takes in one request after another, each this long
     dense_bw: float  # of memory bandwidth, reading attention, shared and dense weights
     experts: float  # multiplies the expert kernel's own share of bandwidth
     gemm: float  # of the bf16 rate, dense matrix products of a prompt
@@ -47,6 +49,7 @@ class Efficiency:
     attention_fill: float  # sequences × head tiles that fill the card to 1 - 1/e
     head_tile: int = 16  # query heads are padded to this
     wide_tile: int = 16  # and to this above `head_tile`
+    dcp_us: float = 0.0  # more for each layer where the cache is divided: partial results, their merging
     joint_queries: bool = False  # guesses of one sequence share one read of its cache
     prefill_attention: float  # of the bf16 rate, prompt attention
     link: str = ""  # row of [[link]] on PCIe; "" is "pcie"
@@ -73,11 +76,15 @@ class Wire:
     """A kind of link between cards, as collectives see it."""
 
     name: str
-    hop_us: float  # latency of one hop of a ring; an all-reduce has 2(n-1)
+    base_us: float = 0.0  # latency of any collective
+    hop_us: float  # and of one hop of a ring; an all-reduce has 2(n-1)
+    tree_us: float = 0.0  # latency of one level of a tree; an all-reduce has 2 log2(n)
     bus: float  # share of the one-way rate that a large all-reduce reaches as bus bandwidth
     small_us: float = 0.0  # one-shot all-reduce, where there is one
-    small_bytes: int = 0  # up to this size
-    small_ranks: int = 0  # and this many ranks
+    small_ranks: int = 0  # up to this many ranks
+    small_bytes: int = 0  # and this size; 0: wherever it is the faster way
+    no_p2p_us: float = 0.0  # more for each hop where GPUs have no peer access
+    sockets_us: float = 0.0  # more where the group spans two sockets and nothing tells NCCL how
     source: str = ""
 
 
@@ -160,6 +167,30 @@ def expert_kernel(quant: str, generation: str) -> ExpertKernel:
     near = NEAREST.get(generation, ("blackwell-rtx",))
     order = {name: place for place, name in enumerate(near)}
     return min(rows, key=lambda row: order.get(row.generation, len(order)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCpu:
+    """A row of `data/cpus.toml`."""
+
+    match: str = ""
+    channels: int = 0
+    bandwidth: int = 0
+    host: float = 1.0  # speed of one core beside the one the constants were fitted on
+    core_flops: float = 0.0  # operations/s of one core on quantised experts, a batch at a time
+    source: str = ""
+
+
+def cpu(name: str) -> HostCpu:
+    """What is known of a CPU by its name; one as fast as the reference when nothing is."""
+    rows: list[dict[str, Any]] = catalogue.table("cpus")["cpu"]
+    found = next((row for row in rows if name and row["match"] in name), {})
+    return codec.decode(HostCpu, found, where="cpus.toml")
+
+
+def between_hosts() -> float:
+    """Standard deviation of ln(published / model) between hosts that nothing was fitted to."""
+    return float(catalogue.table("efficiency")["bands"]["between_hosts"])
 
 
 def wire_of(name: str) -> Wire:

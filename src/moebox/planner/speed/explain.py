@@ -20,7 +20,15 @@ def explain(
     lines.append(Line(what="step", formula="sum of the above", value=step * 1e3, unit="ms"))
     rate = batch * gain / step
     lines.append(Line(what="decode", formula=f"{batch} × {gain:.2f} tokens / step", value=rate, unit="tok/s"))
-    lines.append(Line(what="band", formula=f"× {band[0]:.2f} … × {band[1]:.2f}", value=rate * band[0], unit="tok/s"))
+    lines.append(
+        Line(
+            what="band",
+            formula=f"× {band[0]:.2f} … × {band[1]:.2f}",
+            value=rate * band[0],
+            unit="tok/s",
+            source=f"to {rate * band[1]:,.1f} tok/s",
+        )
+    )
     return tuple(lines)
 
 
@@ -41,8 +49,9 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
     bandwidth = gpu.bandwidth / 1e9
     model = rank.model
     texts = {
-        "fixed": (
-            f"{cards.kernels:.1f} layers of plain attention × {c.layer_us:.0f} us + {c.step_us:.0f} us",
+        "host": (f"{c.step_us:.0f} us to schedule and sample × {cards.host:.2f} for this CPU", c.source),
+        "small kernels": (
+            f"root of ({cards.kernels:.1f} × {c.layer_us:.0f} us)² + (dense weights + experts)², less the latter",
             c.source,
         ),
         "dense weights": (

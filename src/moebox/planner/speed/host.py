@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
-from moebox.planner.speed.constants import HostSide
+from moebox.planner.speed.constants import HostSide, cpu
 from moebox.sizing.rank import Rank, rank_of
 
 # A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
@@ -23,7 +23,10 @@ class Shared:
     gpu: Gpu | None
     cards: int
     ram: float  # bytes/s of experts the CPU gets through
+    unpacking: bool  # the threads are what limits that, not RAM
     cores: int
+    core_flops: float  # operations/s of one core on quantised experts, a batch at a time
+    mla: int | None  # ik_llama.cpp's mode of latent attention
     ubatch: int
     on_cards: int  # expert layers on cards
     in_ram: int
@@ -38,7 +41,7 @@ class Shared:
         c = self.constants
         woken = self.distinct(batch) * self.rank.expert_bytes
         flops = batch * self._token_flops()
-        unpack = flops / (self.cores * c.core_flops)
+        unpack = flops / (self._cpu_flops())
         parts = {
             "experts in RAM": self.in_ram * (max(woken / self.ram, unpack) + c.layer_us * 1e-6),
             "experts on cards": self.on_cards * woken / self._card_rate(),
@@ -60,8 +63,8 @@ class Shared:
             parts["copying experts to the card"] = self.in_ram * woken / (link * c.upload)
             parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops)
         else:
-            parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self.cores * c.core_flops))
-        rate = gpu.bf16 * c.prompt_flops if gpu else self.cores * c.core_flops
+            parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self._cpu_flops()))
+        rate = gpu.bf16 * c.prompt_flops if gpu else self._cpu_flops()
         parts["experts on cards"] = self.on_cards * flops / rate
         parts["dense weights"] = tokens * self.rank.dense_flops / rate
         parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / rate
@@ -76,6 +79,9 @@ class Shared:
         each = moe.experts / moe.used if self.constants.upload_each else 1
         return tokens >= self.constants.upload_tokens * each
 
+    def _cpu_flops(self) -> float:
+        return self.cores * self.core_flops
+
     def _token_flops(self) -> float:
         return 2.0 * self.model.expert_parameters * (self.model.moe.used if self.model.moe else 0)
 
@@ -84,11 +90,16 @@ class Shared:
 
     def _attention(self, batch: float, context: float) -> float:
         read = batch * self.rank.cache_read(context) / self._card_rate()
-        rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else self.cores * self.constants.core_flops
+        rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else self._cpu_flops()
         return max(read, batch * self._attention_flops(context, prompt=False) / rate)
 
     def _attention_flops(self, context: float, *, prompt: bool) -> float:
-        """Operations of one query at `context`, all layers."""
+        """Operations of one query at `context`, all layers.
+
+        ik_llama.cpp reads prompts on the latent itself with -mla 1 and decodes on whole heads with -mla 0; otherwise
+        prompts are expanded to whole heads and decoding works on the latent.
+        """
+        prompt = {0: True, 1: False}.get(-1 if self.mla is None else self.mla, prompt)
         return sum(
             layers.count
             * (
@@ -113,7 +124,10 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         gpu=box.gpu,
         cards=len(box.gpus),
         ram=ram_rate(box, constants, min(threads or cores, cores)),
+        unpacking=memory_rate(box, constants) > unpack_rate(constants, min(threads or cores, cores)),
         cores=cores,
+        core_flops=cpu(box.cpu.model).core_flops or constants.core_flops,
+        mla=hybrid.mla if hybrid and recipe.engine == "ik_llama.cpp" else None,
         ubatch=hybrid.ubatch if hybrid else 512,
         on_cards=min(on_cards, model.moe_layers),
         in_ram=max(model.moe_layers - on_cards, 0),
@@ -122,9 +136,17 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
 
 
 def ram_rate(box: Box, constants: HostSide, threads: int) -> float:
-    """Bytes of experts a second that the CPU gets through: RAM's rate, or what the cores can unpack."""
+    """Bytes of experts a second that the CPU gets through: RAM's rate, or what the threads can unpack."""
+    return min(memory_rate(box, constants), unpack_rate(constants, threads))
+
+
+def memory_rate(box: Box, constants: HostSide) -> float:
+    """What RAM gives of its rate, as measured or as given on paper."""
     if box.ram_bandwidth_measured:
-        rate = box.ram_bandwidth_measured * constants.ram_measured
-    else:
-        rate = (box.ram_bandwidth or RAM) * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
-    return min(rate, threads * constants.core_gb_s * 1e9)
+        return box.ram_bandwidth_measured * constants.ram_measured
+    return (box.ram_bandwidth or RAM) * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
+
+
+def unpack_rate(constants: HostSide, threads: int) -> float:
+    """What so many threads can unpack."""
+    return threads * constants.core_gb_s * 1e9

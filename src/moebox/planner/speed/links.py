@@ -1,13 +1,14 @@
 """What collectives cost: latency by ranks, then bytes over the bus, on PCIe, NVLink or between nodes."""
 
+import math
 from dataclasses import dataclass
 
 from moebox.core.box import Box, Gpu
 from moebox.planner.speed.constants import Efficiency, Wire, wire_of
 
-# A link nobody described: PCIe 4.0 x16, and 200 Gb/s between nodes (ConnectX-7, the smallest that multi-node MoE uses).
+# A link nobody described: PCIe 4.0 x16, and 400 Gb/s a GPU between nodes (HGX reference design, one ConnectX-7 each).
 PCIE = 31.5e9
-NETWORK = 25e9
+NETWORK = 50e9
 NODE_US = 12.0  # one network hop under NCCL with RDMA (NCCL tests, ConnectX-7 class)
 
 
@@ -16,39 +17,64 @@ class Fabric:
     """The way between the ranks of one group."""
 
     wire: Wire
-    rate: float  # bytes/s one way per card
+    rate: float  # bytes/s one way per GPU
     nodes: int = 1  # nodes one group spans
-    network: float = 0.0
+    network: float = 0.0  # bytes/s between nodes, a GPU
+    extra_us: float = 0.0  # each collective waits this much longer on this host
 
     def all_reduce(self, ranks: int, size: float) -> float:
         """Seconds to sum `size` bytes over `ranks`."""
         if ranks < 2 or size <= 0:
             return 0.0
+        ring = self._ring(ranks, size, rounds=2)
         wire = self.wire
-        if size <= wire.small_bytes and ranks <= wire.small_ranks and self.nodes == 1:
-            # One shot: every rank reads the whole of every other's buffer.
-            return wire.small_us * 1e-6 + size * (ranks - 1) / (self.rate * wire.bus)
-        return self._ring(ranks, size, rounds=2)
+        if ranks > wire.small_ranks or self.nodes > 1:
+            return ring
+        # One shot: every rank reads the whole of every other's buffer. Engines leave it at a size of their own; from
+        # there to twice that size the cost goes over to the ring's, so that one token more is never a jump.
+        if not wire.small_bytes or size <= wire.small_bytes:
+            return min(ring, self._one_shot(ranks, size))
+        part = min(size / wire.small_bytes - 1, 1.0)
+        return min(ring, (1 - part) * self._one_shot(ranks, wire.small_bytes) + part * ring)
+
+    def _one_shot(self, ranks: int, size: float) -> float:
+        return self.wire.small_us * 1e-6 + size * (ranks - 1) / (self.rate * self.wire.bus)
 
     def all_gather(self, ranks: int, size: float) -> float:
         """Seconds until every rank has the `size` bytes that all hold together."""
         return self._ring(ranks, size, rounds=1) if ranks > 1 and size > 0 else 0.0
 
     def _ring(self, ranks: int, size: float, *, rounds: int) -> float:
-        moved = rounds * (ranks - 1) / ranks * size
-        seconds = rounds * (ranks - 1) * self.wire.hop_us * 1e-6 + moved / (self.rate * self.wire.bus)
-        if self.nodes > 1:
-            crossed = rounds * (self.nodes - 1) / self.nodes * size
+        wire, here = self.wire, -(-ranks // self.nodes)
+        moved = rounds * (here - 1) / here * size
+        hops = wire.base_us + rounds * (here - 1) * wire.hop_us
+        if wire.tree_us:  # NCCL goes over to trees where a ring has too many hops
+            hops = min(hops, rounds * math.log2(here) * wire.tree_us)
+        latency = hops + self.extra_us
+        seconds = latency * 1e-6 + moved / (self.rate * wire.bus)
+        if self.nodes > 1:  # each GPU carries its share of the sum to its peers on the other nodes
+            crossed = rounds * (self.nodes - 1) / self.nodes * size / here
             seconds += rounds * (self.nodes - 1) * NODE_US * 1e-6 + crossed / (self.network or NETWORK)
         return seconds
 
 
 def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
-    """The links that `ranks` cards of the box talk over."""
+    """The links that `ranks` GPUs of the box talk over."""
     per_node = max(len(box.gpus), 1)
     nodes = min(box.nodes, -(-ranks // per_node))
-    if gpu.nvlink:
+    network = float(box.network)
+    if gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes):
         name = "fabric" if gpu.generation == "cdna" else "nvlink"
-        return Fabric(wire=wire_of(name), rate=gpu.nvlink / 2, nodes=nodes, network=float(box.network))
+        return Fabric(wire=wire_of(name), rate=gpu.nvlink / 2, nodes=nodes, network=network)
     rate = float(gpu.pcie.rate) if gpu.pcie else PCIE
-    return Fabric(wire=wire_of(constants.link or "pcie"), rate=rate, nodes=nodes, network=float(box.network))
+    wire = wire_of(constants.link or "pcie")
+    return Fabric(wire=wire, rate=rate, nodes=nodes, network=network, extra_us=_host_us(box, wire, ranks))
+
+
+def _host_us(box: Box, wire: Wire, ranks: int) -> float:
+    """What the host adds to a collective: no peer access between GPUs, or two sockets under NCCL's own topology."""
+    used = [link for link in box.links if link.a < ranks and link.b < ranks]
+    if any(link.p2p is False for link in used):
+        return wire.no_p2p_us * 2 * (ranks - 1)
+    across = any(link.kind == "sys" for link in used) or (not used and box.cpu.sockets > 1 and ranks > 4)
+    return wire.sockets_us if across else 0.0

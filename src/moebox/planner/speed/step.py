@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from moebox.core.box import Gpu
-from moebox.core.layers import Gqa
+from moebox.core.layers import Compressed, Gqa, LayerKind
 from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
 from moebox.planner.speed.links import Fabric
 from moebox.sizing.rank import Rank, RankLayers
@@ -13,6 +13,8 @@ from moebox.sizing.rank import Rank, RankLayers
 # K2.5 on one box spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report,
 # FINDINGS.md, Jan 2026).
 LATENT_KERNELS = 1.5
+# DeepSeek V4 adds compressors, indexers and hyper-connections around every block (jasl's one-stream rows).
+COMPRESSED_KERNELS = 3.0
 # Pipeline stages wait for each other: what each further stage costs of a step. No published row; stages of 61 layers
 # differ by one layer and the head, and engines schedule them less tightly.
 STAGE_LOSS = 0.1
@@ -31,6 +33,7 @@ class Cards:
     draft: Draft | None = None
     guesses: int = 0
     graphs: bool = True
+    host: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
 
     def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
@@ -42,10 +45,13 @@ class Cards:
         batch = max(batch, 1.0) if batch else 0.0
         queries = batch * (1 + self.guesses)
         tokens = queries + fresh
+        dense = self.dense(tokens)
+        experts = self.experts(tokens * (self.rank.dp if self.rank.whole_experts else 1))
         parts = {
-            "fixed": self.fixed(fresh),
-            "dense weights": self.dense(tokens),
-            "experts": self.experts(tokens * (self.rank.dp if self.rank.whole_experts else 1)),
+            "host": self.constants.step_us * self.host * 1e-6,
+            "small kernels": self.small_kernels(dense + experts, fresh),
+            "dense weights": dense,
+            "experts": experts,
             "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past),
             "all-reduce": self.reduce(tokens),
             "context parallel": self.context_parallel(queries),
@@ -63,20 +69,19 @@ class Cards:
         """Seconds of one step."""
         return sum(self.parts(batch, context, fresh, past).values())
 
-    def fixed(self, fresh: float) -> float:
-        """What a step costs whatever it does."""
+    def small_kernels(self, work: float, fresh: float) -> float:
+        """What kernels too short to matter one by one add to `work`: they take a least time that more work hides."""
         each = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
-        return (self.kernels * each + self.constants.step_us) * 1e-6
+        return math.hypot(self.kernels * each * 1e-6, work) - work
 
     @property
     def kernels(self) -> float:
         """Layers, weighed by how many kernels their attention is."""
-        weights = ((layers.count, isinstance(layers.kind, Gqa)) for layers in self.rank.layers)
-        return sum(count * (1.0 if plain else LATENT_KERNELS) for count, plain in weights)
+        return sum(layers.count * _kernels(layers.kind) for layers in self.rank.layers)
 
     def launching(self) -> float:
         """Host time to launch a step without graphs."""
-        return self.kernels * self.constants.eager_us * 1e-6
+        return self.kernels * self.constants.eager_us * self.host * 1e-6
 
     def dense(self, tokens: float) -> float:
         """Reading attention, shared and dense weights, or multiplying by them, whichever weighs more."""
@@ -149,7 +154,7 @@ class Cards:
         width = (mla.kv_width, mla.kv_lora) if mla else (kind.width(rank.model.attention.heads),) * 2
         there = self.fabric.all_gather(rank.dcp, queries * heads * width[0] * HALF)
         back = self.fabric.all_gather(rank.dcp, queries * heads * (width[1] * HALF + 4))
-        return rank.model.layers * (there + back)
+        return rank.model.layers * (there + back + self.constants.dcp_us * 1e-6)
 
     def drafting(self, batch: float, fresh: float) -> float:
         """Guessing ahead: one pass of the draft for each guess."""
@@ -158,3 +163,9 @@ class Cards:
         read = self.draft.bytes / self.rank.tp / (self.gpu.bandwidth * self.constants.dense_bw)
         talk = 2 * self.fabric.all_reduce(self.rank.tp, max(batch, 1) * self.rank.model.hidden * HALF)
         return self.guesses * (read + talk + self.draft.pass_us * 1e-6)
+
+
+def _kernels(kind: LayerKind) -> float:
+    if isinstance(kind, Gqa):
+        return 1.0
+    return COMPRESSED_KERNELS if isinstance(kind, Compressed) else LATENT_KERNELS

@@ -1,0 +1,51 @@
+"""What is asked of an engine: lengths, how many requests, and how they come."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from moebox.errors import BadInput
+
+# Evenly spread draws that need no memory: multiples of irrational numbers, modulo 1.
+GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is asked of the engine: lengths, how many, and how they come."""
+
+    input: int
+    output: int
+    requests: int
+    concurrency: int = 0  # requests at a time; 0: by rate
+    rate: float = 0.0  # requests/s, Poisson; 0: by concurrency
+    lengths: Literal["fixed", "uniform"] = "fixed"  # uniform: 1 … the length, as SGLang's benchmark draws by default
+    prefix_hit: float = 0.0  # share of a prompt that lies in the prefix cache
+    warm: int | None = None  # how many of the first requests have that; None: all
+    turns: int = 1  # of a conversation: each goes on from the one before, which lies in the prefix cache
+    think_s: float = 0.0  # between the end of a turn and the next: tools at work, a person reading
+    cold_s: float = 0.0  # the first step takes so much longer: kernels that are compiled at first use
+    prefill_engines: int = 0  # engines of their own that read prompts and hand the cache over; 0: the same engine
+    seed: int = 1
+
+    def lengths_of(self, number: int) -> tuple[int, int]:
+        """Prompt and output tokens of request `number`."""
+        if self.lengths == "fixed":
+            return self.input, self.output
+        shift = number + self.seed * 0.5
+        return 1 + int(shift * GOLDEN % 1 * self.input), 1 + int(shift * SILVER % 1 * self.output)
+
+    def check(self) -> None:
+        """Raise BadInput for what cannot be meant."""
+        if self.input < 1 or self.output < 1 or self.requests < 1:
+            raise BadInput("input, output and requests must be 1 or more")
+        if (self.concurrency > 0) == (self.rate > 0):
+            raise BadInput("give either a concurrency or a request rate")
+        if not 0 <= self.prefix_hit <= 1:
+            raise BadInput(f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1")
+        if not 1 <= self.turns <= 10_000:
+            raise BadInput(f"{self.turns} turns of a conversation cannot be meant")
+        if self.turns > 1 and self.rate:
+            raise BadInput("conversations need a concurrency, not a rate: the next turn waits for the one before")
+        if not (0 <= self.think_s <= 86_400 and 0 <= self.cold_s <= 86_400):
+            raise BadInput("--think and --cold are seconds from 0 to a day")
