@@ -216,7 +216,7 @@ GROUPS = (
     Group(
         name="SGLang without graphs",
         rows=_sm120,
-        knobs=(*_engine("sglang", "blackwell-rtx", "eager_us"), *_one("link", "name", "pcie", "bus")),
+        knobs=_engine("sglang", "blackwell-rtx", "eager_us"),
         spread=_engine("sglang", "blackwell-rtx", "decode_spread")[0],
         power=4,
     ),

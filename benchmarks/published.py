@@ -220,7 +220,7 @@ def outcome(run: dict[str, Any], row: dict[str, Any]) -> Outcome:
     )
     box = box_of(both["box"], both)
     speed = speed_of(box, recipe, both.get("layers", 0))
-    return simulate(speed, rules_of(recipe, both.get("kv_tokens", PLENTY), box.gpu), workload)
+    return simulate(speed, rules_of(recipe, both.get("kv_tokens", PLENTY), speed), workload)
 
 
 def _recipe(row: dict[str, Any]) -> Recipe:

@@ -120,7 +120,7 @@ def test_cards_are_recognised_and_placed(tmp_path: Path):
     """Catalogue figures, the driver's memory, NUMA node and links."""
     box = box_with(Driver(), tmp_path)
     assert box.name == "8x-rtx-pro-6000-server"
-    assert box.gpus[0].bandwidth == 1_792_000_000_000
+    assert box.gpus[0].bandwidth == 1_597_000_000_000
     assert box.gpus[0].memory_free == 101_000_000_000
     assert [gpu.numa for gpu in box.gpus] == [0] * 4 + [1] * 4
     assert {(link.a, link.b) for link in box.links if link.kind == "pix"} == {(0, 1), (2, 3), (4, 5), (6, 7)}

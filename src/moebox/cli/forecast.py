@@ -172,7 +172,7 @@ def _rows(
     if kv_tokens < 1:
         raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
     workloads = _workloads(asked, streams)
-    return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens), workloads)
+    return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens, speed), workloads)
 
 
 def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:

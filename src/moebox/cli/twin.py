@@ -98,7 +98,7 @@ async def serve(subject: Subject, listening: socket.socket, kv_tokens: int, fast
     from moebox.twin.engine import Engine
 
     recipe = subject.recipe
-    engine = Engine(subject.speed, rules_of(recipe, kv_tokens), faster=faster)
+    engine = Engine(subject.speed, rules_of(recipe, kv_tokens, subject.speed), faster=faster)
     app = build(engine, model=recipe.served_name, context=recipe.context, title=title(subject))
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listening])

@@ -92,7 +92,7 @@ def _candidate(deployment: Deployment, kv_tokens: int) -> Candidate:
         raise BadInput(f"{recipe.name} on {box.name} leaves no room for a cache", hint="`moebox plan` shows the memory")
     speed = Speed.of(deployment)
     return Candidate(
-        box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules_of(recipe, kv_tokens))
+        box=box, recipe=recipe, model=BoxModel(name=box.name, speed=speed, rules=rules_of(recipe, kv_tokens, speed))
     )
 
 

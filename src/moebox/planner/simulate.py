@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
 from moebox.engines import rooms
 from moebox.planner.histogram import Histogram
@@ -53,14 +52,14 @@ class Outcome:
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
-def rules_of(recipe: Recipe, kv_tokens: int, gpu: Gpu | None = None) -> Rules:
-    """How the recipe's engine schedules on such a GPU."""
+def rules_of(recipe: Recipe, kv_tokens: int, speed: Speed | None = None) -> Rules:
+    """How the recipe's engine schedules; `speed` knows the GPUs, on which its defaults hang."""
     schedule = rooms.schedule(recipe.engine)
     return Rules(
         kv_tokens=kv_tokens,
         context=recipe.context,
         max_seqs=recipe.max_seqs or schedule.SEQUENCES,
-        budget=schedule.step_tokens(recipe, gpu),
+        budget=speed.piece if speed else schedule.step_tokens(recipe),
         prompts_first=schedule.PROMPTS_FIRST,
         reserves=schedule.RESERVES,
     )

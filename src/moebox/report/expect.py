@@ -69,7 +69,7 @@ def expected(level: Level, speed: Speed, story: Story, kv_tokens: int) -> Expect
     work = workload(level)
     if kv_tokens < work.concurrency * (work.input + work.output) and work.requests * work.output > MOST_QUEUED:
         return None
-    done = simulate(speed, rules_of(story.recipe, kv_tokens), work)
+    done = simulate(speed, rules_of(story.recipe, kv_tokens, speed), work)
     return Expected(
         concurrency=level.concurrency,
         workload=level.workload,

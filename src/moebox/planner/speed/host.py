@@ -26,7 +26,7 @@ class Shared:
     unpacking: bool  # the threads are what limits that, not RAM
     cores: int
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
-    mla: int | None  # ik_llama.cpp's mode of latent attention
+    mla: int | None  # mode of latent attention, where the engine has modes
     ubatch: int
     on_cards: int  # expert layers on cards
     in_ram: int
@@ -96,7 +96,7 @@ class Shared:
     def _attention_flops(self, context: float, *, prompt: bool) -> float:
         """Operations of one query at `context`, all layers.
 
-        ik_llama.cpp reads prompts on the latent itself with -mla 1 and decodes on whole heads with -mla 0; otherwise
+        Mode 1 of latent attention reads prompts on the latent itself, mode 0 decodes on whole heads; otherwise
         prompts are expanded to whole heads and decoding works on the latent.
         """
         prompt = {0: True, 1: False}.get(-1 if self.mla is None else self.mla, prompt)
@@ -127,7 +127,7 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         unpacking=memory_rate(box, constants) > unpack_rate(constants, min(threads or cores, cores)),
         cores=cores,
         core_flops=cpu(box.cpu.model).core_flops or constants.core_flops,
-        mla=hybrid.mla if hybrid and recipe.engine == "ik_llama.cpp" else None,
+        mla=hybrid.mla if hybrid else None,
         ubatch=hybrid.ubatch if hybrid else 512,
         on_cards=min(on_cards, model.moe_layers),
         in_ram=max(model.moe_layers - on_cards, 0),
