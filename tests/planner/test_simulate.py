@@ -143,7 +143,7 @@ def test_cost_grows_with_requests_and_not_with_tokens() -> None:
 
 
 def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
-    """Requests that come slowly find the machine free: throughput is the rate, and the first token is the prompt and its way in."""
+    """Requests that come slowly find the machine free: throughput is the rate, the first token way and prompt."""
     done = simulate(PLAIN, rules_of(RECIPE, 10**6), Workload(input=1000, output=50, requests=200, rate=0.2))
     alone = PLAIN.request_s + PLAIN.prefill_s(1000)
 
