@@ -36,18 +36,28 @@ def read_toml(kind: type[T], path: Path) -> T:
 
 def load_toml(path: Path) -> dict[str, Any]:
     """The TOML file at `path` as plain dicts."""
+    return parse_toml(read_text(path), where=str(path))
+
+
+def parse_toml(text: str, *, where: str) -> dict[str, Any]:
+    """TOML text as plain dicts."""
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as problem:
-        raise BadInput(f"{path}: not valid TOML: {problem}") from None
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise BadInput(f"{where}: not valid TOML: {problem}") from None
 
 
 def load_json(path: Path) -> Any:
     """The JSON file at `path` as plain values."""
+    return parse_json(read_text(path), where=str(path))
+
+
+def parse_json(text: str, *, where: str) -> Any:
+    """JSON text as plain values."""
     try:
-        return msgspec.json.decode(read_text(path))
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as problem:
-        raise BadInput(f"{path}: not valid JSON: {problem}") from None
+        raise BadInput(f"{where}: not valid JSON: {problem}") from None
 
 
 def read_text(path: Path) -> str:

@@ -5,6 +5,7 @@ A server of ours is on this machine or named by the person; a proxy variable of 
 """
 
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from moebox.errors import Outside
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
 
 Trace = Callable[[str, dict[str, Any]], None]
@@ -45,7 +48,15 @@ def client(*, timeout_s: float, headers: Mapping[str, str] | None = None) -> "ht
     """A client for several requests."""
     import httpx2
 
-    return httpx2.Client(timeout=timeout_s, headers=dict(headers or {}), trust_env=False)
+    return httpx2.Client(timeout=timeout_s, headers=dict(headers or {}), trust_env=False, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> "ssl.SSLContext":
+    """The authorities, read once: each of a thousand small requests would read them again."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0) -> Reply:

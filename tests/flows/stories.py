@@ -15,6 +15,7 @@ from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.flows.story import FILE, STEPS, Name
+from moebox.phantom import gguf_path
 from moebox.store import Run
 
 ROOT = Path(__file__).parents[2]
@@ -22,15 +23,20 @@ ENGINE = "tests.verify.oracle.engine"
 WAIT_S = 120.0  # for what comes within a second or two on an idle machine
 
 
+def weights(folder: Path) -> Path:
+    """Weights whose headers can be read, under a path that tells this test's engines from others."""
+    path = folder / "oracle.gguf"
+    path.symlink_to(gguf_path())
+    return path
+
+
 def oracle_recipe(folder: Path) -> Path:
     """A recipe file whose engine is the oracle: a process that answers every question of the ladder rightly."""
-    weights = folder / "oracle.gguf"
-    weights.write_bytes(b"GGUF")
     made = Recipe(
         name="oracle",
         engine="llama.cpp",
         model="kimi-k2.6",
-        checkpoint=str(weights),
+        checkpoint=str(weights(folder)),
         served_name="oracle-k2",
         context=2048,
         max_seqs=2,

@@ -20,6 +20,7 @@ from moebox.serve import state
 from moebox.store import Run
 
 from ..verify.oracle.engine import PACED
+from .stories import weights
 
 ROOT = Path(__file__).parents[2]
 LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, parallel=4, patience_s=120)
@@ -29,13 +30,11 @@ LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, pa
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A recipe whose engine is the oracle, started as a process by llama-server's words."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    weights = tmp_path / "oracle.gguf"
-    weights.write_bytes(b"GGUF")
     return Recipe(
         name="oracle",
         engine="llama.cpp",
         model="kimi-k2.6",
-        checkpoint=str(weights),
+        checkpoint=str(weights(tmp_path)),
         served_name="oracle-k2",
         context=2048,
         hybrid=Hybrid(),

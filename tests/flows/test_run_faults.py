@@ -19,7 +19,7 @@ from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S
 
-from .stories import Hold, begin, events, gone, halves, measured, only, oracles, resume, the_run, until
+from .stories import Hold, begin, events, gone, halves, measured, only, oracles, resume, the_run, until, weights
 
 MEASURED = 64  # max_tokens of a measurement in a story without a model's name
 # The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
@@ -82,17 +82,17 @@ def test_moebox_killed_while_it_plans_resumes(story_recipe: Path, tmp_path: Path
 
 
 def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
-    """kill -9 in the report, which waits for a file: the figures are there, and --resume only reports."""
+    """kill -9 in the report, whose page waits for a reader: the figures are there, and --resume only reports."""
     assert main(["run", "--recipe", str(story_recipe), *only("bench")]) == 0
     run = the_run()
     kept = measured(run)
-    pipe = run.path / "measurements" / "late.json"
+    pipe = run.path / "report.html"
     os.mkfifo(pipe)
     moebox = begin("--resume", run.id, "--until", "report")
     until(lambda: events(run, "story.running", step="report"), "the report has begun")
     moebox.kill()
     moebox.communicate()
-    assert not (run.path / "report.html").exists()
+    assert not pipe.is_file()
     pipe.unlink()
     (run.path / ".report.html.1.part").write_text("<p>half of")
     resume(run, capsys)
@@ -100,6 +100,27 @@ def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pyte
     assert measured(run) == kept
     assert len(events(run, "bench.level")) == 1
     assert not halves(run)
+
+
+@pytest.mark.parametrize("name", ["random-c1.json", "random-c1.samples"])
+def test_a_measurement_that_was_cut_short_is_measured_again(
+    name: str, story_recipe: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Half a file of figures, or of the samples they come from, is no measurement; the whole ones are kept."""
+    assert main(["run", "--recipe", str(story_recipe), *only("bench", streams="1,2")]) == 0
+    run = the_run()
+    kept = measured(run)
+    path = run.path / "measurements" / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    told = run.read_json(FILE)
+    told["steps"] = [{**step, "state": "waiting"} if step["name"] == "bench" else step for step in told["steps"]]
+    run.write_json(FILE, told)
+    resume(run, capsys)
+    whole = {other: text for other, text in kept.items() if "c2" in other.name}
+    assert all(other.read_bytes() == text for other, text in whole.items())
+    assert len(events(run, "bench.damaged")) == 1
+    assert len(events(run, "bench.level", concurrency=1)) == 2
+    assert run.read_json("measurements/random-c1.json")["completed"] > 0
 
 
 def test_an_engine_killed_while_it_starts_is_started_by_resume(
@@ -127,6 +148,26 @@ def test_an_engine_killed_under_a_step_is_started_again(step: Name, kind: str, s
     over(moebox)
     assert len(events(run, kind)) == 1
     assert all(b'"failed": 0' in text for path, text in measured(run).items() if path.suffix == ".json")
+    assert gone()
+
+
+@pytest.mark.parametrize(
+    ("step", "which", "number", "kind"),
+    [("climb", "any", 8, "climb.again"), ("bench", 4, 1, "story.engine_lost")],
+    ids=["climb's questions", "as bench begins"],
+)
+def test_an_engine_killed_between_measurements_is_started_again(
+    step: Name, which: str | int, number: int, kind: str, story_recipe: Path, hold: Hold
+):
+    """kill -9 while the climb asks its questions, or at the first word of a bench: no traceback, and all is done."""
+    hold.at(which, number)
+    moebox = begin("--recipe", str(story_recipe), *only(step))
+    hold.wait()
+    run = the_run()
+    for process in oracles():
+        process.kill()
+    assert "Traceback" not in over(moebox)
+    assert len(events(run, kind)) == 1
     assert gone()
 
 
@@ -203,6 +244,24 @@ def test_a_port_stolen_after_the_plan_is_left_to_the_thief(story_recipe: Path, c
     assert gone()
 
 
+def test_a_port_stolen_before_the_climb_is_left_to_the_thief(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """The climb's engines take another port too, and the thief's server is not taken for theirs."""
+    port = preflight.free_port()
+    words = ["run", "--recipe", str(story_recipe), "--port", str(port), *only("up")]
+    assert main(words) == 0
+    run = the_run()
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+        document = run.read_json(FILE)
+        document["request"]["skip"] = [*document["request"]["skip"], "verify"]
+        run.write_json(FILE, document)
+        assert main(["run", "--resume", run.id, "--until", "climb"]) == 0
+    assert f"port {port} is taken; using" in capsys.readouterr().out
+    assert events(run, "climb.kept", change="start")
+    assert gone()
+
+
 def test_two_at_once_keep_apart(story_recipe: Path, hold: Hold):
     """The second one, told the same port while the first one's engine loads, takes another, and its own folder."""
     port = preflight.free_port()
@@ -232,12 +291,11 @@ def test_one_run_is_not_told_twice(story_recipe: Path, hold: Hold, capsys: pytes
 
 def test_a_report_of_a_failure_is_made_again(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
     """A story that failed has a report; once it is resumed and complete, the report is of the whole."""
-    weights = story_recipe.with_name("oracle.gguf")
-    weights.unlink()
+    story_recipe.with_name("oracle.gguf").unlink()
     assert main(["run", "--recipe", str(story_recipe), *only("up", "report")]) == 3
     run = the_run()
     before = (run.path / "report.html").read_text()
-    weights.write_bytes(b"GGUF")
+    weights(story_recipe.parent)
     resume(run, capsys)
     assert (run.path / "report.html").read_text() != before
     assert gone()

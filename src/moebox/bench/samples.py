@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.errors import BadInput
+from moebox.store import plain
 
 MAGIC = "moebox-samples-1"
+PACKED = 256 << 20  # bytes of a file
+UNPACKED = 512 << 20  # bytes of all columns: some 45 million events
 COMPLETED, FAILED, TRUNCATED, EMPTY, CANCELLED = range(5)
 OUTCOMES = ("completed", "failed", "truncated", "empty", "cancelled")
 
@@ -139,25 +142,58 @@ class Samples:
 
 
 def unpack(data: bytes, where: str = "samples") -> Samples:
-    """The Samples in the bytes of a file; BadInput where they are not."""
+    """The Samples in the bytes of a file; BadInput where they are not. A small file may claim to unpack to much."""
     line, _, rest = data.partition(b"\n")
     try:
         head = json.loads(line)
         if head["magic"] != MAGIC:
             raise ValueError(head["magic"])
         samples = Samples(zero=head["zero"], wall=head["wall"])
-        samples.reasons = list(head["reasons"])
+        samples.reasons = [str(reason) for reason in head["reasons"]]
+        room = UNPACKED
         for name, code, size in head["columns"]:
-            column = array(code)
-            column.frombytes(zlib.decompress(rest[:size]))
+            known = REQUEST.get(name) or CHUNK.get(name)
+            if known is None:
+                rest = rest[size:]
+                continue
+            if code != known or size < 0:
+                raise ValueError(f"column {name} is of type {code}")
+            column = array(known)
+            column.frombytes(_inflated(rest[:size], room))
+            room -= len(column) * column.itemsize
             rest = rest[size:]
             if name in REQUEST:
                 samples.columns[name] = _little(column)
-            elif name in CHUNK:
+            else:
                 setattr(samples, name, _little(column))
-    except (ValueError, KeyError, TypeError, zlib.error) as problem:
+        _check(samples)
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as problem:
         raise BadInput(f"{where}: not a file of samples ({problem!r})") from None
     return samples
+
+
+def _inflated(data: bytes, room: int) -> bytes:
+    """`data` unpacked, if it is whole and no larger than `room`."""
+    stream = zlib.decompressobj()
+    unpacked = stream.decompress(data, room + 1)
+    if len(unpacked) > room:
+        raise ValueError("it unpacks to more than any measurement has")
+    if not stream.eof:
+        raise ValueError("it is cut short")
+    return unpacked
+
+
+def _check(samples: Samples) -> None:
+    """Columns of one table are of one length, and point into each other."""
+    if len({len(column) for column in samples.columns.values()}) != 1:
+        raise ValueError("columns of requests differ in length")
+    if len({len(samples.time), len(samples.tokens), len(samples.kind)}) != 1:
+        raise ValueError("columns of chunks differ in length")
+    if sum(samples.columns["chunks"]) != len(samples.time) or min(samples.columns["chunks"], default=0) < 0:
+        raise ValueError("requests and their chunks do not match")
+    reasons = samples.columns["reason"]
+    if reasons and not 0 <= min(reasons) <= max(reasons) < len(samples.reasons):
+        raise ValueError("a reason is missing")
 
 
 def write(path: Path, samples: Samples) -> None:
@@ -168,7 +204,7 @@ def write(path: Path, samples: Samples) -> None:
 def read(path: Path) -> Samples:
     """The samples of a file."""
     try:
-        return unpack(path.read_bytes(), str(path))
+        return unpack(plain.read_bytes(path, most=PACKED), str(path))
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
 

@@ -43,6 +43,7 @@ def climb(
     """
     from moebox import codec
     from moebox.core.recipe import Recipe
+    from moebox.detect.machine import detect
     from moebox.flows import climb as flow
     from moebox.store import Run
 
@@ -60,7 +61,7 @@ def climb(
             raise BadInput(f"{run.path} is being climbed by another moebox")
     effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions)
     talk().print(f"run: {run.path}", soft_wrap=True)
-    summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell)
+    summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
     best = summit.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
@@ -82,6 +83,8 @@ def _tell(kind: str, news: Any) -> None:
 
     if kind == "try":
         talk().print(f"[bold]{escape(news.change)}[/] …")
+    elif kind == "news":
+        talk().print(f"  {escape(news)}")
     elif kind == "rung":
         reason = f" {escape(news.reason)}" if news.reason else ""
         talk().print(f"  {_MARKS[news.verdict]} {news.name} [dim]{seconds(news.seconds)}[/]{reason}")

@@ -1,16 +1,18 @@
 """The same questions to two servers at temperature 0: what they say, and how far it is the same."""
 
 import asyncio
+import contextlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score
+from moebox.errors import Outside
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.verify import tokens
-from moebox.verify.ask import Asker, Failed, Options
+from moebox.verify.ask import Asker, Failed, Options, Unusable
 from moebox.verify.client import Client
 from moebox.verify.rungs.alive import models
 from moebox.verify.rungs.json_modes import misfit
@@ -99,26 +101,40 @@ def drawn(questions: int, seed: int) -> list[Task]:
 async def _collect(endpoint: Endpoint, tasks: Sequence[Task]) -> list[Said]:
     async with Client(endpoint) as client:
         ask = Asker(client, Options())
-        await models(ask)
-        return [await _one(ask, task) for task in tasks]
+        with _broken_off(endpoint):
+            await models(ask)
+            return [await _one(ask, task) for task in tasks]
 
 
 async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Task]) -> tuple[list[Said], list[Said]]:
     said: tuple[list[Said], list[Said]] = ([], [])
     async with Client(a) as client_a, Client(b) as client_b:
         asks = (Asker(client_a, Options()), Asker(client_b, Options()))
-        for ask in asks:
-            await models(ask)
+        for endpoint, ask in zip((a, b), asks, strict=True):
+            with _broken_off(endpoint):
+                await models(ask)
         for number, task in enumerate(tasks):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                said[side].append(await _one(asks[side], task))
+                with _broken_off((a, b)[side]):
+                    said[side].append(await _one(asks[side], task))
     return said
+
+
+@contextlib.contextmanager
+def _broken_off(endpoint: Endpoint) -> Iterator[None]:
+    """Outside where nobody is there any more: no answer is not a wrong answer."""
+    try:
+        yield
+    except Failed as problem:
+        raise Outside(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
 
 
 async def _one(ask: Asker, task: Task) -> Said:
     question = str(task.messages[-1]["content"])[-200:]
     try:
         answer = await ask.ask(task)
+    except Unusable:
+        raise
     except Failed as problem:
         return Said(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
     calls = [f"{call.name}({call.arguments})" for call in answer.calls]

@@ -16,19 +16,23 @@ from typing import Any
 
 from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError
 from moebox.flows import answers, guesses, settings
+from moebox.flows.fit import misfit
 from moebox.flows.gain import gain
 from moebox.flows.pace import pace
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
-from moebox.serve import session, state
+from moebox.serve import ports, session, state
+from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.store import Run
 from moebox.stream.awake import Awake
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 
+FIRST = Step(group="start").change
 TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
 CHANCES = 2  # of a step whose engine was killed
 ENDINGS = ("attempt.failed", "attempt.stopped", "engine.died", "engine.stopped")
@@ -59,17 +63,19 @@ class Summit:
     passed_over: dict[str, str]  # steps that were not tried, and why
 
 
-Listener = Callable[[str, Any], None]  # ("try", Step), ("rung", Verdict), ("done", Trial)
+Listener = Callable[[str, Any], None]  # ("try", Step), ("news", str), ("rung", Verdict), ("done", Trial)
 
 
 def _silent(kind: str, news: Any) -> None:
     """Nobody listens."""
 
 
-def climb(recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Listener = _silent) -> Summit:
+def climb(
+    recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Listener = _silent, box: Box | None = None
+) -> Summit:
     """Walk through what the recipe's `climb` table lists; takes up an interrupted climb of the same recipe.
 
-    AnswerIsNo when not even the first step is good.
+    The planner is asked before each step whether it fits `box`. AnswerIsNo when not even the first step is good.
     """
     settings.check(recipe)
     effort = effort or Effort()
@@ -79,7 +85,8 @@ def climb(recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Liste
     for step in steps(recipe):
         if any(trial.change == step.change for trial in trials):
             continue
-        if why := pointless(step, best, trials, recipe):
+        why = pointless(step, best, trials, recipe) or _unwise(recipe, step, best, run, box)
+        if why:
             passed_over[step.change] = why
             run.event("climb.passed_over", change=step.change, why=why)
             continue
@@ -93,7 +100,8 @@ def climb(recipe: Recipe, run: Run, *, effort: Effort | None = None, tell: Liste
             break
     _write_down(run, trials, best, passed_over, ended=True)
     if best is None:
-        raise AnswerIsNo(f"the recipe is not good at its first step: {trials[0].why}", hint=f"evidence in {run.path}")
+        why = trials[0].why if trials else passed_over[FIRST]
+        raise AnswerIsNo(f"the recipe is not good at its first step: {why}", hint=f"evidence in {run.path}")
     run.write(BEST, codec.to_toml(best.recipe))
     return Summit(trials=tuple(trials), best=best, passed_over=passed_over)
 
@@ -104,13 +112,13 @@ def _try(
     """One step: start, verify, ask, measure, judge. Whatever goes wrong is its result."""
     began = time.monotonic()
     tell("try", step)
-    run.event("climb.try", change=step.change)
+    run.event("climb.try", sync=True, change=step.change, boot=_boot())
     trial = Trial(
         number=number,
         change=step.change,
         path=step.path,
         value=step.value,
-        recipe=beginning(recipe) if best is None else settings.changed(best.recipe, step.path, step.value),
+        recipe=_changed(recipe, step, best),
         verdict="fail",
         folder=f"climb/{run.id}-{number:02d}",
     )
@@ -127,27 +135,68 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
                 found = _measured(trial, step, best, run, effort, tell)
             except MoeboxError as problem:  # an engine that will not start, or dies, is an answer here
                 found = dataclasses.replace(trial, verdict="fail", why=problem.message)
-        spoilt = "the machine slept" if awake.away_s else "its engine was killed" if _killed(run, trial) else ""
+        ended = _ending(run, trial)
+        if ended == "oom":  # never again: what takes one engine's memory may take the machine's
+            why = found.why if "out of memory" in found.why else f"its engine {OUT_OF_MEMORY}"
+            return dataclasses.replace(found, verdict="fail", why=why)
+        spoilt = "the machine slept" if awake.away_s else "its engine was killed" if ended == "killed" else ""
         if found.verdict != "fail" or not spoilt or not left:
             break
         run.event("climb.again", change=step.change, why=spoilt)
     return found
 
 
-def _killed(run: Run, trial: Trial) -> bool:
-    """Whether the step's engine ended by a SIGKILL that was not ours: the kernel's for want of memory, or anybody's."""
-    last = next((one for one in reversed(list(Run(run.path / trial.folder).events())) if one["kind"] in ENDINGS), None)
-    data = last["data"] if last else {}
+def _ending(run: Run, trial: Trial) -> str:
+    """How the step's engine ended: "oom" by the kernel for want of memory, "killed" by anybody's SIGKILL but ours."""
+    ends = [event for event in Run(run.path / trial.folder).events() if event["kind"] in ENDINGS]
+    data = ends[-1]["data"] if ends else {}
+    if data.get("oom") or data.get("fault") == "oom":
+        return "oom"
     if "message" in data:  # it never served
-        return "was killed by SIGKILL" in str(data["message"])
-    return data.get("code") == -signal.SIGKILL and "SIGKILL" not in (data.get("signals") or ())
+        return "killed" if "was killed by SIGKILL" in str(data["message"]) else ""
+    killed = data.get("code") == -signal.SIGKILL and "SIGKILL" not in (data.get("signals") or ())
+    return "killed" if killed else ""
+
+
+def _changed(recipe: Recipe, step: Step, best: Trial | None) -> Recipe:
+    return beginning(recipe) if best is None else settings.changed(best.recipe, step.path, step.value)
+
+
+def _unwise(recipe: Recipe, step: Step, best: Trial | None, run: Run, box: Box | None) -> str:
+    """Why a step is not started: it does not fit, or it took the machine down the last time."""
+    if _took_machine_down(step, run):
+        return "the machine restarted while it was tried, so it is not tried again"
+    return misfit(deploy(_changed(recipe, step, best)).on(box))
+
+
+def _took_machine_down(step: Step, run: Run) -> bool:
+    """Whether the step was begun before the machine last started, and never ended."""
+    begun = ""
+    for event in run.events():
+        if event["data"].get("change") != step.change:
+            continue
+        if event["kind"] == "climb.try":
+            begun = str(event["data"].get("boot", ""))
+        elif event["kind"] in ("climb.kept", "climb.dropped"):
+            begun = ""
+    return bool(begun) and begun != _boot()
+
+
+def _boot() -> str:
+    """Which start of the machine this is."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effort, tell: Listener) -> Trial:
     folder = run.path / trial.folder
     folder.mkdir(parents=True, exist_ok=True)
     mine = Run(folder, strict=run.strict)
-    with session.start(deploy(trial.recipe), mine, patience_s=effort.patience_s) as live:
+    deployment = deploy(trial.recipe)
+    started = ports.start(deployment, mine, on_news=lambda text: tell("news", text), patience_s=effort.patience_s)
+    with started as live:
         kv_tokens = int(live.facts.get("kv_tokens") or 0)
         options = _options(trial.recipe, effort)
         rungs = effort.first if step.group == "start" and effort.first else step.rungs
@@ -215,7 +264,8 @@ def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
     trials = [codec.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
     run.event("climb.resumed", steps=len(trials))
     _settle(run)
-    return trials if any(trial.kept for trial in trials) else []  # a start that failed is tried again
+    again = not any(trial.kept or "out of memory" in trial.why for trial in trials)
+    return [] if again else trials  # a start that failed is tried again, unless it might take the machine down
 
 
 def _settle(run: Run) -> None:

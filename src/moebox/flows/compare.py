@@ -16,7 +16,7 @@ from moebox.flows import guesses
 from moebox.flows.answers import QUESTIONS, Judgement, Said, collect, collect_both, judge
 from moebox.flows.gain import CONFIDENCE, Gain, paired
 from moebox.flows.pace import ROUNDS, Pace, Pacer, in_turn, pace
-from moebox.serve import session
+from moebox.serve import ports
 from moebox.store import Run
 
 SMALL = 0.02  # a difference in speed below this is none that anybody would act on
@@ -94,7 +94,7 @@ def live(target: Target, name: str, run: Run) -> Iterator[Endpoint]:
         return
     folder = run.path / f"{run.id}-{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    with session.start(deploy(target), Run(folder)) as engine:
+    with ports.start(deploy(target), Run(folder), on_news=lambda text: None) as engine:
         yield engine.endpoint
 
 

@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from moebox.bench import samples
 from moebox.bench.measure import Measured, Subject, subject_of
 from moebox.bench.measure import measure as one_measurement
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.core.result import document
-from moebox.errors import AnswerIsNo, Outside
+from moebox.errors import AnswerIsNo, BadInput, Outside
 from moebox.store import Run
 from moebox.units import seconds, tok_s
 
+FIGURES = ("completed", "output_throughput", "max_concurrency", "mean_ttft_ms")  # what every measurement has
 ROUNDS = 4  # requests of each lane
 TRIES = 3  # of a level during which the machine slept; the last one is kept, and marked
 SHORT = Workload(input_tokens=96, output_tokens=64)
@@ -36,7 +38,7 @@ def measure(
     rows: list[dict[str, Any]] = []
     for level in levels:
         name = f"measurements/random-c{level}"
-        kept = run.read_json(f"{name}.json")
+        kept = _kept(run, name)
         if kept is None:
             made = _level(subject, level, run, short=short, tell=tell)
             if made.result.failed and not alive():
@@ -54,6 +56,22 @@ def measure(
         for flag in kept.get("flags") or ():
             tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
+
+
+def _kept(run: Run, name: str) -> dict[str, Any] | None:
+    """An earlier measurement that is whole, with its samples; one that was cut short is measured again."""
+    try:
+        document = run.read_json(f"{name}.json")
+        if document is None:
+            return None
+        samples.read(run.path / f"{name}.samples")
+    except BadInput as problem:
+        run.event("bench.damaged", file=f"{name}.json", why=problem.message)
+        return None
+    whole = isinstance(document, dict) and all(isinstance(document.get(key), int | float) for key in FIGURES)
+    if not whole:
+        run.event("bench.damaged", file=f"{name}.json", why="figures are missing")
+    return document if whole else None
 
 
 def streams(number: int) -> str:

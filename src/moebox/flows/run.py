@@ -25,6 +25,7 @@ from moebox.flows.stand import Stand
 from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
+from moebox.serve.faults import LESS, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
 from moebox.units import count, seconds, tok_s
@@ -220,7 +221,7 @@ class Teller:
         quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
         effort = quick if short else Effort(first=("alive", "plain"))
         asked = codec.read_toml(Recipe, self.run.path / "asked.toml")
-        summit = climb(asked, self.run, effort=effort, tell=self._climbing)
+        summit = climb(asked, self.run, effort=effort, tell=self._climbing, box=self._box())
         kept = [trial for trial in summit.trials if trial.kept]
         self._figures |= {"steps": len(summit.trials), "kept": len(kept)}
         if summit.best:
@@ -230,6 +231,8 @@ class Teller:
     def _climbing(self, kind: str, what: Any) -> None:
         if kind == "done":
             self.tell("trial", what)
+        elif kind == "news":
+            self.news(what)
 
     def _bench(self) -> None:
         recipe = self._recipe()
@@ -274,7 +277,8 @@ class Teller:
                 else:
                     raise
             self.run.event("story.engine_lost", attempt=deaths)
-            self.stand.down()
+            if self.stand.down():
+                raise Outside(f"the engine {OUT_OF_MEMORY}", hint=LESS)
             if deaths == LIVES:
                 log = f"{self.run.path}/engine.log"
                 raise Outside("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")

@@ -1,21 +1,17 @@
 """Where the story's engine stands: started when a step needs it, kept between steps, and never left behind."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
 from moebox.checkpoint import deploy
-from moebox.core import registry
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Recipe
-from moebox.errors import MoeboxError, Outside
-from moebox.serve import preflight, state
-from moebox.serve.session import PATIENCE_S, Session, launch, prepare
+from moebox.serve import ports, state
+from moebox.serve.session import Session
 from moebox.store import Run
 
-PORTS = 3  # tried when others take them under our nose
 DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before it is gone
 
 
@@ -39,46 +35,9 @@ class Stand:
             self._twin = Twin(recipe, box=self.box, run=self.run)
             self._recipe = recipe
             return self.endpoint
-        for left in reversed(range(PORTS)):
-            settled = self._settled(recipe)
-            try:
-                self.live = self._started(settled)
-                break
-            except Outside:
-                if not left or self._free(settled):
-                    raise
+        self.live = ports.start(deploy(recipe), self.run, on_news=self.tell)
         self._recipe = recipe
         return self.endpoint
-
-    def _started(self, recipe: Recipe) -> Session:
-        session = launch(prepare(deploy(recipe), name=self.run.id), self.run)
-        try:
-            session.wait_ready(patience_s=PATIENCE_S)
-        except BaseException:
-            session.stop()
-            raise
-        return session
-
-    def _settled(self, recipe: Recipe) -> Recipe:
-        """The recipe on a port that is free: its own if it is, another one otherwise."""
-        listen = recipe.listen
-        port = (
-            listen.port
-            if listen.port and self._free(recipe)
-            else preflight.free_port(listen.host, registry.traits(recipe.engine).ports)
-        )
-        if listen.port not in (0, port):
-            self.tell(f"port {listen.port} is taken; using {port}")
-        return dataclasses.replace(recipe, listen=dataclasses.replace(listen, port=port))
-
-    def _free(self, recipe: Recipe) -> bool:
-        """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
-        with contextlib.suppress(MoeboxError):
-            for port in registry.traits(recipe.engine).ports_of(recipe.listen.port):
-                preflight.port(recipe.listen.host, port)
-                state.Lease(f"port-{port}", self.run.id).close()
-            return True
-        return False
 
     def _same(self, recipe: Recipe) -> bool:
         return self._recipe is not None and _portless(self._recipe) == _portless(recipe)
@@ -118,15 +77,17 @@ class Stand:
         """How long it took to answer."""
         return self.live.startup_s if self.live else 0.0
 
-    def down(self) -> None:
-        """Stop it; harmless when there is none."""
+    def down(self) -> bool:
+        """Stop it, harmless when there is none; True where the kernel had ended it for want of memory."""
+        oom = False
         if self.live is not None:
             self.live.stop()
-            self.live = None
+            oom, self.live = self.live.oom, None
         if self._twin is not None:
             self._twin.stop()
             self._twin = None
         self._recipe = None
+        return oom
 
     def close(self, *, detach: bool) -> None:
         """The end of the story: leave it running, or leave nothing."""

@@ -5,6 +5,7 @@ quit     ended with code 0 before it served
 stuck    neither progress nor an answer for longer than patience allows
 mute     says it is healthy but answers no chat
 died     ended after it had been ready
+oom      ended by the kernel for want of memory, before or after
 """
 
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 from moebox.doctor.logs import Finding, Search
 from moebox.errors import Outside
 
-Fault = Literal["exited", "quit", "stuck", "mute", "died", "unstartable"]
+Fault = Literal["exited", "quit", "stuck", "mute", "died", "unstartable", "oom"]
 
 
 class LaunchFailed(Outside):
@@ -30,7 +31,8 @@ def failed(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed
     cause = search.cause
     if cause is None:
         reason = f": {search.unexplained}" if search.unexplained else ""
-        return LaunchFailed(f"{what}{reason}", fault=fault, hint=f"no known symptom; the log is {log}")
+        hint = f"{LESS}. The log is {log}" if fault == "oom" else f"no known symptom; the log is {log}"
+        return LaunchFailed(f"{what}{reason}", fault=fault, hint=hint)
     hint = cause.remedy
     if cause.change:
         hint += f" (in the recipe: {cause.change_text}; `moebox up --apply-remedy` tries it)"
@@ -42,10 +44,16 @@ def failed(fault: Fault, what: str, search: Search, *, log: str) -> LaunchFailed
     )
 
 
-def ending(code: int | None) -> str:
+LESS = "give it less to hold: a shorter context, fewer sequences or a smaller batch; `moebox plan` says what fits"
+OUT_OF_MEMORY = "ran out of memory: the kernel's OOM killer ended it"
+
+
+def ending(code: int | None, *, oom: bool = False) -> str:
     """How a process ended, in words."""
     import signal
 
+    if oom:
+        return OUT_OF_MEMORY
     if code is None:
         return "vanished"
     if code < 0:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moebox.serve import oom
 from moebox.store.log import EngineLog
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -48,6 +49,7 @@ class Life:
     status: str = "starting"  # starting, running, stopping, exited
     asked: bool = False  # it was told to stop
     code: int | None = None  # exit code; negative: the signal
+    oom: bool = False  # the kernel killed for want of memory while it lived, and it ended badly
     signals: list[str] = field(default_factory=list)  # steps of the ladder that were needed
     killed: int = 0  # processes that were left behind and had to be killed
     log_bytes: int = 0
@@ -72,6 +74,8 @@ class Guard:
         self.detached = False
         self.output = -1
         self.secrets = [secret.encode() for secret in order.get("hide", ()) if secret]
+        self.oom_files: list[str] = order.get("oom") or oom.counters()
+        self.oom_kills = oom.kills(self.oom_files)
         self.held = b""  # the end of the last piece, where it may be the beginning of a secret
         for lease in order.get("leases", ()):  # held open as long as this process lives; not the engine's business
             os.set_inheritable(lease, False)
@@ -194,6 +198,8 @@ class Guard:
                 return
             if pid == self.life.engine:
                 self.life.code = os.waitstatus_to_exitcode(status)
+                ours = "SIGKILL" in self.life.signals
+                self.life.oom = self.life.code != 0 and not ours and oom.kills(self.oom_files) > self.oom_kills
 
     def clean(self) -> None:
         """Kill what the engine left behind, and read what is still in the pipe."""

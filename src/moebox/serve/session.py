@@ -18,7 +18,7 @@ from moebox.core.deployment import Deployment
 from moebox.doctor.logs import Finding
 from moebox.engines.events import Event
 from moebox.errors import BadInput
-from moebox.serve import ask, facts, preflight, state
+from moebox.serve import ask, facts, oom, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
 from moebox.serve.guard import LADDER
 from moebox.serve.order import Order, prepare
@@ -58,6 +58,7 @@ class Session:
         self.watch = Watch(run.path / "engine.log", order.recipe.engine, start=start, listener=self._hear)
         self.facts: dict[str, Any] = {}
         self.startup_s = 0.0
+        self.oom = False  # the kernel ended it for want of memory; known once it is over
         self._detached = self._failed = self._lossy = False
         self._phase = ""
 
@@ -126,7 +127,9 @@ class Session:
                 life = self.instance.life
                 if life.get("asked"):
                     return
-                raise self._fail("died", f"{self.recipe.engine} {ending(life.get('code'))} after it was ready")
+                fault = "oom" if life.get("oom") else "died"
+                how = ending(life.get("code"), oom=bool(life.get("oom")))
+                raise self._fail(fault, f"{self.recipe.engine} {how} after it was ready")
             time.sleep(ASK_S)
 
     def stop(self) -> None:
@@ -141,9 +144,10 @@ class Session:
         if not (self.run.path / "guard.log").stat().st_size:
             (self.run.path / "guard.log").unlink()
         life = self.instance.life
+        self.oom = bool(life.get("oom"))
         if life and not self._failed:
             told: dict[str, Any] = {
-                name: life.get(name) for name in ("code", "signals", "killed", "log_bytes", "lost_bytes")
+                name: life.get(name) for name in ("code", "signals", "oom", "killed", "log_bytes", "lost_bytes")
             }
             self.run.event("engine.stopped" if self.instance.ready else "attempt.stopped", id=self.instance.id, **told)
         state.forget(self.instance.id)
@@ -189,7 +193,9 @@ class Session:
         code = life.get("code")
         if code == 0:
             raise self._fail("quit", f"{self.recipe.engine} ended with code 0 without ever serving")
-        raise self._fail("exited", f"{self.recipe.engine} {ending(code)} while {self.watch.seen.where}")
+        memory = bool(life.get("oom"))
+        what = f"{self.recipe.engine} {ending(code, oom=memory)} while {self.watch.seen.where}"
+        raise self._fail("oom" if memory else "exited", what)
 
     def _give_up(self, idle_s: float, asked: bool) -> None:
         if asked:
@@ -310,6 +316,7 @@ def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder)
         "life": str(state.life_path(name)),
         "cwd": os.getcwd(),
         "leases": leases,
+        "oom": oom.counters(),
         "ladder": list(ladder) or [(sign.name, wait) for sign, wait in LADDER],
         "after": [order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}"] if contained else [],
     }

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.errors import BadInput
+from moebox.store import plain
 
+LARGEST = 512 * 2**20  # bytes of the whole
 LONGEST = 8 * 2**20  # bytes; a line longer than this is not an event of ours
 
 
@@ -63,9 +66,11 @@ def append(path: Path, line: bytes, *, sync: bool = False) -> None:
 def read(path: Path) -> Journal:
     """Every event of the file in order; what is not one is in `torn`."""
     try:
-        raw = path.read_bytes()
+        raw = plain.read_bytes(path, most=LARGEST)
     except (FileNotFoundError, NotADirectoryError):
         return Journal()
+    except BadInput:  # a link, a pipe, or a file that no run wrote
+        return Journal(torn=(Torn(line=0, bytes=0, last=False),))
     events: list[dict[str, Any]] = []
     torn: list[Torn] = []
     lines = raw.split(b"\n")

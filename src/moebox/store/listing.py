@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import BadInput
+from moebox.store import plain
 from moebox.store.run import Run, runs_dir
 
 
@@ -63,7 +64,7 @@ def brief(run: Run) -> Brief:
         events=len(journal.events),
         measurements=len(list(run.path.glob("measurements/*.json"))),
         verdicts=len(list(run.path.glob("verdicts/*.json"))),
-        bytes=sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file()),
+        bytes=sum(file.lstat().st_size for file in run.path.rglob("*") if plain.is_plain(file)),
         live=run.held,
         simulation=bool(about.get("simulation")) or any(event["data"].get("simulation") for event in journal.events),
         report=(run.path / "report.html").exists(),

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from moebox import __version__, codec, files
 from moebox.errors import BadInput
-from moebox.store import journal
+from moebox.store import journal, plain
 
 FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the quota, the shell's file limit
@@ -159,7 +159,7 @@ class Run:
     def read_json(self, name: str) -> Any:
         """A JSON file of the run, or None where there is none."""
         path = self.path / name
-        return codec.load_json(path) if path.exists() else None
+        return plain.load_json(path) if path.is_symlink() or path.exists() else None
 
     def _losing(self, name: str, problem: OSError) -> None:
         """Count a write that a full disk refused; anything else is raised."""

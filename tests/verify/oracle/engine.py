@@ -5,6 +5,7 @@
 -ctk q4_0         makes it add wrongly
 ORACLE_HOLDS      (environment) PATH,WHICH,N: leaves PATH and waits until PATH.go is there, once: before it listens when
                   WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH or of `any`
+ORACLE_OOM        (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
 
@@ -14,9 +15,11 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -49,6 +52,10 @@ def main() -> None:
         sys.exit(1)
     if marker := os.environ.get("ORACLE_KILLS"):
         kill_parent_once(marker, given.c)
+    path, _, context = os.environ.get("ORACLE_OOM", "").partition(",")
+    if context == str(given.c):
+        Path(path).write_text("oom_kill 1\n")
+        os.kill(os.getpid(), signal.SIGKILL)
     chat.CONTEXT = given.c
     holds = Holds(os.environ.get("ORACLE_HOLDS", ""))
     while holds.held("start"):

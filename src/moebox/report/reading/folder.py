@@ -13,7 +13,7 @@ from moebox.errors import BadInput
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
 from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
 from moebox.report.story import Device, Story
-from moebox.store import FORMAT, Run
+from moebox.store import FORMAT, Run, plain
 from moebox.store.listing import stamp_of
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def toml(kind: type[T], path: Path) -> T | None:
     """A TOML file as `kind`; fields of another version are dropped rather than refused."""
     if not path.exists():
         return None
-    document = codec.load_toml(path)
+    document = plain.load_toml(path)
     for _ in range(50):  # a file from another version has a handful of unknown fields, not hundreds
         try:
             return codec.decode(kind, document, where=path.name)
@@ -197,8 +197,8 @@ def commands_of(folder: Path, about: dict[str, Any], events: tuple[dict[str, Any
     if line:
         found.append(("Launch", line))
     script = folder / "launch.sh"
-    if script.is_file() and script.stat().st_size < 200_000:
-        found.append(("launch.sh", script.read_text(encoding="utf-8", errors="replace")))
+    if plain.is_plain(script) and script.stat().st_size < 200_000:
+        found.append(("launch.sh", plain.read_text(script)))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
 from moebox.errors import BadInput
 from moebox.report.reading.loose import figure, rows, truth, within, words
 from moebox.report.story import Asked, Level
+from moebox.store import plain
 from moebox.stream.events import printable
 
 LISTS = ("levels", "measurements", "rows", "results")
@@ -20,7 +21,7 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
     gaps: list[str] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            document = codec.load_json(path)
+            document = plain.load_json(path)
         except BadInput as problem:
             gaps.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue

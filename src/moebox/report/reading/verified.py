@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moebox import codec
 from moebox.errors import BadInput
 from moebox.report.reading.loose import figure, rows, within, words
 from moebox.report.story import Mark, Probe, RungSeen
 from moebox.report.tidy import hide_keys
+from moebox.store import plain
 
 PIECES = {"pass": 2, "fail": 12}  # pieces of evidence shown for each probe; more for what went wrong
 LONGEST = 4_000  # characters of one piece of evidence shown; the file in the run folder has all of it
@@ -40,9 +40,9 @@ def read(folder: Path) -> tuple[list[RungSeen], list[str]]:
     """Every rung's latest verdict, in the order of the files; and what could not be read."""
     seen: dict[str, RungSeen] = {}
     gaps: list[str] = []
-    for path in sorted(folder.glob("*.json"), key=lambda one: (one.stat().st_mtime, one.name)):
+    for path in sorted(folder.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
         try:
-            document = codec.load_json(path)
+            document = plain.load_json(path)
         except BadInput as problem:
             gaps.append(f"verdicts/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue

@@ -1,0 +1,43 @@
+"""Whether a recipe fits this machine now: the planner's budget, and the memory that is free at this moment.
+
+Asked before an engine is started, because a machine that runs out of memory takes more down than the engine.
+"""
+
+import dataclasses
+
+import psutil
+
+from moebox import engines
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Memory
+from moebox.errors import MoeboxError
+from moebox.units import gib
+
+MARGIN = 0.05  # of the device: the planner's own error; a step that misses by less is tried
+
+
+def misfit(deployment: Deployment) -> str:
+    """Why it should not be started on its box; "" where it fits, or where the planner does not know the weights."""
+    memory = _planned(deployment)
+    if memory is None:
+        return ""
+    largest = max((device.total for device in memory.devices), default=0)
+    if not memory.fits and memory.shortfall > MARGIN * largest:
+        return f"out of memory by the plan: {gib(memory.shortfall)} are missing on the fullest device"
+    free = psutil.virtual_memory().available
+    needed = sum(device.kv + device.activations for device in memory.devices if device.device == "ram")
+    if needed > free:  # weights are mapped from their file and may be read again; these cannot
+        return f"out of memory by the plan: cache and buffers take {gib(needed)}, {gib(free)} are free now"
+    return ""
+
+
+def _planned(deployment: Deployment) -> Memory | None:
+    box = deployment.box
+    if box is None or not deployment.known:
+        return None
+    if deployment.recipe.runtime.kind == "embedded":  # it has no GPU, whatever the machine has
+        box = dataclasses.replace(box, gpus=(), links=())
+    try:
+        return engines.budget(deployment.on(box))
+    except MoeboxError:
+        return None

@@ -1,0 +1,106 @@
+"""Ports that others take under our nose: an engine is started on its own, or on another that is free, and says so."""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from moebox.core import registry
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Recipe
+from moebox.errors import MoeboxError, Outside
+from moebox.serve import preflight, state
+from moebox.serve.session import PATIENCE_S, Session, launch, prepare
+from moebox.store import Run
+
+TRIES = 3  # ports, when others take them between our look and the engine's
+LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
+
+
+def start(
+    deployment: Deployment,
+    run: Run,
+    *,
+    on_news: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+    probe: bool = True,
+) -> Session:
+    """A ready engine on the recipe's port, or on a free one where that is taken; the caller stops it."""
+    for left in reversed(range(TRIES)):
+        recipe = on_free_port(deployment.recipe, run.id, on_news=on_news)
+        try:
+            return _ready(deployment.with_recipe(recipe), run, patience_s=patience_s, probe=probe)
+        except Outside:
+            if not left or is_free(recipe, run.id):
+                raise
+    raise AssertionError("the last try raises")
+
+
+def _ready(deployment: Deployment, run: Run, *, patience_s: float, probe: bool) -> Session:
+    session = launch(prepare(deployment, name=run.id), run)
+    try:
+        session.wait_ready(patience_s=patience_s, probe=probe)
+        port = session.order.launch.port
+        if deployment.recipe.runtime.kind in ("native", "embedded") and not answers_itself(port, session.run.id):
+            raise Outside(f"port {port} is answered by another program than the engine that was started")
+    except BaseException:
+        session.stop()
+        raise
+    return session
+
+
+def on_free_port(recipe: Recipe, holder: str, *, on_news: Callable[[str], None]) -> Recipe:
+    """The recipe on a port that is free: its own if it is, another one otherwise."""
+    listen = recipe.listen
+    if listen.port and is_free(recipe, holder):
+        return recipe
+    port = preflight.free_port(listen.host, registry.traits(recipe.engine).ports)
+    if listen.port:
+        on_news(f"port {listen.port} is taken; using {port}")
+    return dataclasses.replace(recipe, listen=dataclasses.replace(listen, port=port))
+
+
+def is_free(recipe: Recipe, holder: str) -> bool:
+    """Nobody listens on the recipe's port, and no other moebox has taken it for an engine that is starting."""
+    with contextlib.suppress(MoeboxError):
+        for port in registry.traits(recipe.engine).ports_of(recipe.listen.port):
+            preflight.port(recipe.listen.host, port)
+            state.Lease(f"port-{port}", holder).close()
+        return True
+    return False
+
+
+def answers_itself(port: int, name: str) -> bool:
+    """Whether a process of the engine `name` listens on `port`; True where the kernel does not tell."""
+    sockets = _listening(port)
+    if not sockets:
+        return True
+    mine = _sockets(state.marked().get(name, ()))
+    return not mine or bool(sockets & mine)
+
+
+def _listening(port: int) -> set[str]:
+    """Inodes of the sockets that listen on `port`."""
+    found: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(fields[9])
+    return found
+
+
+def _sockets(pids: Iterable[int]) -> set[str]:
+    """Inodes of all sockets that these processes have open."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
+                    if match:
+                        found.add(match[1])
+    return found

@@ -1,0 +1,72 @@
+"""A climb is careful: it asks the planner first, and never starts again what ran out of memory."""
+
+from pathlib import Path
+
+import pytest
+
+from moebox import codec, detect
+from moebox.checkpoint import deploy
+from moebox.core.recipe import Climb, Recipe
+from moebox.errors import AnswerIsNo
+from moebox.flows.climb import climb
+from moebox.flows.fit import misfit
+from moebox.serve import oom
+from moebox.serve.recipes import read_recipe
+from moebox.store import Run
+
+from .stories import events, gone
+from .test_climb import LIGHT
+
+
+@pytest.fixture
+def recipe(story_recipe: Path) -> Recipe:
+    """The oracle, at three contexts."""
+    asked = codec.read_toml(Recipe, story_recipe)
+    return codec.decode(
+        Recipe,
+        {**codec.plain(asked), "climb": codec.plain(Climb(contexts=(2048, 4096, 8192), speculate=()))},
+        where="test",
+    )
+
+
+def test_what_ran_out_of_memory_is_never_started_again(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One start, the words "out of memory", and no longer context is tried; nor by a resumed climb."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 0\n")
+    monkeypatch.setattr(oom, "counters", lambda: [str(counter)])
+    monkeypatch.setenv("ORACLE_OOM", f"{counter},8192")  # two slots of 4,096
+    run = Run.create("climb")
+    summit = climb(recipe, run, effort=LIGHT)
+    trial = summit.trials[1]
+
+    assert trial.change == "context 4096"
+    assert not trial.kept
+    assert "out of memory" in trial.why
+    assert len(events(Run(run.path / trial.folder), "attempt.started")) == 1
+    assert summit.passed_over == {"context 8192": "context 4096 failed already"}
+    before = list(run.path.rglob("climb/*"))
+    assert climb(recipe, run, effort=LIGHT).passed_over == summit.passed_over
+    assert list(run.path.rglob("climb/*")) == before
+    assert gone()
+
+
+def test_a_step_that_took_the_machine_down_is_not_tried_again(recipe: Recipe):
+    """It was begun before the machine last started, and nothing came of it."""
+    run = Run.create("climb")
+    run.write("start.toml", codec.to_toml(recipe))
+    run.event("climb.try", change="start", boot="another-start-of-the-machine")
+    with pytest.raises(AnswerIsNo, match="the machine restarted while it was tried"):
+        climb(recipe, run, effort=LIGHT)
+    assert not (run.path / "climb").exists()
+
+
+def test_a_step_that_does_not_fit_is_not_started(recipe: Recipe):
+    """The planner is asked first: Kimi on one small GPU is told in bytes, and no engine is started."""
+    box = detect.box("1x-rtx-5090", ram="64GiB")
+    kimi = read_recipe("kimi-k26-vllm")
+    assert "out of memory by the plan" in misfit(deploy(kimi).on(box))
+    assert misfit(deploy(recipe).on(box)) == ""
+    run = Run.create("climb")
+    with pytest.raises(AnswerIsNo, match="out of memory by the plan"):
+        climb(kimi, run, effort=LIGHT, box=box)
+    assert not (run.path / "climb").exists()
