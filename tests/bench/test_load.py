@@ -356,8 +356,9 @@ def test_streams_over_tls(tmp_path: Path) -> None:
     assert (result.completed, result.total_output_tokens) == (12, 72)
 
 
-def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
-    """Ctrl-C: exit code 130, a file marked partial, finished and cancelled requests told apart."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_keeps_what_was_measured(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C, a service manager or a closed terminal: exit code 130, a file marked partial, and how to go on."""
 
     def slow(peer: Peer, body: dict[str, object]) -> bool:
         if len(peer.state.asked) <= 3:
@@ -368,21 +369,20 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
     file = tmp_path / "result.json"
     with serving(slow) as server:
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; from moebox.cli import main; sys.exit(main())",
-            "bench",
-            server.url,
-        ]
-        flags = ["--model", "m", "--concurrency", "2", "--requests", "9", "--output", "3", "-o", str(file)]
-        process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, start_new_session=True)
+        url = server.url
+        command = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())", "bench"]
+        flags = ["--model", "m", "--concurrency", "2,4", "--requests", "9", "--output", "3", "-o", str(file)]
+        process = subprocess.Popen(
+            [*command, url, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
         while len(server.asked) < 5:
             assert process.poll() is None
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        code = process.wait(30)
+        os.killpg(process.pid, number)
+        said = process.communicate(timeout=30)[1].decode()
     result = json.loads(file.read_text())
 
-    assert code == 130
+    assert process.returncode == 130
     assert (result["partial"], result["completed"], result["cancelled"]) == (True, 3, 2)
+    assert f"go on with: moebox bench {url} --model m --input 256 --output 3 --concurrency 2,4 --requests 9" in said
+    assert "Traceback" not in said

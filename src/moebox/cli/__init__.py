@@ -94,10 +94,12 @@ def _command(words: list[str]) -> int:
     from cyclopts import CycloptsError
 
     from moebox.cli.app import build
+    from moebox.cli.signals import as_interrupt
 
     try:
         app = build(next((word for word in words if not word.startswith("-")), ""))
-        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        with as_interrupt(words):
+            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as problem:
         show(BadInput(" ".join(str(problem).split()), hint="`--help` after the command shows what it takes"))
         return BadInput.exit_code

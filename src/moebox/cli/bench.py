@@ -1,5 +1,6 @@
 """`moebox bench`: one workload or a sweep against any OpenAI-compatible endpoint."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
 from moebox.stream.events import printable
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import Measured, Subject
+    from moebox.bench.measure import Subject
 
 
 def bench(
@@ -92,7 +93,10 @@ def bench(
     keeper = Keeper(output_file, run, label or plan.name)
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json)
-    return _serve(subject, plan, limits, search, keeper, json, allow_failures)
+    words = ["moebox", "bench", *([target] if target else [])]
+    for flag, value in (("--model", model), ("--key-env", key_env), ("--slo", slo), ("--label", label), ("--run", run)):
+        words += [flag, value] if value else []
+    return _serve(subject, plan, limits, search, keeper, json, allow_failures, words)
 
 
 def _serve(
@@ -103,14 +107,19 @@ def _serve(
     keeper: Keeper,
     json: bool,
     allow_failures: bool,
+    words: list[str],
 ) -> int:
-    from moebox.bench.measure import measure
+    from rich.text import Text
+
+    from moebox.bench.command import flags_of
+    from moebox.bench.measure import Measured, measure
     from moebox.bench.search import highest, sweep
     from moebox.cli.bench_view import LiveLine, load_of, show
 
     asked = 0  # requests so far: prompts of a file go on where the load before ended
+    done: list[Measured] = []
 
-    def run(load: Load) -> "Measured":
+    def run(load: Load) -> Measured:
         nonlocal asked
         title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
         with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
@@ -125,24 +134,34 @@ def _serve(
                 offset=asked if plan.workload.kind == "prompts" else 0,
             )
         asked += plan.warmup + len(measured.samples)
-        return replace(measured, result=keeper.keep(measured, title))
+        done.append(replace(measured, result=keeper.keep(measured, title)))
+        return done[-1]
 
     best: int | None = None
-    if search and slo is not None:
-        start = plan.loads[0].rate if search == "rate" else plan.loads[0].concurrency
-        done, best = highest(lambda value: run(plan.at(search, value)), slo, axis=search, start=start or 1)
-    else:
-        done = sweep(range(len(plan.loads)), lambda at: run(plan.loads[int(at)]))
+    interrupted = False
+    try:
+        if search and slo is not None:
+            start = plan.loads[0].rate if search == "rate" else plan.loads[0].concurrency
+            _, best = highest(lambda value: run(plan.at(search, value)), slo, axis=search, start=start or 1)
+        else:
+            sweep(range(len(plan.loads)), lambda at: run(plan.loads[int(at)]))
+    except KeyboardInterrupt:  # before the first request of a load was measured
+        interrupted = True
+    interrupted = interrupted or any(measured.interrupted for measured in done)
     results = [document(measured.result) for measured in done]
     whole: dict[str, Any] = results[0] if len(results) == 1 and not search else {"kind": "sweep", "results": results}
     if search:
         whole["best"] = best
-    keeper.write(whole)
-    if json:
+    if results:
+        keeper.write(whole)
+    if json and results:
         emit(whole)
-    else:
+    elif results:
         show(people(), results, best=best)
-    if any(measured.interrupted for measured in done):
+    if interrupted:
+        finished = sum(not measured.interrupted for measured in done)
+        for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup):
+            talk().print(Text(f"go on with: {shlex.join([*words, *flags])}"), soft_wrap=True)
         return INTERRUPTED
     if search and best is None:
         raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")

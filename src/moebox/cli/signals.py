@@ -1,0 +1,28 @@
+"""SIGTERM and SIGHUP end the long commands in good order, as Ctrl-C does: with what was measured, and how to go on."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+
+# Commands that keep what they have when they are interrupted. Servers and `up` have their own ways to end.
+LONG = ("run", "climb", "bench", "verify", "compare", "task")
+
+
+@contextlib.contextmanager
+def as_interrupt(words: Sequence[str]) -> Iterator[None]:
+    """While a long command runs, a service manager's SIGTERM and a closed terminal's SIGHUP are a Ctrl-C.
+
+    A signal that is ignored (nohup) stays ignored.
+    """
+    if not words or words[0] not in LONG or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    chosen = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in chosen:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in chosen:
+            signal.signal(number, signal.SIG_DFL)
