@@ -52,6 +52,8 @@ class Hybrid:
     ubatch: int = 512  # -ub
     mla: int | None = None  # ik_llama.cpp only
     attention_buffer: int | None = None  # -amb, MiB; ik_llama.cpp only
+    gpu_experts: int | None = None  # experts of each layer on the GPUs as well; KTransformers only
+    pools: int | None = None  # thread pools, one a NUMA node; KTransformers only
     ranges: tuple[str, ...] = ()  # verbatim -ot rules; when given they stand instead of those made from `experts`
 
 

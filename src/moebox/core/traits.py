@@ -32,6 +32,7 @@ class Traits:
     name: str  # what recipes and pins call it
     title: str  # what people call it
     rank: int = 100  # lower is preferred where forecasts tie
+    proven: bool = True  # measured often enough to be chosen unasked where others fit too
     formats: tuple[Format, ...]
     shards: frozenset[str] = frozenset()  # of tp, pp, dp, ep, dcp, nodes: what it can divide over GPUs
     hybrid: frozenset[str] = frozenset()  # fields of [hybrid] it has; empty: it keeps no experts in RAM
@@ -58,7 +59,6 @@ class Traits:
     names_files: bool = False  # must be told the file of a GGUF in a repository
     embedded: bool = False  # can run inside moebox
     presets: tuple[str, ...] = ()  # patched images it may run in
-    flags_as: str = ""  # the engine whose flag catalogues are its own too; "": it has them itself
     package: str = ""  # Python distribution that tells its version; "": its program is asked for --version
     packages: tuple[str, ...] = ()  # other distributions that carry it
     program: tuple[str, ...] = ()  # the program that is it, on PATH

@@ -77,12 +77,11 @@ def versions(engine: EngineName) -> tuple[str, ...]:
 def _tables(engine: EngineName) -> dict[str, Traversable]:
     """Catalogues by version: moebox's own, and for an engine of another package those in its folder `flags`."""
     registered = registry.registered(engine)
-    name = registered.traits.flags_as or engine
     found: dict[str, Traversable] = {}
     for folder in (resources.files("moebox.data"), resources.files(registered.package)):
         table = folder.joinpath("flags")
         for item in table.iterdir() if table.is_dir() else ():
-            if match := re.fullmatch(rf"{re.escape(name)}-(.+)\.json", item.name):
+            if match := re.fullmatch(rf"{re.escape(engine)}-(.+)\.json", item.name):
                 found[match.group(1)] = item
     return found
 
@@ -103,7 +102,7 @@ def catalogue(engine: EngineName, version: str = "") -> Catalogue:
     known = versions(engine)
     older = [one for one in known if not version or order(one) <= order(version)]
     chosen = older[-1] if older else known[0]
-    data = json.loads(_tables(engine)[chosen].read_text(encoding="utf-8"))
+    data = _whole(json.loads(_tables(engine)[chosen].read_text(encoding="utf-8")))
     specs: dict[str, Spec] = {}
     for name, row in data["flags"].items():
         spec = Spec(
@@ -117,6 +116,15 @@ def catalogue(engine: EngineName, version: str = "") -> Catalogue:
     return Catalogue(
         engine=engine, version=chosen, abbreviations=data["abbreviations"], specs=specs, removed=data["removed"]
     )
+
+
+def _whole(data: dict[str, Any]) -> dict[str, Any]:
+    """A catalogue with that of the release it is a fork of underneath."""
+    if "extends" not in data:
+        return data
+    table = resources.files("moebox.data").joinpath("flags", data["extends"])
+    below = json.loads(table.read_text(encoding="utf-8"))
+    return {**below, "flags": {**below["flags"], **data["flags"]}}
 
 
 @functools.cache

@@ -72,6 +72,9 @@ class MemoryRules(Protocol):
     def budget(self, deployment: Deployment) -> Memory:
         """Every device's bytes, and the tokens the cache holds."""
 
+    def most_gpu_experts(self, deployment: Deployment) -> int:
+        """Experts of each layer that fit on the GPUs; only of engines with hybrid.gpu_experts."""
+
 
 class Lines(Protocol):
     """lines.py"""

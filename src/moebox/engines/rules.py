@@ -58,6 +58,8 @@ def _runtime(recipe: Recipe, engine: Traits) -> None:
     if runtime.kind == "embedded" and not engine.embedded:
         able = ", ".join(other.title for other in registry.all_traits() if other.embedded)
         raise BadInput(f"runtime.kind: only {able} runs embedded, not {engine.title}")
+    if inside and not (runtime.image or runtime.preset or engine.image):
+        raise BadInput(f"runtime.kind: no image of {engine.title} is known", hint="name one in runtime.image")
     if runtime.preset:
         presets.preset(runtime.preset)
         if runtime.preset not in engine.presets or not inside:
@@ -96,8 +98,8 @@ def _hybrid(recipe: Recipe, engine: Traits) -> None:
     if not engine.offloads:
         hint = " or ".join(f'engine = "{other.name}"' for other in able)
         raise BadInput(f"hybrid: {engine.title} keeps no experts in RAM", hint=hint)
-    for path in ("mla", "attention_buffer"):
-        if path not in engine.hybrid and getattr(hybrid, path) is not None:
+    for path in ("mla", "attention_buffer", "gpu_experts", "pools", "experts", "ranges"):
+        if path not in engine.hybrid and getattr(hybrid, path) not in (None, ()):
             hint = " or ".join(f'engine = "{other.name}"' for other in able if path in other.hybrid)
             raise BadInput(f"hybrid.{path}: {engine.title} has no such flag", hint=hint)
     if hybrid.mla is not None and hybrid.mla not in (0, 1, 2, 3):

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 from moebox.core import families, registry
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
+from moebox.engines import rooms
 from moebox.errors import BadInput
 from moebox.planner import place
 from moebox.planner.pins import Pins, sharing, with_hybrid, with_preset
@@ -30,6 +32,7 @@ UBATCHES = (512, 2048, 4096, 8192)
 GROUP = {"int4-g32": 32, "nvfp4": 16, "fp8-block": 128}
 # Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
 LEAST_BITS = 3.5
+UNPROVEN = 4  # tiers: engines that few have measured come after those that many have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ def candidates(
         for checkpoint in forms(checkpoints, engine, pins):
             if registry.traits(engine).serves:
                 yield from serving(box, model, checkpoint, engine, pins)
+            elif "gpu_experts" in registry.traits(engine).hybrid:
+                yield from sliced(box, model, checkpoint, engine, pins)
             else:
                 yield from placed(box, model, checkpoint, engine, pins)
 
@@ -58,7 +63,7 @@ def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
     if pins.engine:
         return ((pins.engine,),)
     if pins.sharing or pins.kv in ("q8_0", "q4_0", "f16"):
-        return (with_hybrid("mla") if pins.mla is not None else sharing(),)
+        return (with_hybrid(*_hybrid_pins(pins)),)
     if pins.image not in (None, "stock"):
         return (with_preset(pins.image),)
     if (pins.dcp or 1) > 1:
@@ -66,6 +71,17 @@ def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
     if pins.serving or pins.tp or pins.pp or pins.ep or pins.dcp or pins.image or pins.kv:
         return (serving_engines(),)
     return (serving_engines(), sharing()) if box.gpus else (sharing(),)
+
+
+def _hybrid_pins(pins: Pins) -> tuple[str, ...]:
+    """Fields of [hybrid] that are pinned."""
+    given = {
+        "mla": pins.mla is not None,
+        "experts": pins.experts is not None or bool(pins.kv),
+        "ubatch": pins.ubatch is not None,
+        "threads": pins.threads is not None,
+    }
+    return tuple(field for field, pinned in given.items() if pinned)
 
 
 def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
@@ -279,3 +295,28 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
         if counts is None:
             counts = place.counts_that_fit(box, model, checkpoint, recipe)
         yield Candidate(recipe=place.placed(box, model, recipe, counts), checkpoint=checkpoint, tier=tier)
+
+
+def sliced(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
+    """Recipes of engines that keep some experts of every layer on the GPUs: as many as fit, over all GPUs or one."""
+    if not box.gpus or not model.moe:
+        return
+    tier = 0 if registry.traits(engine).proven or pins.engine == engine else UNPROVEN
+    for tp in sorted({pins.tp} if pins.tp else {1, 1 << (len(box.gpus).bit_length() - 1)}):
+        parallel = Parallel(tp=tp)
+        if tp > len(box.gpus) or shards.why_not(model, parallel, GROUP.get(checkpoint.quant, 1)):
+            continue
+        threads = pins.threads or (max(1, box.cpu.cores - 1) if box.cpu.cores else None)
+        recipe = replace(
+            plain(model, checkpoint, engine, pins),
+            name=f"{model.name}-{engine}-tp{tp}",
+            max_seqs=pins.concurrency or 1,
+            kv=pins.kv or "bf16",
+            memory_utilization=pins.memory_utilization or BOLD_UTILIZATION,
+            parallel=parallel,
+            hybrid=Hybrid(threads=threads, pools=max(box.cpu.sockets, 1), gpu_experts=0),
+        )
+        recipe = replace(recipe, batched_tokens=rooms.schedule(engine).step_tokens(recipe))
+        most = rooms.memory(engine).most_gpu_experts(Deployment.of(recipe, model, checkpoint, box))
+        hybrid = Hybrid(threads=threads, pools=max(box.cpu.sockets, 1), gpu_experts=most)
+        yield Candidate(recipe=replace(recipe, hybrid=hybrid), checkpoint=checkpoint, tier=tier)

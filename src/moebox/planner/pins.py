@@ -91,6 +91,10 @@ class Pins:
             raise BadInput(f"{self.sharing} is for {_listed(sharing())}, not {self.engine}")
         if self.image not in (None, "stock") and self.image not in engine.presets:
             raise BadInput(f"--image {self.image} is a {_listed(with_preset(self.image))}, not {self.engine}")
+        for flag, field in (("--experts-on-gpu", "experts"), ("--ub", "ubatch")):
+            given = self.experts if field == "experts" else self.ubatch
+            if given is not None and field not in engine.hybrid:
+                raise BadInput(f"{flag} is for {_listed(with_hybrid(field))}, not {self.engine}")
         if self.mla is not None and "mla" not in engine.hybrid:
             hint = "llama.cpp always absorbs latent attention"
             raise BadInput(f"--mla is {_listed(with_hybrid('mla'))}'s alone", hint=hint)
@@ -113,9 +117,9 @@ def with_preset(preset: str) -> tuple[EngineName, ...]:
     return tuple(traits.name for traits in registry.all_traits() if preset in traits.presets)
 
 
-def with_hybrid(field: str) -> tuple[EngineName, ...]:
-    """Engines that have a field of [hybrid]."""
-    return tuple(traits.name for traits in registry.all_traits() if field in traits.hybrid)
+def with_hybrid(*fields: str) -> tuple[EngineName, ...]:
+    """Engines that share the work and have all these fields of [hybrid]."""
+    return tuple(traits.name for traits in registry.all_traits() if traits.offloads and traits.hybrid >= set(fields))
 
 
 def _listed(names: tuple[EngineName, ...]) -> str:

@@ -22,7 +22,7 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
     """Sentences for the choice, most important first."""
     out = [_weights(best), _layout(best, others)]
     if best.recipe.hybrid:
-        out += [_placement(best), _quant(best, others)]
+        out += [_placement(best) if best.recipe.hybrid.gpu_experts is None else "", _quant(best, others)]
     else:
         out += [_engine(best, others, pins), _cache(best, tried)]
     out += rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory)

@@ -16,7 +16,6 @@ from moebox.engines.arguments import (
 )
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
-from moebox.engines.sglang.traits import TRAITS
 
 FIELDS: dict[str, str] = {
     "--served-model-name": "served_name",
@@ -49,6 +48,7 @@ DRAFT_FIELDS = {
     "--speculative-draft-model-path": "draft",
     "--speculative-num-steps": "tokens",
 }
+MODULE = "sglang.launch_server"
 RENDEZVOUS = 20000  # port of rank 0, as in SGLang's own multi-node examples
 # SGLang takes its key from argv alone (server_args.py); this puts it there inside the process, where no `ps` sees it.
 ENTER_WITH_KEY = (
@@ -59,8 +59,16 @@ ENTER_WITH_KEY = (
 
 def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
     """The command line after the entry, word by word."""
+    recipe = deployment.recipe
+    known = catalogue(recipe.engine, recipe.engine_version)
+    out = serving_words(deployment, node=node, host=host)
+    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+
+
+def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> list[Word]:
+    """The same before the recipe's own flags; forks add theirs."""
     node, recipe, tower = node or Node(), deployment.recipe, deployment.vision_tower
-    known = catalogue(TRAITS.name, recipe.engine_version)
+    known = catalogue(recipe.engine, recipe.engine_version)
     out: list[Word] = [("--model-path", deployment.weights), *field_words(recipe, FIELDS, known, host=host)]
     if recipe.parallel.ep:
         out.append(("--ep-size", str(recipe.parallel.tp)))
@@ -79,7 +87,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
         out = [word for word in out if word[0] != "--nnodes" and not (node.follows and word[0] in ("--host", "--port"))]
         out += [("--nnodes", str(node.count or recipe.parallel.nodes)), ("--node-rank", str(node.rank))]
         out.append(("--dist-init-addr", f"{node.master}:{RENDEZVOUS}"))
-    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+    return out
 
 
 def speculation(recipe: Recipe) -> list[Word]:
@@ -102,7 +110,12 @@ def environment(deployment: Deployment) -> dict[str, str]:
 
 def entry(recipe: Recipe) -> tuple[str, ...]:
     """The words that start it on this machine."""
-    return entry_words(recipe, program=("sglang", "serve"), module=("-m", "sglang.launch_server"))
+    return entry_words(recipe, program=("sglang", "serve"), module=("-m", MODULE))
+
+
+def module_entry(recipe: Recipe) -> tuple[str, ...]:
+    """The same by its module."""
+    return entry_words(recipe, program=("python3", "-m", MODULE), module=("-m", MODULE))
 
 
 def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:

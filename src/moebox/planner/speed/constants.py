@@ -119,6 +119,7 @@ class HostSide:
     prompt_flops: float  # of the card's bf16 rate while a prompt is read
     decode_spread: float
     prefill_spread: float
+    upload_ram: float = 0.0  # of RAM's rate, feeding the copies to all GPUs together; 0: their links decide alone
     source: str = ""
 
 

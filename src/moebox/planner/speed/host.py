@@ -1,10 +1,11 @@
 """Experts in RAM: one token at a time over RAM bandwidth, prompts by CPU or by copying experts to the card."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Parallel, Recipe
+from moebox.engines import rooms
 from moebox.planner.speed.constants import HostSide, cpu
 from moebox.sizing.rank import Rank, rank_of
 
@@ -28,8 +29,10 @@ class Shared:
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
     mla: int | None  # mode of latent attention, where the engine has modes
     ubatch: int
-    on_cards: int  # expert layers on cards
-    in_ram: int
+    on_cards: float  # expert layers on cards, or as many layers' worth of experts
+    in_ram: float
+    ranks: int = 1  # GPUs that work on one layer together
+    host_copy: float = 0.0  # bytes/s at which RAM feeds all GPUs' copies; 0: the link decides alone
     rank: Rank  # the whole model on one rank: bytes and operations of every token
 
     def distinct(self, tokens: float) -> float:
@@ -60,11 +63,11 @@ class Shared:
         if self.uploads(tokens):
             assert gpu is not None
             link = float(gpu.pcie.rate) if gpu.pcie else PCIE
-            parts["copying experts to the card"] = self.in_ram * woken / (link * c.upload)
-            parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops)
+            parts["copying experts to the card"] = self.in_ram * woken / self._copy_rate(link)
+            parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops * self.ranks)
         else:
             parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self._cpu_flops()))
-        rate = gpu.bf16 * c.prompt_flops if gpu else self._cpu_flops()
+        rate = gpu.bf16 * c.prompt_flops * self.ranks if gpu else self._cpu_flops()
         parts["experts on cards"] = self.on_cards * flops / rate
         parts["dense weights"] = tokens * self.rank.dense_flops / rate
         parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / rate
@@ -85,8 +88,13 @@ class Shared:
     def _token_flops(self) -> float:
         return 2.0 * self.model.expert_parameters * (self.model.moe.used if self.model.moe else 0)
 
+    def _copy_rate(self, link: float) -> float:
+        """Bytes a second of experts on their way to the GPUs: all links together, fed from one RAM."""
+        links = link * self.constants.upload * self.ranks
+        return 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
+
     def _card_rate(self) -> float:
-        return self.gpu.bandwidth * self.constants.gpu_bw if self.gpu else self.ram
+        return self.gpu.bandwidth * self.constants.gpu_bw * self.ranks if self.gpu else self.ram
 
     def _attention(self, batch: float, context: float) -> float:
         read = batch * self.rank.cache_read(context) / self._card_rate()
@@ -113,9 +121,7 @@ class Shared:
 def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostSide) -> Shared:
     """The CPU+GPU side of a recipe on a box."""
     hybrid = recipe.hybrid
-    on_cards = sum(len(layers) for layers in hybrid.experts) if hybrid else model.moe_layers
-    if not box.gpus:
-        on_cards = 0
+    on_cards = layers_on_gpus(model, recipe) if box.gpus else 0.0
     threads = hybrid.threads if hybrid and hybrid.threads else None
     cores = box.cpu.cores or threads or CORES
     return Shared(
@@ -128,11 +134,23 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         cores=cores,
         core_flops=cpu(box.cpu.model).core_flops or constants.core_flops,
         mla=hybrid.mla if hybrid else None,
-        ubatch=hybrid.ubatch if hybrid else 512,
+        ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
+        ranks=recipe.parallel.tp,
+        host_copy=(box.ram_bandwidth_measured or box.ram_bandwidth or RAM) * constants.upload_ram,
         on_cards=min(on_cards, model.moe_layers),
         in_ram=max(model.moe_layers - on_cards, 0),
-        rank=rank_of(model, checkpoint, recipe),
+        rank=rank_of(model, checkpoint, replace(recipe, parallel=Parallel())),
     )
+
+
+def layers_on_gpus(model: Model, recipe: Recipe) -> float:
+    """Expert layers on GPUs; a share of every layer counts as so many layers' worth."""
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return model.moe_layers
+    if hybrid.gpu_experts is not None and model.moe:
+        return model.moe_layers * hybrid.gpu_experts / model.moe.experts
+    return sum(len(layers) for layers in hybrid.experts)
 
 
 def ram_rate(box: Box, constants: HostSide, threads: int) -> float:

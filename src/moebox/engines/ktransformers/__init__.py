@@ -1,0 +1,1 @@
+"""KTransformers: SGLang's kvcache-ai fork with kt-kernel, which computes experts on the CPU with AMX or AVX-512."""

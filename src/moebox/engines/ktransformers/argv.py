@@ -1,0 +1,76 @@
+"""Deployment to KTransformers' command line and back: the fork's own, and what kt-kernel is told."""
+
+from typing import Any
+
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Recipe
+from moebox.engines.arguments import Node, flag_words, merge, without
+from moebox.engines.flags import Word, catalogue
+from moebox.engines.sglang import argv as sglang
+
+FIELDS = sglang.FIELDS
+HYBRID = {
+    "--kt-cpuinfer": "hybrid.threads",
+    "--kt-threadpool-count": "hybrid.pools",
+    "--kt-num-gpu-experts": "hybrid.gpu_experts",
+}
+READS = FIELDS | HYBRID
+VARIABLES = sglang.VARIABLES | {"--kt-weight-path": "MODEL_PATH"}
+# CPU and GPUs read the same files in these forms (Native-Precision-Tutorial.md).
+METHODS = {"int4-g32": "RAWINT4", "fp8-block": "FP8", "bf16": "BF16"}
+# From this many tokens on a prompt is read on the GPUs, layer by layer (Kimi-K2-Thinking-Native.md).
+THRESHOLD = 400
+
+
+def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
+    """The command line after the entry, word by word."""
+    recipe = deployment.recipe
+    known = catalogue(recipe.engine, recipe.engine_version)
+    out = [*sglang.serving_words(deployment, node=node, host=host), *kernel_words(deployment)]
+    return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+
+
+def kernel_words(deployment: Deployment) -> list[Word]:
+    """What kt-kernel is told: where the experts are, in which form, and who computes them."""
+    hybrid = deployment.recipe.hybrid
+    out: list[Word] = [("--kt-weight-path", deployment.weights), ("--kt-method", method(deployment))]
+    for flag, path in HYBRID.items():
+        value = getattr(hybrid, path.removeprefix("hybrid.")) if hybrid else None
+        if value is not None:
+            out.append((flag, str(value)))
+    out.append(("--kt-gpu-prefill-token-threshold", str(THRESHOLD)))
+    return [*out, ("--disable-shared-experts-fusion",)]
+
+
+def method(deployment: Deployment) -> str:
+    """The precision kt-kernel computes experts in."""
+    known = deployment.found_checkpoint
+    return METHODS.get(known.quant if known else "", "AMXINT4")
+
+
+def speculation(recipe: Recipe) -> list[Word]:
+    """Nothing: drafts beside kt-kernel are not proven."""
+    return []
+
+
+def entry(recipe: Recipe) -> tuple[str, ...]:
+    """The words that start it on this machine: the fork's module, for both packages bring `sglang`."""
+    return sglang.module_entry(recipe)
+
+
+environment = sglang.environment
+guarded = sglang.guarded
+
+
+def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
+    """Take a word that is more than one field, or follows from others, into `document`."""
+    if name in ("--kt-weight-path", "--kt-method", "--disable-shared-experts-fusion"):
+        return True
+    if name == "--kt-gpu-prefill-token-threshold" and word[-1] == str(THRESHOLD):
+        return True
+    return sglang.understood(word, name, document)
+
+
+def finished(names: set[str], document: dict[str, Any]) -> None:
+    """What follows from several words together."""
+    sglang.finished(names, document)

@@ -1,0 +1,39 @@
+"""KTransformers' memory arithmetic, written out."""
+
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Line, Memory
+from moebox.engines.ktransformers import memory as rules
+from moebox.engines.ktransformers.schedule import step_tokens
+from moebox.engines.lines import in_bytes, token_line, weight_lines
+from moebox.units import count
+
+SOURCE = "kvcache-ai/ktransformers, Kimi-K2-Thinking-Native.md"
+
+
+def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
+    """Every part of the first GPU, then the RAM's."""
+    model, checkpoint, recipe = deployment.model, deployment.checkpoint, deployment.recipe
+    kept, experts = rules.gpu_experts(recipe), model.moe.experts if model.moe else 0
+    own = {"routed_experts": f"{kept} of {experts} experts of each layer / {recipe.parallel.tp}"}
+    rows = [
+        *weight_lines(rules.weights_on(model, checkpoint, recipe), model, checkpoint, recipe, **own),
+        in_bytes(
+            "- a chunk's activations and one layer of experts",
+            rules.step_room(model, checkpoint, recipe),
+            f"{step_tokens(recipe):,} tokens; {checkpoint.expert_layer_bytes:,} a layer",
+            SOURCE,
+        ),
+        token_line(model, recipe, memory.kv_bytes_per_token),
+        Line(what="KV tokens", formula="context × sequences", value=memory.kv_tokens, unit="tokens"),
+    ]
+    rows += [in_bytes(f"ram: {name}", size) for name, size in memory.devices[-1].weights.items()]
+    return tuple(rows)
+
+
+def reasons(deployment: Deployment, memory: Memory) -> list[str]:
+    """How many experts lie on the GPUs."""
+    model, kept = deployment.model, rules.gpu_experts(deployment.recipe)
+    if model.moe is None:
+        return []
+    text = f"{kept} of {count(model.moe.experts)} experts of each layer lie on the GPUs, all of them in RAM"
+    return [f"{text}; long prompts are read on the GPUs, one layer's experts at a time"]

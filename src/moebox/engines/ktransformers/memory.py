@@ -1,0 +1,107 @@
+"""KTransformers' memory: all routed experts in RAM, some of each layer's on the GPUs as well, the rest there whole.
+
+Each GPU holds its slice of everything but experts, its slice of the experts kept there, the cache, a prefill chunk's
+activations, and one whole layer of experts while a long prompt is read layer by layer ("9 GB and more" for Kimi K2).
+With that the project's own table comes out: 0, 8, 30 and 80 experts of each layer on 1, 2, 4 and 8 GPUs of 48 GB.
+"""
+
+from dataclasses import replace
+
+from moebox.core.box import Box, Gpu
+from moebox.core.deployment import Deployment
+from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.plan import DeviceMemory, Memory
+from moebox.core.recipe import Recipe
+from moebox.engines.ktransformers.schedule import step_tokens
+from moebox.engines.sglang.traits import TRAITS as SGLANG
+from moebox.sizing import gpu_list, shards
+from moebox.sizing.constants import constant, gibibytes, taken, visible
+from moebox.sizing.kv import token_bytes
+
+UTILIZATION = 0.94  # --mem-fraction-static of the project's launches
+
+
+def budget(deployment: Deployment) -> Memory:
+    """Every GPU's bytes and the RAM's."""
+    box, model, checkpoint, recipe = deployment.facts
+    used = gpu_list.used_gpus(box, replace(recipe, hybrid=None))
+    gpus = gpu_list.all_gpus(box)
+    token = token_bytes(model, recipe)
+    left = [room(gpus[index], model, checkpoint, recipe) for index in used]
+    tokens = max(0, min(left, default=0)) // token
+    wanted = recipe.context * (recipe.max_seqs or 1)
+    devices = [gpu_budget(index, gpus[index], model, checkpoint, recipe, min(tokens, wanted)) for index in used]
+    idle = [gpu_list.idle(index, gpu, taken(gpu)) for index, gpu in enumerate(gpus) if index not in used]
+    ram = ram_budget(box, checkpoint)
+    short = max(recipe.context * token - min(left, default=0), -ram.free, 0)
+    return Memory(
+        devices=(*sorted([*devices, *idle], key=lambda device: int(device.device[3:])), ram),
+        kv_tokens=min(tokens, wanted),
+        kv_bytes_per_token=token,
+        fits=not short and recipe.parallel.gpus <= len(used) and bool(used),
+        shortfall=short,
+    )
+
+
+def room(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """Bytes left for the cache on one GPU."""
+    claim = round((visible(gpu) - taken(gpu)) * (recipe.memory_utilization or UTILIZATION))
+    return claim - sum(weights_on(model, checkpoint, recipe).values()) - step_room(model, checkpoint, recipe)
+
+
+def weights_on(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[Component, int]:
+    """Bytes of each component on one GPU."""
+    weights = shards.on_card(model, checkpoint, recipe.parallel, 0, vision=1.0 if recipe.vision else 0.0)
+    kept = gpu_experts(recipe) / model.moe.experts if model.moe else 0.0
+    weights["routed_experts"] = round(weights.get("routed_experts", 0) * kept)
+    return {name: size for name, size in weights.items() if size}
+
+
+def gpu_experts(recipe: Recipe) -> int:
+    """Experts of each layer that lie on the GPUs."""
+    return (recipe.hybrid.gpu_experts or 0) if recipe.hybrid else 0
+
+
+def step_room(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """Activations of one prefill chunk, and the layer of experts that is copied in for it."""
+    used = model.moe.used if model.moe else 0
+    activations = step_tokens(recipe) * model.hidden * 2 * (used + constant("load", "live_copies"))
+    return int(activations) + checkpoint.expert_layer_bytes + gibibytes(SGLANG.name, "context")
+
+
+def most_gpu_experts(deployment: Deployment) -> int:
+    """As many experts of each layer on the GPUs as leave room for one sequence of the asked length."""
+    box, model, checkpoint, recipe = deployment.facts
+    if model.moe is None or not box.gpus:
+        return 0
+    least = min(room(gpu, model, checkpoint, recipe) for gpu in box.gpus[: recipe.parallel.tp])
+    free = least - recipe.context * token_bytes(model, recipe) * (recipe.max_seqs or 1)
+    each = checkpoint.bytes_by_component.get("routed_experts", 0) / model.moe.experts / recipe.parallel.tp
+    return max(0, min(model.moe.experts, int(free // max(each, 1))))
+
+
+def gpu_budget(index: int, gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, tokens: int) -> DeviceMemory:
+    """One GPU's bytes."""
+    weights = weights_on(model, checkpoint, recipe)
+    kv = tokens * token_bytes(model, recipe)
+    activations = step_room(model, checkpoint, recipe)
+    overhead = gpu.memory - round((visible(gpu) - taken(gpu)) * (recipe.memory_utilization or UTILIZATION))
+    free = gpu.memory - sum(weights.values()) - kv - activations - overhead
+    return DeviceMemory(
+        device=f"gpu{index}",
+        total=gpu.memory,
+        weights=weights,
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=free,
+    )
+
+
+def ram_budget(box: Box, checkpoint: Checkpoint) -> DeviceMemory:
+    """All routed experts lie in RAM, those on the GPUs too."""
+    experts = checkpoint.bytes_by_component.get("routed_experts", 0)
+    held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
+    overhead = max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
+    free = box.ram - experts - overhead
+    return DeviceMemory(device="ram", total=box.ram, weights={"routed_experts": experts}, overhead=overhead, free=free)

@@ -1,0 +1,26 @@
+"""What KTransformers is (kvcache-ai/ktransformers, doc/en/kt-kernel, read November 2026)."""
+
+from dataclasses import replace
+
+from moebox.engines.sglang.traits import TRAITS as SGLANG
+
+TRAITS = replace(
+    SGLANG,
+    name="ktransformers",
+    title="KTransformers",
+    rank=50,
+    proven=False,  # few published rows, and they disagree by a factor of two
+    shards=frozenset({"tp"}),
+    hybrid=frozenset({"threads", "pools", "gpu_experts"}),
+    kv=("auto", "bf16"),
+    drafts=(),
+    weighs_dcp=False,
+    not_on=("cdna",),
+    owned_by="",
+    image="",  # none of the project's images holds kt-kernel and the fork together
+    image_entry=("python3", "-m", "sglang.launch_server"),
+    package="kt-kernel",
+    program=(),
+    moe_config_env="",
+    install="pip install kt-kernel sglang-kt (the kvcache-ai fork, instead of sglang)",
+)

@@ -1,0 +1,99 @@
+"""KTransformers against what its makers and users published, and what the planner makes of it."""
+
+import dataclasses
+import tomllib
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from moebox import engines
+from moebox.core import catalogue
+from moebox.core.box import Box, Cpu
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Hybrid, Parallel, Recipe
+from moebox.engines.ktransformers import memory
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
+
+TEXT = resources.files("moebox.data").joinpath("published", "ktransformers.toml").read_text(encoding="utf-8")
+ROWS: list[dict[str, Any]] = tomllib.loads(TEXT)["run"]
+BY_NAME = {row["name"]: row for row in ROWS}
+
+
+def deployment(row: dict[str, Any]) -> Deployment:
+    """A published run as a deployment on its box."""
+    gpu = catalogue.gpu(row["gpu"])
+    if "memory_gib" in row:
+        gpu = dataclasses.replace(gpu, memory=row["memory_gib"] * 2**30)
+    cpu = Cpu(sockets=row["sockets"], cores=row["cores"], threads=row["cores"])
+    rate = round(row["ram_gb_s"] * 1e9)
+    box = Box(name=row["name"], gpus=(gpu,) * row["gpus"], cpu=cpu, ram=2**41, ram_bandwidth=rate)
+    model = catalogue.model(row["model"])
+    form = catalogue.checkpoint(model.name, row["checkpoint"])
+    recipe = Recipe(
+        name="x",
+        engine="ktransformers",
+        model=model.name,
+        checkpoint=row["checkpoint"],
+        served_name="x",
+        context=30000,
+        max_seqs=1,
+        batched_tokens=row["chunk"],
+        kv="bf16",
+        parallel=Parallel(tp=row["gpus"]),
+        hybrid=Hybrid(threads=row["cores"], pools=row["sockets"], gpu_experts=row["gpu_experts"]),
+    )
+    return Deployment.of(recipe, model, form, box)
+
+
+@pytest.mark.parametrize("name", [row["name"] for row in ROWS if "pp" in row])
+def test_published_prompts_lie_in_the_band(name: str) -> None:
+    """Three lengths on one to eight GPUs: copying a layer's experts is what a short prompt waits for."""
+    row = BY_NAME[name]
+    speed = Speed.of(deployment(row))
+    low, high = speed.prefill_band
+    for tokens, seen in row["pp"].items():
+        assert low < seen / speed.prefill_tok_s(int(tokens)) < high, (tokens, seen)
+
+
+@pytest.mark.parametrize("name", [row["name"] for row in ROWS if "tg_tok_s" in row])
+def test_published_decode_lies_in_the_band(name: str) -> None:
+    """Two reports that disagree, so the band is wide and says so."""
+    row = BY_NAME[name]
+    speed = Speed.of(deployment(row))
+    low, high = speed.band
+    assert low < row["tg_tok_s"] / speed.decode_tok_s(1, 2048) < high
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("kt-2x4090", 65536), ("kt-4x4090", 80000), ("kt-8x4090", 100000)])
+def test_the_makers_table_of_experts_comes_out(name: str, tokens: int) -> None:
+    """As many experts on GPUs of 48 GB as they recommend for that cache, give or take a few."""
+    row = deployment(BY_NAME[name])
+    asked = dataclasses.replace(row.recipe, context=tokens, memory_utilization=0.94)
+    empty = dataclasses.replace(asked, hybrid=Hybrid(gpu_experts=0))
+    most = memory.most_gpu_experts(row.with_recipe(empty))
+    assert most == pytest.approx(BY_NAME[name]["gpu_experts"], abs=12)
+
+
+def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
+    """One GPU and much RAM: the recipe fits, launches, and never displaces what is measured better."""
+    box = Box(
+        name="attic",
+        gpus=(catalogue.gpu("rtx-pro-6000-workstation"),),
+        cpu=Cpu(model="Intel(R) Xeon(R) 6960P", cores=72, threads=144),
+        ram=768 * 2**30,
+        ram_bandwidth=614_400_000_000,
+    )
+    model = catalogue.model("kimi-k2.6")
+    forms = catalogue.checkpoints(model.name)
+    asked = choose(box, model, forms, Pins(engine="ktransformers"))
+    free = choose(box, model, forms, Pins())
+
+    assert asked.memory.fits
+    assert asked.recipe.hybrid is not None
+    assert (asked.recipe.hybrid.gpu_experts or 0) > 10
+    launch = engines.launch(Deployment.of(asked.recipe, model, catalogue.checkpoint(model.name, "int4"), box))
+    assert ("--kt-method", "RAWINT4") in zip(launch.argv, launch.argv[1:], strict=False)
+    assert free.recipe.engine != "ktransformers"
