@@ -77,7 +77,30 @@ for number in range(3, 64):
         except OSError: pass
 """
 
+
+def claude(job: Job) -> list[Step]:
+    """With Claude Code's tools: a file must be read before it is written."""
+    steps = [call("Glob", pattern="**/*")]
+    for path, text in job.solution.items():
+        if path in job.files:
+            steps.append(call("Read", file_path=path))
+        steps.append(call("Write", file_path=path, content=text))
+    return [*steps, {"text": "done"}]
+
+
+def opencode(job: Job) -> list[Step]:
+    """With opencode's."""
+    steps = []
+    for path, text in job.solution.items():
+        if path in job.files:
+            steps.append(call("read", filePath=path))
+        steps.append(call("write", filePath=path, content=text))
+    return [*steps, {"text": "done"}]
+
+
 SCRIPTS = {
+    "claude": claude,
+    "opencode": opencode,
     "solve": solve,
     "parallel": lambda job: [{"calls": [c for s in solve(job)[:-1] for c in s["calls"]]}, {"text": "done"}],
     "lazy": lambda job: [{"text": "I have done it. All tests pass. PASS"}],
@@ -144,10 +167,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        anthropic = self.path.endswith("/messages")
+        anthropic = "/messages" in self.path
         messages = [row for row in body["messages"] if row["role"] != "system"]
-        first = messages[0]["content"]
-        job = self._job(first if isinstance(first, str) else first[0]["text"])
+        if not body.get("tools") and "title" in json.dumps(body["messages"][0]):  # opencode wants one
+            self._stream(chat_events({"text": "A job"}, 1), {})
+            return
+        job = self._job(json.dumps(messages))
         turn = sum(row["role"] == "assistant" for row in messages)
         steps = SCRIPTS[body["model"]](job)
         step = steps[min(turn, len(steps) - 1)]
@@ -160,17 +185,20 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(9)
         else:
             prompt = len(json.dumps(body["messages"])) // 4
-            self._stream(anthropic_events(step, prompt) if anthropic else chat_events(step, prompt), step)
+            self._stream(anthropic_events(step, prompt, turn) if anthropic else chat_events(step, prompt, turn), step)
 
-    def _job(self, instruction: str) -> Job:
+    def _job(self, conversation: str) -> Job:
+        """The job whose instruction stands in the conversation, whatever a client puts around it."""
         if not self.jobs:
             for family in FAMILIES:
                 for level in LEVELS:
                     for seed in SEEDS:
                         job = make(family, level, seed)
-                        assert job.instruction not in self.jobs
-                        self.jobs[job.instruction] = job
-        return self.jobs[instruction]
+                        text = json.dumps(job.instruction)[1:-1]
+                        assert text not in self.jobs
+                        self.jobs[text] = job
+        twice = conversation.replace("\\\\", "\\").replace('\\"', '"')
+        return next(job for text, job in self.jobs.items() if text in conversation or text in twice)
 
     def _json(self, status: int, document: Any) -> None:
         data = json.dumps(document).encode()
@@ -194,13 +222,18 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def chat_events(step: Step, prompt: int) -> list[tuple[str, Any]]:
+def chat_events(step: Step, prompt: int, turn: int = 0) -> list[tuple[str, Any]]:
     """The step as OpenAI's chunks."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": piece} for piece in cut(step.get("thinking", ""))]
     deltas += [{"content": piece} for piece in cut(step.get("text", ""))]
     for index, (name, arguments) in enumerate(step.get("calls", ())):
-        head = {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+        head = {
+            "index": index,
+            "id": f"call_{turn}_{index}",
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }
         deltas.append({"tool_calls": [head]})
         deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in cut(arguments)]
     finish = step.get("finish") or ("tool_calls" if step.get("calls") else "stop")
@@ -213,7 +246,7 @@ def chat_events(step: Step, prompt: int) -> list[tuple[str, Any]]:
     return [*events, ("", {"id": "x", "choices": [], "usage": usage}), ("", "[DONE]")]
 
 
-def anthropic_events(step: Step, prompt: int) -> list[tuple[str, Any]]:
+def anthropic_events(step: Step, prompt: int, turn: int = 0) -> list[tuple[str, Any]]:
     """The step as Anthropic's events."""
     blocks: list[tuple[dict[str, Any], str, str]] = []
     if step.get("thinking"):
@@ -221,10 +254,10 @@ def anthropic_events(step: Step, prompt: int) -> list[tuple[str, Any]]:
     if step.get("text"):
         blocks.append(({"type": "text", "text": ""}, "text", step["text"]))
     for index, (name, arguments) in enumerate(step.get("calls", ())):
-        block = {"type": "tool_use", "id": f"toolu_{index}", "name": name, "input": {}}
+        block = {"type": "tool_use", "id": f"toolu_{turn}_{index}", "name": name, "input": {}}
         blocks.append((block, "partial_json", arguments))
     usage = {"input_tokens": prompt, "output_tokens": 1}
-    message = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": "x", "usage": usage}
+    message = {"id": f"m{turn}", "type": "message", "role": "assistant", "content": [], "model": "x", "usage": usage}
     events: list[tuple[str, Any]] = [("message_start", {"type": "message_start", "message": message})]
     kinds = {"thinking": "thinking_delta", "text": "text_delta", "partial_json": "input_json_delta"}
     for index, (block, key, text) in enumerate(blocks):

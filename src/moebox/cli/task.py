@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Words = Annotated[list[str] | None, Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=())]
 MOST_SEED = 10**6
+KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable a real client finds the key in
 
 
 def task(
@@ -74,7 +75,7 @@ def task(
     """
     if not (1 <= jobs <= 10_000 and 1 <= parallel <= 256):
         raise BadInput("--jobs is 1 to 10000 and --parallel 1 to 256")
-    chosen = families(family)
+    chosen = _possible(families(family), with_)
     first = random.randrange(MOST_SEED) if seed is None else seed
     from moebox.tasks import runner
 
@@ -109,6 +110,18 @@ def families(given: list[str] | None) -> list[str]:
         if name not in FAMILIES:
             raise UnknownName("family", name, FAMILIES)
     return chosen
+
+
+def _possible(chosen: list[str], client: str) -> list[str]:
+    """The families that a real client can do; BadInput for one it cannot."""
+    if not client:
+        return chosen
+    from moebox.tasks.clients import LEFT_OUT
+    from moebox.tasks.families import FAMILIES
+
+    for name in set(chosen) & set(LEFT_OUT):
+        raise BadInput(f"--family {name} needs a tool that only our own agent has", hint="leave --with out")
+    return chosen or [name for name in FAMILIES if name not in LEFT_OUT]
 
 
 def _seconds(text: str) -> float:
@@ -177,7 +190,7 @@ def _worker(
     if client and mcp:
         raise BadInput("--mcp adds tools to our own agent; a real client has its own settings for them")
     if client:
-        raise BadInput(f"--with {client}: not there yet")
+        return _client(endpoint, client, key_env), lambda: None
     ask = Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
     if not mcp:
         return Agent(ask), lambda: None
@@ -191,6 +204,38 @@ def _worker(
         servers.close()
         raise Outside(str(problem), hint="does the command run by itself?") from None
     return Agent(ask, servers.tools), servers.close
+
+
+def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
+    """A real client with the settings that `moebox connect` gives it, and the key in its environment alone."""
+    from moebox import codec
+    from moebox.errors import UnknownName
+    from moebox.serve import connect
+    from moebox.stream.limits import served_limits
+    from moebox.tasks.clients import CLIENTS, RealClient, Setup
+
+    if client not in CLIENTS:
+        raise UnknownName("client", client, CLIENTS)
+    context = served_limits(endpoint).context or connect.MODEST_CONTEXT
+    reached = connect.Reached(endpoint=endpoint, key_env=key_env and KEY_FOR_CLIENT, context=context)
+    secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
+    if client == "opencode":
+        changes = connect.settings("opencode", reached).changes
+        model = f"moebox/{endpoint.model}"
+        changes |= {"model": model, "small_model": model, "share": "disabled", "autoupdate": False}
+        changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
+        files = {".config/opencode/opencode.json": codec.to_json(changes)}
+        return RealClient(Setup(client="opencode", model=endpoint.model, environment=secret, files=files))
+    environment = {
+        str(name): str(value) for name, value in connect.settings("claude-code", reached).changes["env"].items()
+    }
+    environment |= {
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_MAX_RETRIES": "2",
+    }
+    environment["ANTHROPIC_API_KEY"] = endpoint.key or connect.NO_KEY
+    return RealClient(Setup(client="claude", model=endpoint.model, environment=environment))
 
 
 def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:
