@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import target as targets
-from moebox.cli.output import emit, talk
+from moebox.cli.output import emit, people, talk
 from moebox.errors import BadInput, Outside
 from moebox.units import parse_seconds
 
@@ -92,7 +92,7 @@ def task(
     )
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     if harbor:
-        return _harbor(harbor, endpoint, key_env, jobs, options, json)
+        return _harbor(harbor, endpoint, jobs, options, json)
     worker, close = _worker(endpoint, options, with_, mcp or [], key_env)
     try:
         return _work(endpoint, wanted, worker, options, resume, json)
@@ -239,8 +239,41 @@ def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
 
 
 def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:
-    raise BadInput("--write: not there yet")
+    """The jobs in Harbor's task format."""
+    from moebox.tasks import harbor
+    from moebox.tasks.families import make
+
+    for name in wanted:
+        harbor.write(make(name.family, name.level, name.seed), folder)
+    people().print(f"{len(wanted)} tasks written to {folder}", soft_wrap=True)
+    people().print(f"run them: harbor run -p {folder} -a AGENT -m MODEL", soft_wrap=True)
+    return 0
 
 
-def _harbor(dataset: str, endpoint: "Endpoint", key_env: str, jobs: int, options: "Options", json: bool) -> int:
-    raise BadInput("--harbor: not there yet")
+def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", json: bool) -> int:
+    """Harbor's dataset, done by Harbor, in our scores."""
+    from moebox.cli.task_view import summary, tell_all
+    from moebox.store import Run
+    from moebox.tasks import harbor, runner
+    from moebox.tasks.result import JobName, TaskRun
+
+    run = Run.create(f"task-{endpoint.model}")
+    talk().print(f"run: {run.path}", soft_wrap=True)
+    folder, parallel = run.path / "tasks", options.parallel
+    results = harbor.run_dataset(dataset, endpoint, folder, jobs=jobs, parallel=parallel, budget_s=options.budget_s)
+    wanted = tuple(JobName(family=row.family, level=row.level, seed=row.seed) for row in results)
+    done = TaskRun(
+        url=endpoint.base_url,
+        model=endpoint.model,
+        agent="harbor",
+        wanted=wanted,
+        results=tuple(results),
+        sandbox="docker",
+    )
+    runner.save(done, run)
+    run.release()
+    if json:
+        emit(summary(done) | {"run": str(run.path)})
+    else:
+        tell_all(done, run.path)
+    return 0 if any(result.solved for result in results) else 1

@@ -83,16 +83,27 @@ class View:
 
     def close(self, told: TaskRun, folder: Path) -> None:
         """Scores by family, and where the rest is."""
-        results = told.finished
-        if results:
-            people().print()
-            people().print(table(results))
-        solved = interval(sum(result.solved for result in results), len(results))
-        people().print(f"solved: {share(solved)}")
-        if told.left:
-            name = folder.name
-            people().print(f"{len(told.left)} jobs left: moebox task --resume {escape(name)}", soft_wrap=True)
-        talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
+        scores(told, folder)
+
+
+def tell_all(told: TaskRun, folder: Path) -> None:
+    """Results that came all at once."""
+    for result in told.results:
+        people().print(line(result))
+    scores(told, folder)
+
+
+def scores(told: TaskRun, folder: Path) -> None:
+    """Scores by family, the sum, what is left, and where the transcripts are."""
+    results = told.finished
+    if results:
+        people().print()
+        people().print(table(results))
+    solved = interval(sum(result.solved for result in results), len(results))
+    people().print(f"solved: {share(solved)}")
+    if told.left:
+        people().print(f"{len(told.left)} jobs left: moebox task --resume {escape(folder.name)}", soft_wrap=True)
+    talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
 
 
 def line(result: JobResult) -> Text:

@@ -25,12 +25,12 @@ def check(job: Job, files: Mapping[str, bytes]) -> tuple[CheckSeen, ...]:
     laid = dict(files) | {name: job.files[name].encode() for name in job.protected}
     outcome = sandbox.snippets(laid, _snippets(job), limits=LIMITS)
     values = list(outcome.values)
-    expected = list(_expected(job.family, job.level, job.seed))
+    wanted = list(expected(job))
     seen = []
     for each in job.checks:
         size = len(each.snippets)
-        seen.append(_compare(each, values[:size], expected[:size], outcome.error))
-        values, expected = values[size:], expected[size:]
+        seen.append(_compare(each, values[:size], wanted[:size], outcome.error))
+        values, wanted = values[size:], wanted[size:]
     return tuple(seen)
 
 
@@ -44,18 +44,22 @@ def tampered(job: Job, files: Mapping[str, bytes]) -> tuple[str, ...]:
     return tuple(name for name in job.protected if files.get(name) != job.files[name].encode())
 
 
+def expected(job: Job) -> tuple[Any, ...]:
+    """What the reference solution gives for each snippet of every check."""
+    return _expected(job.family, job.level, job.seed)
+
+
 @lru_cache(maxsize=512)
 def _expected(family: str, level: Any, seed: int) -> tuple[Any, ...]:
-    """What the reference solution gives for each snippet."""
     job = make(family, level, seed)
     files = {name: text.encode() for name, text in {**job.files, **job.solution}.items()}
     return sandbox.snippets(files, _snippets(job), limits=LIMITS).values
 
 
-def _compare(each: Check, values: Sequence[Any], expected: Sequence[Any], error: str) -> CheckSeen:
-    right = [same(value, wanted) for value, wanted in zip(values, expected, strict=False)]
+def _compare(each: Check, values: Sequence[Any], wanted: Sequence[Any], error: str) -> CheckSeen:
+    right = [same(value, right) for value, right in zip(values, wanted, strict=False)]
     detail = ""
-    if not all(right) or len(right) < len(expected):
+    if not all(right) or len(right) < len(wanted):
         place = right.index(False) if False in right else len(right)
         came = _short(values[place]) if place < len(values) else error or "nothing"
         detail = f"test {place + 1}: {came}"

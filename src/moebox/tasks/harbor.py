@@ -1,0 +1,284 @@
+"""Harbor (harbor-framework/harbor, the harness of Terminal-Bench 2): our jobs in its task format, its datasets here.
+
+`write` gives a folder that `harbor run -p` takes: task.toml, instruction.md, environment/, tests/, solution/.
+`run_dataset` hands the endpoint to an installed `harbor`, which needs docker, and reads its results into our own types.
+"""
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from moebox.core.endpoint import Endpoint
+from moebox.errors import BadInput, Outside
+from moebox.tasks import gadget
+from moebox.tasks.job import Job
+from moebox.tasks.result import CheckSeen, End, JobResult, TurnSeen
+from moebox.tasks.score import expected
+
+AGENT = "terminus-2"  # Harbor's own, which takes any OpenAI-compatible endpoint by `api_base`
+AGENT_S, VERIFIER_S, BUILD_S = 1800.0, 120.0, 600.0
+
+DOCKERFILE = """FROM python:3.12-slim
+WORKDIR /app
+COPY files/ /app/
+"""
+TEST_SH = """#!/bin/bash
+mkdir -p /logs/verifier
+python3 -I /tests/check.py /app > /logs/verifier/checks.txt 2>&1 && echo 1 > /logs/verifier/reward.txt \\
+  || echo 0 > /logs/verifier/reward.txt
+cat /logs/verifier/checks.txt
+"""
+SOLVE_SH = """#!/bin/bash
+cp -r /solution/files/. /app/
+"""
+# Runs each snippet in one process of its own beside the agent's files, and compares outside of it.
+CHECK_PY = '''"""The hidden checks: exit code 0 when all of them pass."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+app = pathlib.Path(sys.argv[1])
+here = pathlib.Path(__file__).parent
+checks = json.loads((here / "checks.json").read_text())
+DRIVER = """
+import json, sys
+sys.path.insert(0, ".")
+for place, source in enumerate(json.load(sys.stdin)):
+    space = {"__name__": "__snippet__"}
+    try:
+        exec(compile(source, "<check>", "exec"), space)
+        line = json.dumps([place, space["result"]])
+    except BaseException as problem:
+        line = json.dumps([place, {"!": f"{type(problem).__name__}: {problem}"[:300]}])
+    print("moebox-check:" + line, flush=True)
+"""
+
+
+def same(value, wanted):
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, (int, float)) and isinstance(wanted, (int, float)):
+        return math.isclose(value, wanted, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(same, value, wanted))
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(same(value[key], wanted[key]) for key in value)
+    return value == wanted
+
+
+def changed(name, text):
+    return not (app / name).is_file() or (app / name).read_text() != text
+
+
+touched = [name for name, text in checks["protected"].items() if changed(name, text)]
+for name, text in checks["protected"].items():
+    (app / name).parent.mkdir(parents=True, exist_ok=True)
+    (app / name).write_text(text)
+snippets = json.dumps(checks["snippets"])
+words = [sys.executable, "-B", "-c", DRIVER]
+done = subprocess.run(words, input=snippets, capture_output=True, text=True, cwd=app, timeout=90)
+rows = [line.split(":", 1)[1] for line in done.stdout.splitlines() if line.startswith("moebox-check:")]
+values = dict(json.loads(row) for row in rows)
+right = [place in values and same(values[place], wanted) for place, wanted in enumerate(checks["expected"])]
+print(f"{sum(right)} of {len(right)} checks passed")
+if touched:
+    print("changed, and must stay:", ", ".join(touched))
+sys.exit(0 if all(right) and len(rows) == len(right) and not touched else 1)
+'''
+GADGET_MAIN = """
+
+if __name__ == "__main__":
+    import pathlib
+    import sys
+
+    place = pathlib.Path(__file__).with_name(STATE)
+    rest = place.with_name(".trolley.json")
+    store = Store(place.read_text())
+    if rest.exists():
+        store.at, store.trolley = json.loads(rest.read_text())
+    print(store.command(sys.argv[1] if len(sys.argv) > 1 else ""))
+    place.write_text(store.state())
+    rest.write_text(json.dumps([store.at, store.trolley]))
+"""
+
+
+def write(job: Job, folder: Path) -> Path:
+    """The job as a Harbor task below `folder`; its own folder."""
+    place = folder / job.id
+    files = dict(job.files)
+    instruction = job.instruction
+    if job.reply_file:
+        instruction += f"\n\nWrite the module into the file `{job.reply_file}`."
+    if job.gadget:
+        files["gadget.py"] = inspect.getsource(gadget) + GADGET_MAIN
+        files[gadget.STATE] = job.gadget
+        instruction = f"{job.system}\n\nHere the tool is a program: `python3 gadget.py LINE`.\n\n{instruction}"
+    checks = {
+        "snippets": [snippet for check in job.checks for snippet in check.snippets],
+        "expected": list(expected(job)),
+        "protected": {name: job.files[name] for name in job.protected},
+    }
+    _put(place / "task.toml", _toml(job))
+    _put(place / "instruction.md", f"{instruction}\n\nWork in `/app`.\n")
+    _put(place / "environment" / "Dockerfile", DOCKERFILE)
+    (place / "environment" / "files").mkdir(parents=True, exist_ok=True)
+    for name, text in (files or {".keep": ""}).items():
+        _put(place / "environment" / "files" / name, text)
+    _put(place / "tests" / "test.sh", TEST_SH, mode=0o755)
+    _put(place / "tests" / "check.py", CHECK_PY)
+    _put(place / "tests" / "checks.json", json.dumps(checks))
+    _put(place / "solution" / "solve.sh", SOLVE_SH, mode=0o755)
+    for name, text in job.solution.items():
+        _put(place / "solution" / "files" / name, text)
+    return place
+
+
+def _toml(job: Job) -> str:
+    return f"""version = "1.0"
+
+[metadata]
+author_name = "moebox"
+difficulty = "{job.level}"
+category = "{job.family}"
+tags = ["moebox", "seed-{job.seed}"]
+
+[verifier]
+timeout_sec = {VERIFIER_S}
+
+[agent]
+timeout_sec = {AGENT_S}
+
+[environment]
+build_timeout_sec = {BUILD_S}
+cpus = 1
+"""
+
+
+def _put(path: Path, text: str, *, mode: int = 0o644) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(mode)
+    except OSError as problem:
+        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
+
+
+def command(dataset: str, endpoint: Endpoint, folder: Path, *, jobs: int, parallel: int) -> list[str]:
+    """What is run; the key goes by the environment."""
+    where = ["-p", dataset] if Path(dataset).is_dir() else ["-d", dataset]
+    words = ["harbor", "run", *where, "-a", AGENT, "-m", f"openai/{endpoint.model}"]
+    words += ["--ak", f"api_base={endpoint.base_url}", "-o", str(folder)]
+    return [*words, "-n", str(parallel), "-l", str(jobs)]
+
+
+def run_dataset(
+    dataset: str, endpoint: Endpoint, folder: Path, *, jobs: int, parallel: int, budget_s: float | None
+) -> list[JobResult]:
+    """Run a dataset, or a folder of tasks, and read what came of it."""
+    for program, hint in (("harbor", "uv tool install harbor"), ("docker", "Harbor runs tasks in docker or podman")):
+        if shutil.which(program) is None and not (program == "docker" and shutil.which("podman")):
+            raise Outside(f"{program} is not installed", hint=hint)
+    words = command(dataset, endpoint, folder, jobs=jobs, parallel=parallel)
+    environment = {**os.environ, "OPENAI_API_KEY": endpoint.key or "none", "OPENAI_BASE_URL": endpoint.base_url}
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(folder / "harbor.log", "wb") as log:
+            done = subprocess.run(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=budget_s, check=False
+            )
+        code = done.returncode
+    except subprocess.TimeoutExpired:
+        code = 0  # the budget is up; what is there counts
+    results = read_results(folder, Path(dataset).name)
+    if not results:
+        raise Outside(f"harbor left no results (exit code {code})", hint=f"its output is in {folder / 'harbor.log'}")
+    return results
+
+
+def read_results(folder: Path, dataset: str) -> list[JobResult]:
+    """Every trial's result.json below a folder of Harbor's jobs, in the order of their names."""
+    found: list[JobResult] = []
+    for path in sorted(folder.rglob("result.json")):
+        document = _document(path)
+        if "task_name" in document and "trial_name" in document:  # the job's own result.json has neither
+            found.append(_result(document, path.relative_to(folder).as_posix(), dataset, len(found)))
+    return found
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _result(document: Mapping[str, Any], path: str, dataset: str, number: int) -> JobResult:
+    """One trial; somebody else's file, so nothing in it is taken for granted."""
+    task = str(document["task_name"])
+    rewards = _inner(document, "verifier_result").get("rewards") or {}
+    numbers = (
+        [value for value in rewards.values() if isinstance(value, int | float)] if isinstance(rewards, dict) else []
+    )
+    solved = bool(numbers) and min(numbers) >= 1
+    failure = _inner(document, "exception_info")
+    end: End = "done"
+    why = ""
+    if failure:
+        kind = str(failure.get("exception_type") or "")
+        end = "time" if "Timeout" in kind else "client"
+        why = f"{kind}: {failure.get('exception_message') or ''}"[:300]
+    used = _inner(document, "agent_result")
+    turn = TurnSeen(
+        number=1,
+        at_s=0.0,
+        seconds=_span(_inner(document, "agent_execution") or document),
+        prompt_tokens=_whole(used.get("n_input_tokens")),
+        completion_tokens=_whole(used.get("n_output_tokens")),
+        cached_tokens=_whole(used.get("n_cache_tokens")),
+    )
+    return JobResult(
+        family=dataset,
+        level="hard",
+        seed=number,
+        solved=solved,
+        end=end,
+        why=why,
+        wrong="" if solved else f"{task}: {why or 'its tests did not pass'}",
+        checks=(CheckSeen(name=task, passed=int(solved), of=1),),
+        seconds=_span(document),
+        turns=(turn,),
+        transcript=path,
+    )
+
+
+def _inner(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _span(document: Mapping[str, Any]) -> float:
+    """Seconds between started_at and finished_at; 0 where they are not told."""
+    moments = list(_moments(document))
+    return max(0.0, (moments[1] - moments[0]).total_seconds()) if len(moments) == 2 else 0.0
+
+
+def _moments(document: Mapping[str, Any]) -> Iterator[datetime]:
+    for name in ("started_at", "finished_at"):
+        try:
+            yield datetime.fromisoformat(str(document.get(name)).replace("Z", "+00:00")).replace(tzinfo=None)
+        except ValueError:
+            return
