@@ -5,6 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM_VENV    ?= $(abspath .venv-vllm)
+ROUTER_VENV  ?= $(abspath .venv-router)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 MCP_VENV     ?= $(abspath .venv-mcp)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
@@ -12,7 +13,7 @@ LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels test-mcp test-llama test-gpu test-containers test-siege lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -83,6 +84,10 @@ test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the m
 	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)
 	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]' 'pytest>=9,<10'
 	@$(MCP_VENV)/bin/python -m pytest -m engine tests/tasks
+
+test-cluster: $(READY) ## Two nodes over real Slurm and ssh on loopback, and a real sglang-router (apt-get install slurm-wlm munge openssh-server)
+	@bash scripts/router-venv.sh $(ROUTER_VENV)
+	@MOEBOX_ROUTER_VENV=$(ROUTER_VENV) $(BIN)/python -m pytest -m engine tests/cluster
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

@@ -98,3 +98,23 @@ def test_unknown_cards_suggest_near_names():
     with pytest.raises(UnknownName) as caught:
         box("8x-rtx-pro-600")
     assert "rtx-pro-6000" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["2x8x-rtx-pro-6000-server", "2n-8x-rtx-pro-6000-server"])
+def test_nodes_times_gpus(text: str) -> None:
+    """Sixteen cards, eight in each of two nodes; nothing is said of what lies between."""
+    found = box(text)
+
+    assert (found.nodes, len(found.gpus), found.network) == (2, 8, 0)
+
+
+def test_the_rate_between_nodes_stands_after_an_at() -> None:
+    """It is for each GPU, in bytes."""
+    assert box("4x8x-h200@25GB/s").network == 25_000_000_000
+
+
+@pytest.mark.parametrize("text", ["8x-h200@50GB/s", "2x8x-h200@fast", "2x8x-h200@", "2x8x-h200@1B/s", "999x8x-h200"])
+def test_nodes_that_cannot_be_meant(text: str) -> None:
+    """One line each."""
+    with pytest.raises(BadInput):
+        box(text)

@@ -23,7 +23,8 @@ def panel(box: Box) -> RenderableType:
     """The whole box."""
     title = f"[bold]{box.name}[/bold] ({box.source})"
     if box.nodes > 1:
-        title += f", {box.nodes} machines"
+        between = f"{rate(box.network)} a GPU between them" if box.network else "400 Gb/s a GPU assumed between them"
+        title += f", {box.nodes} nodes, {between}"
     parts: list[RenderableType] = [gpus(box), Text(), facts(box)]
     if box.links:
         parts += [Text(), matrix(box)]

@@ -13,6 +13,7 @@ from moebox.core.change import changed
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import as_text
 from moebox.errors import BadInput
+from moebox.serve.where import Where
 from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from moebox.serve.reality import Row
     from moebox.serve.session import Session
     from moebox.store import Run
+
+HERE = Where()
 
 
 def up(
@@ -33,6 +36,7 @@ def up(
     patience: str = "15m",
     apply_remedy: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
+    where: Annotated[Where, Parameter(name="*")] = HERE,
     runs: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -49,6 +53,7 @@ def up(
         patience: How long it may stand still while starting; any progress starts the time anew.
         apply_remedy: When it fails for a known reason with a recipe change as remedy, try that once.
         dry_run: Print the command instead of running it.
+        where: Nodes, for a recipe that spans several.
         runs: Where run folders live.
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
@@ -62,7 +67,9 @@ def up(
         raise BadInput(f"--patience: {problem}") from None
     if dry_run:
         return show_command(asked)
-    return serve(asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json)
+    return serve(
+        asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json, where=where
+    )
 
 
 def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
@@ -87,7 +94,14 @@ def show_command(deployment: "Deployment") -> int:
 
 
 def serve(
-    deployment: "Deployment", *, patience_s: float, detach: bool, apply_remedy: bool, runs: Path | None, json: bool
+    deployment: "Deployment",
+    *,
+    patience_s: float,
+    detach: bool,
+    apply_remedy: bool,
+    runs: Path | None,
+    json: bool,
+    where: Where = HERE,
 ) -> int:
     """Start, show, and stay or let go."""
     from moebox.serve import reality
@@ -98,7 +112,7 @@ def serve(
     warn(deployment)
     run = Run.create(deployment.recipe.name, runs=runs)
     try:
-        session = attempt(deployment, run, patience_s)
+        session = attempt(deployment, run, patience_s, where)
     except LaunchFailed as problem:
         fixed = remedy(deployment.recipe, problem) if apply_remedy else None
         if fixed is None:
@@ -106,7 +120,7 @@ def serve(
         recipe, change = fixed
         run.event("remedy.applied", symptom=problem.finding and problem.finding.symptom, change=change)
         talk().print(f"{problem.message}\ntrying the remedy: {as_text(change)}", markup=False)
-        session = attempt(deployment.with_recipe(recipe), run, patience_s)
+        session = attempt(deployment.with_recipe(recipe), run, patience_s, where)
     try:
         rows = reality.compare(session.facts, reality.planned(session.order.deployment))
         run.event("plan.reality", rows=rows)
@@ -146,14 +160,19 @@ def heed_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def attempt(deployment: "Deployment", run: "Run", patience_s: float) -> "Session":
+def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Where = HERE) -> "Session":
     """One try at a launch; a session that answers, or nothing is left of it."""
+    from moebox.serve.nodes import prepare_nodes
     from moebox.serve.session import launch, prepare
 
     recipe = deployment.recipe
     talk().print(f"starting {deployment.engine.title} with {recipe.checkpoint}", markup=False)
+    if where.given:
+        order = prepare_nodes(deployment, run, where, lambda line: talk().print(line, markup=False))
+    else:
+        order = prepare(deployment, name=run.id)
     with up_view.Phases() as phases:
-        session = launch(prepare(deployment, name=run.id), run, listener=phases)
+        session = launch(order, run, listener=phases)
         try:
             session.wait_ready(patience_s=patience_s)
         except BaseException:

@@ -2,7 +2,8 @@
 
     8x-rtx-pro-6000-server        eight cards in one machine
     4x-rtx-5090+1x-rtx-4090       mixed cards
-    2n-8x-h200                    two such machines
+    2x8x-h200                     two nodes of eight (also 2n-8x-h200)
+    2x8x-h200@25GB/s              the same, with 25 GB/s (200 Gb/s) a GPU between them
 
 A TOML file is either what `moebox box --save` wrote, or the short form:
 
@@ -26,6 +27,8 @@ from moebox.units import parse_rate, parse_size
 
 _PART = re.compile(r"(?:(\d+)x-?)?([a-z].*)")
 MOST_GPUS = 1024  # in one machine; more is a typing error
+MOST_NODES = 256
+MOST_NETWORK = 10**12  # bytes/s a GPU between nodes; NVLink's largest domains have 0.9
 MOST_BANDWIDTH = 2 * 12 * 8 * 8800 * 10**6  # bytes/s of RAM
 
 
@@ -68,14 +71,31 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 
 def from_name(text: str) -> Box:
-    """The box called COUNTxGPU, several joined by +, several machines by a leading Nn-."""
+    """The box called COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, and after an @ the rate between them."""
     name = text.strip().lower()
-    machines = re.match(r"(\d+)n-", name)
+    alike, at, rate = name.partition("@")
+    machines = re.match(r"(\d+)(?:n-|x(?=\d+x))", alike)
     nodes = int(machines.group(1)) if machines else 1
-    parts = name[machines.end() :] if machines else name
-    if nodes < 1:
-        raise BadInput(f"box {text!r}: there must be at least one machine")
-    return in_nodes(Box(name=name, gpus=cards(parts), nodes=nodes))
+    parts = alike[machines.end() :] if machines else alike
+    if not 1 <= nodes <= MOST_NODES:
+        raise BadInput(f"box {text!r}: {nodes} nodes cannot be meant", hint="write it like 2x8x-h200")
+    box = in_nodes(Box(name=name, gpus=cards(parts), nodes=nodes))
+    if not at:
+        return box
+    if box.nodes == 1:
+        raise BadInput(f"box {text!r}: @{rate} is the rate between nodes, and this is one", hint="2x8x-h200@50GB/s")
+    return replace(box, network=_network(text, rate))
+
+
+def _network(text: str, rate: str) -> int:
+    """Bytes a second between nodes, for each GPU."""
+    try:
+        network = parse_rate(rate)
+    except ValueError as problem:
+        raise BadInput(f"box {text!r}: {problem}") from None
+    if not 10**7 <= network <= MOST_NETWORK:
+        raise BadInput(f"box {text!r}: {rate} between nodes cannot be meant", hint="bytes, a GPU: 400 Gb/s is 50GB/s")
+    return network
 
 
 def in_nodes(box: Box) -> Box:

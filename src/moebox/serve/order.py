@@ -25,6 +25,8 @@ class Order:
     endpoint: Endpoint
     secrets: dict[str, str]  # variable -> value; goes to the engine's environment and nowhere else
     gpus: tuple[int, ...]
+    nodes: tuple[str, ...] = ()  # by rank, where it runs on others than this machine
+    job: str = ""  # Slurm's number of their allocation
 
     @property
     def recipe(self) -> Recipe:
@@ -38,10 +40,8 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
     if recipe.listen.key_env and not os.environ.get(recipe.listen.key_env):
         raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
     if recipe.parallel.nodes > 1:
-        hint = "`moebox render --as script|slurm|k8s` writes what each node runs"
-        raise Unsupported(
-            f"{recipe.name} spans {recipe.parallel.nodes} nodes; up starts engines on this one", hint=hint
-        )
+        hint = "`moebox up --hosts FILE` or `--slurm`; `moebox render --as script|slurm|k8s` writes what each node runs"
+        raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
     if not recipe.listen.port:
         port = preflight.free_port(recipe.listen.host, deployment.engine.ports)
         recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))

@@ -260,8 +260,9 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
     ports = order.deployment.engine.ports_of(order.launch.port)
     held = [*(f"port-{port}" for port in ports), *(f"gpu-{card}" for card in order.gpus)]
-    with state.leases(held, name) as leases:
-        preflight.check(order.deployment, order.launch, order.argv)
+    with state.leases(held if not order.nodes else (), name) as leases:
+        if not order.nodes:  # which were looked at by `nodes.check`
+            preflight.check(order.deployment, order.launch, order.argv)
         run.write("recipe.toml", codec.to_toml(recipe))
         told: dict[str, Any] = {
             "argv": order.argv,
@@ -286,6 +287,7 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
             key_env=recipe.listen.key_env,
             runtime=recipe.runtime.kind,
             container=f"moebox-{name}" if engines.contained(recipe) else "",
+            job=order.job,
             guard=guard.pid,
             guard_started=state.start_tick(guard.pid),
             started=time.time(),
@@ -306,11 +308,12 @@ def _ended(name: str) -> bool:
 
 def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder) -> "subprocess.Popen[bytes]":
     contained = engines.contained(order.recipe)
+    after = [order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}"] if contained else []
     document = {
         "mark": state.mark(name),
         "argv": order.argv,
         # Unbuffered: what a Python engine prints must be in the log before it dies, not after.
-        "env": {"PYTHONUNBUFFERED": "1", **({} if contained else order.launch.env), **order.secrets},
+        "env": {"PYTHONUNBUFFERED": "1", **({} if contained or order.nodes else order.launch.env), **order.secrets},
         "hide": list(order.secrets.values()),
         "log": str(run.path / "engine.log"),
         "life": str(state.life_path(name)),
@@ -318,7 +321,7 @@ def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder)
         "leases": leases,
         "oom": oom.counters(),
         "ladder": list(ladder) or [(sign.name, wait) for sign, wait in LADDER],
-        "after": [order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}"] if contained else [],
+        "after": ["scancel", order.job] if order.job else after,
     }
     return under_guard(name, run, document, leases)
 

@@ -44,6 +44,7 @@ class Instance:
     key_env: str = ""
     runtime: str = "native"
     container: str = ""
+    job: str = ""  # Slurm's, on other nodes
     guard: int = 0
     guard_started: int = 0  # the kernel's start tick of that pid, so that a reused pid is not mistaken for it
     started: float = 0.0

@@ -31,6 +31,8 @@ def stop(instance: state.Instance) -> list[str]:
     swept = sweep(instance.id)
     if instance.container:
         remove_container(instance.runtime, instance.container)
+    if instance.job and shutil.which("scancel"):
+        subprocess.run(["scancel", instance.job], capture_output=True, timeout=60, check=False)
     if os.path.isdir(instance.run):
         Run(Path(instance.run)).event("engine.stopped", id=instance.id, signals=signals, swept=swept)
     state.forget(instance.id)

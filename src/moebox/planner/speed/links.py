@@ -21,6 +21,7 @@ class Fabric:
     nodes: int = 1  # nodes one group spans
     network: float = 0.0  # bytes/s between nodes, a GPU
     extra_us: float = 0.0  # each collective waits this much longer on this host
+    machines: int = 1  # nodes of the whole box, which pipeline stages may span
 
     def all_reduce(self, ranks: int, size: float) -> float:
         """Seconds to sum `size` bytes over `ranks`."""
@@ -44,6 +45,13 @@ class Fabric:
         """Seconds until every rank has the `size` bytes that all hold together."""
         return self._ring(ranks, size, rounds=1) if ranks > 1 and size > 0 else 0.0
 
+    def stages(self, count: int, size: float, ranks: int) -> float:
+        """Seconds for `size` bytes to go through `count` pipeline stages; between nodes each of `ranks` sends a share."""
+        across = min(count - 1, self.machines - 1)
+        inside = self.all_gather(2, size) if count - 1 > across else 0.0
+        hop = NODE_US * 1e-6 + size / max(ranks, 1) / (self.network or NETWORK) if across else 0.0
+        return (count - 1 - across) * inside + across * hop
+
     def _ring(self, ranks: int, size: float, *, rounds: int) -> float:
         wire, here = self.wire, -(-ranks // self.nodes)
         moved = rounds * (here - 1) / here * size
@@ -65,10 +73,11 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
     network = float(box.network)
     if gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes):
         name = "fabric" if gpu.generation == "cdna" else "nvlink"
-        return Fabric(wire=wire_of(name), rate=gpu.nvlink / 2, nodes=nodes, network=network)
+        return Fabric(wire=wire_of(name), rate=gpu.nvlink / 2, nodes=nodes, network=network, machines=box.nodes)
     rate = float(gpu.pcie.rate) if gpu.pcie else PCIE
     wire = wire_of(constants.link or "pcie")
-    return Fabric(wire=wire, rate=rate, nodes=nodes, network=network, extra_us=_host_us(box, wire, ranks))
+    extra_us = _host_us(box, wire, ranks)
+    return Fabric(wire=wire, rate=rate, nodes=nodes, network=network, extra_us=extra_us, machines=box.nodes)
 
 
 def _host_us(box: Box, wire: Wire, ranks: int) -> float:

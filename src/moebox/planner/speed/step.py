@@ -142,7 +142,7 @@ class Cards:
         if self.rank.whole_experts and self.rank.dp > 1:
             ranks = self.rank.expert_ranks
             seconds += 2 * self.rank.model.moe_layers * self.fabric.all_gather(ranks, size * self.rank.dp)
-        return seconds + (self.rank.pp - 1) * self.fabric.all_gather(2, size)
+        return seconds + self.fabric.stages(self.rank.pp, size, self.rank.tp)
 
     def context_parallel(self, queries: float) -> float:
         """With a divided cache every layer gathers the queries of the group and brings its outputs back together."""

@@ -1,0 +1,228 @@
+"""The head of a launch over several nodes: one agent a node, their output as one log, and one end for all.
+
+`python -m moebox.serve.conduct ORDER.json` runs under the engine's guard like an engine. It keeps the agents alive, and
+when one rank ends it stops the others, says which was first and how it ended, and sweeps every node.
+Secrets come in its own environment, and reach the agents through their stdin.
+"""
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from moebox import codec
+
+BEAT_S = 2.0
+LIFELINE_S = 20.0  # of silence from the head, before a node stops its rank
+SETTLE_S = 3.0  # after the first rank has ended, for the others to say what they saw
+SWEEP_S = 20.0
+ENDED = re.compile(rb"moebox-agent: rank (\d+) (?:ended with (-?\d+)|cannot be started: (.*))")
+SLURM_ENDED = re.compile(rb"srun: error: (\S+): task (\d+): (.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """One node's command."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conducted:
+    """Everything the head needs to know; no secret is in it."""
+
+    mark: str
+    names: tuple[str, ...]  # nodes by rank
+    master: str  # address of the first
+    ranks: tuple[RankOrder, ...]
+    ways: tuple[tuple[str, ...], ...]  # argv that runs an agent: one a node (ssh), or a single one for all (srun)
+    secret_names: tuple[str, ...] = ()
+    cwd: str = ""
+    ladder: tuple[tuple[str, float], ...] = (("SIGINT", 15.0), ("SIGTERM", 10.0), ("SIGKILL", 5.0))
+    lifeline_s: float = LIFELINE_S
+
+    def line(self, mode: str, rank: int | None, **more: object) -> bytes:
+        """The first line an agent reads."""
+        document = {**codec.plain(self), "mode": mode, "rank": rank, **more}
+        document["secrets"] = {name: os.environ[name] for name in self.secret_names if name in os.environ}
+        return json.dumps(document).encode() + b"\n"
+
+
+def agent_source() -> str:
+    """The agent as text, to be run by a Python on a node."""
+    return (files("moebox.serve") / "agent.py").read_text(encoding="utf-8")
+
+
+def open_agents(order: Conducted, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":
+    """An agent on every node, told what to do."""
+    agents = []
+    for place, way in enumerate(order.ways):
+        agent = subprocess.Popen(
+            way, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        agents.append(agent)
+        rank = place if len(order.ways) > 1 or len(order.names) == 1 else None
+        with contextlib.suppress(OSError):
+            assert agent.stdin
+            agent.stdin.write(order.line(mode, rank, **more))
+            agent.stdin.flush()
+    return agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How a rank ended."""
+
+    rank: int
+    how: str
+    code: int
+    struck: bool  # killed from outside, or never started
+
+
+class Conductor:
+    """The ranks of one launch."""
+
+    def __init__(self, order: Conducted) -> None:
+        self.order = order
+        self.ends: list[RankEnd] = []  # in the order they were heard of, before the others were told to stop
+        self.stop_at = 0.0  # when the others are told, once one has ended or we were asked
+        self.asked = False
+
+    def run(self) -> int:
+        """Until every rank has ended; the first one's exit code."""
+        self.agents = open_agents(self.order, "run")
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, lambda *_: self._ask())
+        try:
+            self._watch()
+        finally:
+            self._end()
+        if self.ends and not self.asked:
+            # A rank that was killed or never started brings others down with an error of their own, which may be
+            # heard first.
+            cause = min(self.ends, key=lambda end: not end.struck)
+            others = "" if len(self.order.names) == 1 else "; the other ranks were stopped"
+            print(f"moebox: rank {cause.rank} on {self.order.names[cause.rank]} {cause.how}{others}", flush=True)
+            return cause.code or 1
+        return 0
+
+    def _ask(self) -> None:
+        self.asked, self.stop_at = True, time.monotonic()
+
+    def _watch(self) -> None:
+        beat, stopped = 0.0, False
+        with selectors.DefaultSelector() as selector:
+            for place, agent in enumerate(self.agents):
+                assert agent.stdout
+                os.set_blocking(agent.stdout.fileno(), False)
+                selector.register(agent.stdout, selectors.EVENT_READ, (place, bytearray()))
+            while selector.get_map():
+                for key, _ in selector.select(0.5):
+                    place, rest = key.data
+                    if not self._copy(place, key.fd, rest):
+                        selector.unregister(key.fileobj)
+                        self._agent_ended(place)
+                if self.stop_at and time.monotonic() >= self.stop_at and not stopped:
+                    stopped = True
+                    self._tell(b"stop\n", close=True)
+                elif not stopped and time.monotonic() - beat > BEAT_S:
+                    beat = time.monotonic()
+                    self._tell(b"\n")
+
+    def _copy(self, place: int, source: int, rest: bytearray) -> bool:
+        """Pass lines on and hear what they tell of ends; False when there will be no more."""
+        try:
+            data = os.read(source, 1 << 16)
+        except BlockingIOError:
+            return True
+        rest += data
+        *lines, left = bytes(rest).split(b"\n") if data else [*bytes(rest).split(b"\n"), b""]
+        rest[:] = left
+        for line in lines:
+            self._hear(line)
+            if line or data:
+                sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+        return bool(data)
+
+    def _hear(self, line: bytes) -> None:
+        told = ENDED.search(line)
+        if told and told[2] is not None:
+            code = int(told[2])
+            self._note(RankEnd(rank=int(told[1]), how=_ending(code), code=abs(code), struck=code < 0))
+        elif told:
+            how = f"cannot be started: {told[3].decode(errors='replace')}"
+            self._note(RankEnd(rank=int(told[1]), how=how, code=127, struck=True))
+        elif slurm := SLURM_ENDED.search(line):
+            self._lost(min(int(slurm[2]), len(self.order.names) - 1), slurm[3].decode(errors="replace"))
+
+    def _lost(self, rank: int, how: str) -> None:
+        """A rank's agent is gone; it says nothing more, unless it has said how its rank ended."""
+        if not any(end.rank == rank for end in self.ends):
+            self._note(RankEnd(rank=rank, how=f"lost its agent ({how})", code=137, struck=True))
+
+    def _note(self, end: RankEnd) -> None:
+        """Remember an end that is nobody's doing here; the others get a moment to say what they saw."""
+        if not self.stop_at or time.monotonic() < self.stop_at:
+            self.ends.append(end)
+            self.stop_at = self.stop_at or time.monotonic() + SETTLE_S
+
+    def _agent_ended(self, place: int) -> None:
+        code = self.agents[place].wait()
+        if code and len(self.agents) > 1:
+            self._lost(place, _ending(code))
+
+    def _tell(self, words: bytes, *, close: bool = False) -> None:
+        for agent in self.agents:
+            with contextlib.suppress(OSError, ValueError):
+                assert agent.stdin
+                agent.stdin.write(words)
+                agent.stdin.flush()
+                if close:
+                    agent.stdin.close()
+
+    def _end(self) -> None:
+        """No agent of ours and no process of any rank stays."""
+        self._tell(b"stop\n", close=True)
+        until = time.monotonic() + sum(wait for _, wait in self.order.ladder) + 10.0
+        for agent in self.agents:
+            try:
+                agent.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                agent.kill()
+        sweep(self.order)
+
+
+def sweep(order: Conducted) -> None:
+    """Kill on every node what carries this launch's mark."""
+    for agent in open_agents(order, "sweep"):
+        try:
+            agent.communicate(timeout=SWEEP_S)
+        except (subprocess.TimeoutExpired, ValueError, OSError):
+            agent.kill()
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+def main() -> int:
+    """Conduct the launch that the file describes."""
+    path = Path(sys.argv[1])
+    return Conductor(codec.decode(Conducted, codec.load_json(path), where=str(path))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

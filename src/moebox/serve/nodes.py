@@ -1,0 +1,371 @@
+"""Several nodes for one engine: which they are, over Slurm or ssh, whether they are alike, and what each runs.
+
+A hosts file has one node a line: a name that ssh knows, and after it the address the other nodes use, if that differs.
+"""
+
+import ipaddress
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moebox import codec, engines
+from moebox.core.deployment import Deployment
+from moebox.core.endpoint import endpoint_of
+from moebox.errors import BadInput, Outside
+from moebox.serve.agent import MASTER
+from moebox.serve.conduct import Conducted, RankOrder, agent_source, open_agents
+from moebox.serve.guard import LADDER
+from moebox.serve.order import Order
+from moebox.serve.state import mark
+from moebox.serve.where import Where
+from moebox.store import Run
+from moebox.units import rate as rate_text
+
+# Where ranks meet: vLLM's --master-port is 29501 unless set, SGLang's launches here say 20000 (engines/sglang/argv.py).
+RENDEZVOUS = {"vllm": 29501, "sglang": 20000}
+CLOCKS_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
+PROBE_S = 120.0
+REACH_S = 15.0
+REACH_BYTES = 256 << 20
+GRANT_S = 600.0
+HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:@%-]{0,250})")
+SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
+SSH = ("ssh", *(word for option in SSH_OPTIONS for word in ("-o", option)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAt:
+    """One node: how it is called, and where the others find it."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The nodes of a launch, in rank order, and the way to them."""
+
+    nodes: tuple[NodeAt, ...]
+    job: str = ""  # Slurm's number; "" over ssh
+    python: str = "python3"
+
+    def ways(self) -> tuple[tuple[str, ...], ...]:
+        """The argv that runs an agent: one for all with Slurm, one a node with ssh."""
+        words = (self.python, "-c", agent_source())
+        if self.job:
+            count = str(len(self.nodes))
+            # exclusive is the default of a step: without overlap a second one would wait for the first
+            step = ("srun", f"--jobid={self.job}", "--nodes", count, "--ntasks-per-node=1", "--overlap")
+            return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *words),)
+        return tuple((*SSH, node.name, shlex.join(words)) for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node says of itself."""
+
+    rank: int
+    host: str
+    time: float
+    program: str
+    version: str = ""
+    gpus: tuple[str, ...] = ()
+    weights: bool = True
+    asked_at: float = 0.0  # our clock around its answer
+    heard_at: float = 0.0
+
+
+def read_hosts(path: Path) -> tuple[NodeAt, ...]:
+    """The nodes that a hosts file lists."""
+    nodes: list[NodeAt] = []
+    for number, line in enumerate(codec.read_text(path).splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2 or not all(HOST.fullmatch(word) for word in words):
+            raise BadInput(f"{path}: line {number}: a node is a name and, if need be, its address", hint="n1 10.0.0.1")
+        nodes.append(NodeAt(name=words[0], address=words[-1].rpartition("@")[2]))
+    names = [node.name for node in nodes]
+    twice = next((name for name in names if names.count(name) > 1), "")
+    if twice:
+        raise BadInput(f"{path}: {twice} is listed twice")
+    if not nodes:
+        raise BadInput(f"{path}: lists no node")
+    return tuple(nodes)
+
+
+def over_ssh(hosts: tuple[NodeAt, ...], count: int, *, python: str) -> Nodes:
+    """The first `count` of these hosts."""
+    if shutil.which("ssh") is None:
+        raise Outside("ssh is not installed here", hint="install openssh-client, or use --slurm")
+    if len(hosts) < count:
+        raise BadInput(f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
+    return Nodes(nodes=hosts[:count], python=python)
+
+
+def over_slurm(count: int, gpus: int, asked: Where, *, name: str) -> Nodes:
+    """An allocation of `count` nodes; it is the caller's to release."""
+    if shutil.which("salloc") is None:
+        raise Outside("Slurm is not installed here: salloc is not on PATH", hint="use --hosts FILE, or a login node")
+    argv = ["salloc", "--no-shell", f"--job-name=moebox-{name}"[:120], f"--nodes={count}", "--ntasks-per-node=1"]
+    argv += [f"--gpus-per-node={gpus}"] if gpus else []
+    argv += [f"--partition={asked.partition}"] if asked.partition else []
+    argv += [f"--account={asked.account}"] if asked.account else []
+    argv += [f"--time={asked.time_limit}"] if asked.time_limit else []
+    said = _granted(argv, count)
+    found = re.search(r"Granted job allocation (\d+)", said)
+    if not found:
+        raise Outside(f"Slurm granted nothing: {_last(said)}")
+    job = found[1]
+    try:
+        return Nodes(nodes=_allocated(job), job=job, python=asked.node_python)
+    except BaseException:
+        release(Nodes(nodes=(), job=job))
+        raise
+
+
+def _granted(argv: list[str], count: int) -> str:
+    """What salloc says; a request that is not waited for any longer is taken back, which SIGKILL would not do."""
+    asking = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        said, _ = asking.communicate(timeout=GRANT_S)
+    except BaseException as problem:
+        asking.terminate()
+        said, _ = asking.communicate()
+        if isinstance(problem, subprocess.TimeoutExpired):
+            raise Outside(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {_last(said)}") from None
+        raise
+    if asking.returncode:
+        raise Outside(f"Slurm: {_last(said)}", hint="`sinfo` shows its nodes; --partition and --account choose")
+    return said
+
+
+def _allocated(job: str) -> tuple[NodeAt, ...]:
+    listed = _run(["squeue", "--noheader", "--jobs", job, "--format", "%N"], what="squeue").strip()
+    names = _run(["scontrol", "show", "hostnames", listed], what="scontrol").split()
+    return tuple(NodeAt(name=name, address=_address(name)) for name in names)
+
+
+def _address(name: str) -> str:
+    """Where Slurm itself reaches the node: it need not have a name that resolves."""
+    told = re.search(r"NodeAddr=(\S+)", _run(["scontrol", "show", "node", name, "--oneliner"], what="scontrol"))
+    return told[1] if told else name
+
+
+def release(nodes: Nodes) -> None:
+    """Give an allocation back; harmless when it is gone."""
+    if nodes.job and shutil.which("scancel"):
+        subprocess.run(["scancel", nodes.job], capture_output=True, timeout=60, check=False)
+
+
+def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable[[str], None]) -> Order:
+    """Find the nodes, look at them, and decide what each runs; an allocation is given back when that fails."""
+    recipe = deployment.recipe
+    if where.slurm and where.hosts:
+        raise BadInput("--hosts and --slurm are two ways to name nodes; give one")
+    count = recipe.parallel.nodes
+    if count < 2:
+        raise BadInput(f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
+    if where.hosts:
+        nodes = over_ssh(read_hosts(where.hosts), count, python=where.node_python)
+    else:
+        nodes = over_slurm(count, recipe.parallel.gpus // count, where, name=run.id)
+    try:
+        order = order_for(deployment, nodes, run)
+        rate = check(order.deployment, nodes, run)
+        tell(f"{count} nodes: {', '.join(order.nodes)}; {described(rate)}")
+        return order
+    except BaseException:
+        release(nodes)
+        raise
+
+
+# -- what each node runs
+
+
+def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
+    """Every rank's command, with the first node's address where it belongs."""
+    ranks = []
+    for rank in range(len(nodes.nodes)):
+        launch = engines.launch(deployment, rank=rank, master=MASTER)
+        ranks.append(RankOrder(argv=launch.argv, env={"PYTHONUNBUFFERED": "1", **launch.env}))
+    return Conducted(
+        mark=mark(name),
+        names=tuple(node.name for node in nodes.nodes),
+        master=nodes.nodes[0].address,
+        ranks=tuple(ranks),
+        ways=nodes.ways(),
+        secret_names=tuple(engines.launch(deployment).secret_env),
+        ladder=tuple((sign.name, wait) for sign, wait in LADDER),
+    )
+
+
+def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
+    """What the guard runs here: the conductor, which runs an agent on every node."""
+    recipe = deployment.recipe
+    if recipe.runtime.kind != "native":
+        raise BadInput(
+            f"over several nodes the engine runs natively, not in {recipe.runtime.kind}",
+            hint='runtime.kind = "native", or `moebox render --as k8s`',
+        )
+    if not recipe.listen.port:
+        raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
+    engines.check(deployment)
+    address = nodes.nodes[0].address
+    # The other ranks and this machine must reach it: it listens on the address they use, which is no public one.
+    listen = replace(recipe.listen, host=recipe.listen.host if recipe.listen.host != "127.0.0.1" else address)
+    opened = deployment.with_recipe(replace(recipe, listen=listen))
+    path = run.write("nodes.json", codec.to_json(conducted(opened, nodes, run.id)))
+    launch = engines.launch(opened)
+    secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
+    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
+    where = f"[{address}]" if _is_v6(address) else address
+    endpoint = endpoint_of(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
+    return Order(
+        deployment=opened,
+        launch=launch,
+        argv=(sys.executable, "-m", "moebox.serve.conduct", str(path)),
+        endpoint=endpoint,
+        secrets=secrets,
+        gpus=(),
+        nodes=tuple(node.name for node in nodes.nodes),
+        job=nodes.job,
+    )
+
+
+def _is_v6(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).version == 6
+    except ValueError:
+        return False
+
+
+# -- whether they are fit
+
+
+def check(deployment: Deployment, nodes: Nodes, run: Run) -> float:
+    """Raise for the first thing that differs or is closed; bytes a second from the other nodes to the first (TCP)."""
+    order = conducted(deployment, nodes, run.id)
+    facts = probe(deployment, order)
+    run.event("nodes.probed", nodes=[codec.plain(one) for one in facts])
+    alike(facts, order.names)
+    rates = reach(order, RENDEZVOUS.get(deployment.recipe.engine, 29501))
+    slowest = min(rates, default=0.0)
+    run.event("nodes.reached", tcp_bytes_s=slowest)
+    return slowest
+
+
+def probe(deployment: Deployment, order: Conducted) -> list[NodeFacts]:
+    """What every node is, asked at the same time."""
+    package = deployment.engine.package
+    ask = ["python3", "-c", f"import importlib.metadata as m; print(m.version({package!r}))"] if package else []
+    weights = deployment.weights
+    local = weights if weights.startswith(("/", "~")) else ""
+    began = time.time()
+    told = _told(order, "probe", version=ask, weights=local)
+    heard = time.time()
+    return [codec.decode(NodeFacts, {**one, "asked_at": began, "heard_at": heard}, where="a node") for one in told]
+
+
+def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
+    """Every node has the engine, its weights, the same version, GPUs and time."""
+    first = facts[0]
+    for one in facts:
+        name = names[one.rank]
+        if not one.program:
+            raise Outside(
+                f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry"
+            )
+        if not one.weights:
+            raise Outside(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
+        if one.version != first.version:
+            raise Outside(
+                f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {one.version or 'none'}"
+            )
+        if one.gpus != first.gpus:
+            raise Outside(f"nodes differ: {names[0]} has {_gpus(first)}, {name} {_gpus(one)}")
+        apart = _apart(one)
+        if apart > CLOCKS_S:
+            raise Outside(f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?")
+
+
+def _apart(one: NodeFacts) -> float:
+    """Seconds by which the node's clock lies outside the time in which it was asked."""
+    return max(one.asked_at - one.time, one.time - one.heard_at, 0.0)
+
+
+def _gpus(one: NodeFacts) -> str:
+    kinds = {name: one.gpus.count(name) for name in one.gpus}
+    return " and ".join(f"{count}× {name}" for name, count in kinds.items()) or "no GPU"
+
+
+def reach(order: Conducted, port: int) -> list[float]:
+    """The rendezvous port of the first node is open to the others; how fast each sends to it."""
+    told = _told(order, "reach", rendezvous=port, reach_s=REACH_S, reach_bytes=REACH_BYTES)
+    for one in told:
+        if one.get("problem"):
+            raise Outside(
+                f"{order.names[int(one['rank'])]}: {one['problem']}",
+                hint=f"open port {port} between the nodes; ranks meet there",
+            )
+    return [float(one["rate"]) for one in told if "rate" in one]
+
+
+def described(rate: float) -> str:
+    """The way between nodes, measured with one TCP stream; NCCL over RDMA may be faster."""
+    return f"{rate_text(rate)} from node to node over one TCP connection" if rate else "one node"
+
+
+def _told(order: Conducted, mode: str, **more: object) -> list[dict[str, Any]]:
+    """What the agents of all nodes say, by rank; Outside for a node that says nothing."""
+    agents = open_agents(order, mode, **more)
+    found: dict[int, dict[str, Any]] = {}
+    words: dict[int, str] = {}
+    for place, agent in enumerate(agents):
+        try:
+            out, _ = agent.communicate(timeout=PROBE_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            out, _ = agent.communicate()
+        text = out.decode(errors="replace")
+        words[place] = text
+        for line in text.splitlines():
+            _, told, document = line.partition("moebox-told: ")
+            if told:
+                one = json.loads(document)
+                found[int(one["rank"])] = one
+    for rank, name in enumerate(order.names):
+        if rank not in found:
+            said = words.get(rank if len(agents) > 1 else 0, "")
+            raise Outside(
+                f"{name} does not answer: {_last(said)}", hint=f"try it by hand: {shlex.join(order.ways[0][:2])} …"
+            )
+    return [found[rank] for rank in range(len(order.names))]
+
+
+def _run(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise Outside(f"{what} did not answer within {timeout_s:.0f} s") from None
+    except OSError as problem:
+        raise Outside(f"{what}: {problem.strerror}: {argv[0]}") from None
+    if done.returncode:
+        raise Outside(f"{what}: {_last(done.stderr or done.stdout)}")
+    return done.stdout + done.stderr
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it said nothing"

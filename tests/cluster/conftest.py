@@ -1,0 +1,205 @@
+"""A real Slurm with two nodes and a real sshd, both on loopback, in a temporary folder, gone after the session."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from moebox import codec
+from moebox.core.recipe import Listen, Parallel, Recipe, Runtime
+from moebox.serve.agent import marked
+from moebox.serve.preflight import free_port
+
+ENGINE = Path(__file__).with_name("engine.py")
+START_S = 60.0
+NAMES = ("n1", "n2")
+CONF = """ClusterName=loop
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/sock
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+MpiDefault=none
+GresTypes=gpu
+KillWait=5
+{nodes}
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=1:00:00 State=UP
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a test needs to know of it."""
+
+    folder: Path
+    port: int = 0
+
+
+def started(argv: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    with open(log, "ab") as file:
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def until(good: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + START_S
+    while not good():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def ended(processes: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """munged, slurmctld and two slurmd."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "munge", *(f"spool-{node}" for node in NAMES)):
+        (folder / name).mkdir(mode=0o700)
+    (folder / "munge" / "key").write_bytes(os.urandom(1024))
+    (folder / "munge" / "key").chmod(0o400)
+    for number in range(8):
+        (folder / f"gpu{number}").touch()
+    host = socket.gethostname().partition(".")[0]
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 RealMemory=1000 Gres=gpu:8"
+        for name in NAMES
+    )
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(folder=folder, host=host, ctld=free_port(), nodes=nodes))
+    (folder / "gres.conf").write_text("".join(f"NodeName={name} Name=gpu File={folder}/gpu[0-7]\n" for name in NAMES))
+    munge = {word: f"{folder}/munge/{word}" for word in ("key", "sock", "pid", "log", "seed")}
+    words = ["munged", "--foreground", "--force", f"--key-file={munge['key']}", f"--socket={munge['sock']}"]
+    words += [f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"]
+    running: list[subprocess.Popen[bytes]] = []
+    os.environ["SLURM_CONF"] = str(conf)
+    with ended(running):
+        running.append(started(words, folder / "out"))
+        until(lambda: Path(munge["sock"]).exists(), "munged did not start")
+        running.append(started(["slurmctld", "-D", "-f", str(conf)], folder / "out"))
+        running.extend(started(["slurmd", "-D", "-N", name, "-f", str(conf)], folder / "out") for name in NAMES)
+        until(lambda: "idle" in said(["sinfo", "--noheader", "--format=%T %D"]), "slurmd did not register")
+        yield Cluster(folder=folder)
+    del os.environ["SLURM_CONF"]
+
+
+def said(argv: list[str]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False).stdout
+
+
+@pytest.fixture
+def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, with no job before and none left after a test."""
+    assert not said(["squeue", "--noheader"]).strip()
+    yield slurm_cluster
+    try:
+        until(lambda: not said(["squeue", "--noheader"]).strip(), "a test left a job")
+    finally:
+        for job in said(["squeue", "--noheader", "--format=%i"]).split():
+            subprocess.run(["scancel", job], check=False)
+
+
+@pytest.fixture(scope="session")
+def ssh_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One sshd that answers to two names, and an ssh that finds it."""
+    folder = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    port = free_port()
+    keys = folder / "authorized"
+    shutil.copy(folder / "user.pub", keys)
+    keys.chmod(0o600)
+    daemon = f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {keys}\n"
+    daemon += f"PidFile {folder}/pid\n"
+    daemon += "StrictModes no\nPermitRootLogin yes\nUsePAM no\nPasswordAuthentication no\n"
+    (folder / "sshd_config").write_text(daemon)
+    client = (
+        f"Host s1 s2\nHostName 127.0.0.1\nPort {port}\nIdentityFile {folder}/user\nUserKnownHostsFile {folder}/known\n"
+    )
+    client += "StrictHostKeyChecking accept-new\n"
+    (folder / "config").write_text(client)
+    real = shutil.which("ssh")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {real} -F {folder}/config "$@"\n')
+    (folder / "bin" / "ssh").chmod(0o755)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    running = [started([shutil.which("sshd") or "sshd", "-D", "-e", "-f", str(folder / "sshd_config")], folder / "out")]
+    with ended(running):
+        until(lambda: open_port(port), f"sshd did not start: {(folder / 'out').read_text()[-300:]}")
+        yield Cluster(folder=folder, port=port)
+
+
+def open_port(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@pytest.fixture
+def ssh(ssh_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The nodes s1 and s2 over ssh."""
+    monkeypatch.setenv("PATH", f"{ssh_cluster.folder / 'bin'}:{os.environ['PATH']}")
+    return ssh_cluster
+
+
+@pytest.fixture
+def spanning(tmp_path: Path) -> Callable[..., Path]:
+    """A recipe for the small engine over two nodes."""
+
+    def make(mode: str = "") -> Path:
+        recipe = Recipe(
+            name="span",
+            engine="vllm",
+            model="kimi-k2.6",
+            checkpoint="moonshotai/Kimi-K2.6",
+            served_name="small",
+            parallel=Parallel(tp=1, pp=2, nodes=2),
+            runtime=Runtime(entry=f"{sys.executable} {ENGINE} serve"),
+            listen=Listen(port=free_port()),
+            env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(free_port())},
+        )
+        path = tmp_path / "span.toml"
+        path.write_text(codec.to_toml(recipe))
+        return path
+
+    return make
+
+
+def ranks_gone(mark: str) -> None:
+    """No process of any rank is left, on any node: they all are this machine."""
+    until(lambda: not marked(mark), f"left: {marked(mark)}")

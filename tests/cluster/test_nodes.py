@@ -1,0 +1,192 @@
+"""Two nodes over real Slurm and over real ssh: start, serve, stop; every kind of death named, nothing left anywhere."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moebox import http
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.errors import MoeboxError, Outside
+from moebox.serve import nodes, state
+from moebox.serve.agent import marked
+from moebox.serve.faults import LaunchFailed
+from moebox.serve.nodes import prepare_nodes
+from moebox.serve.recipes import read_recipe
+from moebox.serve.session import Session, launch
+from moebox.serve.stop import stop
+from moebox.serve.where import Where
+from moebox.store import Run
+from tests.cluster.conftest import Cluster, ranks_gone, said, until
+
+pytestmark = pytest.mark.engine
+Spanning = Callable[..., Path]
+SLURM = Where(slurm=True, node_python=sys.executable)
+
+
+@pytest.fixture(autouse=True)
+def small_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured here: a few megabytes show that the way is open."""
+    monkeypatch.setattr(nodes, "REACH_BYTES", 4 << 20)
+
+
+@contextlib.contextmanager
+def session(recipe: Path, where: Where) -> Iterator[Session]:
+    run = Run.create("span")
+    running = launch(prepare_nodes(deploy(read_recipe(str(recipe))), run, where, lambda _: None), run)
+    try:
+        yield running
+    finally:
+        running.stop()
+        ranks_gone(state.mark(run.id))
+
+
+def processes(running: Session, rank: int) -> list[int]:
+    """Processes of one rank."""
+    found = []
+    for pid in marked(state.mark(running.run.id)):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"--node-rank" in words and words[words.index(b"--node-rank") + 1] == str(rank).encode():
+                found.append(pid)
+    return found
+
+
+def to_its_end(running: Session) -> None:
+    running.wait_ready(patience_s=60)
+    running.wait()
+
+
+def hosts(tmp_path: Path, text: str = "s1 127.0.0.1\ns2 127.0.0.1\n") -> Where:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    return Where(hosts=path, node_python=sys.executable)
+
+
+@pytest.mark.parametrize("way", ["slurm", "ssh"])
+def test_two_nodes_serve_as_one_and_stop_without_a_trace(
+    way: str, spanning: Spanning, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(way)
+    with session(spanning(), SLURM if way == "slurm" else hosts(tmp_path)) as running:
+        running.wait_ready(patience_s=60)
+        body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        assert http.post_json(f"{running.endpoint.base_url}/chat/completions", body).ok
+        log = running.log.read_text()
+        assert f"[1 {'n2' if way == 'slurm' else 's2'}] INFO" in log
+
+
+@pytest.mark.parametrize("way", ["slurm", "ssh"])
+def test_a_rank_killed_under_traffic_is_named(
+    way: str, spanning: Spanning, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(way)
+    with session(spanning(), SLURM if way == "slurm" else hosts(tmp_path)) as running:
+        running.wait_ready(patience_s=60)
+        os.kill(min(processes(running, 1)), signal.SIGKILL)
+        with pytest.raises(LaunchFailed):
+            running.wait()
+        name = "n2" if way == "slurm" else "s2"
+        assert (
+            f"moebox: rank 1 on {name} was killed by SIGKILL; the other ranks were stopped" in running.log.read_text()
+        )
+
+
+def test_a_rank_that_runs_out_of_memory_while_loading_is_explained(slurm: Cluster, spanning: Spanning) -> None:
+    with session(spanning("die-loading"), SLURM) as running:
+        with pytest.raises(LaunchFailed, match="memory") as problem:
+            running.wait_ready(patience_s=60)
+        assert "[1 n2]" in str(problem.value.hint)
+
+
+def test_a_rank_that_dies_when_it_is_ready_is_named(slurm: Cluster, spanning: Spanning) -> None:
+    with session(spanning("die-ready"), SLURM) as running:
+        with pytest.raises(LaunchFailed):
+            to_its_end(running)
+        assert "moebox: rank 1 on n2 ended with code 1" in running.log.read_text()
+
+
+@pytest.mark.parametrize("way", ["slurm", "ssh"])
+def test_an_agent_that_is_killed_takes_its_rank_and_the_others_with_it(
+    way: str, spanning: Spanning, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(way)
+    with session(spanning(), SLURM if way == "slurm" else hosts(tmp_path)) as running:
+        running.wait_ready(patience_s=60)
+        agent = int(Path(f"/proc/{min(processes(running, 1))}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        os.kill(agent, signal.SIGKILL)
+        with pytest.raises(LaunchFailed):
+            running.wait()
+        assert "rank 1 on" in running.log.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("victim", ["conductor", "guard"])
+def test_a_killed_head_leaves_no_rank_and_no_allocation(victim: str, slurm: Cluster, spanning: Spanning) -> None:
+    with session(spanning(), SLURM) as running:
+        running.wait_ready(patience_s=60)
+        pid = running.guard.pid if victim == "guard" else int(running.instance.life["engine"])
+        os.kill(pid, signal.SIGKILL)
+        ranks_gone(state.mark(running.run.id))
+        until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
+
+
+def test_a_moebox_that_is_killed_leaves_nothing(slurm: Cluster, spanning: Spanning) -> None:
+    words = [sys.executable, "-m", "moebox", "up", str(spanning()), "--slurm", "--node-python", sys.executable]
+    moebox = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: any(one.ready for one in state.instances()), "it never served")
+    (instance,) = state.instances()
+    moebox.kill()
+    moebox.wait()
+    ranks_gone(state.mark(instance.id))
+    until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
+    stop(instance)
+
+
+def test_detached_nodes_are_listed_and_stopped(
+    slurm: Cluster, spanning: Spanning, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    assert main(["up", str(spanning()), "--slurm", "--node-python", sys.executable, "--detach"]) == 0
+    (instance,) = state.instances()
+    assert instance.job
+    assert instance.status == "ready"
+    assert main(["down"]) == 0
+    assert time.monotonic() - began < 600  # a bound for a hung suite, not a figure
+    ranks_gone(state.mark(instance.id))
+
+
+def test_what_cannot_start_is_one_line_and_leaves_no_allocation(
+    slurm: Cluster, spanning: Spanning, tmp_path: Path
+) -> None:
+    deployment = deploy(read_recipe(str(spanning())))
+    run = Run.create("span")
+    with pytest.raises(Outside, match=r"Slurm: .*partition"):
+        prepare_nodes(deployment, run, Where(slurm=True, partition="nowhere"), lambda _: None)
+    with pytest.raises(Outside, match="n1 does not answer"):
+        prepare_nodes(deployment, run, Where(slurm=True, node_python="/nowhere/python3"), lambda _: None)
+    until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
+
+
+def test_hosts_that_do_not_answer_are_one_line(ssh: Cluster, spanning: Spanning, tmp_path: Path) -> None:
+    deployment = deploy(read_recipe(str(spanning())))
+    run = Run.create("span")
+    with pytest.raises(MoeboxError, match="the recipe spans 2 nodes and the hosts file lists 1"):
+        prepare_nodes(deployment, run, hosts(tmp_path, "s1\n"), lambda _: None)
+    with pytest.raises(Outside, match=r"nowhere\.invalid does not answer"):
+        prepare_nodes(deployment, run, hosts(tmp_path, "s1 127.0.0.1\nnowhere.invalid 127.0.0.1\n"), lambda _: None)
+    with pytest.raises(Outside, match=r"s2: cannot reach 127\.0\.0\.99|s1: port"):
+        prepare_nodes(deployment, run, hosts(tmp_path, "s1 192.0.2.1\ns2 127.0.0.1\n"), lambda _: None)
+
+
+def test_nodes_are_asked_for_when_a_recipe_spans_several(
+    spanning: Spanning, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", str(spanning())]) == 2
+    assert "spans 2 nodes, and none is named" in capsys.readouterr().err
