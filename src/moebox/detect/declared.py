@@ -71,7 +71,7 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 
 def from_name(text: str) -> Box:
-    """The box called COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, and after an @ the rate between them."""
+    """The box called COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, after an @ the rate between them."""
     name = text.strip().lower()
     alike, at, rate = name.partition("@")
     machines = re.match(r"(\d+)(?:n-|x(?=\d+x))", alike)

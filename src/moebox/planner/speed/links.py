@@ -46,7 +46,7 @@ class Fabric:
         return self._ring(ranks, size, rounds=1) if ranks > 1 and size > 0 else 0.0
 
     def stages(self, count: int, size: float, ranks: int) -> float:
-        """Seconds for `size` bytes to go through `count` pipeline stages; between nodes each of `ranks` sends a share."""
+        """Seconds for `size` bytes to go through `count` stages; between nodes each of `ranks` sends a share."""
         across = min(count - 1, self.machines - 1)
         inside = self.all_gather(2, size) if count - 1 > across else 0.0
         hop = NODE_US * 1e-6 + size / max(ranks, 1) / (self.network or NETWORK) if across else 0.0
