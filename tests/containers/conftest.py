@@ -100,7 +100,7 @@ def recipe(image: str) -> Recipe:
         served_name="phantom",
         context=4096,
         max_seqs=2,
-        hybrid=Hybrid(threads=2, gpu_layers=0),
+        hybrid=Hybrid(threads=1, gpu_layers=0),
         runtime=Runtime(kind="podman", image=image, options=("--network=host",)),
         listen=Listen(port=free_port()),
     )
