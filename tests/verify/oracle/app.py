@@ -53,7 +53,10 @@ async def tokenize(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """/v1/chat/completions."""
     fault = fault_of(request)
-    body = await request.json()
+    try:
+        body = await request.json()
+    except ValueError:
+        return error(400, "not JSON")
     if fault.gate and (refused := fault.gate(request, body)):
         return refused
     if body["model"] != MODEL:

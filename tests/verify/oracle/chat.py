@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import random
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebox.phantom.task import Call, Reply
 
-from .solve import solve
+from .solve import LOST, solve
 
 CONTEXT = 6000
 REASONING = "The user asks something. I work it out step by step and then answer."
@@ -61,6 +62,8 @@ def prompt_tokens(request: dict[str, Any]) -> int:
 
 def answer(request: dict[str, Any], change: Any = None) -> Made:
     """Work out the answer to a request; `change` may bend the reply before it is cut to size."""
+    if not isinstance(request.get("messages"), list):
+        raise Refused(400, "messages must be a list")
     _check(request)
     size = prompt_tokens(request)
     if size + 1 > CONTEXT:
@@ -68,6 +71,10 @@ def answer(request: dict[str, Any], change: Any = None) -> Made:
     choice = request.get("tool_choice", "auto")
     tools = [] if choice == "none" else request.get("tools") or []
     reply = solve(request["messages"], tools, request.get("response_format"))
+    if request.get("parallel_tool_calls") is False:
+        reply = replace(reply, calls=reply.calls[:1])
+    if reply.content == LOST and request.get("temperature"):
+        reply = replace(reply, content=f"{LOST} {random.Random(request.get('seed')).random()}")
     if isinstance(choice, dict):
         reply = replace(reply, calls=tuple(call for call in reply.calls if call.name == choice["function"]["name"]))
     if (request.get("chat_template_kwargs") or {}).get("thinking", True):
@@ -81,6 +88,9 @@ def _check(request: dict[str, Any]) -> None:
     """What vLLM checks before it renders a conversation."""
     known = set()
     for message in request["messages"]:
+        content = message.get("content")
+        if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+            raise Refused(400, "this model reads text only")
         for call in message.get("tool_calls") or ():
             known.add(call.get("id"))
             if "name" not in call["function"]:
@@ -139,6 +149,10 @@ def chunks(made: Made) -> list[dict[str, Any]]:
             deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
     head = _head("chat.completion.chunk", made)
     sent = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    if made.request.get("logprobs"):
+        for chunk, delta in zip(sent, deltas, strict=True):
+            if delta.get("content"):
+                chunk["choices"][0]["logprobs"] = {"content": [{"token": delta["content"], "logprob": -0.01}]}
     sent.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": made.finish}]})
     if (made.request.get("stream_options") or {}).get("include_usage"):
         sent.append(head | {"choices": [], "usage": made.usage})

@@ -1,5 +1,6 @@
 """Works out the answer to a question of the task families from its words alone."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,18 +21,33 @@ LOST = "I am not sure what you mean."
 
 def solve(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), form: Any = None) -> Reply:
     """The reply a perfect assistant gives."""
+    messages = [{**message, "content": said(message.get("content"))} for message in messages]
     last = messages[-1]
     if last["role"] == "tool":
         return Reply(content=_told(messages))
     question = str(last["content"])
-    if tools and (calls := called(question, {tool["function"]["name"] for tool in tools})):
-        return Reply(calls=calls)
+    offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    if tools and (calls := called(question, set(offered))):
+        return Reply(calls=tuple(_held(call, offered[call.name]) for call in calls))
     if form:
         return Reply(content=_record(question, form))
     for way in (_plain, _sum, _needle, _secret, _copy, _count, _code, _story):
         if answer := way(question):
             return Reply(content=answer)
-    return Reply(content=_remembered(messages) or LOST)
+    return Reply(content=_remembered(messages) or _needle(question, messages) or LOST)
+
+
+def said(content: Any) -> str:
+    """The text of a turn, which may come as parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def _held(call: Call, schema: Mapping[str, Any]) -> Call:
+    """The call with arguments that its schema accepts, as a grammar would force them."""
+    good = fits(json.loads(call.arguments), schema)
+    return call if good else dataclasses.replace(call, arguments=json.dumps(least(schema), ensure_ascii=False))
 
 
 def called(question: str, offered: set[str]) -> tuple[Call, ...]:
@@ -67,9 +83,8 @@ def _told(messages: Sequence[Mapping[str, Any]]) -> str:
     """What the tools returned, told in the tool's own sentence where it is one of ours."""
     calls = {call["id"]: call["function"] for turn in messages for call in turn.get("tool_calls") or ()}
     said = []
-    for turn in messages:
-        if turn["role"] != "tool":
-            continue
+    last = max(place for place, turn in enumerate(messages) if turn["role"] != "tool")
+    for turn in messages[last + 1 :]:
         function = calls[turn["tool_call_id"]]
         tool = next(tool for tool in TOOLS if tool.name == function["name"])
         found = json.loads(turn["content"])
@@ -84,9 +99,10 @@ def _record(question: str, form: Any) -> str:
     keys = re.search(r"the keys? ([\w, ]+?)(?:\.| and nothing)", question)
     names = re.split(r", | and ", keys[1]) if keys else list(facts)
     words = {"true": True, "false": False}
-    record = {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in names}
+    told = [name for name in names if name in facts]
+    record = {name: words.get(value := facts[name], int(value) if value.isdigit() else value) for name in told}
     schema = form.get("json_schema", {}).get("schema", {})
-    return json.dumps(record if fits(record, schema) else least(schema))
+    return json.dumps(record if fits(record, schema) else least(schema), ensure_ascii=False)
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
@@ -123,9 +139,10 @@ def _sum(question: str) -> str:
     return str({"+": a + b, "-": a - b, "*": a * b}[sign])
 
 
-def _needle(question: str) -> str:
+def _needle(question: str, messages: Sequence[Mapping[str, Any]] = ()) -> str:
     place = re.search(r"What is the access code for the (\w+)\?", question)
-    code = place and re.search(rf"The access code for the {place[1]} is (\w+)\.", question)
+    text = "\n".join([*(str(message["content"]) for message in messages), question])
+    code = place and re.search(rf"The access code for the {place[1]} is (\w+)\.", text)
     return code[1] if code else ""
 
 

@@ -2,18 +2,24 @@
 
 from moebox.verify.rung import Rung
 from moebox.verify.rungs import (
+    agents,
     alive,
     anthropic,
     arithmetic,
+    cache,
     code,
     concurrency,
+    errors,
     json_modes,
     limits,
     long_context,
     plain,
+    prompts,
+    sampling,
     streaming,
     thinking,
     tools,
+    vision,
 )
 
 RUNGS: tuple[Rung, ...] = tuple(
@@ -21,15 +27,21 @@ RUNGS: tuple[Rung, ...] = tuple(
     for module in (
         alive,
         plain,
+        prompts,
         streaming,
         arithmetic,
         code,
         json_modes,
         thinking,
         tools,
+        agents,
+        sampling,
         long_context,
+        cache,
         concurrency,
         limits,
+        errors,
+        vision,
         anthropic,
     )
 )

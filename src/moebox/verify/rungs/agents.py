@@ -1,0 +1,159 @@
+"""agents: six rounds of tools in one conversation, results as parts, and a history that is kept whole."""
+
+import json
+import re
+from typing import Any
+
+from moebox.phantom.toolbox import TOOLS, Tool
+from moebox.verify.answer import Answer
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.kinds import STREAMED
+from moebox.verify.rung import Rung, Warned
+from moebox.verify.rungs import tool_history
+from moebox.verify.rungs.json_modes import misfit
+from moebox.verify.rungs.thinking import mixed
+from moebox.verify.rungs.tools import KIMI_ID
+from moebox.verify.trials import draw
+
+ROUNDS = 6
+ON_OFFER = 3
+
+
+async def rounds(ask: Asker) -> str:
+    """Question, call, result, answer, six times over, whole and streamed in turn."""
+    talk = _Conversation(ask, thinking=False)
+    return await talk.through(ROUNDS)
+
+
+async def rounds_with_thinking(ask: Asker) -> str:
+    """The same while thinking: reasoning stays apart after a tool's result too."""
+    if not ask.thinks:
+        raise Skipped("no reasoning came when asked for")
+    return await _Conversation(ask, thinking=True).through(ROUNDS)
+
+
+async def results_as_parts(ask: Asker) -> Warned | str:
+    """A tool's result may be a list of parts."""
+    talk = _Conversation(ask, thinking=False, parts=True)
+    try:
+        return await talk.through(2)
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            return Warned(f"tool results as parts are refused: {problem}")
+        raise
+
+
+async def one_at_a_time(ask: Asker) -> Warned | str:
+    """parallel_tool_calls false: one call, though two are wanted."""
+    task = draw(ask, "tool_parallel")
+    try:
+        answer = await ask.ask(task, parallel_tool_calls=False)
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            raise Skipped("the server does not take parallel_tool_calls") from None
+        raise
+    if len(answer.calls) > 1:
+        return Warned(f"parallel_tool_calls is false, yet {len(answer.calls)} calls came")
+    return f"{len(answer.calls)} call"
+
+
+class _Conversation:
+    """Rounds of one conversation. The server answers for form and history, the model for what it says."""
+
+    def __init__(self, ask: Asker, *, thinking: bool, parts: bool = False) -> None:
+        self.ask, self.thinking, self.parts = ask, thinking, parts
+        self.turns: list[Any] = []
+        self.tools = ask.rng.sample([tool for tool in TOOLS if tool.informs], ON_OFFER)
+        self.counted = 0
+        self.ids: set[str] = set()
+        self.lost: list[str] = []
+
+    async def through(self, rounds: int) -> str:
+        """All rounds; Skipped where the model loses the thread too often to judge."""
+        for number in range(rounds):
+            self.ask.trial = (number + 1, rounds)
+            await self._round(number)
+        if len(self.lost) > rounds // 2:
+            raise Skipped(f"model, not server: it lost the thread in {len(self.lost)} rounds ({self.lost[0]})")
+        told = f"; {len(self.lost)} lost by the model ({self.lost[0]})" if self.lost else ""
+        return f"{rounds} rounds{told}"
+
+    async def _round(self, number: int) -> None:
+        tool = self.ask.rng.choice(self.tools)
+        given = {key: make(self.ask.rng) for key, make in tool.draws.items()}
+        self.turns.append({"role": "user", "content": self.ask.rng.choice(tool.asks).format(**given)})
+        stream = number % 2 == 1
+        called = await self._ask(stream)
+        self._called(called, tool, given, stream)
+        if not called.calls:
+            self.turns.append({"role": "assistant", "content": called.content})
+            return
+        result = {key: make(self.ask.rng) for key, make in tool.result.items()}
+        self.turns += [tool_history.turn(called), *tool_history.results(called, result, parts=self.parts)]
+        answer = await self._ask(stream)
+        self._answered(answer, result, number)
+        self.turns.append({"role": "assistant", "content": answer.content})
+
+    async def _ask(self, stream: bool) -> Answer:
+        tools = [tool.schema() for tool in self.tools]
+        room = 2048 if self.thinking else 512
+        answer = await self.ask.chat(
+            self.turns, tools=tools, thinking=self.thinking, max_tokens=room, stream=stream or None
+        )
+        self._grown(answer)
+        if self.thinking and answer.reasoning:
+            self.ask.tally.add("reasoning" + STREAMED * stream, mixed(answer))
+        return answer
+
+    def _grown(self, answer: Answer) -> None:
+        """Every turn that was added is in the prompt."""
+        counted = answer.count("prompt")
+        if counted is None:
+            return
+        grown = counted > self.counted + 2
+        why = f"the conversation grew, the prompt went from {self.counted} to {counted} tokens"
+        # templates may drop old thoughts; calls and results are longer than these
+        self.ask.tally.add("tool-history", "" if grown or self.thinking else why)
+        self.counted = counted
+
+    def _called(self, answer: Answer, tool: Tool, given: dict[str, Any], stream: bool) -> None:
+        if not answer.calls:
+            self.lost.append(f"no call for {self.turns[-1]['content']!r}")
+            return
+        schemas = {known.name: known.schema()["function"]["parameters"] for known in self.tools}
+        for call in answer.calls:
+            why = misfit(call.arguments, schemas[call.name]) if call.name in schemas else f"called {call.name!r}"
+            self.ask.tally.add("tool-call" + STREAMED * stream, why, "model" if call.name not in schemas else "server")
+            again = call.id in self.ids and not KIMI_ID.fullmatch(call.id)  # the model itself numbers Kimi's
+            self.ask.tally.add("reply-style", f"the id {call.id!r} stands in the history already" if again else "")
+            self.ids.add(call.id)
+        first = answer.calls[0]
+        if first.name != tool.name or not _same(first.arguments, given):
+            self.lost.append(f"{tool.name}({json.dumps(given)}) became {first.name}({first.arguments})")
+
+    def _answered(self, answer: Answer, result: dict[str, Any], number: int) -> None:
+        text = re.sub(r"(?<=\d),(?=\d{3})", "", answer.content)
+        missing = [str(value) for value in result.values() if str(value).lstrip("-") not in text]
+        if missing and not answer.calls:
+            self.lost.append(f"{missing[0]} is not in the answer of round {number + 1}: {answer.content[:60]!r}")
+
+
+def _same(arguments: str, given: dict[str, Any]) -> bool:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {k: str(v) for k, v in found.items()} == {k: str(v) for k, v in given.items()}
+
+
+RUNG = Rung(
+    name="agents",
+    about="six rounds of tools in one conversation",
+    probes={
+        "rounds": rounds,
+        "rounds with thinking": rounds_with_thinking,
+        "results as parts": results_as_parts,
+        "one at a time": one_at_a_time,
+    },
+    cost=32,
+)

@@ -1,0 +1,93 @@
+"""errors: bad requests are refused so that clients understand, and neither they nor hung-up streams do harm."""
+
+import asyncio
+from typing import Any
+
+from moebox.core.verdict import Exchange
+from moebox.verify.ask import Asker, Failed, lost, refuse, said
+from moebox.verify.breach import strict_json
+from moebox.verify.client import HUNG_UP
+from moebox.verify.rung import Rung
+from moebox.verify.trials import draw, judge
+
+STORY = 1024  # tokens of a stream that nobody waits for
+
+
+async def refused(ask: Asker) -> str:
+    """No messages, messages that are none, JSON that is none: a 4xx with an explanation."""
+    url = f"{ask.endpoint.base_url}/chat/completions"
+    model = ask.endpoint.model
+    bad: dict[str, Any] = {
+        "no messages": {"model": model, "max_tokens": 8},
+        "messages that are a string": {"model": model, "messages": "Hello!", "max_tokens": 8},
+        "JSON that is cut": b'{"model": "m", "messages": [{"role": "us',
+    }
+    seen = []
+    for title, body in bad.items():
+        exchange = ask.keep(await ask.client.post(url, body))
+        if exchange.error:
+            raise Failed(f"{title}: {exchange.error}")
+        why = _rude(exchange)
+        ask.tally.add("errors", f"{title}: {why}" if why else "")
+        seen.append(str(exchange.status))
+    return f"answered {', '.join(seen)}"
+
+
+def _rude(exchange: Exchange) -> str:
+    """ "" for a 4xx (or llama.cpp's 500) that explains itself in JSON."""
+    if exchange.status < 400:
+        return f"taken, with HTTP {exchange.status}"
+    try:
+        body = strict_json(exchange.response)
+    except ValueError:
+        return f"HTTP {exchange.status} with something that is not JSON"
+    inner = body.get("error", body) if isinstance(body, dict) else None
+    explained = isinstance(inner, str) or (isinstance(inner, dict) and bool({"message", "detail"} & set(inner)))
+    return "" if explained else f"HTTP {exchange.status} without a message{said(exchange)}"
+
+
+async def kept_alive(ask: Asker) -> str:
+    """Good and bad requests in turn over one connection: each good one gets its own answer."""
+    url = f"{ask.endpoint.base_url}/chat/completions"
+    rounds = ask.options.share(0.34, 3)
+    for number in range(rounds):
+        ask.trial = (number + 1, rounds)
+        task = draw(ask, "secret")
+        body = ask.body(task.messages, max_tokens=task.max_tokens)
+        exchange = ask.keep(await ask.client.post(url, body, kept=True))
+        if exchange.error.startswith("broken off"):  # a server may close a connection that is idle
+            exchange = ask.keep(await ask.client.post(url, body, kept=True))
+        ask.tally.add("transport", lost(exchange))
+        refuse(exchange)
+        answer = ask.read(exchange, stream=False)
+        why = judge(task, answer)
+        if why and judge(task, await ask.ask(task)):
+            why = ""  # the model's own
+        ask.tally.add("transport", f"after an error on the same connection: {why}" if why else "")
+        ask.keep(await ask.client.post(url, {"model": ask.endpoint.model, "max_tokens": 8}, kept=True))
+    return f"{rounds} good and {rounds} bad requests on one connection"
+
+
+async def hung_up(ask: Asker) -> str:
+    """Streams that a client leaves free their slot: the next requests are answered as ever."""
+    url = f"{ask.endpoint.base_url}/chat/completions"
+    many = 2 * ask.options.parallel
+    body = ask.body(draw(ask, "story").messages, max_tokens=STORY, stream=True)
+    left = await asyncio.gather(*(ask.client.cancelled(url, body) for _ in range(many)))
+    for exchange in left:
+        ask.keep(exchange)
+    gone = sum(exchange.error == HUNG_UP for exchange in left)
+    for _ in range(ask.options.share(0.25)):
+        task = draw(ask, "secret")
+        answer = await ask.ask(task)
+        why = judge(task, answer)
+        ask.tally.add("answer", f"after {gone} streams were left: {why}" if why else "", "model")
+    return f"{gone} streams left in the middle"
+
+
+RUNG = Rung(
+    name="errors",
+    about="bad requests refused, connections kept, hung-up streams freed",
+    probes={"refused": refused, "kept alive": kept_alive, "hung up": hung_up},
+    cost=28,
+)

@@ -1,0 +1,190 @@
+"""prompts: system messages, content as parts and characters outside ASCII reach the model, and come back."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from moebox.core.verdict import Score
+from moebox.phantom import words
+from moebox.phantom.tasks import Task
+from moebox.verify.answer import Answer
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.kinds import STREAMED
+from moebox.verify.rung import Rung, Warned
+from moebox.verify.trials import Attempt, Trial, able, asking, draw, judge, trials
+from moebox.verify.unicode import TEXTS, garbled
+
+PADDING = "lantern orchard thimble " * 8
+GROWTH = 16  # tokens that 24 words are at least
+
+
+async def system(ask: Asker) -> Warned | None:
+    """A system message changes the answer, and the prompt grows by it."""
+    few, many = [await _prompt_tokens(ask, draw(ask, "secret"), turns) for turns in ([], [_system(PADDING)])]
+    if few is not None and many is not None and many < few + GROWTH:
+        raise Failed(f"24 words of a system message, yet {few} and {many} prompt tokens: it is dropped")
+    await able(ask, _told(ask, in_system=False), "repeat a code from the prompt")
+    found = [await _told(ask, in_system=True)() for _ in range(ask.options.share(0.5))]
+    lost = [trial.why for trial in found if trial.why]
+    if len(lost) > len(found) / 2:
+        return Warned(f"a system message had no effect in {len(lost)} of {len(found)} answers: {lost[0]}")
+    for trial in found:
+        ask.tally.add("prompt", trial.why, trial.whose)
+    return None
+
+
+def _told(ask: Asker, *, in_system: bool) -> Attempt:
+    async def attempt() -> Trial:
+        place, code = ask.rng.choice(words.PLACES), words.code(ask.rng, 6)
+        fact = f"The access code for the {place} is {code}."
+        question = f"What is the access code for the {place}? Answer with the code only."
+        turns = [_system(f"You are a helpful assistant. {fact}"), _user(question)]
+        answer = await ask.chat(turns if in_system else [_user(f"{fact} {question}")], max_tokens=64)
+        return Trial(
+            why="" if code in answer.content else f"{code} expected, got {answer.content[:60]!r}", whose="model"
+        )
+
+    return attempt
+
+
+async def _prompt_tokens(ask: Asker, task: Task, before: list[Any]) -> int | None:
+    return (await ask.chat([*before, *task.messages], max_tokens=16)).count("prompt")
+
+
+def _system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+async def parts(ask: Asker) -> Score | Warned:
+    """Content as a list of parts, each of them read."""
+    await able(ask, asking(ask, "secret"), "repeat a secret")
+    first = await ask.send(ask.body([_user([{"type": "text", "text": "Hello!"}])], max_tokens=16))
+    if first.status in REFUSALS:
+        return Warned(f"HTTP {first.status} for content as parts")
+
+    async def attempt() -> Trial:
+        task = draw(ask, "secret")
+        fact, question = str(task.messages[0]["content"]).split(". ", 1)
+        split = [{"type": "text", "text": f"{fact}. "}, {"type": "text", "text": question}]
+        answer = await ask.chat([_user(split)], max_tokens=task.max_tokens)
+        why = judge(task, answer)
+        return Trial(why=why, whose="server" if why and not judge(task, await ask.ask(task)) else "model")
+
+    return await trials(ask, "prompt", attempt, ask.options.share(0.34))
+
+
+async def characters(ask: Asker) -> str:
+    """Text outside ASCII is read, and comes back as it was."""
+    copied, unread = 0, ""
+    for number, text in enumerate(TEXTS):
+        ask.trial = (number + 1, len(TEXTS))
+        stream = number % 2 == 1
+        request = ask.body([_user(f"Repeat after me: {text}")], max_tokens=128, stream=stream or None)
+        # llama.cpp writes what its grammar says whatever the model knows; others ignore the field
+        exchange = await ask.send(request | {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"})
+        if exchange.status in REFUSALS:
+            exchange = await ask.send(request)
+        answer = ask.read(exchange, stream=stream, odd=True)
+        why = garbled(text, answer.content)
+        ask.tally.add("unicode" + STREAMED * stream, why)
+        same = text in answer.content
+        copied += same
+        unread = unread or ("" if same or why else f"{text!r} became {answer.content[:60]!r}")
+    if not copied and unread:
+        raise Skipped(f"model, not server: it cannot copy such text ({unread})")
+    return f"{copied} of {len(TEXTS)} texts copied" + (f"; {unread}" if unread else "")
+
+
+async def in_arguments(ask: Asker) -> str:
+    """The same in the arguments of a tool whose schema allows nothing else."""
+    return await _forced(ask, _called, "arguments")
+
+
+async def in_json(ask: Asker) -> str:
+    """The same in JSON whose schema allows nothing else."""
+    return await _forced(ask, _constrained, "JSON")
+
+
+async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: str) -> str:
+    kept = 0
+    for number, text in enumerate(TEXTS):
+        ask.trial = (number + 1, len(TEXTS))
+        stream = number % 2 == 0
+        got = await make(ask, text, stream)
+        ask.tally.add("unicode" + STREAMED * stream, garbled(text, got) if got is not None else "")
+        kept += got == text
+    if not kept:
+        raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
+    return f"{kept} of {len(TEXTS)} texts kept"
+
+
+async def _called(ask: Asker, text: str, stream: bool) -> str | None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": [text]}}, "required": ["city"]}
+    about = "Get the current weather in a city."
+    tool = {"type": "function", "function": {"name": "get_weather", "description": about, "parameters": schema}}
+    turns = [_user("What is the weather in the only city that there is?")]
+    answer = await _or_skipped(ask, turns, tools=[tool], tool_choice="required", stream=stream or None)
+    return _city(answer.calls[0].arguments) if answer.calls else None
+
+
+async def _constrained(ask: Asker, text: str, stream: bool) -> str | None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": [text]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
+    turns = [_user("Reply with a JSON object with the key city. There is one city only.")]
+    answer = await _or_skipped(ask, turns, response_format=form, stream=stream or None)
+    return _city(answer.content)
+
+
+async def _or_skipped(ask: Asker, turns: list[Any], **more: Any) -> Answer:
+    try:
+        return await ask.chat(turns, odd=True, max_tokens=256, **more)
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            raise Skipped(f"refused: {problem}") from None
+        raise
+
+
+def _city(text: str) -> str | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    value = found.get("city") if isinstance(found, dict) else None
+    return value if isinstance(value, str) else None
+
+
+async def whole_history(ask: Asker) -> None:
+    """Every turn of a long conversation is sent on: the prompt grows with each."""
+    turns: list[Any] = []
+    last = 0
+    for _ in range(5):
+        turns += [_user(f"Remember: {words.sentence(ask.rng)}"), {"role": "assistant", "content": "I will."}]
+        counted = (await ask.chat([*turns, _user("Hello!")], max_tokens=8)).count("prompt")
+        if counted is None:
+            raise Skipped("the server counts no tokens")
+        ask.tally.add("prompt", "" if counted > last + 4 else f"two turns more, yet {last} and {counted} prompt tokens")
+        last = counted
+
+
+RUNG = Rung(
+    name="prompts",
+    about="system messages, parts and characters outside ASCII, both ways",
+    probes={
+        "system": system,
+        "parts": parts,
+        "whole history": whole_history,
+        "characters": characters,
+        "in arguments": in_arguments,
+        "in JSON": in_json,
+    },
+    cost=48,
+)

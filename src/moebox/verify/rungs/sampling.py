@@ -1,0 +1,106 @@
+"""sampling: temperature and seed do what they say, and log-probabilities belong to the text."""
+
+import math
+from typing import Any
+
+from moebox.core.verdict import Score
+from moebox.verify.answer import Answer, Token
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.kinds import STREAMED
+from moebox.verify.rung import Rung, Warned
+from moebox.verify.trials import Trial, draw, trials, wrong
+
+HOT = 1.8
+DRAWS = 5
+SURE = 0.05  # nats a token below which a model hardly ever says anything else
+# Nonsense to small models and an open question to large ones: neither is sure of the next word.
+OPEN = "Make up {a} names, {b} colours and a sound: zq vx 🜁 {c}?"
+
+
+async def temperature(ask: Asker) -> str | Warned:
+    """Hot answers differ from each other."""
+    body = _hot(ask)
+    answers = [await _sampled(ask, body) for _ in range(DRAWS)]
+    if len({answer.content + answer.reasoning for answer in answers}) > 1:
+        return f"{DRAWS} answers at temperature {HOT} differ"
+    surprise = [-token.logprob for token in answers[0].tokens]
+    if surprise and sum(surprise) / len(surprise) < SURE:
+        raise Skipped("model, not server: it is too sure of its words to tell")
+    return Warned(
+        f"{DRAWS} answers at temperature {HOT} are the same: temperature is not read, or the model is too sure"
+    )
+
+
+async def seed(ask: Asker) -> str | Warned:
+    """The same seed gives the same answer, another one another."""
+    same = [await _sampled(ask, _hot(ask, seed=7)) for _ in range(2)]
+    if same[0].content + same[0].reasoning != same[1].content + same[1].reasoning:
+        return Warned(f"the same seed gave two answers: {same[0].content[:40]!r} and {same[1].content[:40]!r}")
+    return "the same seed gave the same answer"
+
+
+def _hot(ask: Asker, **more: Any) -> dict[str, Any]:
+    asked = OPEN.format(a=3, b=4, c=17)
+    body: dict[str, Any] = ask.body([{"role": "user", "content": asked}], max_tokens=24, **more)
+    return body | {"temperature": HOT, "top_p": 1}
+
+
+async def _sampled(ask: Asker, body: dict[str, Any]) -> Answer:
+    exchange = await ask.send(body | {"logprobs": True})
+    if exchange.status in REFUSALS:
+        exchange = await ask.send(body)
+    return ask.read(exchange, stream=False, odd=True)
+
+
+async def logprobs(ask: Asker) -> Score:
+    """Whole and streamed, they are numbers below zero that belong to the words that came."""
+    first = await ask.send(ask.body(draw(ask, "secret").messages, max_tokens=24, logprobs=True, top_logprobs=2))
+    if first.status in REFUSALS:
+        raise Skipped("the server offers no log-probabilities")
+    if not ask.read(first, stream=False).tokens:
+        raise Skipped("no log-probabilities came")
+    score: Score | None = None
+    for stream in (False, True):
+
+        async def attempt(stream: bool = stream) -> Trial:
+            task = draw(ask, "copy")
+            answer = await ask.ask(task, stream=stream, logprobs=True, top_logprobs=2)
+            return wrong(disagreement(answer))
+
+        score = await trials(ask, "logprobs" + STREAMED * stream, attempt, ask.options.share(0.34))
+    if score is None:
+        raise Failed("nothing was asked")
+    return score
+
+
+def disagreement(answer: Answer) -> str:
+    """ "" or how tokens and text disagree."""
+    if not answer.tokens:
+        return "no log-probabilities came this time"
+    if any(not math.isfinite(token.logprob) or token.logprob > 1e-3 for token in answer.tokens):
+        return "a log-probability is not a number below zero"
+    spelled = _spelled(answer.tokens)
+    if answer.content.strip() not in spelled:
+        return f"the tokens spell {spelled[:60]!r}, the text is {answer.content[:60]!r}"
+    made = answer.count("completion")
+    if made is not None and len(answer.tokens) > made + 1:
+        return f"{len(answer.tokens)} tokens have log-probabilities, usage counts {made}"
+    return ""
+
+
+def _spelled(tokens: tuple[Token, ...]) -> str:
+    """The text of the tokens, by their bytes where these are given."""
+    raw = b"".join(bytes(token.data) if _is_bytes(token) else token.text.encode(errors="replace") for token in tokens)
+    return raw.decode(errors="replace")
+
+
+def _is_bytes(token: Token) -> bool:
+    return bool(token.data) and all(0 <= part < 256 for part in token.data)
+
+
+RUNG = Rung(
+    name="sampling",
+    about="temperature, seed, and log-probabilities that belong to the text",
+    probes={"temperature": temperature, "seed": seed, "logprobs": logprobs},
+    cost=16,
+)

@@ -1,0 +1,72 @@
+"""Texts outside ASCII, and what servers make of them when they go wrong."""
+
+import html
+import unicodedata
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+TEXTS = (
+    "naïve café Ünïcödé",  # Latin-1
+    "e\u0301 a\u0308 n\u0303",  # combining marks
+    "東京 大阪 한국어",  # CJK
+    "🦜🚀 👩\u200d🔬",  # emoji, one of them joined: surrogate pairs in UTF-16
+    "𝒳𝒴 𠮷",  # letters beyond the basic plane
+    "привет שלום مرحبا",  # other scripts, two of them from right to left
+    "“quotes” – and…",  # typographic marks, which some servers straighten
+)
+
+
+def garbled(want: str, got: str) -> str:
+    """ "" or how `got` came of `want`: a change that servers make and models do not."""
+    heard = got.strip()
+    if heard == want:
+        return ""
+    for name, changed in _changes(want):
+        if changed != want and changed.strip() == heard:
+            return f"{want!r} came back as {heard!r}: {name}"
+    if "\ufffd" in heard:
+        return f"{want!r} came back as {heard!r}: half characters"
+    return ""
+
+
+def _changes(want: str) -> Iterator[tuple[str, str]]:
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        yield f"normalised ({form})", unicodedata.normalize(form, want)
+    for name, change in _WAYS.items():
+        yield name, change(want)
+
+
+def _mojibake(codec: str) -> Callable[[str], str]:
+    return lambda text: text.encode().decode(codec, errors="replace")
+
+
+def _escaped(text: str) -> str:
+    pairs = text.encode("utf-16-be")
+    units = [int.from_bytes(pairs[at : at + 2]) for at in range(0, len(pairs), 2)]
+    return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
+
+
+def _unaccented(text: str) -> str:
+    return "".join(letter for letter in unicodedata.normalize("NFD", text) if not unicodedata.combining(letter))
+
+
+_WAYS: dict[str, Callable[[str], str]] = {
+    "UTF-8 read as Latin-1": _mojibake("latin-1"),
+    "UTF-8 read as Windows-1252": _mojibake("cp1252"),
+    "everything outside ASCII lost": lambda text: text.encode("ascii", "ignore").decode(),
+    "question marks instead": lambda text: text.encode("ascii", "replace").decode(),
+    "everything outside Latin-1 lost": lambda text: text.encode("latin-1", "ignore").decode("latin-1"),
+    "question marks outside Latin-1": lambda text: text.encode("latin-1", "replace").decode("latin-1"),
+    "everything beyond the basic plane lost": lambda text: "".join(c for c in text if ord(c) < 0x10000),
+    "JSON escapes left in the text": _escaped,
+    "Python escapes left in the text": lambda text: text.encode("ascii", "backslashreplace").decode(),
+    "HTML escapes left in the text": lambda text: text.encode("ascii", "xmlcharrefreplace").decode(),
+    "HTML entities left in the text": html.escape,
+    "percent escapes left in the text": quote,
+    "accents lost": _unaccented,
+    "joiners lost": lambda text: text.replace("\u200d", "").replace("\ufe0f", ""),
+    "turned around": lambda text: text[::-1],
+    "lower case": str.lower,
+    "upper case": str.upper,
+    "straightened marks": lambda text: text.translate(str.maketrans("“”–…", '""-.')),
+}
