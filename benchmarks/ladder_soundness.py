@@ -1,68 +1,171 @@
-"""How often the ladder is wrong: a correct server climbed many times, and every broken one several times.
+"""How often the ladder is right: the chance of yellow or red for faults of many kinds at many rates, and false alarms.
 
-    python benchmarks/ladder_soundness.py --correct 200 --broken 5
+    python benchmarks/ladder_soundness.py power --rates 1,3,10,30 --climbs 10   # kinds x rates x whole/streamed
+    python benchmarks/ladder_soundness.py power --effort thorough --noise 50    # a model that errs once in 50 prompts
+    python benchmarks/ladder_soundness.py family                                # every broken server, once
+    python benchmarks/ladder_soundness.py healthy --climbs 200                  # false alarms; odd servers too
 
-Prints false reds with their reasons, and breakages that a ladder let through. Fresh questions every time.
+Fresh questions every time, against the oracle of tests/verify: real HTTP, no model. Each kind of fault is looked for by
+the rungs that can show it (`--all-rungs` climbs everything), so the requests printed are those of these rungs.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.verify.oracle.app import MODEL, serving
 from tests.verify.oracle.faults import FAULTS
+from tests.verify.oracle.odd import ODD
+from tests.verify.oracle.second import SECOND
 
 from moebox.core.endpoint import endpoint_of
+from moebox.core.verdict import Ladder
 from moebox.verify.ladder import verify
-from moebox.verify.options import Options
+from moebox.verify.options import TRIALS, Effort, Options
 from moebox.verify.score import share_text, wilson
+
+# A fault, the mode that shows it, and the rungs that must.
+KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("piece-lost", "s", ("tools",)),
+    ("arguments-cut", "w", ("tools",)),
+    ("arguments-cut", "s", ("tools",)),
+    ("last-call-lost", "s", ("tools",)),
+    ("required-ignored", "w", ("tools",)),
+    ("json-cut", "w", ("json",)),
+    ("json-cut", "s", ("json",)),
+    ("json-fence", "w", ("json",)),
+    ("drops-last-chunk", "s", ("streaming",)),
+    ("chunk-twice", "s", ("streaming",)),
+    ("chunks-swapped", "s", ("streaming",)),
+    ("no-done", "s", ("streaming",)),
+    ("usage-of-last-chunk", "s", ("streaming",)),
+    ("leaks-special-tokens", "s", ("streaming",)),
+    ("think-tags", "w", ("thinking",)),
+    ("word-after-thoughts-lost", "s", ("thinking",)),
+    ("wrong-sums", "w", ("arithmetic",)),
+    ("empty-at-times", "w", ("plain",)),
+    ("finish-eos", "w", ("plain",)),
+    ("stop-ignored", "w", ("limits",)),
+    ("limit-doubled", "s", ("limits",)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climbed:
+    """What came of several ladders of one server."""
+
+    caught: int
+    climbs: int
+    requests: float
 
 
 def main() -> int:
     """Climb, count, and say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--correct", type=int, default=200)
-    parser.add_argument("--broken", type=int, default=5)
+    parser.add_argument("what", choices=("power", "family", "healthy"))
+    parser.add_argument("--rates", default="1,3,10,30", help="one request in N is broken")
+    parser.add_argument("--climbs", type=int, default=10)
+    parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
+    parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
+    parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
+    parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()
     began = time.monotonic()
     with serving() as url:
-        red = false_reds(url, given.correct)
-        missed, tried = let_through(url, given.broken)
-    green = wilson(given.correct - red, given.correct)
-    caught = wilson(tried - missed, tried)
-    print(f"correct server green: {share_text(green)}")
-    print(f"breakages caught by the rung meant for them: {share_text(caught)}")
+        ways = {"power": power, "family": family, "healthy": healthy}
+        good = ways[given.what](url, given)
     print(f"{time.monotonic() - began:.0f} s")
-    return 1 if red or missed else 0
+    return 0 if good else 1
 
 
-def false_reds(url: str, times: int) -> int:
-    """Ladders of the correct server that were not green."""
-    red = 0
-    for climb in range(times):
-        ladder = verify(endpoint_of(f"{url}/correct", MODEL), Options(thinking="yes", seed=climb))
-        if ladder.verdict != "pass" or any(rung.verdict != "pass" for rung in ladder.rungs):
-            red += 1
-            wrong = [(rung.name, rung.reason) for rung in ladder.rungs if rung.verdict != "pass"]
-            print(f"false red, seed {climb}: {wrong}", flush=True)
-    return red
+def power(url: str, given: argparse.Namespace) -> bool:
+    """The chance of yellow or red by kind, rate and effort."""
+    rates = [int(rate) for rate in given.rates.split(",")]
+    wanted = [name for name in given.kinds.split(",") if name]
+    kinds = [kind for kind in KINDS if not wanted or kind[0] in wanted]
+    for effort in given.effort or list(TRIALS):
+        print(f"\n{effort}: {TRIALS[effort]} trials" + (f", model wrong on 1 in {given.noise}" if given.noise else ""))
+        print(f"| fault | | {' | '.join(f'1/{rate}' for rate in rates)} | requests |")
+        print("| --- | --- " + "| --- " * (len(rates) + 1) + "|")
+        sums = dict.fromkeys(rates, (0, 0))
+        for name, mode, rungs in kinds:
+            cells, asked = [], 0.0
+            for rate in rates:
+                found = climbed(url, f"{name}@{rate}!{mode}", given, effort, rungs)
+                sums[rate] = (sums[rate][0] + found.caught, sums[rate][1] + found.climbs)
+                cells.append(f"{found.caught}/{found.climbs}")
+                asked = found.requests
+            print(
+                f"| {name} | {'streamed' if mode == 's' else 'whole'} | {' | '.join(cells)} | {asked:.0f} |", flush=True
+            )
+        print("| all | | " + " | ".join(share_text(wilson(*sums[rate])) for rate in rates) + " | |", flush=True)
+    return True
 
 
-def let_through(url: str, times: int) -> tuple[int, int]:
-    """Breakages that their rung did not see, and how many were tried."""
-    missed = tried = 0
-    for name, fault in FAULTS.items():
-        for climb in range(times if fault.rung else 0):
-            options = Options(thinking="yes", deadline_s=20, seed=climb)
-            ladder = verify(endpoint_of(f"{url}/{name}", MODEL), options, only=[fault.rung])
-            tried += 1
-            if ladder.verdict != "fail":
-                missed += 1
-                print(f"let through: {name}, seed {climb}", flush=True)
-    return missed, tried
+def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rungs: Sequence[str]) -> Climbed:
+    """Several ladders of one server."""
+    noise = f"~{given.noise}" if given.noise else ""
+    only = () if given.all_rungs else ("alive", *rungs)
+    ladders = [climb(url, name + noise, TRIALS[effort], only) for _ in range(given.climbs)]
+    caught = sum(ladder.verdict in ("warn", "fail") for ladder in ladders)
+    requests = sum(ladder.requests for ladder in ladders) / len(ladders)
+    return Climbed(caught=caught, climbs=given.climbs, requests=requests)
+
+
+def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int | None = None) -> Ladder:
+    """One ladder."""
+    options = Options(thinking="yes", trials=trials, deadline_s=20, time_s=300, seed=seed)
+    return verify(endpoint_of(f"{url}/{name}", MODEL), options, only=list(only))
+
+
+def family(url: str, given: argparse.Namespace) -> bool:
+    """Every broken server of both families, and what the whole ladder makes of it."""
+    broken = [*(name for name, fault in FAULTS.items() if fault.rung), *SECOND]
+    missed = []
+    for effort in given.effort or ["default"]:
+        for name in broken:
+            ladder = climb(url, name, TRIALS[effort])
+            reasons = [f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
+            missed += [name] if ladder.holds and ladder.verdict == "pass" else []
+            print(
+                f"{ladder.verdict:5} {name:28} {ladder.requests:4} requests  {reasons[0][:90] if reasons else ''}",
+                flush=True,
+            )
+    print(f"red or yellow: {share_text(wilson(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}")
+    return not missed
+
+
+def told(ladder: Ladder) -> str:
+    """What the first rung that is not green says."""
+    wrong = [rung for rung in ladder.rungs if rung.verdict in ("warn", "fail")]
+    return f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
+
+
+def healthy(url: str, given: argparse.Namespace) -> bool:
+    """Right servers, odd ones and such with a model that errs: none may be red."""
+    red = []
+    names = list(_healthy(given.climbs))
+    for number, name in enumerate(names):
+        ladder = climb(url, name, TRIALS[(given.effort or ["default"])[0]], seed=number)
+        if ladder.verdict != "pass":
+            wrong = [
+                (rung.name, rung.verdict, rung.reason) for rung in ladder.rungs if rung.verdict in ("warn", "fail")
+            ]
+            print(f"{ladder.verdict} {name}, seed {number}: {wrong[:2]}", flush=True)
+        red += [name] if ladder.verdict == "fail" else []
+    print(f"not red: {share_text(wilson(len(names) - len(red), len(names)))}")
+    return not red
+
+
+def _healthy(climbs: int) -> Iterator[str]:
+    odd = [*ODD, "correct~100"]
+    for number in range(climbs):
+        yield odd[number % len(odd)] if number % 2 else "correct"
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_nobody_there_is_a_verdict(capsys: pytest.CaptureFixture[str]):
     assert main(["verify", "http://127.0.0.1:9", "--model", "m", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert "cannot connect" in document["rungs"][0]["reason"]
-    assert [rung["verdict"] for rung in document["rungs"]] == ["fail"] + ["skip"] * 11
+    assert [rung["verdict"] for rung in document["rungs"]] == ["fail"] + ["skip"] * 17
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:9/v1", "me:hunter2@127.0.0.1:9"])

@@ -13,10 +13,10 @@ from moebox.verify.options import Options
 from moebox.verify.rungs import NAMES
 
 from .oracle.app import KEY, MODEL
-from .oracle.faults import FAULTS
+from .oracle.rates import ALL
 
-STRICT = Options(thinking="yes", deadline_s=20)
-BROKEN = {name: fault.rung for name, fault in FAULTS.items() if fault.rung}
+STRICT = Options(thinking="yes", deadline_s=20, trials=4)
+BROKEN = {name: fault.rung for name, fault in ALL.items() if fault.rung}
 
 
 def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run | None = None) -> Ladder:
@@ -30,7 +30,9 @@ def test_a_correct_server_passes_every_rung(oracle: str, seed: int):
     options = Options(thinking="yes", seed=seed, deadline_s=60)
     ladder = verify(endpoint_of(f"{oracle}/correct", MODEL), options)
 
-    assert [(rung.name, rung.verdict, rung.reason) for rung in ladder.rungs] == [(name, "pass", "") for name in NAMES]
+    marks = {rung.name: (rung.verdict, rung.reason) for rung in ladder.rungs}
+    assert marks.pop("vision")[0] == "skip"  # it reads text only, and says so
+    assert marks == {name: ("pass", "") for name in NAMES if name != "vision"}
     assert ladder.verdict == "pass"
     assert ladder.sandbox in ("namespaces", "landlock", "seccomp")
 
@@ -40,7 +42,7 @@ def test_a_breakage_is_caught_by_the_rung_meant_for_it(oracle: str, fault: str):
     """No false green: one known fault, one red rung, with a reason."""
     rung = climb(oracle, fault, BROKEN[fault]).rungs[0]
 
-    assert rung.verdict == "fail"
+    assert rung.verdict == ("fail" if ALL[fault].red else "warn")
     assert rung.reason
     assert all(probe.reason for probe in rung.probes if probe.verdict == "fail")
 
@@ -183,6 +185,6 @@ def test_the_document_has_the_keys_that_scripts_rely_on(oracle: str):
 def test_rungs_are_chosen_in_ladder_order_and_by_name():
     """--only and --from."""
     assert [rung.name for rung in choose(["tools", "alive"], "")] == ["alive", "tools"]
-    assert [rung.name for rung in choose([], "limits")] == ["limits", "anthropic"]
+    assert [rung.name for rung in choose([], "limits")] == ["limits", "errors", "vision", "anthropic"]
     with pytest.raises(UnknownName, match="tool"):
         choose(["tool"], "")

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from . import chat
-from .faults import FAULTS, Fault
+from .faults import Fault
+from .rates import drawn, named
 
 MODEL = "oracle-k2"
 KEY = "the-right-key"
@@ -22,7 +23,7 @@ KEY = "the-right-key"
 
 def fault_of(request: Request) -> Fault:
     """The fault that the URL names."""
-    return FAULTS[request.path_params["fault"]]
+    return named(request.path_params["fault"])
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -41,12 +42,14 @@ async def models(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """/health."""
-    return JSONResponse({"status": "ok"})
+    return error(404, "Not Found") if fault_of(request).bare else JSONResponse({"status": "ok"})
 
 
 async def tokenize(request: Request) -> Response:
     """vLLM's /tokenize."""
     body = await request.json()
+    if fault_of(request).bare:
+        return error(404, "Not Found")
     return JSONResponse({"count": chat.prompt_tokens(body), "max_model_len": chat.CONTEXT})
 
 
@@ -57,6 +60,7 @@ async def completions(request: Request) -> Response:
         body = await request.json()
     except ValueError:
         return error(400, "not JSON")
+    fault = drawn(request.path_params["fault"], body)
     if fault.gate and (refused := fault.gate(request, body)):
         return refused
     if body["model"] != MODEL:
@@ -72,11 +76,12 @@ async def completions(request: Request) -> Response:
             return error(problem.status, str(problem))
     if body.get("stream"):
         sent = fault.stream(made) if fault.stream else events(chat.chunks(made))
-        return StreamingResponse(sent, media_type="text/event-stream")
+        return StreamingResponse(sent, headers={"content-type": fault.media})
     whole = chat.whole(made)
     if fault.whole:
         whole = fault.whole(whole, made)
-    return Response(json.dumps(whole), media_type="application/json")
+    written = fault.body(whole) if fault.body else json.dumps(whole).encode()
+    return Response(written, media_type="application/json")
 
 
 async def events(chunks: list[dict[str, Any]]) -> AsyncIterator[bytes]:

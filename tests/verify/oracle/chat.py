@@ -43,6 +43,11 @@ class Made:
         )
 
     @property
+    def logprob(self) -> float:
+        """How sure it is of a token: of what it knows, and not of other things."""
+        return -1.0 if "".join(self.content).startswith(LOST) else -0.01
+
+    @property
     def usage(self) -> dict[str, int]:
         """OpenAI's token counts."""
         total = self.prompt_tokens + self.tokens
@@ -129,7 +134,7 @@ def whole(made: Made) -> dict[str, Any]:
         ]
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": made.finish}
     if made.request.get("logprobs"):
-        choice["logprobs"] = {"content": [{"token": token, "logprob": -0.01} for token in made.content]}
+        choice["logprobs"] = {"content": [{"token": token, "logprob": made.logprob} for token in made.content]}
     return _head("chat.completion", made) | {"choices": [choice], "usage": made.usage}
 
 
@@ -152,7 +157,7 @@ def chunks(made: Made) -> list[dict[str, Any]]:
     if made.request.get("logprobs"):
         for chunk, delta in zip(sent, deltas, strict=True):
             if delta.get("content"):
-                chunk["choices"][0]["logprobs"] = {"content": [{"token": delta["content"], "logprob": -0.01}]}
+                chunk["choices"][0]["logprobs"] = {"content": [{"token": delta["content"], "logprob": made.logprob}]}
     sent.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": made.finish}]})
     if (made.request.get("stream_options") or {}).get("include_usage"):
         sent.append(head | {"choices": [], "usage": made.usage})

@@ -22,6 +22,7 @@ class Fault:
     """Where a server goes wrong; hooks that are not given do nothing."""
 
     rung: str = ""  # "" for what is no fault
+    red: bool = True  # False: yellow is all that can be said
     gate: Callable[[Request, Body], Response | None] | None = None
     request: Callable[[Body], Body] | None = None
     reply: Callable[[Reply, Body], Reply] | None = None
@@ -31,6 +32,9 @@ class Fault:
     message: Callable[[Body], Body] | None = None
     message_events: Callable[[list[Body]], list[Body]] | None = None
     no_anthropic: bool = False
+    media: str = "text/event-stream"  # of streams
+    body: Callable[[Body], bytes] | None = None  # how a whole answer is written
+    bare: bool = False  # no /health, no /tokenize
 
 
 _held = itertools.count()

@@ -108,7 +108,7 @@ def _record(question: str, form: Any) -> str:
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a schema accepts the value."""
     try:
-        fastjsonschema.validate(schema, value)
+        fastjsonschema.validate(dict(schema), value)
     except fastjsonschema.JsonSchemaException:
         return False
     return True

@@ -27,8 +27,8 @@ RUNGS: tuple[Rung, ...] = tuple(
     for module in (
         alive,
         plain,
-        prompts,
         streaming,
+        prompts,
         arithmetic,
         code,
         json_modes,

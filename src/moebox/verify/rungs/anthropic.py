@@ -20,17 +20,18 @@ async def text(ask: Asker) -> Score:
         ended = message.stop in ("end_turn", "stop_sequence")
         return "" if ended else f"stop_reason {message.stop!r} at the end of an answer"
 
-    return await both(ask, "text", lambda stream: _asked(ask, "copy", stream, check), ask.options.share(0.67))
+    return await both(ask, "text", lambda stream: _asked(ask, "copy", stream, check), ask.options.share(0.5))
 
 
 async def tools(ask: Asker) -> Score:
     """A tool is used, whole and streamed, with its input as an object."""
-    return await both(ask, "tool-call", lambda stream: _asked(ask, "tool_call", stream), ask.options.share(0.67))
+    await both(ask, "tool-call", lambda stream: _asked(ask, "tool_call", stream), ask.options.share(0.34))
+    return await both(ask, "tool-call", lambda stream: _asked(ask, "tool_parallel", stream), ask.options.share(0.17))
 
 
 async def and_back(ask: Asker) -> Score:
     """A tool_result block is read and used."""
-    return await both(ask, "answer", lambda stream: _asked(ask, "tool_result", stream), ask.options.share(0.34))
+    return await both(ask, "answer", lambda stream: _asked(ask, "tool_result", stream), ask.options.share(0.17))
 
 
 async def system(ask: Asker) -> None:
@@ -113,5 +114,5 @@ RUNG = Rung(
     name="anthropic",
     about="Anthropic's messages API, where served",
     probes={"text": text, "tools": tools, "and back": and_back, "system": system, "refused": refused},
-    cost=46,
+    cost=30,
 )

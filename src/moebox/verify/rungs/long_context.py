@@ -10,7 +10,10 @@ from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge
 
-UNASKED = 16384  # tokens, when nobody said how long and the server allows more: seconds, not minutes, to prefill
+UNASKED = 16384  # tokens at most, when nobody said how long
+UNASKED_S = 10.0  # seconds of prefill at most, when nobody said how long
+SAMPLE = 1000  # tokens, to learn how fast the server reads
+LEAST = 2048
 CLOSE = 0.97  # of the length that is aimed for at least
 TRIES = 8  # texts drawn before the longest that fits is taken
 FRAME = 160  # characters of the question around the text
@@ -25,10 +28,9 @@ AGAIN = 2  # further texts with something at the depth that was missed; missed i
 
 async def needles(ask: Asker) -> str:
     """What was hidden is found at each depth; one text, many questions, as agents ask over one long history."""
-    length, wanted = _length(ask)
     ask.patient = True
     try:
-        return await _searched(ask, length, wanted)
+        return await _searched(ask, *await _length(ask))
     finally:
         ask.patient = False
 
@@ -83,15 +85,23 @@ def _near(task: Task, answer: Answer) -> bool:
     return str(task.expect)[:NEAR] in answer.content
 
 
-def _length(ask: Asker) -> tuple[int, str]:
+async def _length(ask: Asker) -> tuple[int, str]:
     """Tokens to fill, prompt and answer together, and where that number comes from."""
     if ask.options.context:
         if ask.limit and ask.options.context > ask.limit:
             raise Failed(f"{ask.options.context:,} tokens were asked for, the server takes {ask.limit:,}")
         return ask.options.context, "the asked"
-    if ask.limit:
-        return min(ask.limit, UNASKED), "the server's" if ask.limit <= UNASKED else "an unasked"
-    return 4096, "a cautious"
+    if not ask.limit:
+        return 4096, "a cautious"
+    most = max(LEAST, min(UNASKED, round(await _tokens_a_second(ask) * UNASKED_S)))
+    return min(ask.limit, most), "the server's" if ask.limit <= most else "an unasked"
+
+
+async def _tokens_a_second(ask: Asker) -> float:
+    """How fast the server reads a prompt."""
+    task = draw(ask, "needle", chars=round(SAMPLE * FIRST_GUESS))
+    answer = await ask.ask(task, max_tokens=1, exact=True)
+    return (answer.count("prompt") or SAMPLE) / max(0.001, ask.exchanges[-1].seconds)
 
 
 async def _rate(ask: Asker, target: int) -> tuple[float, str]:

@@ -6,12 +6,12 @@ from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.phantom import words
-from moebox.phantom.tasks import Task
+from moebox.phantom.tasks import Task, haystack
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
-from moebox.verify.trials import Attempt, Trial, able, asking, draw, judge, trials
+from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
 from moebox.verify.unicode import TEXTS, garbled
 
 PADDING = "lantern orchard thimble " * 8
@@ -61,27 +61,33 @@ def _user(content: Any) -> dict[str, Any]:
 
 async def parts(ask: Asker) -> Score | Warned:
     """Content as a list of parts, each of them read."""
-    await able(ask, asking(ask, "secret"), "repeat a secret")
+    await able(ask, Questions(ask, lambda: draw(ask, "needle", chars=200)), "find a code in a short text")
     first = await ask.send(ask.body([_user([{"type": "text", "text": "Hello!"}])], max_tokens=16))
     if first.status in REFUSALS:
         return Warned(f"HTTP {first.status} for content as parts")
 
     async def attempt() -> Trial:
-        task = draw(ask, "secret")
-        fact, question = str(task.messages[0]["content"]).split(". ", 1)
-        split = [{"type": "text", "text": f"{fact}. "}, {"type": "text", "text": question}]
-        answer = await ask.chat([_user(split)], max_tokens=task.max_tokens)
+        (task,) = haystack(ask.rng, chars=200, depths=[0.5])
+        answer = await ask.chat([_user(_in_three(task))], max_tokens=task.max_tokens)
         why = judge(task, answer)
         return Trial(why=why, whose="server" if why and not judge(task, await ask.ask(task)) else "model")
 
     return await trials(ask, "prompt", attempt, ask.options.share(0.34))
 
 
+def _in_three(task: Task) -> list[dict[str, str]]:
+    """The text before the code, the text with it, and the question: none can be spared."""
+    text = str(task.messages[0]["content"])
+    told, asked = text.index("The access code"), text.rindex("What is the access code")
+    return [{"type": "text", "text": piece} for piece in (text[:told], text[told:asked], text[asked:])]
+
+
 async def characters(ask: Asker) -> str:
     """Text outside ASCII is read, and comes back as it was."""
     copied, unread = 0, ""
-    for number, text in enumerate(TEXTS):
-        ask.trial = (number + 1, len(TEXTS))
+    texts = _some(ask)
+    for number, text in enumerate(texts):
+        ask.trial = (number + 1, len(texts))
         stream = number % 2 == 1
         request = ask.body([_user(f"Repeat after me: {text}")], max_tokens=128, stream=stream or None)
         # llama.cpp writes what its grammar says whatever the model knows; others ignore the field
@@ -96,7 +102,7 @@ async def characters(ask: Asker) -> str:
         unread = unread or ("" if same or why else f"{text!r} became {answer.content[:60]!r}")
     if not copied and unread:
         raise Skipped(f"model, not server: it cannot copy such text ({unread})")
-    return f"{copied} of {len(TEXTS)} texts copied" + (f"; {unread}" if unread else "")
+    return f"{copied} of {len(texts)} texts copied" + (f"; {unread}" if unread else "")
 
 
 async def in_arguments(ask: Asker) -> str:
@@ -111,15 +117,21 @@ async def in_json(ask: Asker) -> str:
 
 async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: str) -> str:
     kept = 0
-    for number, text in enumerate(TEXTS):
-        ask.trial = (number + 1, len(TEXTS))
+    texts = _some(ask)
+    for number, text in enumerate(texts):
+        ask.trial = (number + 1, len(texts))
         stream = number % 2 == 0
         got = await make(ask, text, stream)
         ask.tally.add("unicode" + STREAMED * stream, garbled(text, got) if got is not None else "")
         kept += got == text
     if not kept:
         raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
-    return f"{kept} of {len(TEXTS)} texts kept"
+    return f"{kept} of {len(texts)} texts kept"
+
+
+def _some(ask: Asker) -> list[str]:
+    """All texts, or some of them where little is to be asked."""
+    return ask.rng.sample(TEXTS, min(len(TEXTS), ask.options.share(0.75)))
 
 
 async def _called(ask: Asker, text: str, stream: bool) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.verify.answer import Answer, Token
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.trials import Trial, draw, trials, wrong
@@ -49,6 +49,8 @@ async def _sampled(ask: Asker, body: dict[str, Any]) -> Answer:
     exchange = await ask.send(body | {"logprobs": True})
     if exchange.status in REFUSALS:
         exchange = await ask.send(body)
+    if exchange.status in REFUSALS:
+        raise Skipped(f"refused: HTTP {exchange.status}{said(exchange)}")
     return ask.read(exchange, stream=False, odd=True)
 
 

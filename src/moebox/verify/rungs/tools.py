@@ -74,7 +74,7 @@ async def parallel(ask: Asker) -> Score:
         # OpenAI's default is true; llama.cpp's is false
         return calling(ask, "tool_parallel", parallel_tool_calls=True, stream=stream)
 
-    return await both(ask, "tool-call", make, ask.options.share(0.5))
+    return await both(ask, "tool-call", make, ask.options.share(0.34))
 
 
 async def not_needed(ask: Asker) -> Score:
@@ -150,7 +150,7 @@ async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
 
         return asked
 
-    return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.34))
+    return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.25))
 
 
 async def ids(ask: Asker) -> str:
@@ -182,7 +182,7 @@ async def and_back(ask: Asker) -> Score:
         return wrong("" if last.content.strip() or last.calls else "no answer after the tool's result")
 
     await trials(ask, "tool-history", attempt, ask.options.share(0.25))
-    return await both(ask, "answer", lambda stream: asking(ask, "tool_result", stream=stream), ask.options.share(0.5))
+    return await both(ask, "answer", lambda stream: asking(ask, "tool_result", stream=stream), ask.options.share(0.34))
 
 
 RUNG = Rung(
