@@ -1,0 +1,79 @@
+"""Generated GGUF files: shapes that our own reader finds again, and routers that spread tokens."""
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox.checkpoint import resolve
+from moebox.core.model import Gqa, Model, Moe
+from moebox.errors import BadInput
+from moebox.serve.dummy import scattered, type_of, write_gguf
+from tests.serve.conftest import TINY
+
+QWEN = Model(
+    name="small",
+    title="Small",
+    architecture="Qwen3MoeForCausalLM",
+    hidden=64,
+    layers=3,
+    vocab=600,
+    context=4096,
+    gqa=Gqa(heads=4, kv_heads=2, head_dim=16),
+    moe=Moe(experts=8, used=2, intermediate=32),
+)
+
+
+@given(st.integers(1, 300), st.integers(0, 12), st.booleans(), st.integers(0, 9))
+def test_scattered_floats_are_of_one_size_and_either_sign(number: int, small: int, wide: bool, seed: int) -> None:
+    """Between 2^-small and twice that, never zero, never infinite: every score counts and none drowns the others."""
+    raw = scattered(random.Random(seed), number, wide=wide, small=small)
+    values = struct.unpack(f"<{number}{'f' if wide else 'e'}", raw)
+    assert all(2.0**-small <= abs(value) < 2.0 ** (1 - small) for value in values)
+    if number > 60:
+        assert min(values) < 0 < max(values)
+
+
+@pytest.mark.parametrize("model", [TINY, QWEN], ids=["latent", "grouped"])
+def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> None:
+    """As our own reader of GGUF files sees them, with even routing or without."""
+    for even in (False, True):
+        path = tmp_path / f"even-{even}.gguf"
+        size = write_gguf(path, model, layers=model.layers, even=even)
+        assert path.stat().st_size == size
+        found, _ = resolve(str(path))
+        assert (found.layers, found.hidden, found.vocab) == (model.layers, model.hidden, model.vocab)
+        assert found.moe is not None
+        assert model.moe is not None
+        assert (found.moe.experts, found.moe.used) == (model.moe.experts, model.moe.used)
+        assert type(found.attention) is type(model.attention)
+
+
+def test_even_routing_fills_routers_and_nothing_large(tmp_path: Path) -> None:
+    """Experts stay holes in a sparse file: only routers, norms and the rows of some tokens take disk."""
+    large = Model(
+        name="large",
+        title="Large",
+        architecture="Qwen3MoeForCausalLM",
+        hidden=1024,
+        layers=2,
+        vocab=20_000,
+        context=4096,
+        gqa=Gqa(heads=8, kv_heads=2, head_dim=64),
+        moe=Moe(experts=64, used=4, intermediate=1024),
+    )
+    size = write_gguf(tmp_path / "large.gguf", large, layers=2, even=True)
+    on_disk = (tmp_path / "large.gguf").stat().st_blocks * 512
+    assert on_disk < size / 4
+
+
+def test_types_are_those_of_ggml(tmp_path: Path) -> None:
+    """Q4_X is a recipe of Q4_0 experts; a mix is no type; a name that is none is refused."""
+    assert type_of("q4_0") == type_of("Q4_X") == 2
+    assert type_of("IQ3_K") is not None
+    assert type_of("Q4_K_M") is None
+    with pytest.raises(BadInput, match="is not a type of ggml"):
+        write_gguf(tmp_path / "x.gguf", TINY, quant="mix-IQ3_K")
