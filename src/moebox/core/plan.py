@@ -81,7 +81,8 @@ class Alternative:
 
     title: str
     recipe: Recipe
-    decode_tok_s: float
+    decode_tok_s: float  # at the streams that its cache holds
+    answer_tok_s: float = 0.0  # the yardstick: requests of 4,096 and 1,024 tokens, read and answered together
     kv_tokens: int
     loses: str
 

@@ -207,12 +207,13 @@ def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
 
 
 def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
-    """Pairs of tensor and pipeline sizes: all cards, or fewer where all do not divide well."""
+    """Pairs of tensor and pipeline sizes: all GPUs, or fewer where that is better."""
     every, here = len(box.gpus) * box.nodes, len(box.gpus)
     if pins.tp and pins.pp:
         return [(pins.tp, pins.pp)]
-    counts = {every, 1 << (every.bit_length() - 1)} if every else set()
-    counts |= {size for size in (1, 2, 4) if size <= here}
+    # A larger box weighs what a smaller one does: every number up to eight, then powers of two and whole nodes.
+    counts = {every} | {size for size in (*range(1, 9), 16, 32, 64, 128, 256) if size <= every}
+    counts |= {here * nodes for nodes in range(1, box.nodes + 1)}
     if box.mixed:
         largest = max(gpu.memory for gpu in box.gpus)
         counts.add(sum(gpu.memory == largest for gpu in box.gpus) * box.nodes)

@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 
-from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
 from moebox.errors import UnknownName
-from moebox.planner import nofit, reasons, warnings
+from moebox.planner import nofit, prefer, reasons, warnings
 from moebox.planner.candidates import SHORTER, Candidate, candidates, engines_for
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed, forecast, weigh, with_utilization
 from moebox.planner.why import why
 
 HIGHER = (0.92, 0.94, 0.95)  # claims to try when 0.90 does not hold the model
-# A plainer engine is kept unless another is forecast this much better: the forecast's own error is about as large.
-TOLERANCE = 0.85
 
 
 def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Plan:
@@ -25,7 +22,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
     tried, fitting = search(box, model, checkpoints, pins)
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
-    best = pick(fitting, pins)
+    best = pick(fitting)
     others = [one for one in fitting if one is not best]
     return Plan(
         recipe=best.recipe,
@@ -39,7 +36,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
             *warnings.from_numbers(best.recipe, box, model, best.memory, pins.concurrency or 1),
             *reasons.warned(best, others, pins),
         ),
-        alternatives=reasons.alternatives(best, others, pins),
+        alternatives=reasons.alternatives(best, others),
         refused=reasons.refused(best, tried),
         why=why(best),
         measured=best.speed.measured.text if best.speed.measured else "",
@@ -97,32 +94,11 @@ def _claiming_more(box: Box, model: Model, found: list[Candidate], pins: Pins) -
     return []
 
 
-def pick(fitting: list[Weighed], pins: Pins) -> Weighed:
-    """The best of those that start; when pins leave only what is known to crash, the best of that."""
-    usable = [one for one in fitting if not one.refused] or fitting
-    served = [one for one in usable if one.recipe.hybrid is None]
-    usable = served or usable
-    if pins.goal == "context":
-        plain = [one for one in usable if pins.bold or one.candidate.tier < 3] or usable
-        most = max(one.memory.kv_tokens for one in plain)
-        large = [one for one in plain if one.memory.kv_tokens >= TOLERANCE * most]
-        return min(large, key=lambda one: (one.recipe.parallel.pp, -one.memory.kv_tokens, -one.score))
-    if pins.bold:
-        return max(usable, key=lambda one: one.score)
-    enough = [one for one in usable if one.memory.kv_tokens >= _wanted(one, pins)] or usable
-    tier = min(one.candidate.tier for one in enough)
-    plainest = [one for one in enough if one.candidate.tier == tier]
-    best = max(one.score for one in plainest)
-    good = [one for one in plainest if one.score >= TOLERANCE * best]
-    engine = min((one.recipe.engine for one in good), key=registry.names().index)
-    if served:
-        good = [one for one in good if one.recipe.engine == engine]
-    return max(good, key=lambda one: one.score)
-
-
-def _wanted(one: Weighed, pins: Pins) -> int:
-    """Tokens of cache that what was asked for needs."""
-    return one.recipe.context * (pins.concurrency or 1)
+def pick(fitting: list[Weighed]) -> Weighed:
+    """What is worth most of those that start; when pins leave only what is known to crash, of that."""
+    usable = [weighed for weighed in fitting if not weighed.refused] or fitting
+    served = [weighed for weighed in usable if weighed.recipe.hybrid is None]
+    return max(served or usable, key=lambda weighed: (prefer.worth(weighed), weighed.score))
 
 
 def _names(one: Checkpoint) -> tuple[str, ...]:

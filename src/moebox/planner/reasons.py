@@ -7,11 +7,12 @@ from moebox.core.plan import Alternative, Caution
 from moebox.core.recipe import Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
+from moebox.planner import prefer
 from moebox.planner.candidates import START_CONTEXT
 from moebox.planner.pins import Pins
-from moebox.planner.weigh import Weighed
+from moebox.planner.weigh import PROMPT, Weighed
 from moebox.sizing.gpu_list import all_gpus
-from moebox.units import count, gb, gib, tok_s
+from moebox.units import count, gb, gib
 
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
@@ -44,28 +45,22 @@ def _layout(best: Weighed, others: list[Weighed]) -> str:
     if best.recipe.hybrid:
         return ""
     device = next(one for one in best.memory.devices if one.weights)
-    text = f"{_cut(best)} leaves {gib(device.weights_total)} of weights on each card"
-    rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.dcp == parallel.dcp)
-    if rival and rival.recipe.parallel.ep == parallel.ep:
-        text += f"; {_cut(rival)} is forecast at {_change(rival, best)}"
+    text = f"{_cut(best)} leaves {gib(device.weights_total)} of weights on each GPU"
+    rival = _best(others, lambda one: _same_but(one, best, "parallel") and _cut(one) != _cut(best))
+    if rival:
+        text += f"; {_cut(rival)} is {compared(rival, best)}"
     if parallel.gpus < len(all_gpus(best.box)):
-        text += f"; {len(all_gpus(best.box)) - parallel.gpus} of {len(all_gpus(best.box))} cards stay free"
+        text += f"; {len(all_gpus(best.box)) - parallel.gpus} of {len(all_gpus(best.box))} GPUs stay free"
     return text
 
 
 def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
     if pins.engine:
         return f"{titled(pins.engine)} was asked for"
-    rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.candidate.tier == 0)
+    rival = _best(others, lambda one: one.recipe.engine != best.recipe.engine and one.recipe.hybrid is None)
     if rival is None:
         return ""
-    name = titled(rival.recipe.engine)
-    if rival.score > best.score:
-        change = f"{rival.score / best.score - 1:.0%}"
-        return f"{titled(best.recipe.engine)} first: {name} is forecast {change} ahead, less than the forecast's error"
-    if rival.score > 0.97 * best.score:
-        return f"{titled(best.recipe.engine)} first; {name} is forecast about as fast and is the next to try"
-    return f"{titled(best.recipe.engine)} over {name}, which is forecast at {_change(rival, best)}"
+    return f"{titled(best.recipe.engine)} over {titled(rival.recipe.engine)}, which is {lost(rival, best)}"
 
 
 def _cache(best: Weighed, tried: list[Weighed]) -> str:
@@ -98,7 +93,7 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
     rival = _best(others, lambda one: one.recipe.engine == best.recipe.engine and one.checkpoint != best.checkpoint)
     if rival is None:
         return ""
-    return f"{best.checkpoint.name} over {rival.checkpoint.name}, which is forecast at {_change(rival, best)}"
+    return f"{best.checkpoint.name} over {rival.checkpoint.name}, which is {lost(rival, best)}"
 
 
 def _caution(best: Weighed, pins: Pins) -> str:
@@ -115,7 +110,7 @@ def _context(best: Weighed, pins: Pins) -> str:
     return ""
 
 
-def alternatives(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Alternative, ...]:
+def alternatives(best: Weighed, others: list[Weighed]) -> tuple[Alternative, ...]:
     """The best of each other kind that starts, and what taking it would change."""
     usable = [one for one in others if not one.refused]
     found: list[Weighed] = []
@@ -127,7 +122,8 @@ def alternatives(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Alte
         Alternative(
             title=title(one, best),
             recipe=one.recipe,
-            decode_tok_s=round(one.speed.decode_tok_s(best.streams, 4096), 2),
+            decode_tok_s=round(one.speed.decode_tok_s(one.streams, min(PROMPT, one.recipe.context)), 2),
+            answer_tok_s=round(one.score, 2),
             kv_tokens=one.memory.kv_tokens,
             loses=_loses(one, best),
         )
@@ -175,17 +171,28 @@ def title(one: Weighed, best: Weighed) -> str:
 
 
 def _loses(one: Weighed, best: Weighed) -> str:
-    """What changes against the choice: decode, cache, and what it takes."""
-    parts = [f"{_decode_change(one, best)} decode at {best.streams} stream{'s' if best.streams > 1 else ''}"]
+    """Why it was not taken, and how its cache compares."""
+    parts = [lost(one, best)]
     if one.memory.kv_tokens and best.memory.kv_tokens and one.memory.kv_tokens != best.memory.kv_tokens:
         parts.append(f"{one.memory.kv_tokens / best.memory.kv_tokens:.2g}× the cache")
-    if one.recipe.runtime.preset and not best.recipe.runtime.preset:
-        parts.append("needs a third party's image")
-    if one.recipe.speculate and not best.recipe.speculate:
-        parts.append("a draft to trust first")
-    if not one.checkpoint.native and best.checkpoint.native:
-        parts.append("not the published weights")
-    return ", ".join(parts)
+    return "; ".join(parts)
+
+
+def lost(one: Weighed, best: Weighed) -> str:
+    """How a runner-up compares, and what it would have had to make up for."""
+    reasons = [discount.reason for discount in prefer.discounts(one) if discount not in prefer.discounts(best)]
+    text = compared(one, best)
+    if not reasons or text.endswith("slower"):
+        return text
+    return f"{text}, but {', '.join(reasons)}"
+
+
+def compared(one: Weighed, best: Weighed) -> str:
+    """The one yardstick: answer tokens a second when the requests that plans are compared by are served."""
+    change = round(one.score / best.score - 1, 2)
+    if change == 0:
+        return "as fast"
+    return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
 
 
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
@@ -222,16 +229,15 @@ def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, .
         return ()
     text = (
         f"the patched community image runs an fp8 cache on these cards: {count(patched.memory.kv_tokens)} tokens "
-        f"instead of {count(best.memory.kv_tokens)}, decode {_decode_change(patched, best)} at {best.streams} streams"
+        f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} at {best.streams} streams"
     )
     return (Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE),)
 
 
 def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:
-    """The plainest of a kind among those that start, and of these the best forecast."""
+    """What is worth most of a kind among those that start."""
     usable = [one for one in found if kind(one) and not one.refused]
-    tier = min((one.candidate.tier for one in usable), default=0)
-    return max((one for one in usable if one.candidate.tier == tier), key=lambda one: one.score, default=None)
+    return max(usable, key=prefer.worth, default=None)
 
 
 def _same_but(one: Weighed, best: Weighed, *fields: str) -> bool:
@@ -247,12 +253,3 @@ def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
 def _cut(one: Weighed) -> str:
     parallel = one.recipe.parallel
     return f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
-
-
-def _change(one: Weighed, best: Weighed) -> str:
-    return f"{one.score / best.score - 1:+.0%}"
-
-
-def _decode_change(one: Weighed, best: Weighed) -> str:
-    here, there = (each.speed.decode_tok_s(best.streams, 4096) for each in (one, best))
-    return f"{here / there - 1:+.0%}" if there else tok_s(here)

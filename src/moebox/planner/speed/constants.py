@@ -68,6 +68,7 @@ class ExpertKernel:
     fixed_us: float
     bandwidth: float
     flops: float
+    measured: bool = True  # false where no row says, and a neighbour's figures stand in
     source: str = ""
 
 

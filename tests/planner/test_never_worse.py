@@ -1,0 +1,171 @@
+"""More never makes a plan worse: boxes that contain others, looser pins; and forecasts have no jumps."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox.checkpoint import deploy
+from moebox.core import catalogue
+from moebox.core.box import Box
+from moebox.core.recipe import Parallel, Recipe
+from moebox.detect.declared import box_of
+from moebox.errors import DoesNotFit
+from moebox.planner import choose, prefer
+from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
+from moebox.planner.weigh import Weighed
+
+GPUS = ("rtx-pro-6000-server", "h200", "b200", "b300", "rtx-3090")
+MODELS = ("kimi-k2.6", "glm-5.1", "gpt-oss-120b", "qwen3-235b", "qwen3.5-397b", "minimax-m2.5")
+
+
+def best(box: Box, model: str, pins: Pins) -> Weighed | None:
+    """What is chosen there; None when nothing fits."""
+    known = catalogue.model(model)
+    _, fitting = choose.search(box, known, catalogue.checkpoints(model), pins)
+    return choose.pick(fitting) if fitting else None
+
+
+def worth(box: Box, model: str, pins: Pins) -> float:
+    """What the choice is worth by its goal; 0 when nothing fits."""
+    found = best(box, model, pins)
+    return prefer.worth(found) if found else 0.0
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    gpu=st.sampled_from(GPUS),
+    model=st.sampled_from(MODELS),
+    few=st.sampled_from([1, 2, 4, 8]),
+    more=st.sampled_from([2, 4, 8, 16]),
+    goal=st.sampled_from(["throughput", "latency"]),
+)
+def test_more_of_the_same_gpus_is_never_worse(gpu: str, model: str, few: int, more: int, goal: str) -> None:
+    """With every GPU of a smaller box and others beside them, the plan is worth at least as much."""
+    pins = Pins(goal=goal, context=16384)  # type: ignore[arg-type]
+    small, large = sorted((few, more))
+    assert worth(box_of(f"{large}x-{gpu}"), model, pins) >= worth(box_of(f"{small}x-{gpu}"), model, pins) * 0.9999
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    model=st.sampled_from(("kimi-k2.6", "glm-4.7", "qwen3-235b", "deepseek-v3")),
+    gpus=st.sampled_from([1, 2]),
+    ram=st.sampled_from([128, 256, 512]),
+    bandwidth=st.sampled_from([200, 460, 614]),
+)
+def test_more_ram_or_bandwidth_is_never_worse(model: str, gpus: int, ram: int, bandwidth: int) -> None:
+    """Twice the RAM, or twice its rate, on a box that keeps experts there."""
+    pins = Pins(context=16384)
+    here = box_of(f"{gpus}x-rtx-pro-6000-max-q", ram=f"{ram}GiB", ram_bandwidth=f"{bandwidth}GB/s")
+    larger = replace(here, ram=2 * here.ram)
+    quicker = replace(here, ram_bandwidth=2 * here.ram_bandwidth)
+    assert worth(larger, model, pins) >= worth(here, model, pins) * 0.9999
+    assert worth(quicker, model, pins) >= worth(here, model, pins) * 0.9999
+
+
+@pytest.mark.parametrize("gpu", ["b200", "rtx-pro-6000-server"])
+@pytest.mark.parametrize(
+    "pin", [{"tp": 4}, {"kv": "fp8"}, {"engine": "sglang"}, {"dcp": 2}, {"checkpoint": "nvfp4"}, {"pp": 2}]
+)
+def test_a_looser_pin_is_never_worse(gpu: str, pin: dict[str, object]) -> None:
+    """What is pinned is one of the things that are weighed without the pin."""
+    box = box_of(f"8x-{gpu}")
+    pinned = worth(box, "kimi-k2.6", Pins(context=16384, **pin))  # type: ignore[arg-type]
+    assert worth(box, "kimi-k2.6", Pins(context=16384)) >= pinned * 0.9999
+
+
+def test_eight_b300_are_not_slower_than_eight_b200() -> None:
+    """GLM-5.1 went from 1,763 tok/s to 1,087, because the larger box took the larger weights."""
+    small, large = (best(box_of(f"8x-{gpu}"), "glm-5.1", Pins()) for gpu in ("b200", "b300"))
+    assert small is not None
+    assert large is not None
+    assert large.score >= small.score
+
+
+def test_an_engine_that_is_not_the_first_must_be_clearly_better() -> None:
+    """SGLang is taken from 18% ahead on, and not before."""
+    box, model = box_of("8x-h200"), catalogue.model("kimi-k2.6")
+    _, fitting = choose.search(box, model, catalogue.checkpoints(model.name), Pins())
+    plain = [
+        weighed
+        for weighed in fitting
+        if weighed.recipe.parallel == Parallel(tp=8) and weighed.checkpoint.native and weighed.recipe.kv == "bf16"
+        if weighed.recipe.speculate is None
+    ]
+    first = next(weighed for weighed in plain if weighed.recipe.engine == "vllm")
+    second = next(weighed for weighed in plain if weighed.recipe.engine == "sglang")
+    for ahead, chosen in ((1.0, first), (1.1, first), (1.17, first), (1.19, second), (1.5, second)):
+        first.__dict__["score"], second.__dict__["score"] = 100.0, 100.0 * ahead
+        assert choose.pick([second, first]) is chosen, ahead
+
+
+def test_what_nobody_has_seen_is_never_chosen() -> None:
+    """Not even boldly; by name it is planned. Few bits are taken only when nothing larger fits."""
+    box = box_of("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    bold = best(box, "kimi-k2.6", Pins(bold=True))
+    assert bold is not None
+    assert not bold.checkpoint.unverified
+    assert bold.checkpoint.bits_per_weight(bold.model) >= prefer.LEAST_BITS
+    named = best(box, "kimi-k2.6", Pins(checkpoint="smol-IQ3_KS"))
+    assert named is not None
+    assert named.checkpoint.unverified
+
+
+def speed(gpu: str, count: int, model: str = "kimi-k2.6", checkpoint: str = "int4", **settings: object) -> Speed:
+    """A plain recipe's speed."""
+    recipe = Recipe(
+        name="t",
+        engine="vllm",
+        model=model,
+        checkpoint=checkpoint,
+        served_name="t",
+        kv="bf16",
+        parallel=Parallel(tp=count),
+    )
+    return Speed.of(deploy(replace(recipe, **settings), box_of(f"{count}x-{gpu}")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu", ["rtx-pro-6000-server", "h200", "b200", "mi300x"])
+@pytest.mark.parametrize("context", [0, 8192, 65536])
+def test_one_stream_more_is_never_less(gpu: str, context: int) -> None:
+    """Throughput grows with every stream, across every threshold (4 to 5 streams fell from 246 to 231)."""
+    model = speed(gpu, 8)
+    rates = [model.decode_tok_s(streams, context) for streams in range(1, 130)]
+    assert all(after >= before * 0.999 for before, after in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize("model", ["kimi-k2.6", "deepseek-v4-flash", "qwen3.5-397b", "gpt-oss-120b"])
+def test_a_longer_context_never_decodes_faster(model: str) -> None:
+    """Across windows, selectors and compressed entries too."""
+    form = catalogue.checkpoints(model)[0].name
+    here = speed("b200", 8, model, form)
+    steps = [here.decode_step_s(16, context) for context in range(0, 20_000, 250)]
+    assert all(after >= before for before, after in itertools.pairwise(steps))
+
+
+def test_sixteen_h100_are_two_machines() -> None:
+    """Eight to a board; the second eight are a network away. 3090s have bridges between two, not a mesh."""
+    box = box_of("16x-h100")
+    assert (len(box.gpus), box.nodes) == (8, 2)
+    pair, four = (speed("rtx-3090", count, "gpt-oss-120b", "mxfp4").cards for count in (2, 4))
+    assert pair is not None
+    assert four is not None
+    assert pair.fabric.wire.name == "nvlink"
+    assert four.fabric.wire.name == "pcie"
+
+
+@pytest.mark.parametrize("ram", ["9TB/s", "50000GB/s"])
+def test_a_bandwidth_no_platform_has_is_refused(ram: str) -> None:
+    """One line with both numbers."""
+    with pytest.raises(Exception, match=r"no platform has more than 1,690 GB/s"):
+        box_of("1x-rtx-5090", ram="768GiB", ram_bandwidth=ram)
+
+
+def test_nothing_fits_is_worth_nothing() -> None:
+    """The search says so instead of choosing."""
+    with pytest.raises(DoesNotFit):
+        choose.choose(box_of("1x-rtx-3090"), catalogue.model("kimi-k2.6"), catalogue.checkpoints("kimi-k2.6"), Pins())
