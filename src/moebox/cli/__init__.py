@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from moebox.errors import INTERRUPTED, BadInput, MoeboxError
+from moebox.escape import printable, visible
 
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
@@ -122,7 +123,7 @@ def tell_problems() -> None:
     """One line for each engine of another package that was left out, if engines were asked for at all."""
     module = sys.modules.get("moebox.core.registry")
     for problem in module.told() if module else ():
-        print(f"warning: {problem}", file=sys.stderr)
+        print(f"warning: {printable(str(problem))}", file=sys.stderr)
 
 
 def show_overview() -> int:
@@ -137,6 +138,6 @@ def show_overview() -> int:
 
 def show(problem: MoeboxError) -> None:
     """One line for the error, and one for how to mend it."""
-    print(f"error: {problem.message}", file=sys.stderr)
+    print(f"error: {printable(problem.message)}", file=sys.stderr)
     if problem.hint:
-        print(f"\nhint: {problem.hint}", file=sys.stderr)
+        print(f"\nhint: {visible(problem.hint)}", file=sys.stderr)

@@ -15,7 +15,7 @@ from moebox.cli.output import emit, people, talk
 from moebox.core.measure import Load, Slo
 from moebox.core.result import Measurement, document
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
-from moebox.stream.events import printable
+from moebox.escape import printable
 
 if TYPE_CHECKING:
     from moebox.bench.measure import Subject

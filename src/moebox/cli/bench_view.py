@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.bench.generator import Progress
-from moebox.stream.events import printable
+from moebox.escape import printable
 from moebox.units import count, seconds, tok_s
 
 _RATES = ("output_throughput", "total_token_throughput", "max_output_tokens_per_s")

@@ -1,6 +1,6 @@
 """`moebox logs`: an engine's words."""
 
-import shutil
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +10,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox.errors import BadInput
+from moebox.escape import visible
+
+COLOURS = re.compile(r"\x1b\[[\d;]*m")  # engines colour their logs; left out rather than spelled out
 
 
 def logs(
@@ -35,17 +38,25 @@ def logs(
     if lines is None:
         for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
             with open(piece, "rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
+                while data := file.read(65536):
+                    show(data)
     tail = Tail(path, start=last_lines(path, lines) if lines is not None else 0)
     while True:
         data = tail.read()
         if data:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            show(data)
         elif not follow or not alive():
             return 0
         else:
             time.sleep(0.2)
+
+
+def show(data: bytes) -> None:
+    """A piece of a log: as it is into a file or a pipe, without what would drive a terminal on one."""
+    if sys.stdout.isatty():
+        data = visible(COLOURS.sub("", data.decode("utf-8", "replace").replace("\r\n", "\n"))).encode()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def source(name: str | None) -> tuple[Path, Callable[[], bool]]:

@@ -5,27 +5,44 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moebox import codec
+from moebox.escape import json_text, visible
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
+    from rich.segment import Segment
 
 
 def emit(document: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(codec.to_json(document) + "\n")
+    sys.stdout.write(json_text(codec.to_json(document)) + "\n")
 
 
 @functools.cache
 def people() -> "Console":
     """Where results for people go: stdout."""
-    from rich.console import Console
-
-    return Console(highlight=False)
+    return console()
 
 
 @functools.cache
 def talk() -> "Console":
     """Where progress and remarks go: stderr."""
-    from rich.console import Console
+    return console(stderr=True)
 
-    return Console(stderr=True, highlight=False)
+
+def console(*, stderr: bool = False) -> "Console":
+    """A console that shows text of servers, models and files without obeying it: rich lets escape sequences through."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Safe(Console):
+        def _render_buffer(self, buffer: "Iterable[Segment]") -> str:
+            return super()._render_buffer(_shown(segment) for segment in buffer)
+
+    def _shown(segment: "Segment") -> "Segment":
+        if segment.control:  # rich's own: the cursor of a progress display
+            return segment
+        return Segment(visible(segment.text), segment.style)
+
+    return Safe(stderr=stderr, highlight=False)

@@ -12,6 +12,7 @@ from moebox.checkpoint import deploy
 from moebox.cli.output import emit
 from moebox.engines import refusals
 from moebox.errors import BadInput
+from moebox.escape import printable
 from moebox.serve.recipes import read_recipe
 
 
@@ -41,7 +42,8 @@ def render(
     if not output:
         sys.stdout.write(text)
     for one in warnings:
-        print(f"{one.severity}: {one.text}" + (f" ({one.remedy})" if one.remedy else ""), file=sys.stderr)
+        remedy = f" ({one.remedy})" if one.remedy else ""
+        print(printable(f"{one.severity}: {one.text}{remedy}"), file=sys.stderr)
     return 0
 
 

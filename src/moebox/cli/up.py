@@ -13,6 +13,7 @@ from moebox.core.change import changed
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import as_text
 from moebox.errors import BadInput
+from moebox.escape import visible
 from moebox.serve.where import Where
 from moebox.units import parse_seconds
 
@@ -89,7 +90,7 @@ def show_command(deployment: "Deployment") -> int:
     from moebox.serve.session import prepare
 
     order = prepare(deployment)
-    print(engines.shown(order.launch, order.argv))
+    print(visible(engines.shown(order.launch, order.argv)))
     return 0
 
 

@@ -1,5 +1,7 @@
 """A report as Markdown: the same sections, tables as tables, drawings by their captions."""
 
+from moebox.escape import code_block
+from moebox.escape import markdown as escape
 from moebox.report.block import Bullets, Cell, Charts, Part, Prose, Section, Table, Tiles
 from moebox.report.decision import Decision
 from moebox.report.page import Page
@@ -10,12 +12,12 @@ def markdown(page: Page) -> str:
     """The whole document."""
     lines = [f"# {escape(page.title)}", "", " · ".join(word for word in (page.date, escape(page.subtitle)) if word), ""]
     if page.simulation:
-        lines += [f"> **Simulation:** {page.simulation} No GPU produced these figures.", ""]
+        lines += [f"> **Simulation:** {escape(page.simulation)} No GPU produced these figures.", ""]
     for story, decision in zip(page.stories, page.decisions, strict=True):
         lines += strip(decision, story.label if len(page.stories) > 1 else "")
     for section in page.sections:
         lines += chapter(section, simulated=bool(page.simulation))
-    lines += [f"Made by moebox on {page.made} from {', '.join(story.id for story in page.stories)}.", ""]
+    lines += [f"Made by moebox on {page.made} from {', '.join(escape(story.id) for story in page.stories)}.", ""]
     return "\n".join(lines)
 
 
@@ -72,15 +74,14 @@ def table(block: Table) -> list[str]:
 def field(one: Cell) -> str:
     """One cell; the best in bold."""
     text = f"**{escape(one.text)}**" if one.tone == "best" else escape(one.text)
-    return f"{text} ({one.aside})" if one.aside else text
+    return f"{text} ({escape(one.aside)})" if one.aside else text
 
 
 def part(block: Part) -> list[str]:
     """Blocks with a look of their own, in words."""
     data = block.data
     if block.kind == "code":
-        fence = "```" if "```" not in data["text"] else "`````"
-        return [f"**{escape(data['title'])}**", "", fence, data["text"].strip("\n"), fence, ""]
+        return [f"**{escape(data['title'])}**", "", *code_block(data["text"]), ""]
     if block.kind == "topology":
         return [
             f"**{escape(data.title)}**",
@@ -102,7 +103,7 @@ def part(block: Part) -> list[str]:
         rows = [row["advice"] for row in data]
         return [f"- **{escape(one.title)}.** {escape(one.text)} *Rule: {escape(one.rule)}*" for one in rows] + [""]
     if block.kind == "sources":
-        return [f"- {escape(title)}{': <' + url + '>' if url else ''}" for title, url in data] + [""]
+        return [f"- {escape(title)}{': <' + quoted(url) + '>' if url else ''}" for title, url in data] + [""]
     return []
 
 
@@ -120,12 +121,9 @@ def problem(one: object) -> list[str]:
         text = getattr(one, name, "")
         lines += [f"{name.capitalize()}: {escape(text)}", ""] if text else []
     excerpt = getattr(one, "excerpt", "")
-    return [*lines, *(["```", excerpt.replace("```", "'''"), "```", ""] if excerpt else [])]
+    return [*lines, *([*code_block(excerpt), ""] if excerpt else [])]
 
 
-def escape(text: str) -> str:
-    """Text that stays text in Markdown, in one line."""
-    flat = " ".join(text.split())
-    for mark in ("\\", "|", "*", "_", "<", "`", "["):
-        flat = flat.replace(mark, "\\" + mark)
-    return flat
+def quoted(url: str) -> str:
+    """An address between angle brackets that cannot leave them."""
+    return "".join(letter if letter.isprintable() and letter not in "<> " else "%20" for letter in url)

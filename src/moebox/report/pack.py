@@ -11,20 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moebox import __version__
+from moebox.bench import samples
 from moebox.errors import BadInput, Outside
+from moebox.escape import markdown as escape
 from moebox.report.block import Part
 from moebox.report.files import report, save
-from moebox.report.markdown import escape, markdown, part
+from moebox.report.markdown import markdown, part
 from moebox.report.page import Page, html
 from moebox.report.rules import advise
 from moebox.report.tidy import redact
-from moebox.store import Run
+from moebox.store import Run, plain
 from moebox.store.log import pieces
 
 CONFIGS = ("recipe.toml", "box.toml", "plan.json", "climb.json", "best.toml", "run.json", "launch.sh", "kernels.json")
 FOLDERS = ("measurements", "verdicts", "patches", "configs", "kernels", "recipes")
 TEXT = (".json", ".jsonl", ".toml", ".txt", ".md", ".log", ".patch", ".diff", ".sh", ".csv", ".xml", ".yaml", ".yml")
-BINARY = (".samples", ".bin")  # columns of times and counts
+BINARY = (".samples",)  # columns of times and counts
 LARGEST = 64 * 2**20  # bytes of one file; larger ones are named in the README instead
 
 
@@ -73,7 +75,7 @@ def fill(run: Run, folder: Path, *, pdf: bool) -> list[str]:
         copy(log, folder / "logs" / log.name, left_out)
     for name in FOLDERS:
         for path in sorted((run.path / name).rglob("*")):
-            if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+            if not path.is_dir() and not path.name.startswith("."):
                 copy(path, folder / name / path.relative_to(run.path / name), left_out)
     save(folder / "FINDINGS.md", redact(findings(page)))
     save(folder / "README.md", redact(readme(page, folder, left_out)))
@@ -82,17 +84,25 @@ def fill(run: Run, folder: Path, *, pdf: bool) -> list[str]:
 
 def copy(source: Path, target: Path, left_out: list[str]) -> None:
     """One file, redacted where it is text; left out and named otherwise."""
-    if not source.is_file() or source.is_symlink():
+    if not source.exists() and not source.is_symlink():
+        return
+    if not plain.is_plain(source):
+        left_out.append(f"{source.name}: is a link or no plain file")
         return
     size = source.stat().st_size
     if size > LARGEST:
         left_out.append(f"{source.name}: {size / 2**20:,.0f} MiB is too large")
         return
     if source.suffix in TEXT or source.name.startswith("engine.log"):
-        save(target, redact(source.read_text(encoding="utf-8", errors="replace")))
+        save(target, redact(plain.read_text(source)))
     elif source.suffix in BINARY:
+        try:
+            samples.read(source)
+        except BadInput as problem:  # it goes to others, who will unpack it
+            left_out.append(problem.message.replace(str(source), source.name))
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(source.read_bytes())
+        target.write_bytes(plain.read_bytes(source))
     else:
         left_out.append(f"{source.name}: not text, so it was not looked through")
 

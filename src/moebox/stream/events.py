@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moebox.escape import printable
+
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
 SILENT = 4  # tokens that the server counted and did not show
 GUESSED = 128  # added to a kind: when it came is only known to lie between two others
@@ -48,11 +50,6 @@ def describe(status: int, payload: bytes) -> str:
     else:
         said = payload[:200].decode("utf-8", "replace").strip().partition("\n")[0]
     return f"HTTP {status}: {printable(said)}" if said else f"HTTP {status}"
-
-
-def printable(text: str) -> str:
-    """Text of a stranger in one line that does nothing to a terminal: what cannot be seen is written as its number."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in " ".join(text.split()))
 
 
 def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> "array[int]":

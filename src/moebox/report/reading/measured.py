@@ -7,10 +7,10 @@ from moebox import codec
 from moebox.core import result
 from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
 from moebox.errors import BadInput
+from moebox.escape import printable
 from moebox.report.reading.loose import figure, rows, truth, within, words
 from moebox.report.story import Asked, Level
 from moebox.store import plain
-from moebox.stream.events import printable
 
 LISTS = ("levels", "measurements", "rows", "results")
 
