@@ -88,6 +88,7 @@ PROBE = closed(
     {
         "httpGet": closed({"path": TEXT, "port": TEXT}, ("path", "port")),
         "periodSeconds": {"type": "integer"},
+        "timeoutSeconds": {"type": "integer"},
         "failureThreshold": {"type": "integer"},
     }
 )
@@ -122,6 +123,8 @@ CONTAINER = closed(
         },
         "startupProbe": PROBE,
         "readinessProbe": PROBE,
+        "livenessProbe": PROBE,
+        "lifecycle": closed({"preStop": closed({"exec": closed({"command": TEXTS}, ("command",))})}),
         "resources": closed(
             {
                 "limits": closed({"nvidia.com/gpu": {"type": "string", "pattern": r"^\d+$"}}),
@@ -138,6 +141,7 @@ VOLUME = closed(
         "name": NAME,
         "emptyDir": closed({"medium": {"enum": ["Memory"]}, "sizeLimit": TEXT}),
         "persistentVolumeClaim": closed({"claimName": NAME}, ("claimName",)),
+        "hostPath": closed({"path": TEXT, "type": {"enum": ["Directory"]}}, ("path",)),
     },
     ("name",),
 )
@@ -147,6 +151,7 @@ POD = closed(
         "metadata": closed({"labels": LABELS}),
         "spec": closed(
             {
+                "terminationGracePeriodSeconds": {"type": "integer"},
                 "containers": {"type": "array", "minItems": 1, "items": CONTAINER},
                 "volumes": {"type": "array", "items": VOLUME},
             },
@@ -215,6 +220,43 @@ KUBERNETES = {
                 },
             },
             ("ports",),
+        ),
+    ),
+    "NetworkPolicy": document(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        closed(
+            {
+                "podSelector": closed({"matchLabels": LABELS}),
+                "policyTypes": {"type": "array", "items": {"enum": ["Ingress", "Egress"]}},
+                "ingress": {
+                    "type": "array",
+                    "items": closed(
+                        {
+                            "from": {
+                                "type": "array",
+                                "items": closed({"podSelector": closed({"matchLabels": LABELS})}),
+                            },
+                            "ports": {
+                                "type": "array",
+                                "items": closed({"port": {"type": "integer"}, "protocol": {"enum": ["TCP"]}}),
+                            },
+                        }
+                    ),
+                },
+            },
+            ("podSelector",),
+        ),
+    ),
+    "PersistentVolumeClaim": document(
+        "v1",
+        "PersistentVolumeClaim",
+        closed(
+            {
+                "accessModes": {"type": "array", "items": {"enum": ["ReadWriteOnce", "ReadWriteMany"]}},
+                "resources": closed({"requests": closed({"storage": {"type": "string", "pattern": r"^\d+[GT]i$"}})}),
+            },
+            ("accessModes", "resources"),
         ),
     ),
 }

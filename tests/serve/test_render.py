@@ -96,7 +96,7 @@ def _after_entry(argv: list[str]) -> list[str]:
 def test_a_leader_worker_set_gives_each_pod_its_rank():
     """The group's variables stand in the arguments; only the leader has a port."""
     recipe = recipes()["two-nodes"]
-    group, service = yaml.safe_load_all(render(deploy(recipe), "k8s"))
+    group, service, policy, weights = yaml.safe_load_all(render(deploy(recipe), "k8s"))
     template = group["spec"]["leaderWorkerTemplate"]
     leader, worker = (template[name]["spec"]["containers"][0] for name in ("leaderTemplate", "workerTemplate"))
 
@@ -108,6 +108,8 @@ def test_a_leader_worker_set_gives_each_pod_its_rank():
     assert "--port" not in worker["args"]
     assert "ports" in leader
     assert service["spec"]["selector"] == {"app": "kimi-k26-vllm", "role": "leader"}
+    assert policy["spec"]["podSelector"] == {"matchLabels": {"app": "kimi-k26-vllm"}}
+    assert weights["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 def test_a_unit_has_one_start_line_with_the_engines_flags():

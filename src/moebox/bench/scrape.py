@@ -10,38 +10,30 @@ from typing import Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
+from moebox.core.metrics import anywhere
 from moebox.core.result import Power, ServerView
 
 EVERY_S = 1.0
 PATIENCE_S = 3.0  # for one answer
 
 # Our name -> the engines' names for it; several are tried, the first present counts. Gauges are taken as they are,
-# counters (those that end in _total) as they grew since the run began. Names as of vLLM 0.32, SGLang 0.5.23 and
-# llama.cpp b11669.
-NAMES: dict[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred"),
-    "kv_use": (
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "llamacpp:kv_cache_usage_ratio",
-    ),
-    "preemptions_total": ("vllm:num_preemptions_total", "vllm:num_preemptions", "sglang:num_retracted_reqs"),
-    "prompt_tokens_total": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "llamacpp:prompt_tokens_total"),
-    "output_tokens_total": (
-        "vllm:generation_tokens_total",
-        "sglang:generation_tokens_total",
-        "llamacpp:tokens_predicted_total",
-    ),
-    "drafted_total": ("vllm:spec_decode_num_draft_tokens_total",),
-    "drafts_total": ("vllm:spec_decode_num_drafts_total",),
-    "accepted_total": ("vllm:spec_decode_num_accepted_tokens_total",),
-    "accept_length": ("sglang:spec_accept_length",),
-    "cache_hit_rate": ("sglang:cache_hit_rate",),
-    "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-}
+# counters (those that end in _total) as they grew since the run began.
+FIGURES = (
+    "running",
+    "waiting",
+    "kv_use",
+    "preemptions_total",
+    "prompt_tokens_total",
+    "output_tokens_total",
+    "drafted_total",
+    "drafts_total",
+    "accepted_total",
+    "accept_length",
+    "cache_hit_rate",
+    "prefix_queries_total",
+    "prefix_hits_total",
+)
+NAMES: dict[str, tuple[str, ...]] = {figure: anywhere(figure) for figure in FIGURES}
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+0-9.eE]+|NaN|[+-]Inf)\s*\d*$", re.MULTILINE)
 
 

@@ -19,7 +19,7 @@ from moebox.serve.recipes import read_recipe
 def render(
     recipe: str,
     *,
-    form: Annotated[rendering.Form, Parameter(name="--as")] = "script",
+    form: Annotated[rendering.Form | rendering.Other, Parameter(name="--as")] = "script",
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -27,20 +27,22 @@ def render(
 
     Args:
         recipe: A recipe file, or the name of one that ships with moebox (kimi-k26-vllm, kimi-k26-community, …).
-        form: What to write.
+        form: What to write; kustomize is a folder, grafana a dashboard, prometheus alerting rules.
         output: Where to write it; otherwise it is printed.
         json: Print the text with its warnings as one JSON document.
     """
     asked = deploy(read_recipe(recipe))
-    text = rendering.render(asked, form)
+    files = rendering.render_files(asked, form)
     warnings = refusals(asked)
-    if output:
-        write(output, text, executable=form in rendering.EXECUTABLE)
+    for name, text in files.items() if output else ():
+        assert output is not None
+        write(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
     if json:
-        emit({"form": form, "text": text, "output": str(output) if output else None, "warnings": warnings})
+        shown = {"text": files[""]} if "" in files else {"files": files}
+        emit({"form": form, **shown, "output": str(output) if output else None, "warnings": warnings})
         return 0
-    if not output:
-        sys.stdout.write(text)
+    for name, text in files.items() if not output else ():
+        sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
     for one in warnings:
         remedy = f" ({one.remedy})" if one.remedy else ""
         print(printable(f"{one.severity}: {one.text}{remedy}"), file=sys.stderr)

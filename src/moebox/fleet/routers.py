@@ -8,8 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from moebox import codec
+from moebox import yaml_text as yaml
 from moebox.errors import BadInput, Unsupported
-from moebox.fleet import yaml
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
 

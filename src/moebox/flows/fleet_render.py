@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from moebox import yaml_text as yaml
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.engines import launch
 from moebox.errors import BadInput
-from moebox.fleet import k8s, routers, yaml
+from moebox.fleet import k8s, routers
 from moebox.fleet.file import Fleet, RouterKind, read, recipe_path, served_name
 from moebox.render import render
 from moebox.serve.recipes import read_recipe

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.engines import check
-from moebox.render import cluster, machine, quoting
+from moebox.render import cluster, grafana, kustomize, machine, quoting
 from moebox.render.pieces import refuse_unfit
 
 Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
@@ -25,6 +25,7 @@ SUFFIX: dict[Form, str] = {
     "slurm": ".sbatch",
     "systemd": ".service",
 }
+Other = Literal["kustomize", "grafana", "prometheus"]  # a folder, and what watches the engine instead of starting it
 EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
 CONTEXTS: dict[Form, Callable[[Deployment], dict[str, Any]]] = {
     "script": machine.script,
@@ -45,6 +46,17 @@ def render(deployment: Deployment, form: Form) -> str:
     check(deployment)
     context = CONTEXTS[form](deployment)
     return str(_template(context.pop("template")).render(**context))
+
+
+def render_files(deployment: Deployment, form: Form | Other) -> dict[str, str]:
+    """Every file of a form; "" is the name of one that the person names."""
+    if form == "grafana":
+        return {"": grafana.grafana(deployment)}
+    if form == "prometheus":
+        return {"": grafana.prometheus(deployment)}
+    if form == "kustomize":
+        return kustomize.base(deployment, render(deployment, "k8s"))
+    return {"": render(deployment, form)}
 
 
 def _as_kind(recipe: Recipe, form: Form) -> Recipe:

@@ -1,6 +1,7 @@
 """Files for a cluster: a Slurm job, and a Kubernetes Deployment or, over several nodes, a LeaderWorkerSet."""
 
 import dataclasses
+import math
 import shlex
 from typing import Any
 
@@ -70,7 +71,16 @@ def k8s(deployment: Deployment) -> dict[str, Any]:
         "secrets": started.secret_env,
         "port": recipe.listen.port,
         "health": deployment.engine.health,
+        "host_folder": recipe.runtime.models_dir,
+        "storage": _storage(deployment),
     }
+
+
+def _storage(deployment: Deployment) -> str:
+    """Room for the weights, and half as much again for a download beside them; a tebibyte where nobody knows."""
+    known = deployment.found_checkpoint
+    size = sum(known.bytes_by_component.values()) if known else 0
+    return f"{max(math.ceil(size * 1.5 / 2**30), 1)}Gi" if size else "1Ti"
 
 
 def _head(

@@ -4,7 +4,7 @@ import yaml as reader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebox.fleet import yaml
+from moebox import yaml_text as yaml
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=20)
 SCALARS = (
