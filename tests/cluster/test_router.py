@@ -1,0 +1,102 @@
+"""The real sglang-router and vllm-router over simulated boxes, their own parsers, and Kubernetes' own schemas."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moebox.checkpoint import deploy
+from moebox.fleet.file import RouterKind
+from moebox.flows import fleet_bench, fleet_up, fleet_verify
+from moebox.flows.fleet_render import fleet_files
+from moebox.render import render_files
+from moebox.serve.recipes import read_recipe
+from moebox.store import Run
+from moebox.verify.options import Options
+
+pytestmark = pytest.mark.engine
+VENV = Path(os.environ.get("MOEBOX_ROUTER_VENV", ".venv-router")).absolute()
+MEMBERS = '[[member]]\nname = "k26"\nrecipe = "kimi-k26-vllm"\nbox = "8x-h200"\ncount = 2\n'
+PARSED = {
+    "sglang-router": "from sglang_router.launch_router import parse_router_args as p; p(sys.argv[1:])",
+    "vllm-router": "from vllm_router.launch_router import parse_router_args as p; p(sys.argv[1:])",
+}
+
+
+def fleet(tmp_path: Path, kind: RouterKind, *, port: int = 8080) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'name = "pair"\n[router]\nkind = "{kind}"\nport = {port}\npython = "{VENV}"\n{MEMBERS}')
+    return path
+
+
+@pytest.mark.parametrize("kind", ["sglang-router", "vllm-router"])
+def test_the_routers_own_parsers_take_every_flag(tmp_path: Path, kind: RouterKind) -> None:
+    script = fleet_files(fleet(tmp_path, kind), "router")["router.sh"]
+    words = script.splitlines()[-1].split()
+    flags = words[words.index("--host") :]
+    done = subprocess.run(
+        [VENV / "bin" / "python", "-c", f"import sys; {PARSED[kind]}", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["sglang-router", "vllm-router"])
+def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_members_streams(
+    tmp_path: Path, kind: RouterKind
+) -> None:
+    running = fleet_up.up(fleet(tmp_path, kind, port=0), twins=True, patience_s=120)
+    try:
+        record = running.record
+        verdict = fleet_verify.verify(
+            record, Options(), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
+        )
+        assert verdict.ladder.holds
+        assert verdict.affinity.verdict == "pass", verdict.affinity.reason
+        assert verdict.loss is not None
+        assert verdict.loss.good, verdict.loss
+        assert 0 < len(verdict.loss.lost) <= (verdict.loss.inside or 0)
+        record = fleet_up.find(record.name)
+        load = fleet_bench.BenchLoad(concurrency=2, requests=8, output_tokens=16, probes=8)
+        steps = fleet_bench.bench(record, (1, 2), load)
+        assert [step.failed for step in steps] == [0, 0]
+        assert all(step.router_cpu_s > 0 for step in steps)
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "LeaderWorkerSet", "fleet"])
+def test_kubernetes_own_schemas_take_every_object(tmp_path: Path, kind: str) -> None:
+    if kind == "fleet":
+        texts = fleet_files(fleet(tmp_path, "sglang-router"), "k8s")
+    else:
+        recipe = read_recipe("kimi-k26-vllm")
+        if kind == "LeaderWorkerSet":
+            from dataclasses import replace
+
+            recipe = replace(recipe, parallel=replace(recipe.parallel, tp=8, pp=2, nodes=2))
+        texts = render_files(deploy(recipe), "kustomize")
+    known = []
+    for text in texts.values():
+        known += [
+            one for one in yaml.safe_load_all(text) if one and "k8s.io" not in one["apiVersion"].partition("/")[0]
+        ]
+        known += [one for one in yaml.safe_load_all(text) if one and one["apiVersion"].startswith("networking.k8s.io")]
+    checked = [one for one in known if one["apiVersion"].partition("/")[0] != "monitoring.coreos.com"]
+    assert checked
+    if kind == "LeaderWorkerSet":  # its pods are ordinary ones: checked as such
+        (group,) = yaml.safe_load_all(texts["engine.yaml"])
+        template = group["spec"]["leaderWorkerTemplate"]
+        for place, pod in enumerate((template["leaderTemplate"], template["workerTemplate"])):
+            checked.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p{place}"}, "spec": pod["spec"]})
+    for number, one in enumerate(checked):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(json.dumps(one))
+        words = [VENV / "bin" / "kubernetes-validate", "--strict", str(path)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{one['kind']}: {done.stdout}{done.stderr}"
