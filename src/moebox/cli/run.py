@@ -45,7 +45,7 @@ def run(
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         twin: Tell the story against a simulation of the box; everything is marked as such.
-        until: The last step: plan, doctor, rehearse, up, verify, climb, bench or report; --resume may go further.
+        until: The last step: plan, doctor, rehearse, up, verify, climb, bench, task or report; --resume may go further.
         skip: Steps to leave out (comma-separated or repeated).
         concurrency: Streams to measure at, such as 1,8,32.
         port: Listen here; a free port is taken when it is in use.

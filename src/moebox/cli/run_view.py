@@ -26,6 +26,7 @@ _ABOUT = {
     "verify": "correctness checks",
     "climb": "try one setting at a time, keep what is better",
     "bench": "measure throughput and latency",
+    "task": "coding jobs with tools, scored",
     "report": "writing report.html",
 }
 

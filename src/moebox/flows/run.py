@@ -1,4 +1,4 @@
-"""`moebox run`: plan, doctor, rehearse, up, verify, climb, bench, report, as one story that can be interrupted.
+"""`moebox run`: plan, doctor, rehearse, up, verify, climb, bench, task, report, as one story that can be interrupted.
 
 Each step is the same function that its own command calls. The engine lives across steps and is started again where a
 step needs it and it is not there: after a crash, a resume, or a climb that found a better recipe.
@@ -23,6 +23,7 @@ from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.measure import measure, streams
 from moebox.flows.stand import Stand
 from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
+from moebox.flows.work import work
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.serve.faults import LESS, OUT_OF_MEMORY
@@ -54,6 +55,7 @@ class Teller:
             "verify": self._verify,
             "climb": self._climb,
             "bench": self._bench,
+            "task": self._task,
             "report": self._report,
         }
 
@@ -119,6 +121,10 @@ class Teller:
             return "nothing to rehearse: the engine is embedded" if not self.request.twin else "a simulation"
         if name == "climb" and self.request.twin:
             return "a simulation has no settings that could break"
+        if name == "task" and self.request.twin:
+            return "a simulation does no work"
+        if name == "task" and not self.request.model and self.request.until != "task":
+            return "the rehearsal model does no jobs; `--until task` tries"
         if name == "doctor" and self.request.box:
             return f"{self.request.box} is described, not this machine"
         return ""
@@ -249,6 +255,13 @@ class Teller:
             "output": f"{tok_s(best['output_throughput'])} with {streams(best['max_concurrency'])}",
             "ttft": f"{best['mean_ttft_ms']:.0f} ms",
         }
+
+    def _task(self) -> None:
+        short = not self.request.model
+        told = self._with_engine(lambda endpoint: work(endpoint, self.run, short=short, tell=self.news))
+        self._figures |= {"solved": f"{sum(result.solved for result in told.finished)} of {len(told.finished)} jobs"}
+        if told.left:
+            self._figures["left"] = len(told.left)
 
     def _report(self) -> None:
         from moebox.report.files import write_report

@@ -15,8 +15,8 @@ from moebox import codec
 from moebox.errors import BadInput, Outside, UnknownName
 from moebox.store import FULL, Run
 
-Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "report"]
-STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "report")
+Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
+STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
 State = Literal["waiting", "running", "done", "failed", "skipped"]
 FILE = "story.json"
 
@@ -116,7 +116,9 @@ def take_up(run: Run, *, until: Name | None = None) -> Story:
         raise BadInput(f"{run.path} holds no story", hint="only what `moebox run` began can be resumed")
     story = codec.decode(Story, document, where=str(run.path / FILE))
     story = replace(story, request=replace(story.request, until=until or story.request.until))
-    steps = tuple(Step(name=step.name) if step.state in ("running", "failed") else step for step in story.steps)
+    there = {step.name: step for step in story.steps}
+    known = [there.get(name, Step(name=name)) for name in STEPS]  # a run of an earlier moebox has fewer steps
+    steps = tuple(Step(name=step.name) if step.state in ("running", "failed") else step for step in known)
     if any(step.state == "waiting" for step in steps[:-1]):  # a report of what was there is not one of what will be
         steps = (*steps[:-1], Step(name=STEPS[-1]) if steps[-1].state == "done" else steps[-1])
     run.event("story.resumed", done=[step.name for step in steps if step.state == "done"])

@@ -20,6 +20,7 @@ from moebox.report.sections import (
     reproduce,
     summary,
     tables,
+    tasks,
 )
 from moebox.report.story import Story
 
@@ -34,6 +35,7 @@ CHAPTERS: tuple[Callable[[Sequence[Story]], Section | None], ...] = (
     plan.section,
     kernels.section,
     ladder.section,
+    tasks.section,
     attempts.section,
     climb.section,
     problems.section,

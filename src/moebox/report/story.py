@@ -12,6 +12,7 @@ from moebox.core.box import Box
 from moebox.core.measure import Load, Workload
 from moebox.core.recipe import Recipe
 from moebox.core.result import Spread
+from moebox.tasks.result import TaskRun
 
 Outcome = Literal["SUCCESS", "PARTIAL", "FAILED", "RUNNING", "STOPPED"]
 Mark = Literal["pass", "fail", "skip", "warn"]
@@ -256,6 +257,7 @@ class Story:
     problems: tuple[Problem, ...] = ()
     failure: Failure | None = None
     kernels: tuple[KernelsSeen, ...] = ()
+    tasks: TaskRun | None = None
     phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
     commands: tuple[tuple[str, str], ...] = ()  # title, text
     versions: tuple[tuple[str, str], ...] = ()

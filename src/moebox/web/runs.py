@@ -33,7 +33,7 @@ from moebox.web.pages import NotThere, form_of, page, rendered
 NAME = re.compile(r"[A-Za-z0-9._+-]{1,200}")
 SHOWN = 200  # rows of one page of the list
 STARTS_S = 30.0  # until a new run has its folder
-STEPS = ("report", "bench", "climb", "verify", "up", "rehearse", "doctor", "plan")
+STEPS = ("report", "task", "bench", "climb", "verify", "up", "rehearse", "doctor", "plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

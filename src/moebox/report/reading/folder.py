@@ -15,6 +15,7 @@ from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
 from moebox.report.story import Device, Story
 from moebox.store import FORMAT, Run, plain
 from moebox.store.listing import stamp_of
+from moebox.tasks import runner
 
 T = TypeVar("T")
 OURS = {
@@ -28,7 +29,7 @@ OURS = {
     "answers.json",
 }
 OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
-OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh"}
+OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json", "tasks"}
 
 
 def read(run: Run) -> Story:
@@ -83,6 +84,7 @@ def read(run: Run) -> Story:
         steps=tuple(climbed.steps_of(climb, journal.events)),
         problems=tuple(problems),
         failure=happened.failure_of(told, attempts, problems),
+        tasks=attempt(gaps, lambda: runner.take_up(run)),
         kernels=tuple(kernels.kernels_of(attempt(gaps, lambda: run.read_json("kernels.json")))),
         phases=tuple(steps_of(told) or happened.phases_of(journal.events)),
         commands=commands_of(run.path, about, journal.events),

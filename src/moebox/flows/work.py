@@ -1,0 +1,36 @@
+"""The jobs of a whole run: a few of each family, within a budget, taken up where an interrupted run left them."""
+
+import random
+from collections.abc import Callable
+
+from moebox.core.endpoint import Endpoint
+from moebox.store import Run
+from moebox.tasks import runner
+from moebox.tasks.families import FAMILIES
+from moebox.tasks.reply import Ask
+from moebox.tasks.result import JobResult, TaskRun
+
+BUDGET_S = 1200.0
+PARALLEL = 2
+EACH = 2  # jobs of a family
+SHORT_JOBS = 2  # errands, for the rehearsal model
+
+
+def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Callable[[str], None]) -> TaskRun:
+    """Do them; what is there from an earlier try stays."""
+    options = runner.Options(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
+    worker = runner.Agent(Ask(endpoint=endpoint))
+    told = runner.take_up(run)
+    if told is None:
+        chosen, count = (["errand"], SHORT_JOBS) if short else (list(FAMILIES), EACH * len(FAMILIES))
+        wanted = runner.names(chosen, "easy", count, random.randrange(10**6))
+        told = runner.begin(endpoint, wanted, worker, options)
+        runner.save(told, run)
+    listener = runner.Listener(ended=lambda result: tell(_line(result)))
+    return runner.work_all(told, worker, run, options, listener)
+
+
+def _line(result: JobResult) -> str:
+    if result.solved:
+        return f"{result.id}: solved in {len(result.turns)} turns"
+    return f"{result.id}: not solved ({' '.join(result.wrong.split())[:100]})"

@@ -1,0 +1,132 @@
+"""Agents at work: how many jobs were solved, by family; where the others went wrong; one job turn by turn."""
+
+from collections.abc import Sequence
+
+from moebox.core.verdict import Score
+from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell, columns, words
+from moebox.report.charts import Axis, Series, line
+from moebox.report.sections.performance import legend
+from moebox.report.story import Story
+from moebox.report.words import short
+from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun
+from moebox.tasks.score import families, interval
+
+MOST_WRONG = 40  # jobs listed of those that were not solved
+
+
+def section(stories: Sequence[Story]) -> Section | None:
+    """Scores, failures and the longest job of each run that has any."""
+    worked = [(story, story.tasks) for story in stories if story.tasks is not None and story.tasks.finished]
+    if not worked:
+        return None
+    blocks: list[Block] = []
+    for story, told in worked:
+        name = story.label if len(stories) > 1 else ""
+        blocks.append(scores(told, name))
+        blocks += failures(told, name)
+        blocks += timeline(told, name)
+    lead = " ".join(sentence(told, story.label if len(stories) > 1 else "") for story, told in worked)
+    return Section(id="tasks", title="Agents at work", lead=lead, blocks=tuple(blocks))
+
+
+def sentence(told: TaskRun, name: str) -> str:
+    """How many were solved, by whom."""
+    results = told.finished
+    solved = share(interval(sum(result.solved for result in results), len(results)))
+    who = "our own agent" if told.agent == "moebox" else told.agent
+    return f"{f'{name}: ' if name else ''}{solved} jobs solved by {who}."
+
+
+def share(score: Score) -> str:
+    """Such as "3 of 4 (30–95%)"."""
+    return f"{score.passed} of {score.trials} ({score.low * 100:.0f}–{score.high * 100:.0f}%)"
+
+
+def scores(told: TaskRun, name: str) -> Table:
+    """A row a family."""
+    heads = ("Family", "Solved", "Hidden tests", "Valid calls", "Repaired", "Turns", "Tokens", "Seconds", "tok/s")
+    held = [result for result in told.finished if result.first_tok_s and result.last_tok_s]
+    note = "Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job."
+    if held:
+        kept = sum((result.last_tok_s or 0) / (result.first_tok_s or 1) for result in held) / len(held)
+        note += f" Speed over the last tenth of a job: {kept:.0%} of that over the first, mean of {len(held)} jobs."
+    rows = tuple(row(score) for score in families(told.finished))
+    return Table(caption=name, columns=columns(*heads, text=(0,)), rows=rows, note=note)
+
+
+def row(score: FamilyScore) -> tuple[Cell, ...]:
+    """One family."""
+    all_solved = score.solved.passed == score.solved.trials
+    return (
+        words(f"{score.family}, {score.level}"),
+        Cell(text=share(score.solved), value=score.solved.share, tone="good" if all_solved else ""),
+        percentage(score.hidden),
+        percentage(score.valid_calls),
+        cell(float(score.repaired_calls), digits=0),
+        cell(score.turns, digits=1),
+        cell(score.output_tokens, digits=0),
+        cell(score.seconds, digits=1),
+        cell(score.tok_s),
+    )
+
+
+def percentage(score: Score) -> Cell:
+    """A share in per cent."""
+    return Cell(text=f"{score.share:.0%}" if score.trials else "", value=score.share if score.trials else None)
+
+
+def failures(told: TaskRun, name: str) -> list[Block]:
+    """Where jobs went wrong; nothing where none did."""
+    wrong = [result for result in told.finished if not result.solved]
+    if not wrong:
+        return []
+    rows = tuple(
+        (
+            words(result.id),
+            words(END_WORDS[result.end]),
+            cell(float(result.wrong_turn), digits=0),
+            words(" ".join(result.wrong.split())[:300]),
+            words(result.transcript),
+        )
+        for result in wrong[:MOST_WRONG]
+    )
+    more = f"{len(wrong) - MOST_WRONG} more in tasks.json." if len(wrong) > MOST_WRONG else ""
+    caption = f"Where jobs went wrong{f': {name}' if name else ''}"
+    heads = columns("Job", "Ended", "Turn", "What happened", "Transcript", text=(0, 1, 3, 4))
+    return [Table(caption=caption, columns=heads, rows=rows, note=more, folded=len(rows) > 12)]
+
+
+def timeline(told: TaskRun, name: str) -> list[Block]:
+    """Speed and context, turn by turn, of the job that wrote most."""
+    result = max(told.finished, key=lambda one: (len(one.turns), one.output_tokens))
+    charts = [chart for chart in (speed(result), context(result, told.context)) if chart]
+    return [Charts(charts=tuple(charts))] if charts else []
+
+
+def speed(result: JobResult) -> Chart | None:
+    """Tokens a second of each turn."""
+    points = tuple((float(turn.number), turn.tok_s) for turn in result.turns if turn.tok_s)
+    if len(points) < 2:
+        return None
+    series = Series(name="tok/s", colour=1, points=points)
+    title = f"Speed by turn: {result.id}"
+    svg = line([series], x=Axis(title="turn", log=False), y=Axis(title="tok/s"), label=title)
+    return Chart(title=title, svg=svg) if svg else None
+
+
+def context(result: JobResult, limit: int | None) -> Chart | None:
+    """Tokens of conversation at each turn, and how many of them came from the cache."""
+    turns = [turn for turn in result.turns if turn.prompt_tokens]
+    if len(turns) < 2:
+        return None
+    whole = tuple(
+        (float(turn.number), float((turn.prompt_tokens or 0) + (turn.completion_tokens or 0))) for turn in turns
+    )
+    cached = tuple((float(turn.number), float(turn.cached_tokens)) for turn in turns if turn.cached_tokens is not None)
+    series = [Series(name="conversation", colour=1, points=whole)]
+    if cached:
+        series.append(Series(name="from the cache", colour=2, points=cached, dashed=True))
+    title = f"Context by turn: {result.id}"
+    svg = line(series, x=Axis(title="turn", log=False), y=Axis(title="tokens", format=short), label=title)
+    caption = f"The server's context is {limit:,} tokens." if limit else ""
+    return Chart(title=title, svg=svg, caption=caption, legend=legend(series)) if svg else None

@@ -1,0 +1,93 @@
+"""Jobs in the report: scores by family, where the others went wrong, one job turn by turn."""
+
+from pathlib import Path
+
+from moebox.report.files import write_report
+from moebox.report.reading.folder import read
+from moebox.report.sections.tasks import section
+from moebox.store import Run
+from moebox.tasks import runner
+from moebox.tasks.result import CallSeen, CheckSeen, JobName, JobResult, TaskRun, TurnSeen
+
+
+def turn(number: int) -> TurnSeen:
+    return TurnSeen(
+        number=number,
+        at_s=2.0 * number,
+        seconds=2.0,
+        prompt_tokens=1000 * number,
+        completion_tokens=80,
+        cached_tokens=900 * number,
+        tok_s=60.0 - number,
+        calls=(CallSeen(tool="edit_file", ok=True),),
+    )
+
+
+def result(seed: int, solved: bool) -> JobResult:
+    return JobResult(
+        family="repair",
+        level="hard",
+        seed=seed,
+        solved=solved,
+        end="done" if solved else "context",
+        wrong="" if solved else "context full: <b>2048</b> tokens",
+        wrong_turn=0 if solved else 3,
+        checks=(CheckSeen(name="spans", passed=6 if solved else 2, of=6),),
+        seconds=12.0,
+        turns=tuple(turn(number) for number in range(1, 5)),
+        first_tok_s=60.0,
+        last_tok_s=54.0,
+        transcript=f"tasks/repair-hard-{seed}.jsonl",
+    )
+
+
+def saved(folder: Path) -> Run:
+    run = Run.create("task", runs=folder)
+    wanted = tuple(JobName(family="repair", level="hard", seed=seed) for seed in range(3))
+    results = (result(0, True), result(1, False))
+    told = TaskRun(url="http://127.0.0.1:1/v1", model="m", context=8192, wanted=wanted, results=results)
+    runner.save(told, run)
+    run.release()
+    return run
+
+
+def test_what_was_written_is_read_back_as_the_same_type(tmp_path: Path) -> None:
+    """And what is left is known."""
+    told = read(saved(tmp_path)).tasks
+
+    assert told is not None
+    assert told.results == (result(0, True), result(1, False))
+    assert [name.seed for name in told.left] == [2]
+
+
+def test_the_section_has_scores_failures_and_a_timeline(tmp_path: Path) -> None:
+    """With intervals, the step where it went wrong, and two charts."""
+    found = section([read(saved(tmp_path))])
+
+    assert found is not None
+    assert found.lead == "1 of 2 (9–91%) jobs solved by our own agent."
+    kinds = [block.kind for block in found.blocks]
+    assert kinds == ["table", "table", "charts"]
+
+
+def test_the_page_holds_it_and_escapes_what_models_say(tmp_path: Path) -> None:
+    """In HTML and in Markdown."""
+    run = saved(tmp_path)
+    made = write_report([run], tmp_path / "report.html", markdown=True)
+    page = made[0].read_text()
+
+    assert "Agents at work" in page
+    assert "repair-hard-1" in page
+    assert "<b>2048</b>" not in page
+    assert "90% of that over the first" in page
+    assert "Agents at work" in (tmp_path / "report.md").read_text()
+
+
+def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
+    """The rest of the report is made, with a note."""
+    run = saved(tmp_path)
+    run.write("tasks.json", '{"url": 3}')
+    story = read(run)
+
+    assert story.tasks is None
+    assert any("tasks.json" in gap for gap in story.gaps)
