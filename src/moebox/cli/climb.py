@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moebox.flows.climb import Summit
     from moebox.flows.walk import Trial
 
-_MARKS = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
+_MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 
 
 def climb(

@@ -158,7 +158,7 @@ class View:
             people().print("keep      `moebox run --keep` leaves the engine up at the end")
 
 
-_RUNGS = {"pass": "✓", "fail": "✗", "skip": "–"}
+_RUNGS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 
 
 def _figure(value: Any) -> str:
