@@ -78,7 +78,7 @@ def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
     [
         (["kimi-k2.6", "--box", "1x-rtx-4090"], 1, "lacks"),
         (["kimi-k2.6", *BOX, "--context", "100M"], 1, "--context 262144 fits"),
-        (["kimi-k2.6", *BOX, "--tp", "16"], 1, "16 cards"),
+        (["kimi-k2.6", *BOX, "--tp", "16"], 1, "16 GPUs"),
         (["kimi-k2.6", *BOX, "--tp", "3"], 2, "64 attention heads"),
         (["kimi-k2.6", *BOX, "--context", "many"], 2, "token count"),
         (["kimi-k2.6", *BOX, "--kv", "fp7"], 2, "fp7"),

@@ -14,6 +14,7 @@ from moebox.errors import BadInput
 from moebox.flows import boxes
 from moebox.planner import forecast as rows_of
 from moebox.planner.simulate import Workload, rules_of
+from moebox.units import parse_seconds
 
 NOTHING = Pinned()
 CONTEXTS = (0, 16384, 32768, 65536, 131072)
@@ -41,8 +42,15 @@ class Asked:
         output: Tokens of each answer; with --input this simulates a serving benchmark.
         rate: Requests a second instead of a concurrency, such as 0.5,2.
         requests: Requests of a simulated run; ten for each stream without it.
+        per_stream: The same for each stream, such as 1 for a single burst.
         lengths: fixed, or uniform for lengths between 1 and the one given.
         prefix_hit: Share of each prompt that lies in the prefix cache.
+        warm: Share of the first burst's prompts that have that; all of all without it.
+        turns: Turns of a conversation, each on top of the ones before; 16 is an agent at work.
+        think: Seconds between an answer and the next turn, such as 2s.
+        cold: Seconds that the first step takes longer, such as 26s for kernels compiled at first use.
+        prefill_engines: Engines like this one that read the prompts and hand the cache over; none without it.
+        accept: Share of draft tokens accepted, where it is known, such as 0.6.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
         eager: CUDA graphs off.
         seed: For arrivals and lengths.
@@ -54,8 +62,15 @@ class Asked:
     output: str | None = None
     rate: str | None = None
     requests: int | None = None
+    per_stream: int | None = None
     lengths: Literal["fixed", "uniform"] = "fixed"
     prefix_hit: float = 0.0
+    warm: float | None = None
+    turns: int = 1
+    think: str = ""
+    cold: str = ""
+    prefill_engines: int = 0
+    accept: float | None = None
     kv_tokens: int | None = None
     eager: Annotated[bool, Parameter(negative=())] = False
     seed: int = 1
@@ -108,6 +123,8 @@ def forecast(
         subject = subjects.eager(subject)
     if asked.kv_tokens is not None:
         subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
+    if asked.accept is not None:
+        subject = subjects.accepting(subject, asked.accept)
     mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
     rows = _rows(mode, subject, asked, contexts, streams)
     if json:
@@ -186,18 +203,48 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
         concurrency=1,
         lengths=asked.lengths,
         prefix_hit=asked.prefix_hit,
+        turns=asked.turns,
+        think_s=_seconds("--think", asked.think),
+        cold_s=_seconds("--cold", asked.cold),
+        prefill_engines=asked.prefill_engines,
         seed=asked.seed,
     )
     base.check()
+    _check(asked)
     if asked.rate is not None:
         if streams:
             raise BadInput("give either --rate or --concurrency")
         rates = _rates(asked.rate)
         return [replace(base, rate=rate, concurrency=0, requests=asked.requests or 1000) for rate in rates]
-    return [
-        replace(base, concurrency=count, requests=asked.requests or min(max(PER_STREAM * count, LEAST), MOST))
-        for count in streams or STREAMS
-    ]
+    return [_load(base, asked, count) for count in streams or STREAMS]
+
+
+def _load(base: Workload, asked: Asked, streams: int) -> Workload:
+    """The workload of one concurrency."""
+    each = asked.per_stream or PER_STREAM * asked.turns
+    least = 1 if asked.per_stream else LEAST
+    requests = asked.requests or min(max(each * streams, least), MOST)
+    warm = None if asked.warm is None else int(asked.warm * streams)
+    return replace(base, concurrency=streams, requests=requests, warm=warm)
+
+
+def _check(asked: Asked) -> None:
+    """What of a serving run cannot be meant."""
+    if asked.per_stream is not None and not 1 <= asked.per_stream <= 10_000:
+        raise BadInput(f"--per-stream {asked.per_stream} cannot be meant", hint="from 1 to 10,000")
+    if asked.warm is not None and not 0 <= asked.warm <= 1:
+        raise BadInput(f"--warm {asked.warm:g} is not a share between 0 and 1")
+    if not 0 <= asked.prefill_engines <= 1024:
+        raise BadInput(f"--prefill-engines {asked.prefill_engines} cannot be meant", hint="from 0 to 1,024")
+
+
+def _seconds(flag: str, text: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        return parse_seconds(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}", hint="write it like 2s") from None
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -43,9 +43,9 @@ def note(mode: str, subject: Subject) -> Text:
     if subject.speed.measured:
         within = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
         return Text(f"{subject.speed.measured.text}; {within}", style="dim")
-    text = f"four of five published rows lie within {low - 1:+.0%} and {high - 1:+.0%}"
+    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} (80% of results on other hosts)"
     if subject.speed.away:
-        text += "; nobody has published rows for this engine on these cards, so the nearest ones stand in"
+        text += "; nobody has published rows for this engine on these GPUs, so the nearest ones stand in"
     return Text(f"forecast, not a measurement: {text}", style="dim")
 
 
@@ -80,10 +80,10 @@ def stream(rows: list[Row]) -> Table:
 
 def serving(rows: list[Row]) -> Table:
     """One simulated run a line."""
-    table = _table("streams", "req/s", "out tok/s", "band", "TTFT", "p99", "TPOT", "ITL", "p99")
+    table = _table("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99")
     for row in rows:
         who = count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
-        rates = (count(row["output_throughput"]), f"{count(row['low_tok_s'])}–{count(row['high_tok_s'])}")
+        rates = (count(row["output_throughput"]),)
         keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
         times = (seconds(row[key] / 1e3) for key in keys)
         table.add_row(who, f"{row['request_throughput']:.2f}", *rates, *times)

@@ -26,6 +26,7 @@ class Subject:
     deployment: Deployment
     memory: Memory
     warnings: tuple[Caution, ...] = ()
+    accept: float | None = None  # share of draft tokens accepted, where somebody knows it
 
     @property
     def box(self) -> Box:
@@ -50,7 +51,8 @@ class Subject:
     @property
     def speed(self) -> Speed:
         """Its speed model."""
-        return Speed.of(self.deployment)
+        speed = Speed.of(self.deployment)
+        return speed if self.accept is None else speed.accepting(self.accept)
 
 
 def is_recipe(target: str) -> bool:
@@ -79,6 +81,15 @@ def planned(plan: Plan, box: Box, model: Model, forms: tuple[Checkpoint, ...]) -
     """What a plan came to, as a deployment of the form it chose."""
     form = next(form for form in forms if plan.recipe.checkpoint in (form.name, form.repo, form.path))
     return Deployment.of(plan.recipe, model, form, box)
+
+
+def accepting(subject: Subject, share: float) -> Subject:
+    """The same with a known acceptance of draft tokens."""
+    if not 0 <= share < 1:
+        raise BadInput(f"--accept {share:g} is not a share between 0 and 1")
+    if subject.recipe.speculate is None:
+        raise BadInput("--accept is for recipes with a draft", hint="--speculate eagle3")
+    return replace(subject, accept=share)
 
 
 def eager(subject: Subject) -> Subject:

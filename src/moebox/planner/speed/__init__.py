@@ -137,6 +137,14 @@ class Speed:
         accept = self.cards.draft.accept
         return sum(accept**place for place in range(self.cards.guesses + 1))
 
+    def accepting(self, share: float) -> "Speed":
+        """The same where `share` of the draft tokens are accepted, over all of them as servers report it."""
+        cards = self.cards
+        if cards is None or cards.draft is None or not cards.guesses:
+            return self
+        each = _each_accepted(share, cards.guesses)
+        return replace(self, cards=replace(cards, draft=replace(cards.draft, accept=each)))
+
     def decode_tok_s(self, batch: int, context: int) -> float:
         """Tokens a second of all sequences together."""
         return batch * self.tokens_per_step / self.decode_step_s(batch, context)
@@ -169,6 +177,16 @@ class Speed:
         if self.measured:
             return explain_measured(self.measured, batch, context, self.band)
         return explain(self.cards, self.shared, batch, context, self.tokens_per_step, self.band)
+
+
+def _each_accepted(share: float, tokens: int) -> float:
+    """The chance of each draft token, given those before it, at which `share` of all of them are taken."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        taken = sum(middle**place for place in range(1, tokens + 1)) / tokens
+        low, high = (middle, high) if taken < share else (low, middle)
+    return low
 
 
 def _band(spread: float) -> tuple[float, float]:

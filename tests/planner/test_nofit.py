@@ -1,0 +1,68 @@
+"""What is said when nothing fits: the nearest thing that works, asking for less before buying more."""
+
+import pytest
+
+from moebox.core import catalogue
+from moebox.detect.declared import box_of
+from moebox.errors import DoesNotFit, MoeboxError
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+
+RAM_MODELS = (
+    "deepseek-v3",
+    "deepseek-r1",
+    "deepseek-v3.1",
+    "glm-4.7",
+    "glm-5.1",
+    "glm-5.2",
+    "qwen3-235b",
+    "qwen3.5-397b",
+    "minimax-m2.5",
+    "minimax-m2.7",
+    "gpt-oss-120b",
+    "kimi-k2.6",
+)
+
+
+def hint(model: str, box: str, pins: Pins, ram: str = "") -> str:
+    """The remedies for a box that holds nothing."""
+    with pytest.raises(DoesNotFit) as problem:
+        choose(box_of(box, ram=ram), catalogue.model(model), catalogue.checkpoints(model), pins)
+    error: MoeboxError = problem.value
+    return error.hint or ""
+
+
+@pytest.mark.parametrize("model", RAM_MODELS)
+def test_every_model_runs_from_ram(model: str) -> None:
+    """One GPU and 768 GiB of RAM hold a form of each; 72 of 72 such plans used to say that GPUs must be bought."""
+    box = box_of("1x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
+    plan = choose(box, catalogue.model(model), catalogue.checkpoints(model), Pins())
+    assert plan.memory.fits
+    assert plan.forecast[0].decode_tok_s > 0
+
+
+def test_ram_is_named_before_gpus() -> None:
+    """A single 5090: how much RAM would do, then how many GPUs."""
+    told = hint("kimi-k2.6", "1x-rtx-5090", Pins())
+    assert told.index("--ram 464GiB") < told.index("it fits on 32x")
+
+
+def test_asking_for_less_is_named_first() -> None:
+    """A shorter context and fewer requests at a time."""
+    told = hint("kimi-k2.6", "1x-rtx-5090", Pins(context=65536, concurrency=8), ram="768GiB")
+    assert told.startswith("--context 32768 fits; --concurrency 4 fits")
+
+
+def test_a_file_nobody_has_seen_is_offered_as_that() -> None:
+    """GLM-5 has no GGUF that was seen: the one that should exist is named, and not chosen."""
+    told = hint("glm-5", "1x-rtx-5090", Pins(), ram="768GiB")
+    assert "--checkpoint Q4_K_M (464.7 GB, a file nobody here has seen) fits" in told
+
+
+def test_what_is_named_does_fit() -> None:
+    """The RAM that a remedy names holds the model."""
+    told = hint("glm-5.1", "1x-rtx-5090", Pins())
+    size = told.partition("--ram ")[2].partition(":")[0]
+    box = box_of("1x-rtx-5090", ram=size, ram_bandwidth="460GB/s")
+    plan = choose(box, catalogue.model("glm-5.1"), catalogue.checkpoints("glm-5.1"), Pins(context=2048))
+    assert plan.memory.fits
