@@ -13,7 +13,7 @@ LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege test-chain lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ test-containers: $(READY) ## podman for real: an image built from local files, u
 
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege
+
+test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and back (about an hour)
+	@$(BIN)/python -m pytest -m sweep tests/chain
 
 test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the mcp package the first time)
 	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)

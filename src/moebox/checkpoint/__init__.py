@@ -72,15 +72,29 @@ def _absolute(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
 
 def _published(recipe: Recipe) -> tuple[Model, Checkpoint | None] | None:
     """The catalogue's model and form of a recipe, by name, alias or repository in any case."""
-    wanted = recipe.checkpoint.lower()
     try:
         model = catalogue.model(recipe.model)
     except UnknownName:
-        named = [(known, form) for known in catalogue.models().values() for form in catalogue.checkpoints(known.name)]
-        return next(((known, form) for known, form in named if form.repo and form.repo.lower() == wanted), None)
+        return _by_repository(recipe.checkpoint)
     forms = catalogue.checkpoints(model.name)
-    exact = next((form for form in forms if wanted in (form.name.lower(), form.repo.lower())), None)
-    return model, exact or _elsewhere(recipe, forms)
+    return model, _form(recipe.checkpoint, forms) or _elsewhere(recipe, forms)
+
+
+def _by_repository(name: str) -> tuple[Model, Checkpoint | None] | None:
+    """The model of which `name` is a form's repository."""
+    for model in catalogue.models().values():
+        forms = catalogue.checkpoints(model.name)
+        if any(form.repo and name.lower().partition(":")[0] == form.repo.lower() for form in forms):
+            return model, _form(name, forms)
+    return None
+
+
+def _form(name: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
+    """The form called `name`: by its own name, its repository where that holds no other, or REPOSITORY:NAME."""
+    wanted = name.lower()
+    exact = [form for form in forms if wanted in (form.name.lower(), f"{form.repo}:{form.name}".lower())]
+    inside = [form for form in forms if form.repo.lower() == wanted]
+    return next(iter(exact or (inside if len(inside) == 1 else [])), None)
 
 
 def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:

@@ -163,7 +163,8 @@ def _word(
 ) -> None:
     name = canonical(word[0], known) if is_flag(word[0]) else "--model"
     value = word[-1] if len(word) > 1 or name == "--model" else ""
-    if name in ("--model", "--model-path", "-m") and "." not in word[0]:
+    dotted = is_flag(word[0]) and "." in word[0]
+    if name in ("--model", "--model-path", "-m") and not dotted:
         document["checkpoint"] = value
     elif name in fields:
         spec = known.find(word[0])

@@ -49,6 +49,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """All of them for `engines`, the plainest first."""
     for engine in engines:
+        if not pins.engine and registry.traits(engine).excluded(box, model):
+            continue  # it has no kernels for these GPUs
         for checkpoint in forms(checkpoints, engine, pins):
             if registry.traits(engine).serves:
                 yield from serving(box, model, checkpoint, engine, pins)

@@ -53,6 +53,9 @@ def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], 
         wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)
         does = "does" if len(engines) == 1 else "do"
         return BadInput(f"{named} {does} not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
+    excluded = [registry.traits(name).excluded(box, model) for name in engines]
+    if all(excluded) and not pins.engine:
+        return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(excluded)}")
     cut = ", ".join(f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "ep", "dcp") if getattr(pins, name))
     text = f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(box.gpus)} GPUs"
     heads, moe = model.attention.heads, model.moe

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from moebox.core.catalogue import checkpoints, models
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines.flags import Word
@@ -100,11 +101,10 @@ def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
         document["context"] = int(value)
     elif name == "-ot":
         document.setdefault("hybrid", {}).setdefault("ranges", []).append(value)
-    elif name in ("-hf", "--hf-repo"):
-        document["checkpoint"], _, quant = value.partition(":")
-        document.setdefault("hub", {})["quant"] = quant
-    elif name == "--hf-file":
-        document.setdefault("hub", {})["file"] = value
+    elif name in ("-hf", "-hfr"):
+        document["checkpoint"] = value
+    elif name == "-hff":
+        document["flags"]["hf-file"] = value
     else:
         return False
     return True
@@ -112,6 +112,7 @@ def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
 
 def finished(names: set[str], document: dict[str, Any]) -> None:
     """What follows from several words together, and from those that are not there."""
+    _name_form(document)
     if "--jinja" not in names:
         document["flags"]["jinja"] = False
     slots = document.get("max_seqs") or 1
@@ -121,6 +122,17 @@ def finished(names: set[str], document: dict[str, Any]) -> None:
     if layers is not None:
         del hybrid["ranges"]
         hybrid["experts"] = layers
+
+
+def _name_form(document: dict[str, Any]) -> None:
+    """A repository and a file in it that the catalogue knows, as the form they are: REPOSITORY:NAME."""
+    repository, file = document.get("checkpoint", ""), document["flags"].get("hf-file")
+    for model in models() if file else ():
+        for form in checkpoints(model):
+            if (form.repo, form.file) == (repository, file):
+                document["checkpoint"] = f"{repository}:{form.name}"
+                document["flags"].pop("hf-file", None)
+                return
 
 
 def experts_of(rules: list[str]) -> list[list[int]] | None:

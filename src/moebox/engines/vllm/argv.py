@@ -134,8 +134,8 @@ def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
         document["vision"] = True
     elif name == "--default-chat-template-kwargs" and is_thinking_off(value):
         document["thinking"] = False
-    elif name == "--speculative-config" and set(json_object(value)) <= {"method", "model", "num_speculative_tokens"}:
-        settings = json_object(value)
+    elif name == "--speculative-config" and set(_drafting(value)) <= {"method", "model", "num_speculative_tokens"}:
+        settings = _drafting(value)
         document["speculate"] = {
             "method": settings.get("method", "draft_model"),
             "draft": settings.get("model", ""),
@@ -144,6 +144,12 @@ def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
     else:
         return False
     return True
+
+
+def _drafting(text: str) -> dict[str, Any]:
+    """A speculative configuration without what presets add to it."""
+    added = [presets.preset(name).speculate for name in presets.names()]
+    return {key: value for key, value in json_object(text).items() if not any(one.get(key) == value for one in added)}
 
 
 def finished(names: set[str], document: dict[str, Any]) -> None:

@@ -1,0 +1,179 @@
+"""A plan followed through the chain: recipe, TOML, launch, launch read back, memory, speed, refusals, data."""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moebox import codec, engines
+from moebox.checkpoint import deploy
+from moebox.core import catalogue, presets
+from moebox.core.box import Box
+from moebox.core.deployment import Deployment
+from moebox.core.model import Model
+from moebox.core.plan import Plan
+from moebox.core.recipe import Hybrid, Recipe
+from moebox.errors import MoeboxError
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
+
+BOXES = (
+    "8x-rtx-pro-6000-server",
+    "8x-b200",
+    "8x-b300",
+    "8x-h200",
+    "4x-h100",
+    "8x-a100-80gb",
+    "8x-mi300x",
+    "2x-rtx-pro-6000-max-q",
+    "1x-rtx-5090",
+    "4x-l40s",
+)
+RAM = {"ram": 1024 * 2**30, "ram_bandwidth": 614_400_000_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One question to the planner."""
+
+    model: str
+    box: str
+    pins: Pins
+
+    @property
+    def title(self) -> str:
+        """In a word, for the test's name."""
+        given = {
+            field.name: getattr(self.pins, field.name)
+            for field in dataclasses.fields(self.pins)
+            if getattr(self.pins, field.name) != field.default
+        }
+        return f"{self.model}/{self.box}/" + ",".join(f"{name}={value}" for name, value in given.items())
+
+
+def box_of(name: str) -> Box:
+    """COUNTxGPU with a terabyte of RAM beside it."""
+    count, _, gpu = name.partition("x-")
+    return Box(name=name, gpus=(catalogue.gpu(gpu),) * int(count), **RAM)  # type: ignore[arg-type]
+
+
+def said(recipe: Recipe) -> Recipe:
+    """The recipe without what no command line says: its name, its model's, how it is climbed."""
+    hybrid = recipe.hybrid
+    if hybrid is not None and not any(hybrid.experts):
+        hybrid = dataclasses.replace(hybrid, experts=())
+    blank = {"name": "x", "model": "x", "climb": type(recipe.climb)(), "format": 1, "engine_version": "", "env": {}}
+    return dataclasses.replace(recipe, **blank, hybrid=hybrid, runtime=dataclasses.replace(recipe.runtime, preset=""))
+
+
+def read_back(deployment: Deployment) -> Recipe:
+    """The launch's command line as a recipe, by the engine's own flag table."""
+    recipe = deployment.recipe
+    launch = engines.launch(deployment)
+    argv = engines.command(deployment, launch)
+    return engines.parse_command(recipe.engine, argv, version=recipe.engine_version)
+
+
+def follow(case: Case, plan: Plan, recipe: Recipe, box: Box, model: Model) -> Iterator[str]:
+    """What is wrong with one planned recipe, in a line each."""
+    again = codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="toml")
+    if again != recipe:
+        yield "TOML and back is another recipe"
+    deployment = deploy(again, box)
+    engines.check(deployment)
+    yield from differences(said(recipe), said_back(deployment))
+    yield from named(deployment)
+    yield from excluded(case, deployment)
+    if recipe == plan.recipe:
+        yield from agreeing(plan, deployment)
+
+
+def said_back(deployment: Deployment) -> Recipe:
+    """The launch read back, its weights by the name the recipe gives them."""
+    back = read_back(deployment)
+    recipe = deployment.recipe
+    weights = {deployment.weights, f"{deployment.checkpoint.repo}:{deployment.checkpoint.name}"}
+    checkpoint = recipe.checkpoint if back.checkpoint in weights else back.checkpoint
+    same = dataclasses.replace(back, checkpoint=checkpoint)
+    # A preset adds flags of its own; without one every flag of the launch is the recipe's.
+    flags = {name: value for name, value in back.flags.items() if name in recipe.flags or not recipe.runtime.preset}
+    runtime = dataclasses.replace(recipe.runtime, preset="") if engines.contained(recipe) else back.runtime
+    unsaid = {"vision": recipe.vision} if not deployment.vision_tower or deployment.engine.offloads else {}
+    if recipe.trust_remote_code != back.trust_remote_code and not deployment.engine.takes_parsers:
+        unsaid["trust_remote_code"] = recipe.trust_remote_code
+    return said(dataclasses.replace(same, flags=flags, runtime=runtime, **unsaid))
+
+
+def differences(ours: Recipe, theirs: Recipe) -> Iterator[str]:
+    """Fields that the launch says otherwise than the recipe."""
+    for field in dataclasses.fields(Recipe):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.name == "hybrid":
+            a, b = a or Hybrid(), b or Hybrid()
+        if a != b:
+            yield f"{field.name}: the recipe says {a!r}, the launch {b!r}"
+
+
+def named(deployment: Deployment) -> Iterator[str]:
+    """Files and images that the data does not have."""
+    recipe, checkpoint = deployment.recipe, deployment.checkpoint
+    known = catalogue.checkpoints(deployment.model.name)
+    if not any((checkpoint.repo, checkpoint.file) == (row.repo, row.file) for row in known):
+        yield f"no row of data has {checkpoint.repo}/{checkpoint.file}"
+    if recipe.runtime.preset and recipe.runtime.preset not in presets.names():
+        yield f"no preset {recipe.runtime.preset}"
+    image = engines.launch(deployment).image
+    preset = presets.of(recipe)
+    if image and image not in (recipe.runtime.image, preset.image if preset else ""):
+        yield f"image {image} is nobody's"
+
+
+def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
+    """What the engine's traits say it cannot do."""
+    recipe, engine = deployment.recipe, deployment.engine
+    reason = engine.excluded(deployment.box, deployment.found_model)
+    if reason and not case.pins.engine:
+        yield f"planned although {reason}"
+    if recipe.kv not in engine.kv:
+        yield f"kv {recipe.kv} is none of {engine.name}'s"
+    parallel = recipe.parallel
+    cut = [name for name in ("tp", "pp", "dp", "dcp", "nodes") if getattr(parallel, name) > 1]
+    cut += ["ep"] if parallel.ep else []
+    if not set(cut) <= engine.shards:
+        yield f"{engine.name} does not divide by {cut}"
+    if recipe.speculate and recipe.speculate.method not in engine.drafts:
+        yield f"{engine.name} has no {recipe.speculate.method}"
+    if deployment.checkpoint.format not in engine.formats:
+        yield f"{engine.name} does not read {deployment.checkpoint.format}"
+    if recipe.listen.port > engine.last_port:
+        yield f"port {recipe.listen.port} is too high"
+
+
+def agreeing(plan: Plan, deployment: Deployment) -> Iterator[str]:
+    """Memory, speed and refusals of the deployment against the plan's."""
+    if engines.budget(deployment) != plan.memory:
+        yield "another memory than the plan's"
+    told = {caution.text for caution in plan.warnings}
+    missing = [caution.text for caution in engines.refusals(deployment) if caution.text not in told]
+    if missing:
+        yield f"the plan does not tell: {missing[0]}"
+    row = plan.forecast[0]
+    rate = Speed.of(deployment).decode_tok_s(row.concurrency, row.context)
+    if round(rate, 2) != row.decode_tok_s:
+        yield f"the plan forecasts {row.decode_tok_s}, the deployment {rate:.2f}"
+
+
+def problems(case: Case) -> list[str]:
+    """Everything that is wrong with the plan of a case and its runners-up; none where nothing fits."""
+    box, model = box_of(case.box), catalogue.model(case.model)
+    try:
+        plan = choose(box, model, catalogue.checkpoints(model.name), case.pins)
+    except MoeboxError:
+        return []
+    recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
+    return [
+        f"{case.title}: {recipe.engine} {recipe.checkpoint}: {text}"
+        for recipe in recipes
+        for text in follow(case, plan, recipe, box, model)
+    ]

@@ -1,0 +1,101 @@
+"""What is planned is what is launched: every model, a spread of boxes, every engine, the pins."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from moebox import engines
+from moebox.checkpoint import deploy
+from moebox.core import catalogue, registry
+from moebox.errors import BadInput
+from moebox.planner.choose import choose, search
+from moebox.planner.pins import Pins
+from tests.chain.links import BOXES, Case, box_of, problems
+
+SAMPLE, SEED = 40, 20261115
+KIMI = "kimi-k2.6"
+HOME = {True: "8x-b200", False: "2x-rtx-pro-6000-max-q"}  # a box that engines serving from GPUs, or sharing, fit on
+PINS = (
+    {},
+    {"goal": "latency"},
+    {"goal": "context"},
+    {"bold": True},
+    {"ep": 8, "tp": 8},
+    {"ep": 1},
+    {"dcp": 4},
+    {"kv": "fp8"},
+    {"kv": "bf16"},
+    {"kv": "q8_0"},
+    {"speculate": "eagle3"},
+    {"speculate": "mtp"},
+    {"context": 8192, "concurrency": 16},
+    {"memory_utilization": 0.85},
+    {"image": "community"},
+    {"experts": (3, 3), "ubatch": 4096},
+    {"experts": (0,)},
+    {"mla": 1, "threads": 15},
+)
+
+
+def cases() -> Iterator[Case]:
+    """All of them: pins that contradict each other are no case."""
+    names = (None, *registry.names())
+    for model, box, engine, pins in itertools.product(catalogue.models(), BOXES, names, PINS):
+        try:
+            yield Case(model=model, box=box, pins=Pins(engine=engine, **pins))  # type: ignore[arg-type]
+        except BadInput:
+            continue
+
+
+def sampled() -> list[Case]:
+    """Every engine with every pin on a box that suits it, and a seeded spread over all the rest."""
+    every = list(cases())
+    homes = {engine.name: HOME[engine.serves] for engine in registry.all_traits()}
+    at_home = [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.pins.engine or ""))]
+    return [*at_home, *random.Random(SEED).sample(every, SAMPLE)]
+
+
+@pytest.mark.parametrize("case", sampled(), ids=lambda case: case.title)
+def test_a_sample_of_plans_holds_together(case: Case) -> None:
+    """The launch read back says what the recipe says, and all figures come from the same deployment."""
+    assert problems(case) == []
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+def test_every_plan_holds_together() -> None:
+    """The same for all of them: `make test-chain`, about an hour."""
+    assert [problem for case in cases() for problem in problems(case)] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "box", "engine", "why"),
+    [
+        ("kimi-k2.6", "8x-mi300x", "ik_llama.cpp", "has no kernels"),
+        ("deepseek-v3.2", "8x-a100-80gb", "vllm", "no sparse attention kernels"),
+        ("glm-5", "8x-a100-80gb", "sglang", "no sparse attention kernels"),
+    ],
+)
+def test_what_traits_exclude_is_planned_only_when_asked_for(model: str, box: str, engine: str, why: str) -> None:
+    """Left to choose, the planner takes another engine or none; asked for, it says that it will not start."""
+    forms, where = catalogue.checkpoints(model), box_of(box)
+    tried, _ = search(where, catalogue.model(model), forms, Pins())
+    assert engine not in {weighed.recipe.engine for weighed in tried}
+    asked, _ = search(where, catalogue.model(model), forms, Pins(engine=engine))
+    assert asked
+    assert all(why in weighed.refused for weighed in asked)
+
+
+def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:
+    """`--ep 8` was planned, weighed and forecast, and never launched."""
+    for traits in registry.all_traits():
+        if not traits.divides("ep"):
+            continue
+        plan = choose(
+            box_of("8x-b200"), catalogue.model(KIMI), catalogue.checkpoints(KIMI), Pins(engine=traits.name, tp=8, ep=8)
+        )
+        assert plan.recipe.parallel.ep
+        back = engines.parse_command(traits.name, engines.launch(deploy(plan.recipe)).argv)
+        assert back.parallel == plan.recipe.parallel
