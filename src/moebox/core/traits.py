@@ -45,6 +45,7 @@ class Traits:
     not_on: tuple[str, ...] = ()  # GPU generations it has no kernels for
     no_sparse_mla_on: tuple[str, ...] = ()  # generations on which it cannot run DeepSeek sparse attention
     ports: tuple[int, ...] = ()  # other ports it listens on, counted from its own
+    meets_at: int = 0  # port of the first node at which the ranks of several meet
     follower_flag: str = ""  # tells every node but the first that it serves no requests
     health: str = "/health"  # path that answers 200 when it is up
     metrics: Metrics = Metrics()

@@ -30,8 +30,6 @@ from moebox.serve.where import Where
 from moebox.store import Run
 from moebox.units import rate as rate_text
 
-# Where ranks meet: vLLM's --master-port is 29501 unless set, SGLang's launches here say 20000 (engines/sglang/argv.py).
-RENDEZVOUS = {"vllm": 29501, "sglang": 20000}
 CLOCKS_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
 PROBE_S = 120.0
 REACH_S = 15.0
@@ -260,7 +258,7 @@ def check(deployment: Deployment, nodes: Nodes, run: Run) -> float:
     facts = probe(deployment, order)
     run.event("nodes.probed", nodes=[codec.plain(one) for one in facts])
     alike(facts, order.names)
-    rates = reach(order, RENDEZVOUS.get(deployment.recipe.engine, 29501))
+    rates = reach(order, deployment.engine.meets_at)
     slowest = min(rates, default=0.0)
     run.event("nodes.reached", tcp_bytes_s=slowest)
     return slowest

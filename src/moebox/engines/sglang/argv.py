@@ -49,7 +49,6 @@ DRAFT_FIELDS = {
     "--speculative-num-steps": "tokens",
 }
 MODULE = "sglang.launch_server"
-RENDEZVOUS = 20000  # port of rank 0, as in SGLang's own multi-node examples
 # SGLang takes its key from argv alone (server_args.py); this puts it there inside the process, where no `ps` sees it.
 ENTER_WITH_KEY = (
     "import os, runpy, sys; sys.argv[1:1] = ['--api-key', os.environ['SGLANG_API_KEY']]; "
@@ -86,7 +85,7 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
     if recipe.parallel.nodes > 1 or node.count is not None:
         out = [word for word in out if word[0] != "--nnodes" and not (node.follows and word[0] in ("--host", "--port"))]
         out += [("--nnodes", str(node.count or recipe.parallel.nodes)), ("--node-rank", str(node.rank))]
-        out.append(("--dist-init-addr", f"{node.master}:{RENDEZVOUS}"))
+        out.append(("--dist-init-addr", f"{node.master}:{deployment.engine.meets_at}"))
     return out
 
 

@@ -13,6 +13,7 @@ TRAITS = Traits(
     drafts=("eagle3", "mtp", "ngram"),
     no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),  # its sparse decode kernels begin at Hopper
     ports=(10_000,),  # gRPC beside HTTP since 0.5.15 (server_args.py: grpc_port = port + 10000)
+    meets_at=20000,  # as in SGLang's own multi-node examples
     metrics=Metrics(
         names={
             "running": "sglang:num_running_reqs",

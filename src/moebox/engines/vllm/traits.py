@@ -15,6 +15,7 @@ TRAITS = Traits(
     drafts=("eagle3", "mtp", "ngram"),
     # Sparse MLA decodes with FlashMLA's and FlashInfer's sparse kernels, which begin at Hopper (platforms/cuda.py).
     no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),
+    meets_at=29501,  # --master-port unless set
     follower_flag="--headless",
     metrics=Metrics(
         names={
