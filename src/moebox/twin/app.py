@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's routes over a simulated engine."""
+"""The HTTP side: OpenAI's and Anthropic's routes over a simulated engine."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moebox.twin import words
+from moebox.twin import calls, messages, words
 from moebox.twin.engine import Engine
 from moebox.twin.metrics import exposition
 
 SAYS = "simulation by moebox twin; no model wrote this and no engine timed it"
 FINGERPRINT = "moebox-twin-simulation"
+CALL_TOKENS = 12  # a call's name and marks
 USUAL = 256  # tokens of an answer nobody limited
 GONE = 499  # nginx's code for a client that closed the connection
 LARGEST = 64 * 2**20  # bytes of a request body
@@ -39,6 +40,12 @@ class Asked:
     reason: str
     stream: bool
     usage: bool
+    call: tuple[str, str] | None = None  # the tool called instead of text, and its arguments
+
+    def arguments(self, start: int, end: int) -> str:
+        """The part of the call's arguments that belongs to these tokens of the reply."""
+        text = self.call[1] if self.call else ""
+        return text[len(text) * start // self.output : len(text) * end // self.output]
 
 
 class Refused(Exception):
@@ -96,20 +103,23 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def complete(request: Request) -> Response:
-        chat = request.url.path.endswith("/chat/completions")
+        anthropic = request.url.path.endswith("/messages")
+        chat = anthropic or request.url.path.endswith("/chat/completions")
         try:
-            asked = _read(await _body(request), chat=chat, model=model, context=context)
+            body = await _body(request)
+            asked = _read(messages.as_chat(body) if anthropic else body, chat=chat, model=model, context=context)
             if asked.prompt_tokens + asked.output > engine.scheduler.rules.kv_tokens:
                 raise Refused(400, f"{asked.prompt_tokens + asked.output} tokens are more than the cache holds")
         except Refused as problem:
             return _error(problem)
         if asked.stream:
-            return StreamingResponse(_streamed(engine, asked, model), media_type="text/event-stream")
+            events = messages.streamed if anthropic else _streamed
+            return StreamingResponse(events(engine, asked, model), media_type="text/event-stream")
         async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
             async for _ in made:
                 if await request.is_disconnected():
                     return Response(status_code=GONE)
-        return JSONResponse(_whole(asked, model))
+        return JSONResponse(messages.whole(asked, model) if anthropic else _whole(asked, model))
 
     routes = [
         Route("/", index),
@@ -119,6 +129,7 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         Route("/v1/models", models),
         Route("/v1/chat/completions", complete, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
+        Route("/v1/messages", complete, methods=["POST"]),
     ]
     return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Marked)])
 
@@ -164,12 +175,20 @@ def _read(body: dict[str, Any], *, chat: bool, model: str, context: int) -> Aske
         wanted = f"{limit} tokens in the completion" if limit else "a completion"
         raise Refused(400, f"This model's maximum context length is {context} tokens: {count} of prompt and {wanted}.")
     options = body.get("stream_options")
+    call = calls.chosen(body) if chat else None
+    output = limit or min(USUAL, context - count)
+    reason = "length" if limit else "stop"
+    if call:
+        output, reason = min(output, words.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
+    elif body.get("tools") and output > USUAL:
+        output, reason = USUAL, "stop"  # an agent allows far more than it means
     return Asked(
         chat=chat,
         prompt=prompt,
         prompt_tokens=count,
-        output=limit or min(USUAL, context - count),
-        reason="length" if limit else "stop",
+        output=output,
+        reason=reason,
+        call=call,
         stream=bool(body.get("stream")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
     )
@@ -206,13 +225,26 @@ async def _streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[b
         async for made in stream:
             if asked.chat and not sent:
                 yield _event({**head, "choices": [_piece(asked, "", first=True)]})
-            text = words.text(asked.prompt, sent, made)
-            yield _event({**head, "choices": [_piece(asked, text)]})
+            yield _event({**head, "choices": [_called(asked, sent, made) if asked.call else _said(asked, sent, made)]})
             sent = made
     yield _event({**head, "choices": [_piece(asked, "", reason=asked.reason)]})
     if asked.usage:
         yield _event({**head, "choices": [], "usage": _usage(asked)})
     yield b"data: [DONE]\n\n"
+
+
+def _said(asked: Asked, start: int, end: int) -> dict[str, Any]:
+    return _piece(asked, words.text(asked.prompt, start, end))
+
+
+def _called(asked: Asked, start: int, end: int) -> dict[str, Any]:
+    """A piece of the call; the first names it."""
+    assert asked.call
+    function = {"arguments": asked.arguments(start, end)}
+    call: dict[str, Any] = {"index": 0, "function": function}
+    if start == 0:
+        call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": asked.call[0], **function}}
+    return {"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None}
 
 
 def _piece(asked: Asked, text: str, *, first: bool = False, reason: str | None = None) -> dict[str, Any]:
@@ -226,6 +258,10 @@ def _whole(asked: Asked, model: str) -> dict[str, Any]:
     text = words.text(asked.prompt, 0, asked.output)
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": asked.reason}
     choice |= {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
+    if asked.call:
+        function = {"name": asked.call[0], "arguments": asked.call[1]}
+        call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+        choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
     return {**_head(asked, model, chunk=False), "choices": [choice], "usage": _usage(asked)}
 
 
@@ -269,5 +305,5 @@ td{{font-variant-numeric:tabular-nums}}</style>
 <p><strong>SIMULATION</strong> {says}.</p>
 <table>{cells}</table>
 <p><a href="/v1/models">/v1/models</a> · <a href="/metrics">/metrics</a> · POST /v1/chat/completions,
-/v1/completions</p></html>
+/v1/completions, /v1/messages</p></html>
 """

@@ -1,0 +1,46 @@
+"""Tool calls of a simulation: shaped as an agent's loop needs them, with nothing thought behind them.
+
+A twin that is offered tools calls the first (or the one that `tool_choice` names) with arguments made to fit its
+schema; told a tool's result, it answers with text. So a client's loop runs, and ends.
+"""
+
+import json
+from typing import Any
+
+NESTED = 4  # how deep a schema is filled
+
+
+def chosen(body: dict[str, Any]) -> tuple[str, str] | None:
+    """The call to make, name and arguments as JSON; None where text is the answer."""
+    offered = body.get("tools") if isinstance(body.get("tools"), list) else []
+    tools = [tool.get("function") for tool in offered or () if isinstance(tool, dict)]
+    functions = [function for function in tools if isinstance(function, dict) and function.get("name")]
+    choice = body.get("tool_choice") or "auto"
+    if not functions or choice == "none":
+        return None
+    named = (choice.get("function") or {}).get("name") if isinstance(choice, dict) else None
+    messages = body.get("messages") or [{}]
+    answered = isinstance(messages[-1], dict) and messages[-1].get("role") == "tool"
+    if answered and choice == "auto":
+        return None
+    function = next((one for one in functions if one["name"] == named), functions[0])
+    return str(function["name"]), json.dumps(filled(function.get("parameters") or {}))
+
+
+def filled(schema: Any, depth: int = 0) -> Any:
+    """The plainest value that fits a JSON schema."""
+    if not isinstance(schema, dict) or depth > NESTED:
+        return {}
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or ()
+        return {str(name): filled(properties.get(name, {"type": "string"}), depth + 1) for name in required}
+    if kind == "array":
+        return [filled(schema.get("items"), depth + 1)] * int(schema.get("minItems") or 0)
+    if kind in ("integer", "number"):
+        return schema.get("minimum", 1)
+    return {"boolean": False, "null": None}.get(str(kind), "simulated")

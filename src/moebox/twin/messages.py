@@ -1,0 +1,98 @@
+"""Anthropic's messages API over the same simulation: its requests as chats, its replies and streams in its own form."""
+
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from moebox.twin import words
+from moebox.twin.engine import Engine
+
+if TYPE_CHECKING:
+    from moebox.twin.app import Asked
+
+
+def as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The request in OpenAI's form; what is not there stays away and is refused where a chat's would be."""
+    messages = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    messages += [_message(message) if isinstance(message, dict) else message for message in _listed(body, "messages")]
+    tools = [
+        {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
+        for tool in _listed(body, "tools")
+        if isinstance(tool, dict)
+    ]
+    chat: dict[str, Any] = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
+    return {**chat, "messages": messages, "tools": tools, "tool_choice": _choice(body.get("tool_choice"))}
+
+
+def _listed(body: dict[str, Any], name: str) -> list[Any]:
+    value = body.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A turn; one that holds a tool's result counts as the tool's."""
+    content = message.get("content")
+    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    if any(block.get("type") == "tool_result" for block in blocks):
+        return {"role": "tool", "content": json.dumps(content)}
+    return {"role": message.get("role"), "content": content}
+
+
+def _choice(given: Any) -> Any:
+    kind = given.get("type") if isinstance(given, dict) else "auto"
+    if kind == "tool":
+        return {"function": {"name": given.get("name")}}
+    return {"any": "required", "none": "none"}.get(str(kind), "auto")
+
+
+def whole(asked: "Asked", model: str) -> dict[str, Any]:
+    """A reply in one piece."""
+    head = _head(asked, model)
+    block: dict[str, Any] = {"type": "text", "text": words.text(asked.prompt, 0, asked.output)}
+    if asked.call:
+        block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": json.loads(asked.call[1])}
+    usage = {"input_tokens": asked.prompt_tokens, "output_tokens": asked.output}
+    return {**head, "content": [block], "stop_reason": _reason(asked), "usage": usage}
+
+
+async def streamed(engine: Engine, asked: "Asked", model: str) -> AsyncIterator[bytes]:
+    """A reply as events, each when the simulation has it."""
+    yield _event("message_start", message=_head(asked, model))
+    block: dict[str, Any] = {"type": "text", "text": ""}
+    if asked.call:
+        block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": {}}
+    yield _event("content_block_start", index=0, content_block=block)
+    sent = 0
+    async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as stream:
+        async for made in stream:
+            delta = {"type": "text_delta", "text": words.text(asked.prompt, sent, made)}
+            if asked.call:
+                delta = {"type": "input_json_delta", "partial_json": asked.arguments(sent, made)}
+            yield _event("content_block_delta", index=0, delta=delta)
+            sent = made
+    yield _event("content_block_stop", index=0)
+    ended = {"stop_reason": _reason(asked), "stop_sequence": None}
+    yield _event("message_delta", delta=ended, usage={"output_tokens": asked.output})
+    yield _event("message_stop")
+
+
+def _head(asked: "Asked", model: str) -> dict[str, Any]:
+    from moebox.twin.app import SAYS
+
+    usage = {"input_tokens": asked.prompt_tokens, "output_tokens": 0}
+    head = {"id": _id("msg"), "type": "message", "role": "assistant", "model": model, "content": []}
+    return {**head, "stop_reason": None, "stop_sequence": None, "usage": usage, "simulation": SAYS}
+
+
+def _reason(asked: "Asked") -> str:
+    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(asked.reason, "end_turn")
+
+
+def _id(kind: str) -> str:
+    return f"{kind}_twin_{uuid.uuid4().hex}"
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data}, separators=(',', ':'))}\n\n".encode()
