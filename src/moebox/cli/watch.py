@@ -1,0 +1,82 @@
+"""`moebox watch`: live charts of an endpoint in the terminal, alerts, and a rung of the ladder every few minutes."""
+
+import itertools
+import time as clock
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moebox.cli import target as targets
+from moebox.cli.output import emit, people, talk
+from moebox.errors import INTERRUPTED, BadInput
+from moebox.units import parse_seconds
+
+
+def watch(
+    target: str = "",
+    /,
+    *,
+    model: str = "",
+    key_env: str = "",
+    every: str = "2s",
+    canary: str = "5m",
+    time: str = "",
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Watch an endpoint: requests, tokens, cache and latencies as it tells them, and a rung of the ladder now and then.
+
+    Stays until Ctrl-C, or for --time; then the exit code is 1 when there was an alert.
+
+    Args:
+        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
+        model: The name it is served under; may be left out where the server lists only one.
+        key_env: The environment variable that holds the key.
+        every: How often to look.
+        canary: How often to climb a rung (plain, arithmetic, streaming, tools in turn); 0 never.
+        time: How long to watch.
+        json: Print what was seen as one JSON document at the end; needs --time.
+    """
+    from moebox.cli.watch_view import Screen
+    from moebox.flows.watch import CANARIES, Watcher
+
+    pause, rung_s, long_s = _seconds("--every", every), _seconds("--canary", canary), _seconds("--time", time or "0")
+    if not 0.1 <= pause <= 3600:
+        raise BadInput(f"--every {every} cannot be meant", hint="from 0.1s to 1h")
+    if json and not long_s:
+        raise BadInput("--json prints at the end, and there is none without --time", hint="--time 1m")
+    endpoint = targets.endpoint(target, model=model, key_env=key_env)
+    watcher = Watcher(endpoint)
+    began, rungs = clock.monotonic(), itertools.cycle(CANARIES)
+    next_rung = began if rung_s else float("inf")
+    code = 0
+    try:
+        with Screen(talk() if json else people(), watcher, quiet=json) as screen:
+            while not long_s or clock.monotonic() - began < long_s:
+                looked = clock.monotonic()
+                if looked >= next_rung:
+                    next_rung = looked + rung_s
+                    watcher.climb(next(rungs))
+                watcher.look()
+                screen.show()
+                clock.sleep(max(pause - (clock.monotonic() - looked), 0.0))
+            watcher.finish(120.0)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if json:
+        emit(
+            {
+                "url": endpoint.base_url,
+                "model": endpoint.model,
+                "looks": list(watcher.looks),
+                "alerts": watcher.alerts,
+                "canaries": watcher.canaries,
+            }
+        )
+    return code or (1 if watcher.alerts else 0)
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}") from None

@@ -1,0 +1,108 @@
+"""What `moebox watch` draws: a line of small bars a figure, then alerts and rungs; plain lines where it cannot."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from moebox.flows.watch import Look, Watcher
+from moebox.units import count, percent, seconds
+
+BARS = " ▁▂▃▄▅▆▇█"
+WIDE = 40  # looks shown
+PLAIN_EVERY_S = 10.0  # between lines where nothing can be drawn over
+ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("running", "running", lambda value: f"{value:.0f}"),
+    ("waiting", "waiting", lambda value: f"{value:.0f}"),
+    ("output_tokens_s", "output tok/s", lambda value: count(round(value))),
+    ("prompt_tokens_s", "prompt tok/s", lambda value: count(round(value))),
+    ("kv_use", "KV cache", percent),
+    ("ttft", "TTFT, mean", seconds),
+    ("tpot", "TPOT, mean", seconds),
+    ("queue", "queue, mean", seconds),
+    ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
+    ("cache_hit_rate", "prefix hits", percent),
+)
+
+
+class Screen:
+    """Redraws itself in a terminal, prints a line now and then elsewhere."""
+
+    def __init__(self, console: Console, watcher: Watcher, *, quiet: bool = False) -> None:
+        self.console, self.watcher, self.quiet = console, watcher, quiet
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
+        self.told = 0.0
+        self.alerts = self.canaries = 0
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.__exit__(kind, value, trace)
+
+    def show(self) -> None:
+        """The newest look."""
+        if self.live:
+            self.live.update(page(self.watcher), refresh=True)
+        elif not self.quiet:
+            self._lines()
+
+    def _lines(self) -> None:
+        watcher = self.watcher
+        for alert in watcher.alerts[self.alerts :]:
+            self.console.print(f"alert: {alert.text}", markup=False)
+        for canary in watcher.canaries[self.canaries :]:
+            reason = f": {canary.reason}" if canary.reason else ""
+            self.console.print(f"{canary.rung} {canary.verdict} in {seconds(canary.seconds)}{reason}", markup=False)
+        self.alerts, self.canaries = len(watcher.alerts), len(watcher.canaries)
+        if time.monotonic() - self.told >= PLAIN_EVERY_S:
+            self.told = time.monotonic()
+            self.console.print(line(watcher.looks[-1]), markup=False)
+
+
+def line(look: Look) -> str:
+    """One look as a line."""
+    if not look.answered:
+        return "no answer"
+    shown = [f"{title} {word(look.figures[name])}" for name, title, word in ROWS if name in look.figures]
+    return ", ".join(shown) or "it answers, and shows no metrics"
+
+
+def page(watcher: Watcher) -> RenderableType:
+    """The whole screen."""
+    looks = list(watcher.looks)[-WIDE:]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    for name, title, word in ROWS:
+        values = [look.figures.get(name) for look in looks]
+        if any(value is not None for value in values):
+            last = next(value for value in reversed(values) if value is not None)
+            table.add_row(title, word(last), bars(values))
+    state = Text("answers", style="green") if looks[-1].answered else Text("no answer", style="bold red")
+    head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
+    parts: list[RenderableType] = [head, Text(), table]
+    if not table.row_count:
+        parts.append(Text("it shows no metrics: only its answers are watched", style="dim"))
+    parts += [Text(f"! {alert.text}", style="bold yellow") for alert in watcher.alerts[-5:]]
+    parts += [
+        Text(f"{canary.rung}: {canary.verdict} in {seconds(canary.seconds)}  {canary.reason}", style="dim")
+        for canary in watcher.canaries[-4:]
+    ]
+    return Group(*parts)
+
+
+def bars(values: list[float | None]) -> str:
+    """A chart one line high; the highest value fills it."""
+    most = max((value for value in values if value is not None), default=0.0) or 1.0
+    return "".join(" " if value is None else BARS[min(round(value / most * 8), 8)] for value in values)

@@ -1,0 +1,164 @@
+"""Watching an endpoint: figures from counters, alerts that come once, rungs in passing."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from moebox.cli import main
+from moebox.cli.watch_view import bars, line, page
+from moebox.core.endpoint import endpoint_of
+from moebox.core.verdict import Verdict
+from moebox.flows.watch import GONE_LOOKS, SILENT_S, Look, Watcher
+
+TEXT = """vllm:num_requests_running{{model="m"}} {running}
+vllm:num_requests_waiting 0
+vllm:kv_cache_usage_perc {kv}
+vllm:generation_tokens_total {tokens}
+vllm:time_to_first_token_seconds_sum {ttft}
+vllm:time_to_first_token_seconds_count {count}
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    """A server whose metrics a test writes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            models = json.dumps({"data": [{"id": "m"}]})
+            data = (self.server.text if self.path == "/metrics" else models).encode()  # type: ignore[attr-defined]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.text = ""  # type: ignore[attr-defined]
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shown(server: ThreadingHTTPServer, **figures: float) -> None:
+    usual = {"running": 2, "kv": 0.5, "tokens": 0, "ttft": 0, "count": 0}
+    server.text = TEXT.format(**{**usual, **figures})  # type: ignore[attr-defined]
+
+
+def watcher(server: ThreadingHTTPServer, clock: Clock) -> Watcher:
+    return Watcher(endpoint_of(f"127.0.0.1:{server.server_port}", "m"), clock=clock)
+
+
+def test_counters_become_rates_and_histograms_means(server: ThreadingHTTPServer) -> None:
+    clock = Clock()
+    watched = watcher(server, clock)
+    shown(server, tokens=1000, ttft=10, count=10)
+    assert "output_tokens_s" not in watched.look().figures  # nothing to compare with yet
+    clock.now += 4
+    shown(server, tokens=1400, ttft=16, count=13)
+
+    figures = watched.look().figures
+
+    assert figures["output_tokens_s"] == 100.0
+    assert figures["ttft"] == 2.0
+    assert figures["running"] == 2.0
+
+
+def test_an_engine_that_began_anew_has_no_negative_rate(server: ThreadingHTTPServer) -> None:
+    clock = Clock()
+    watched = watcher(server, clock)
+    shown(server, tokens=1000)
+    watched.look()
+    clock.now += 2
+    shown(server, tokens=3)
+
+    assert "output_tokens_s" not in watched.look().figures
+
+
+def test_alerts_come_once_and_again_after_it_was_well(server: ThreadingHTTPServer) -> None:
+    clock = Clock()
+    watched = watcher(server, clock)
+    for kv in (0.99, 0.99, 0.5, 0.99):
+        shown(server, kv=kv)
+        watched.look()
+
+    assert [alert.name for alert in watched.alerts] == ["cache", "cache"]
+    assert watched.raised == {"cache"}
+
+
+def test_requests_without_tokens_are_an_alert_after_a_while(server: ThreadingHTTPServer) -> None:
+    clock = Clock()
+    watched = watcher(server, clock)
+    for _ in range(4):
+        shown(server, tokens=1000)
+        watched.look()
+        clock.now += SILENT_S / 2
+
+    assert [alert.name for alert in watched.alerts] == ["silent"]
+
+
+def test_an_endpoint_that_is_gone_is_an_alert() -> None:
+    watched = Watcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
+    for _ in range(GONE_LOOKS + 1):
+        watched.look()
+
+    assert [alert.name for alert in watched.alerts] == ["gone"]
+
+
+def test_a_rung_that_fails_is_an_alert() -> None:
+    watched = Watcher(endpoint_of("127.0.0.1:9", "m"), clock=Clock())
+    watched.heard(Verdict(name="tools", verdict="fail", reason="3 of 4 calls were not JSON"), 1.0)
+
+    assert watched.alerts[0].text == "tools: 3 of 4 calls were not JSON"
+
+
+def test_the_command_prints_what_it_saw_and_its_code_tells_of_alerts(
+    server: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown(server, kv=0.99)
+    words = ["watch", f"127.0.0.1:{server.server_port}", "--every", "0.1s", "--canary", "0", "--time", "0.3s", "--json"]
+
+    assert main(words) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["alerts"][0]["name"] == "cache"
+    assert document["looks"]
+
+
+@pytest.mark.parametrize("words", [["--every", "0"], ["--every", "soon"], ["--json"]])
+def test_what_cannot_be_meant_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "127.0.0.1:9", *words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_charts_fit_a_narrow_terminal(server: ThreadingHTTPServer) -> None:
+    from rich.console import Console
+
+    clock = Clock()
+    watched = watcher(server, clock)
+    for step in range(60):
+        shown(server, tokens=step * step * 10, running=step % 7)
+        watched.look()
+        clock.now += 2
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(page(watched))
+    text = console.export_text()
+
+    assert all(len(row) <= 80 for row in text.splitlines())
+    assert "output tok/s" in text
+    assert "█" in text
+    assert bars([None, 0.0, 1.0]) == "  █"
+    assert line(Look(at=0.0, answered=False)) == "no answer"
