@@ -60,6 +60,7 @@ def watch(
                 screen.show()
                 clock.sleep(max(pause - (clock.monotonic() - looked), 0.0))
             watcher.finish(120.0)
+            screen.show()
     except KeyboardInterrupt:
         code = INTERRUPTED
     if json:

@@ -15,6 +15,7 @@ class EngineMetrics:
     """One engine's names, newest first; empty where it does not show that figure."""
 
     source: str = ""
+    counts_at_end: bool = False  # tokens are counted when a reply ends: a rate of 0 says nothing meanwhile
     running: Names = ()
     waiting: Names = ()
     kv_use: Names = ()
@@ -62,3 +63,8 @@ def anywhere(figure: str) -> Names:
     """Every name a figure has, in any engine."""
     names = (name for engine in engines().values() for name in getattr(engine, figure))
     return tuple(dict.fromkeys(names))
+
+
+def counted_live(metric: str) -> bool:
+    """Whether the engine that shows this counter counts tokens as they come."""
+    return any(metric in engine.output_tokens_total and not engine.counts_at_end for engine in engines().values())

@@ -118,7 +118,8 @@ class Watcher:
         gone = len(recent) == GONE_LOOKS and not any(one.answered for one in recent)
         self._alert("gone", gone, f"{self.endpoint.root} does not answer")
         running, tokens = figures.get("running", 0.0), figures.get("output_tokens_s")
-        silent = running > 0 and tokens is not None and tokens <= 0
+        live = any(metrics.counted_live(name) for name in self._counters)
+        silent = live and running > 0 and tokens is not None and tokens <= 0
         self._alert_after("silent", silent, SILENT_S, f"{running:.0f} requests are running and no token comes out")
         waiting = figures.get("waiting", 0.0)
         self._alert_after("queue", waiting > 0, WAITING_S, f"{waiting:.0f} requests wait")

@@ -159,7 +159,7 @@ def groups(deployment: Deployment) -> list[dict[str, Any]]:
     alerts = [
         _alert("EngineDown", f'up{{job=~".*{slug}.*"}} == 0', "2m", "critical", "the engine does not answer Prometheus")
     ]
-    if running and tokens:
+    if running and tokens and not names.counts_at_end:
         silent = f"sum by (instance) ({running}) > 0 and sum by (instance) (rate({tokens}[3m])) == 0"
         alerts.append(_alert("EngineSilent", silent, "3m", "critical", "requests are running and no token comes out"))
     if waiting:
