@@ -4,6 +4,7 @@ The stand-in offers only what the real `pynvml` offers (a test holds that), with
 Server gives them: PIX pairs, two NUMA nodes, one card in a x4 riser.
 """
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,14 @@ from rich.console import Console
 
 from moebox import codec
 from moebox.cli.box_view import panel, troubles
+from moebox.core import catalogue
 from moebox.core.box import Box
+from moebox.core.plan import Memory
+from moebox.core.recipe import Recipe
 from moebox.detect import bundle, machine, nvml
 from moebox.detect.bandwidth import measure
+from moebox.planner.warnings import from_numbers
+from moebox.sizing.constants import taken
 
 
 class NoAnswer(Exception):
@@ -184,3 +190,26 @@ def test_a_bundle_can_be_planned_with(tmp_path: Path):
 
     bundle.save(machine.detect(), tmp_path)
     assert codec.to_toml(box(str(tmp_path / "box.toml")))
+
+
+def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path: Path) -> None:
+    """By /proc: a name for everybody's process, and the mark that every engine of moebox's carries."""
+    for pid, name, environment in ((41, "python", b"A=1\0MOEBOX_INSTANCE=kimi-7\0"), (42, "blender", b"A=1\0")):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "comm").write_text(f"{name}\n")
+        (folder / "environ").write_bytes(environment)
+    ours, other, gone = (nvml.holder(pid, 10 * 2**30, proc=tmp_path) for pid in (41, 42, 43))
+
+    assert (ours.name, ours.instance) == ("python", "kimi-7")
+    assert (other.name, other.instance) == ("blender", "")
+    assert (gone.name, gone.instance) == ("", "")
+    gpu = catalogue.gpu("h200")
+    busy = replace(gpu, memory_free=gpu.memory - 20 * 2**30, holders=(ours, other))
+    assert taken(busy) == 10 * 2**30
+    box = Box(name="here", gpus=(busy,))
+    recipe = Recipe(name="t", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="t")
+    memory = Memory(devices=(), kv_tokens=10**6, kv_bytes_per_token=1, fits=True)
+    told = [caution.text for caution in from_numbers(recipe, box, catalogue.model("gpt-oss-120b"), memory, 1)]
+    assert told[0].startswith("kimi-7, which moebox runs, holds 10.7 GB: counted as free")
+    assert "pid 42 (blender)" in told[1]

@@ -95,11 +95,17 @@ def facts(box: Box) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
         kind = f"{rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
-        table.add_row("card", f"{short(gpu)}: {kind}")
+        table.add_row("GPU", f"{short(gpu)}: {kind}")
+    for index, gpu in enumerate(box.gpus):
+        for holder in gpu.holders:
+            who = f"pid {holder.pid} {holder.name or '(another user)'}"
+            ours = f", moebox's {holder.instance}: a plan counts it as free" if holder.instance else ""
+            table.add_row(f"gpu{index} held", f"{who}, {gb(holder.bytes)}{ours}")
     cpu = box.cpu
     if cpu.model or cpu.cores:
         nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
-        table.add_row("CPU", f"{cpu.model}, {cpu.sockets} socket(s), {cpu.cores} cores{nodes}")
+        sockets = "1 socket" if cpu.sockets == 1 else f"{cpu.sockets} sockets"
+        table.add_row("CPU", f"{cpu.model}, {sockets}, {cpu.cores} cores{nodes}")
     if box.ram:
         free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
         table.add_row("RAM", f"{gib(box.ram)}{free}{speed(box)}")
@@ -115,7 +121,7 @@ def facts(box: Box) -> RenderableType:
             table.add_row(label, ", ".join(f"{name} {v}" for name, v in found.items()) or "none found")
     unsure = sorted({field for gpu in box.gpus for field in gpu.unverified})
     if unsure:
-        table.add_row("unverified", f"{', '.join(unsure)} of these cards: no one has checked them on hardware")
+        table.add_row("unverified", f"{', '.join(unsure)} rates: from data sheets, not measured here")
     return table
 
 

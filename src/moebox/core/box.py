@@ -45,6 +45,16 @@ class Pcie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    bytes: int
+    instance: str = ""  # of an engine that moebox runs; it can be stopped, so a plan counts its memory as free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator, by datasheet or as the driver reports it."""
 
@@ -52,6 +62,7 @@ class Gpu:
     title: str  # as people and drivers write it
     memory: int  # bytes in total, as the driver reports it
     memory_free: int | None = None  # bytes free now, where detected
+    holders: tuple[Holder, ...] = ()  # who holds the rest, where the driver tells
     bandwidth: int  # bytes/s of device memory
     bf16: float  # dense FLOP/s
     fp8: float | None = None

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moebox.core import catalogue
-from moebox.core.box import Gpu, Link, LinkKind, Pcie
+from moebox.core.box import Gpu, Holder, Link, LinkKind, Pcie
 
 T = TypeVar("T")
+INSTANCE = "MOEBOX_INSTANCE"  # every process of an engine that moebox started carries it
 
 # Shared memory one block may opt in to, by compute capability (CUDA C++ programming guide, technical specifications).
 _SMEM = {"8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "10.3": 232448}
@@ -93,12 +94,31 @@ def _gpu(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> Gpu:
         title=title,
         memory=int(memory.total) if memory else known.memory,
         memory_free=int(memory.free) if memory else None,
+        holders=_holders(nvml, ask, handle),
         sm=f"{major}.{minor}" if major else known.sm,
         smem=_SMEM.get(f"{major}.{minor}", known.smem),
         pcie=_pcie(nvml, ask, handle),
         numa=_numa(nvml, ask, handle, sysfs),
         mig=bool(mode),
     )
+
+
+def _holders(nvml: Any, ask: Any, handle: Any) -> tuple[Holder, ...]:
+    """Processes that compute on a GPU, by what /proc says of them."""
+    rows: list[Any] = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    return tuple(holder(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows)
+
+
+def holder(pid: int, size: int, *, proc: Path = Path("/proc")) -> Holder:
+    """Who a process is: its name, and the instance that moebox started it as."""
+    try:
+        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+        environment = (proc / str(pid) / "environ").read_bytes()
+    except OSError:  # another user's, or gone
+        name, environment = "", b""
+    marks = [part for part in environment.split(b"\0") if part.startswith(f"{INSTANCE}=".encode())]
+    instance = marks[0].partition(b"=")[2].decode(errors="replace") if marks else ""
+    return Holder(pid=pid, name=name, bytes=size, instance=instance)
 
 
 def _known(title: str) -> Gpu | None:

@@ -35,6 +35,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
             *best.troubles,
             *warnings.from_numbers(best.recipe, box, model, best.memory, pins.concurrency or 1),
             *reasons.warned(best, others, pins),
+            *reasons.limited(best),
         ),
         alternatives=reasons.alternatives(best, others),
         refused=reasons.refused(best, tried),

@@ -234,6 +234,22 @@ def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, .
     return (Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE),)
 
 
+def limited(best: Weighed) -> tuple[Caution, ...]:
+    """Where threads, not RAM, are what limits decoding: more of the one does not help without the other."""
+    shared = best.speed.shared
+    if shared is None or not shared.unpacking or not shared.in_ram:
+        return ()
+    paper = best.box.ram_bandwidth_measured or best.box.ram_bandwidth
+    if not paper:
+        return ()
+    threads = best.recipe.hybrid.threads if best.recipe.hybrid else None
+    text = (
+        f"{threads or shared.cores} threads unpack at most {shared.ram / 1e9:,.0f} GB/s of experts; "
+        f"RAM of {paper / 1e9:,.0f} GB/s would give more"
+    )
+    return (Caution(symptom="", text=text, remedy="more threads, on more cores", severity="note"),)
+
+
 def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:
     """What is worth most of a kind among those that start."""
     usable = [one for one in found if kind(one) and not one.refused]

@@ -10,8 +10,10 @@ from moebox.core.kernel import known_bad
 from moebox.core.model import Model
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
+from moebox.sizing.constants import taken
 from moebox.units import count, gb
 
+HELD = 2e9  # bytes that a desktop may hold without a word
 LINK = re.compile(r"https?://[^\s;,)]+")
 
 
@@ -76,17 +78,40 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
         text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is a guess"
         out.append(Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"))
     if registry.traits(recipe.engine).serves and box.mixed:
-        text = "cards of different kinds in one group: the smallest and slowest decides"
+        text = "GPUs of different kinds in one group: the smallest and slowest decides"
         out.append(Caution(symptom="", text=text, severity="note"))
-    busy = [gpu for gpu in box.gpus if gpu.memory_free is not None and gpu.memory - gpu.memory_free > 2e9]
-    if busy:
-        held = max(gpu.memory - (gpu.memory_free or 0) for gpu in busy)
-        text = f"other programs hold up to {gb(held)} on {len(busy)} card(s)"
-        out.append(Caution(symptom="", text=text, remedy="stop them, or leave the lower memory utilization as planned"))
+    out += _holders(box)
     if any(gpu.mig for gpu in box.gpus):
         text = "MIG slices cannot talk to each other: tensor parallelism over them does not start"
         out.append(Caution(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
     return tuple(out)
+
+
+def _holders(box: Box) -> list[Caution]:
+    """Who holds memory of the GPUs now: engines of moebox's, which a plan counts as stopped, and others."""
+    held = [holder for gpu in box.gpus for holder in gpu.holders]
+    ours = {holder.instance: 0 for holder in held if holder.instance}
+    for holder in held:
+        if holder.instance:
+            ours[holder.instance] += holder.bytes
+    out = [
+        Caution(
+            symptom="",
+            text=f"{name}, which moebox runs, holds {gb(size)}: counted as free, because it can be stopped first",
+            remedy=f"moebox down {name}",
+            severity="note",
+        )
+        for name, size in ours.items()
+    ]
+    busy = [gpu for gpu in box.gpus if taken(gpu) > HELD]
+    if busy:
+        most = max(taken(gpu) for gpu in busy)
+        names = sorted({f"pid {one.pid} ({one.name or 'another user'})" for one in held if not one.instance})
+        who = ", ".join(names[:4]) or "other programs"
+        text = f"{who} hold{'s' if len(names) == 1 else ''} up to {gb(most)} on {len(busy)} GPU(s)"
+        remedy = "stop them, or leave the lower memory utilization as planned"
+        out.append(Caution(symptom="", text=text, remedy=remedy))
+    return out
 
 
 def _caution(one: symptom.Symptom) -> Caution:

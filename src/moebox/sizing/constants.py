@@ -70,5 +70,8 @@ def visible(gpu: Gpu) -> int:
 
 
 def taken(gpu: Gpu) -> int:
-    """Bytes other programs hold on a detected card now."""
-    return 0 if gpu.memory_free is None else max(0, visible(gpu) - gpu.memory_free)
+    """Bytes other programs hold on a detected GPU now; an engine of moebox's can be stopped and does not count."""
+    if gpu.memory_free is None:
+        return 0
+    ours = sum(holder.bytes for holder in gpu.holders if holder.instance)
+    return max(0, visible(gpu) - gpu.memory_free - ours)

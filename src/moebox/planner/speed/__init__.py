@@ -104,7 +104,7 @@ class Speed:
             pipeline=recipe.parallel.pp,
             decode_spread=row.decode_spread,
             prefill_spread=row.prefill_spread,
-            host_spread=tables.between_hosts() * tables.STEP_AWAY**away,
+            host_spread=tables.between_hosts() * tables.STEP_AWAY ** (away + (row.hosts == 1)),
             away=away,
         )
 

@@ -53,7 +53,8 @@ class Efficiency:
     joint_queries: bool = False  # guesses of one sequence share one read of its cache
     prefill_attention: float  # of the bf16 rate, prompt attention
     link: str = ""  # row of [[link]] on PCIe; "" is "pcie"
-    decode_spread: float  # standard deviation of ln(published / model)
+    hosts: int = 1  # whose rows are behind it
+    decode_spread: float  # standard deviation of ln(published / model) on those
     prefill_spread: float
     fitted: str = ""
     source: str = ""
