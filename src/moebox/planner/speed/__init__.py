@@ -74,7 +74,7 @@ class Speed:
                 token_bytes=kv.token_bytes(model, recipe),
                 decode_spread=constants.decode_spread,
                 prefill_spread=constants.prefill_spread,
-                host_spread=tables.between_hosts(),
+                host_spread=tables.between_hosts(None, 0),
             )
         gpu = box.gpu
         if gpu is None:
@@ -104,7 +104,7 @@ class Speed:
             pipeline=recipe.parallel.pp,
             decode_spread=row.decode_spread,
             prefill_spread=row.prefill_spread,
-            host_spread=tables.between_hosts() * tables.STEP_AWAY ** (away + (row.hosts == 1)),
+            host_spread=tables.between_hosts(row, away),
             away=away,
         )
 

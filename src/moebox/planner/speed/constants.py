@@ -191,9 +191,12 @@ def cpu(name: str) -> HostCpu:
     return codec.decode(HostCpu, found, where="cpus.toml")
 
 
-def between_hosts() -> float:
-    """Standard deviation of ln(published / model) between hosts that nothing was fitted to."""
-    return float(catalogue.table("efficiency")["bands"]["between_hosts"])
+def between_hosts(row: Efficiency | None, away: int) -> float:
+    """Standard deviation of ln(published / model) on another host: more where only one was seen, and for a neighbour."""
+    bands: dict[str, float] = catalogue.table("efficiency")["bands"]
+    if away:
+        return bands["neighbour"] * STEP_AWAY ** (away - 1)
+    return bands["between_hosts"] * (STEP_AWAY if row and row.hosts == 1 else 1.0)
 
 
 def wire_of(name: str) -> Wire:
