@@ -192,7 +192,7 @@ def cpu(name: str) -> HostCpu:
 
 
 def between_hosts(row: Efficiency | None, away: int) -> float:
-    """Standard deviation of ln(published / model) on another host: more where only one was seen, and for a neighbour."""
+    """Standard deviation of ln(published / model) on another host: more for one that was seen alone, or a neighbour."""
     bands: dict[str, float] = catalogue.table("efficiency")["bands"]
     if away:
         return bands["neighbour"] * STEP_AWAY ** (away - 1)
