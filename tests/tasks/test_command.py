@@ -1,6 +1,9 @@
 """`moebox task` as a person meets it."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,22 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]):
     """Exit code 3 before any job is begun."""
     assert main(["task", "http://127.0.0.1:9/v1", "--jobs", "1"]) == 3
     assert "is the server up?" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Exit code 130; the interrupted job is done again, the finished one is not."""
+    words = [sys.executable, "-m", "moebox", "task", server, "--model", "slow", "--jobs", "2", "--family", "errand"]
+    process = subprocess.Popen([*words, "--seed", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert "errand-easy-0" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+
+    assert process.returncode == 130, told
+    assert "go on with: moebox task --resume" in told
+    assert main(["task", server, "--model", "slow", "--resume", "latest"]) == 0
+    out = capsys.readouterr().out
+    assert "errand-easy-1" in out
+    assert "✓ errand-easy-0" not in out
