@@ -46,6 +46,7 @@ SLOW = (
     "tasks/",
     "siege/",
     "web/",
+    "test_wheel.py",
     "bench/test_load.py",
     "bench/test_hostile",
     "fleet/",
