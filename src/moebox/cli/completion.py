@@ -51,7 +51,7 @@ def _all(before: list[str], begun: str) -> Iterable[str]:
         return {name.partition(" ")[0] for name in COMMANDS}
     name = " ".join(typed[:2]) if " ".join(typed[:2]) in COMMANDS else typed[0]
     if begun.startswith("-"):
-        return _options(name)
+        return options(name)
     asked = VALUES.get(before[-1]) if before[-1].startswith("-") else None
     if asked:
         return _quietly(asked)
@@ -70,7 +70,7 @@ def _quietly(source: Callable[[], Iterable[str]]) -> Iterable[str]:
         return ()
 
 
-def _options(command: str) -> Iterator[str]:
+def options(command: str) -> Iterator[str]:
     """The long options of a command, from its signature."""
     from moebox.cli.app import load
 
