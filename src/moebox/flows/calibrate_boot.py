@@ -19,6 +19,7 @@ POINT_S = 1.5  # decoding at each point, in seconds
 STEPS = (12, 96)  # at least and at most
 DRIFT = 0.05  # by which the first point may differ when it is timed again at the end
 WARM = 16  # tokens decoded before anything counts
+WARM_S = 8.0  # longest prompt that is read for that alone
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,10 +93,18 @@ def measured_boot(
 
 
 def warm(target: timing.Target, points: list[Point]) -> None:
-    """The longest prompt once, and the widest batch: kernels are compiled and pages are read before anything counts."""
-    longest = max(point.context for point in points)
+    """Prompts from short to long, and the widest batch: kernels are compiled and pages are read before anything counts.
+
+    An engine so slow that a prompt would take long is not kept reading for the sake of it.
+    """
+    took, last = 0.0, 0
+    for tokens in sorted({point.context for point in points}):
+        if last and took * tokens / last > WARM_S:
+            break
+        began = time.monotonic()
+        timing.together(target, [target.body(tokens, WARM)])
+        took, last = time.monotonic() - began, tokens
     widest = max(point.batch for point in points)
-    timing.together(target, [target.body(longest, WARM)])
     timing.together(target, [target.body(16, WARM) for _ in range(max(widest, 1))])
 
 

@@ -27,8 +27,10 @@ async def models(ask: Asker) -> str:
         names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
         raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {names}")
     _learn(ask, mine[0])
-    if ask.limit is None:
-        ask.limit = ask.endpoint.context or await _props(ask)
+    if ask.limit is None or _has_slots(ask.engine):
+        # ik_llama.cpp lists the context of all slots together; one request has that of one slot.
+        known = [limit for limit in (ask.limit, ask.endpoint.context, await _props(ask)) if limit]
+        ask.limit = min(known, default=None)
     return f"context {ask.limit:,}" if ask.limit else ""
 
 
@@ -38,6 +40,11 @@ def _learn(ask: Asker, item: dict[str, Any]) -> None:
     limit = item.get("max_model_len") or (meta or {}).get("n_ctx")
     ask.limit = limit if isinstance(limit, int) and limit > 0 else None
     ask.engine = ask.engine or _engine(str(item.get("owned_by")))
+
+
+def _has_slots(engine: str) -> bool:
+    """Whether it divides its context over slots and tells of one at /props."""
+    return any(traits.name == engine and traits.tells_cache == "/props" for traits in registry.all_traits())
 
 
 def _engine(owner: str) -> str:
