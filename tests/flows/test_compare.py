@@ -13,9 +13,10 @@ from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.flows.answers import Change, Said, sign_test
 from moebox.flows.compare import Effort, Side, ask_both, compare
-from moebox.flows.compare_tasks import judged
+from moebox.flows.compare_tasks import judged, lost_work
 from moebox.flows.gain import gain, paired, student
 from moebox.flows.pace import Pace
+from moebox.store import Run
 from moebox.tasks.result import JobResult
 
 from ..tasks.conftest import serving as agents
@@ -195,3 +196,19 @@ def test_compare_by_task_finds_the_worse_model(capsys: pytest.CaptureFixture[str
 
         assert main([*words, "--model", "solve"]) == 0
         assert "no difference: the same result in all 6 jobs" in capsys.readouterr().out
+
+
+def test_a_climb_finds_the_work_that_a_step_lost(tmp_path: Path):
+    """The same jobs on the engine before and after: nothing to compare with, the same, and worse."""
+    folders = []
+    for name in ("first", "same", "worse"):
+        (tmp_path / name).mkdir()
+        folders.append(Run(tmp_path / name))
+    with agents() as url:
+        good, bad = (Endpoint(base_url=url, model=model) for model in ("solve", "lazy"))
+        first = lost_work(good, folders[0], None, jobs=9, seed=0)
+        same = lost_work(good, folders[1], folders[0], jobs=9, seed=0)
+        worse = lost_work(bad, folders[2], folders[0], jobs=9, seed=0)
+
+    assert (first, same) == ("", "")
+    assert worse == "lost 9 and gained 0 of 9 jobs"

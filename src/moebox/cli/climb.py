@@ -1,7 +1,7 @@
 """`moebox climb`: one setting at a time, keeping what is verified and better."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -25,6 +25,8 @@ def climb(
     concurrency: int = 4,
     rounds: int = 5,
     questions: int = 20,
+    by: Literal["answers", "task"] = "answers",
+    jobs: int = 20,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Walk up: context, then speculative decoding, then what the recipe's [climb] table lists.
@@ -39,6 +41,8 @@ def climb(
         concurrency: Streams side by side in the measurement of each step.
         rounds: Measurements of each step; more make the interval narrower.
         questions: Questions asked at temperature 0 to see whether a step changes what is said.
+        by: With task, an agent also does the same jobs at each step; a step that loses solved jobs is rolled back.
+        jobs: How many, with --by task.
         json: Print JSON.
     """
     from moebox import codec
@@ -51,6 +55,8 @@ def climb(
         raise BadInput("say either a recipe or --resume RUN", hint="`moebox climb recipe.toml`")
     if not (1 <= concurrency <= 256 and 2 <= rounds <= 100 and 0 <= questions <= 1000):
         raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
+    if not 1 <= jobs <= 1000:
+        raise BadInput("--jobs is 1 to 1000")
     if recipe is not None:
         chosen = codec.read_toml(Recipe, recipe)
         run = Run.create(f"climb-{chosen.name}")
@@ -59,7 +65,7 @@ def climb(
         chosen = flow.recipe_of(run)
         if not run.hold():
             raise BadInput(f"{run.path} is being climbed by another moebox")
-    effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions)
+    effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions, jobs=jobs if by == "task" else 0)
     talk().print(f"run: {run.path}", soft_wrap=True)
     summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
     best = summit.best

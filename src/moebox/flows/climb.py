@@ -7,6 +7,7 @@ RUN/  climb.json      every step so far, and the best; written after each step, 
 """
 
 import dataclasses
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError
 from moebox.flows import answers, guesses, settings
+from moebox.flows.compare_tasks import lost_work
 from moebox.flows.fit import misfit
 from moebox.flows.gain import gain
 from moebox.flows.pace import pace
@@ -47,6 +49,7 @@ class Effort:
     rounds: int = 5
     tokens: int = 128
     questions: int = 20
+    jobs: int = 0  # done by an agent at each step; none where the work is not to be judged
     trials: int = 10
     parallel: int = 8
     depths: tuple[float, ...] = (0.02, 0.5, 0.98)
@@ -216,6 +219,11 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
         mine.write_json("measurements/pace.json", speed)
         accepted = guesses.accepted(guessed, guesses.count(live.endpoint))
+        if effort.jobs:
+            earlier = Run(run.path / best.folder) if best else None
+            seed = random.Random(run.id).randrange(10**6)  # the same jobs at every step of this climb
+            if lost := lost_work(live.endpoint, mine, earlier, jobs=effort.jobs, seed=seed):
+                trial = dataclasses.replace(trial, verdict="fail", why=lost)
     before = _answers_of(run, best)
     return dataclasses.replace(
         trial,

@@ -60,6 +60,22 @@ def compare_by_task(
     return judged(done["A"], done["B"])
 
 
+def lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, seed: int) -> str:
+    """Do jobs and keep them in `mine`; what was lost of the work that `before` holds, or nothing.
+
+    For a climb, where one engine follows another: the same seed gives both the same jobs.
+    """
+    options = Options()
+    worker = Agent(Ask(endpoint=endpoint))
+    told = runner.begin(endpoint, runner.names([], "easy", jobs, seed), worker, options)
+    done = runner.work_all(told, worker, mine, options, Listener())
+    earlier = runner.take_up(before) if before is not None else None
+    if earlier is None:
+        return ""
+    found = judged(earlier.finished, done.finished)
+    return "" if found.as_good else f"lost {found.lost} and gained {found.gained} of {found.jobs} jobs"
+
+
 def _blocks(
     a: Target, b: Target, names: Sequence[JobName], run: Run, size: int
 ) -> Iterator[tuple[str, Endpoint, Sequence[JobName]]]:
