@@ -171,17 +171,17 @@ def moebox(url: str, streams: int, requests: int) -> Row:
     get(f"{url}/control")  # forget the look
     load = Load(concurrency=streams, requests=requests, workers=1)
     result = measure(subject, Workload(output_tokens=TOKENS), load, scrape=False).result
-    client = result["client"]
+    client = result.client
     return {
-        "tokens": result["total_output_tokens"],
-        "cpu_s": client["cpu_s"],
-        "wall_s": result["duration"],
-        "mean_ttft_ms": result["mean_ttft_ms"],
-        "p99_itl_ms": result["p99_itl_ms"],
-        "clock": client["clock"],
-        "client_limited": result["client_limited"],
-        "merged_share": client["merged_share"],
-        "peak_rss_bytes": client["peak_rss_bytes"],
+        "tokens": result.total_output_tokens,
+        "cpu_s": client.cpu_s,
+        "wall_s": result.duration,
+        "mean_ttft_ms": result.ttft.mean,
+        "p99_itl_ms": result.itl.p99,
+        "clock": client.clock,
+        "client_limited": result.client_limited,
+        "merged_share": client.merged_share,
+        "peak_rss_bytes": client.peak_rss_bytes,
     }
 
 

@@ -36,9 +36,10 @@ def decode(payload: bytes) -> Event | None:
         return None
     if not isinstance(data, dict):
         return None
-    kind, text, finish = _choice(data)
-    silent = not kind and not finish and _silent(data)
-    return Event(data, kind, text, finish, _error(data.get("error")), _usage(data.get("usage")), silent)
+    kind, text, finish, silent = _choice(data.get("choices"))
+    error = _error(data["error"]) if "error" in data else ""
+    usage = _usage(data["usage"]) if "usage" in data else None
+    return Event(data, kind, text, finish, error, usage, silent)
 
 
 def describe(status: int, payload: bytes) -> str:
@@ -86,41 +87,28 @@ def _surplus(sizes: Sequence[int], surplus: int) -> "array[int]":
     return tokens
 
 
-def _choice(data: dict[str, Any]) -> tuple[int, str, str]:
-    choices = data.get("choices")
+def _choice(choices: Any) -> tuple[int, str, str, bool]:
+    """Kind and text of the first choice's delta, its finish reason, and whether it is empty but for a token.
+
+    A delta that names the role comes before any token, so that one is never a token without text.
+    """
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return 0, "", ""
+        return 0, "", "", False
     choice = choices[0]
     finish = choice.get("finish_reason")
-    kind, text = _delta(choice.get("delta") or choice.get("message") or choice)
-    return kind, text, finish if isinstance(finish, str) else ""
-
-
-def _delta(delta: Any) -> tuple[int, str]:
+    finish = finish if isinstance(finish, str) else ""
+    delta = choice.get("delta")
+    if delta is None:
+        delta = choice.get("message") or choice
     if not isinstance(delta, dict):
-        return 0, ""
-    for key, kind in (
-        ("content", CONTENT),
-        ("text", CONTENT),
-        ("reasoning_content", REASONING),
-        ("reasoning", REASONING),
-    ):
+        return 0, "", finish, False
+    for key, kind in _TEXTS:
         text = delta.get(key)
-        if isinstance(text, str) and text:
-            return kind, text
-    for key in ("tool_calls", "function_call"):
-        if delta.get(key):
-            return TOOL, ""
-    return 0, ""
-
-
-def _silent(data: dict[str, Any]) -> bool:
-    """A choice whose delta names no role: the role comes before any token."""
-    choices = data.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return False
-    delta = choices[0].get("delta", choices[0])
-    return isinstance(delta, dict) and "role" not in delta
+        if text and isinstance(text, str):
+            return kind, text, finish, False
+    if delta.get("tool_calls") or delta.get("function_call"):
+        return TOOL, "", finish, False
+    return 0, "", finish, not finish and "role" not in delta
 
 
 def _error(value: Any) -> str:

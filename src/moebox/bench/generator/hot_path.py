@@ -11,18 +11,15 @@ from array import array
 from collections.abc import Sequence
 
 from moebox.bench.generator.recorder import Recorder
-from moebox.bench.generator.template import BESIDES, LONGEST_CHUNK, QUOTE, SIZE_LINES
+from moebox.bench.generator.template import QUOTE, Plan
 from moebox.stream import sockets
 
 BUFFER = 16384  # bytes asked of one read
 
-# Whose bytes; what stands before and behind the text of an event, and how long that is; times and sizes of events; the
-# recorder that holds these, for events that come together.
-HotStream = tuple[socket.socket, bytes, bytes, int, int, "array[int]", "array[int]", Recorder]
+# Whose bytes; where things must stand in a chunk, by its length; what stands behind the text; times and sizes of events;
+# the recorder that holds these, for what comes otherwise.
+HotStream = tuple[socket.socket, dict[int, Plan], bytes, "array[int]", "array[int]", Recorder]
 Odd = tuple[int, int, bytes | None, int]  # descriptor, poll mask, what was read (None: nothing yet), when it came
-
-
-NO_LINE = b"\0"  # no chunk opens so
 
 
 class HotPath:
@@ -48,9 +45,7 @@ class HotPath:
         """Events like the one before on this stream may be taken here from now on."""
         template = recorder.template
         assert template is not None
-        before, behind = len(template.opening), len(template.tail)
-        stream = (sock, template.opening, template.tail, before, behind, recorder.times, recorder.sizes, recorder)
-        self.streams[fd] = stream
+        self.streams[fd] = (sock, template.plans, template.tail, recorder.times, recorder.sizes, recorder)
 
     def unseen_since(self, fd: int, came: int) -> int:
         """Since when nobody had looked at a stream, where that is so long that events may have joined; else 0."""
@@ -63,8 +58,8 @@ class HotPath:
         Returns when the first of what was read came, 0 where nothing was.
         """
         recvmsg_into, side_bytes, unpack = socket.socket.recvmsg_into, sockets.SIDE_BYTES, sockets.TIMESPEC.unpack
-        data, rooms, startswith = self._room, (self._room,), self._room.startswith
-        streams, read_at, offset, lines = self.streams, self.read_at, self.offset, SIZE_LINES
+        data, rooms, startswith, find = self._room, (self._room,), self._room.startswith, self._room.find
+        streams, read_at, offset = self.streams, self.read_at, self.offset
         odd = self.odd = []
         oldest = second = base = 0
         for fd, mask in ready:
@@ -72,7 +67,7 @@ class HotPath:
             if stream is None or mask != 1:  # EPOLLIN alone
                 odd.append((fd, mask, None, 0))
                 continue
-            sock, opening, tail, before, behind, times, sizes, recorder = stream
+            sock, plans, tail, times, sizes, recorder = stream
             try:
                 length, side, _, _ = recvmsg_into(sock, rooms, side_bytes)
             except BlockingIOError:
@@ -89,20 +84,16 @@ class HotPath:
                 came = time.monotonic_ns()
             if not oldest:
                 oldest = came
-            line = lines[length] if length <= LONGEST_CHUNK else NO_LINE
-            start, close = len(line), length - behind
-            text = data[start + before : close]
+            head, text, close, payload = plans.get(length) or recorder.plan(length)
             if (
-                startswith(line)
-                and startswith(opening, start)
+                startswith(head)
                 and startswith(tail, close)
-                and text
-                and text[0] != QUOTE
-                and b"\n" not in text
-                and text.isascii()
+                and data[text] != QUOTE
+                and find(b"\n", text) == length - 4
+                and data[text:close].isascii()
             ):  # as in `template.is_text`, without the call
                 times.append(came)
-                sizes.append(length - start + 2 - BESIDES)
+                sizes.append(payload)
                 read_at[fd] = now
             elif length < BUFFER and (together := recorder.alike(data, length)):
                 recorder.note(together, came, self.unseen_since(fd, came))

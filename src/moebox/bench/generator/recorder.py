@@ -9,7 +9,7 @@ take the long way through `Body`, the event splitter and `decode`. Nothing is re
 from array import array
 from collections.abc import Sequence
 
-from moebox.bench.generator.template import END, Template, payload_of, template_of
+from moebox.bench.generator.template import END, NOWHERE, Plan, Template, payload_of, template_of
 from moebox.stream.body import Body
 from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
 
@@ -45,9 +45,11 @@ class Recorder:
         self.times = array("q")  # arrival, in the nanoseconds of whoever feeds
         self.kinds = array("B")
         self.since = since  # when the request was sent: nothing of its reply came before
-        self.silent = array("q")  # arrival of events with an empty delta, or of the finish: tokens without text
+        self.silent: list[int] = []  # arrival of events with an empty delta, or of the finish: tokens without text
         self.sizes = array("I")  # bytes of the event: how tokens are shared out when one event holds several
-        self.counts = array("I")  # completion tokens so far as the server counts them, where it says so in each event
+        self.counts: list[
+            int
+        ] = []  # completion tokens so far as the server counts them, where it says so in each event
         self.events = 0  # of any kind, comments aside
         self.estimated = 0  # whose time is known only to lie between two others
         self.finish = ""
@@ -84,6 +86,10 @@ class Recorder:
     def alike(self, data: bytes | bytearray, length: int) -> list[int]:
         """Bytes of each event in the first `length` of `data` if all are like the one before, else []."""
         return self.template.spans(data, length) if self.template is not None else []
+
+    def plan(self, length: int) -> Plan:
+        """Where things must stand in a chunk of this length that holds one more event like the one before."""
+        return self.template.plan(length) if self.template is not None else NOWHERE
 
     def catch_up(self) -> None:
         """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""
