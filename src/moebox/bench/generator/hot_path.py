@@ -16,8 +16,8 @@ from moebox.stream import sockets
 
 BUFFER = 16384  # bytes asked of one read
 
-# Whose bytes; where things must stand in a chunk, by its length; what stands behind the text; times and sizes of events;
-# the recorder that holds these, for what comes otherwise.
+# Whose bytes; where things must stand in a chunk, by its length; what stands behind the text; times and sizes of
+# events; the recorder that holds these, for what comes otherwise.
 HotStream = tuple[socket.socket, dict[int, Plan], bytes, "array[int]", "array[int]", Recorder]
 Odd = tuple[int, int, bytes | None, int]  # descriptor, poll mask, what was read (None: nothing yet), when it came
 

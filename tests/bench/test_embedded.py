@@ -1,0 +1,44 @@
+"""`moebox bench` against a real engine: the embedded llama.cpp with the phantom."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moebox import phantom
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
+from moebox.serve import session
+from moebox.store import Run
+
+
+def test_prefill_decode_and_a_sweep_on_a_real_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one token that --pp asks for is <think>, which llama.cpp swallows; its cache answers no prompt."""
+    recipe = Recipe(
+        name="phantom",
+        engine="llama.cpp",
+        model="kimi-k2.6",
+        checkpoint=str(phantom.gguf_path()),
+        served_name="phantom",
+        context=2048,
+        hybrid=Hybrid(threads=1),
+        runtime=Runtime(kind="embedded"),
+        listen=Listen(port=0),
+    )
+    with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
+        where = ["bench", live.endpoint.base_url, "--model", "phantom", "--json"]
+        assert main([*where, "--pp", "64", "--tg", "8", "--repeat", "2"]) == 0
+        tests = json.loads(capsys.readouterr().out)
+        assert main([*where, "--input", "64", "--output", "8", "--concurrency", "1,2", "--requests", "2"]) == 0
+        sweep = json.loads(capsys.readouterr().out)
+
+    assert [(row["test"], row["cold"], row["tries"]) for row in tests["rows"]] == [
+        ("pp64", True, 2),
+        ("pp64", False, 2),
+        ("tg8", True, 2),
+    ]
+    assert all(row["mean_tok_s"] > 0 for row in tests["rows"])
+    assert tests["flags"] == []
+    assert [result["completed"] for result in sweep["results"]] == [2, 2]
+    assert [result["prompts_cached"] for result in sweep["results"]] == [False, False]
