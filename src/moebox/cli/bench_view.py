@@ -87,18 +87,24 @@ def remaining(share: float, elapsed_s: float) -> str:
 def show(console: Console, results: Sequence[dict[str, Any]], *, best: int | None = None) -> None:
     """The table, what went wrong, and whether the client was the limit."""
     rows = [_row(result, chosen=place == best) for place, result in enumerate(results)]
-    stacked(console, _HEADS, rows)
+    stacked(console, _HEADS, rows, parts=(_HEADS.index("TTFT"),))
     for result in results:
         _remarks(console, result)
 
 
-def stacked(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
-    """A table, cut between columns into as many below each other as the width needs: no figure is ever cut."""
+def stacked(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[Text]], *, parts: Sequence[int] = ()
+) -> None:
+    """A table, cut between columns into as many below each other as the width needs: no figure is ever cut.
+
+    Where it has to be cut, a new one begins with each of the columns `parts`.
+    """
     widths = [max(cell_len(head), *(row[at].cell_len for row in rows)) for at, head in enumerate(heads)]
     groups: list[list[int]] = [[0]]
+    whole = sum(widths) + _GAP * (len(widths) - 1) <= console.width
     room = console.width - widths[0]
     for at, width in enumerate(widths[1:], 1):
-        if width + _GAP > room and len(groups[-1]) > 1:
+        if (width + _GAP > room or (at in parts and not whole)) and len(groups[-1]) > 1:
             groups.append([0])
             room = console.width - widths[0]
         groups[-1].append(at)
