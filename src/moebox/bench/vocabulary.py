@@ -30,7 +30,7 @@ def text_for(endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKE
     """
     if tokenizer:
         return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    count = _remote(endpoint, time.monotonic() + timeout_s)
+    count = _remote(endpoint, time.monotonic() + min(timeout_s, TOKENIZE_S))
     try:
         text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
     except Outside:
