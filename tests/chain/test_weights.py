@@ -14,7 +14,8 @@ from moebox.checkpoint import deploy, look_up
 from moebox.cli import main
 from moebox.core import catalogue
 from moebox.core.recipe import Recipe
-from moebox.errors import UnknownName
+from moebox.errors import MoeboxError, UnknownName
+from moebox.serve import preflight
 from moebox.serve.dummy import write_gguf
 
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
@@ -221,3 +222,12 @@ def test_model_path_takes_a_file_of_a_hub_cache(form: str, tmp_path: Path, capsy
     repository = shard.parents[3]
     assert form == "script" or f"{repository}:{repository}:ro" in argv
     assert argv[argv.index("--alias") + 1] == recipe.served_name, shlex.join(argv)
+
+
+def test_a_folder_without_weights_is_told_by_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be planned before the download; `up` says in one line what is missing."""
+    weights = folder(tmp_path / "Kimi-K2.6", KIMI)
+    recipe = planned(tmp_path, capsys, str(weights), "--box", "8x-b200")
+    assert recipe.checkpoint == str(weights)
+    with pytest.raises(MoeboxError, match="no weights"):
+        preflight.checkpoint(deploy(recipe).weights, recipe)

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from moebox.checkpoint import resolve, safetensors
 from moebox.errors import BadInput, MoeboxError
-from tests.checkpoint.tiny import KIMI, folder, shard
+from tests.checkpoint.tiny import KIMI as WHOLE
+from tests.checkpoint.tiny import folder, shard
+
+KIMI = {**WHOLE, "num_hidden_layers": 2}
 
 PARTS = {
     "model.embed_tokens.weight": ("BF16", [16, 8], 256),
@@ -21,7 +24,7 @@ PARTS = {
     "model.layers.1.mlp.experts.7.down_proj.weight_packed": ("I32", [8, 4], 128),
     "model.layers.1.mlp.shared_experts.down_proj.weight": ("BF16", [8, 8], 128),
     "model.layers.1.mlp.gate.weight": ("BF16", [4, 8], 64),
-    "model.layers.61.eh_proj.weight": ("BF16", [8, 8], 128),
+    "model.layers.2.eh_proj.weight": ("BF16", [8, 8], 128),
     "vision_tower.blocks.0.wqkv.weight": ("BF16", [8, 8], 128),
 }
 
@@ -54,6 +57,14 @@ def test_an_index_cannot_point_outside_its_folder(tmp_path: Path):
     path = folder(tmp_path / "m", KIMI)
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../../etc/passwd"}}')
     with pytest.raises(BadInput, match="outside the folder"):
+        resolve(str(path))
+
+
+def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
+    """A config of 61 layers beside weights of two: one line with both figures."""
+    path = folder(tmp_path / "m", WHOLE)
+    shard(path / "model-00001-of-00001.safetensors", PARTS)
+    with pytest.raises(BadInput, match="tells of 61 layers, the weights hold 3"):
         resolve(str(path))
 
 

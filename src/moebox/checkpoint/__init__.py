@@ -135,6 +135,7 @@ def from_folder(folder: Path) -> Resolved:
     if not files:
         return _known(model, replace(computed, path=_full(folder)), hints)
     sizes = safetensors.read_sizes(files, model.layers)
+    _agree(folder, model, sizes.by_layer)
     read = replace(
         computed,
         path=_full(folder),
@@ -146,6 +147,17 @@ def from_folder(folder: Path) -> Resolved:
         source=str(folder),
     )
     return _known(model, read, hints)
+
+
+def _agree(folder: Path, model: Model, by_layer: list[int]) -> None:
+    """Raise when the weights are not those of config.json: layers without any, or none of the experts it tells of."""
+    empty = [number for number, size in enumerate(by_layer) if not size]
+    if empty:
+        have = len(by_layer) - len(empty)
+        raise BadInput(
+            f"{folder}: config.json tells of {model.layers} layers, the weights hold {have} (none of layer {empty[0]})",
+            hint="config.json and the .safetensors files must come from one repository",
+        )
 
 
 def _known(model: Model, checkpoint: Checkpoint, hints: Hints) -> Resolved:

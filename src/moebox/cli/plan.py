@@ -1,15 +1,16 @@
 """`moebox plan`: what fits, how, and how fast."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from moebox import codec
-from moebox.checkpoint import resolve
+from moebox.checkpoint import look_up
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
-from moebox.core.plan import DeviceMemory, Goal, Plan
+from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
 from moebox.errors import DoesNotFit, Outside
 from moebox.flows import boxes
 from moebox.planner.choose import choose
@@ -47,7 +48,8 @@ def plan(
         output: Write the recipe to this file.
         json: Print JSON.
     """
-    found, checkpoints = resolve(model)
+    known = look_up(model)
+    found, checkpoints = known.model, known.checkpoints
     where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     try:
         chosen = choose(where, found, checkpoints, pinned.pins(goal=goal, bold=bold))
@@ -55,6 +57,8 @@ def plan(
         if json:
             emit(refusal(problem))
         raise
+    notes = tuple(Caution(symptom="", text=note, severity="note") for note in known.notes)
+    chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     if output:
         write(chosen, output)
     if json:

@@ -9,7 +9,7 @@ import functools
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, resources
+from importlib import resources
 from types import ModuleType
 
 from moebox.core.traits import Traits
@@ -117,6 +117,8 @@ def _own() -> Iterator[Registered]:
 
 def _declared() -> Iterator[tuple[str, str]]:
     """Entry points of other packages: name and package."""
+    from importlib import metadata  # slow to import, and many commands ask for no engine
+
     for point in metadata.entry_points(group=GROUP):
         if not point.value.startswith(f"{OWN}."):
             yield point.name, point.value

@@ -33,8 +33,7 @@ def check(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) -> None
     engine(deployment, argv)
     version(deployment, argv)
     kernels(deployment, argv, detect.box if recipe.kv == "fp8" else None)
-    for number in deployment.engine.ports_of(launch.port):
-        port(launch.host, number)
+    ports(deployment, launch)
 
 
 def checkpoint(weights: str, recipe: Recipe) -> None:
@@ -46,6 +45,11 @@ def checkpoint(weights: str, recipe: Recipe) -> None:
     if not path.exists():
         raise Outside(
             f"checkpoint {weights} is not there", hint="check the path, or download it first with `hf download`"
+        )
+    if path.is_dir() and not any((*path.glob("*.safetensors"), *path.glob("*.gguf"), *path.glob("*.bin"))):
+        raise Outside(
+            f"checkpoint {weights} holds no weights, only what lies beside them",
+            hint="download it first: `hf download REPOSITORY --local-dir` this folder",
         )
     missing = missing_shards(path)
     if missing:
@@ -163,6 +167,12 @@ def said(argv: list[str]) -> str:
     return next((line for line in lines if "version:" in line), lines[-1] if lines and done.returncode == 0 else "")
 
 
+def ports(deployment: Deployment, launch: Launch) -> None:
+    """Nobody else may listen on any port that the engine takes."""
+    for number in deployment.engine.ports_of(launch.port):
+        port(launch.host, number)
+
+
 def port(host: str, number: int) -> None:
     """Nobody else may listen there."""
     with socket.socket(family(host), socket.SOCK_STREAM) as probe:
@@ -171,20 +181,17 @@ def port(host: str, number: int) -> None:
 
 
 def free_port(host: str = "127.0.0.1", beside: tuple[int, ...] = ()) -> int:
-    """A port nobody uses now, so that those `beside` it (counted from it) are free too."""
+    """A port nobody uses now, so that those `beside` it (counted from it) are there and free too."""
+    last = LAST_PORT - max(beside, default=0)
     for _ in range(PORTS_TRIED):
         with socket.socket(family(host), socket.SOCK_STREAM) as probe:
             bind(probe, host, 0)
             number = int(probe.getsockname()[1])
-            if number + max(beside, default=0) > LAST_PORT:  # the kernel gives out ports up to 60,999 and beyond
-                number = PORTS_FROM + number % (LAST_PORT - max(beside) - PORTS_FROM)
-            if all(is_free(host, number + offset) for offset in (0, *beside) if offset or number != _bound(probe)):
-                return number
+        if number > last:  # kernels give out ports up to 60,999
+            number = PORTS_FROM + number % (last - PORTS_FROM)
+        if all(is_free(host, number + offset) for offset in (0, *beside)):
+            return number
     raise Outside(f"no free port was found on {host}", hint="choose one with --port")
-
-
-def _bound(probe: socket.socket) -> int:
-    return int(probe.getsockname()[1])
 
 
 def is_free(host: str, number: int) -> bool:

@@ -1,0 +1,39 @@
+"""What an engine allocates after it has planned its memory counts too: "fits" must not mean a crash at capture."""
+
+import dataclasses
+
+from moebox import engines
+from moebox.checkpoint import deploy
+from moebox.core import catalogue
+from moebox.core.box import Box
+from moebox.core.recipe import Parallel, Recipe
+from moebox.engines.vllm import memory as rules
+from moebox.sizing.constants import gibibytes, visible
+
+GPU = catalogue.gpu("rtx-pro-6000-server")
+BOX = Box(name="8x", gpus=(GPU,) * 8)
+
+
+def test_memory_taken_after_profiling_counts_against_the_gpu() -> None:
+    """Triton MLA's workspace comes outside the claim: a claim that leaves less than it does not fit, by that much."""
+    recipe = Recipe(
+        name="x",
+        engine="vllm",
+        model="kimi-k2.6",
+        checkpoint="int4",
+        served_name="x",
+        max_seqs=256,
+        kv="bf16",
+        parallel=Parallel(tp=8),
+    )
+    later = rules.workspace_bytes(GPU, catalogue.model("kimi-k2.6"), recipe)
+    assert later > 2**29
+    margin = gibibytes("load", "margin")
+    tight = (visible(GPU) - margin - later // 2) / visible(GPU)
+    roomy = (visible(GPU) - margin - 2 * later) / visible(GPU)
+
+    short = engines.budget(deploy(dataclasses.replace(recipe, memory_utilization=tight), BOX))
+    whole = engines.budget(deploy(dataclasses.replace(recipe, memory_utilization=roomy), BOX))
+    assert not short.fits
+    assert abs(short.shortfall - later // 2) < 2**21
+    assert whole.fits

@@ -1,0 +1,50 @@
+"""Ports that an engine takes beside its own: chosen together, refused above the last one, told when taken."""
+
+import dataclasses
+import socket
+
+import pytest
+
+from moebox import engines
+from moebox.checkpoint import deploy
+from moebox.core import registry
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, Outside
+from moebox.serve import preflight
+from moebox.serve.recipes import read_recipe
+
+SGLANG = registry.traits("sglang")
+
+
+def on(port: int) -> Recipe:
+    """SGLang's shipped recipe on this port."""
+    recipe = read_recipe("kimi-k26-sglang")
+    return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
+
+
+def test_free_ports_are_chosen_together() -> None:
+    """Fifty of them, and never one whose gRPC port would lie above 65,535: most rehearsals of SGLang died of that."""
+    for _ in range(50):
+        port = preflight.free_port(beside=SGLANG.ports)
+        assert port <= SGLANG.last_port
+        assert all(preflight.is_free("127.0.0.1", taken) for taken in SGLANG.ports_of(port))
+
+
+def test_a_port_too_high_is_one_line() -> None:
+    """Before anything starts, with the highest that would do."""
+    engines.check(deploy(on(55535)))
+    with pytest.raises(BadInput, match="also listens on 65,536") as refused:
+        engines.check(deploy(on(55536)))
+    assert "55535" in (refused.value.hint or "")
+
+
+def test_a_taken_port_beside_its_own_is_told() -> None:
+    """Somebody listens where gRPC would: named before the launch."""
+    port = preflight.free_port(beside=SGLANG.ports)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port + SGLANG.ports[0]))
+        other.listen()
+        assert not preflight.is_free("127.0.0.1", port + SGLANG.ports[0])
+        deployment = deploy(on(port))
+        with pytest.raises(Outside, match=f"port {port + SGLANG.ports[0]}"):
+            preflight.ports(deployment, engines.launch(deployment))
