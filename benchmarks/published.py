@@ -277,7 +277,7 @@ def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
 def _kernel(row: dict[str, str]) -> float:
     model = "kimi-k2-instruct" if row["quant"] == "fp8" else "kimi-k2.6"
     recipe = recipe_of("vllm", model, row["quant"], parallel=Parallel(tp=int(row["tp"])))
-    cards = speed_of(box_of(f"{row['tp']}x-rtx-pro-6000-server"), recipe).cards
+    cards = speed_of(box_of(f"{row['tp']}x-rtx-pro-6000-server"), recipe).gpu_step
     assert cards is not None
     alone = replace(cards, constants=replace(cards.constants, experts=1.0))
     return alone.experts(float(row["tokens"])) / cards.rank.model.moe_layers * 1e6

@@ -151,7 +151,7 @@ def test_sixteen_h100_are_two_machines() -> None:
     """Eight to a board; the second eight are a network away. 3090s have bridges between two, not a mesh."""
     box = box_of("16x-h100")
     assert (len(box.gpus), box.nodes) == (8, 2)
-    pair, four = (speed("rtx-3090", count, "gpt-oss-120b", "mxfp4").cards for count in (2, 4))
+    pair, four = (speed("rtx-3090", count, "gpt-oss-120b", "mxfp4").gpu_step for count in (2, 4))
     assert pair is not None
     assert four is not None
     assert pair.fabric.wire.name == "nvlink"

@@ -60,7 +60,7 @@ def hybrid(
 
 def test_distinct_experts_follow_the_formula() -> None:
     """A batch of B wakes E(1 - (1 - k/E)^B) experts: 8 for one token, 188.6 for 32, never more than 384."""
-    rank = speed().cards.rank  # type: ignore[union-attr]
+    rank = speed().gpu_step.rank  # type: ignore[union-attr]
 
     assert rank.distinct(1) == pytest.approx(8)
     assert rank.distinct(32) == pytest.approx(384 * (1 - (1 - 8 / 384) ** 32))
@@ -140,7 +140,7 @@ def test_prompts_cost_more_for_each_token_when_longer() -> None:
     assert tuned.prefill_s(8192, 65536) > tuned.prefill_s(8192)
 
 
-def test_experts_on_cards_speed_up_a_single_stream() -> None:
+def test_experts_on_gpus_speed_up_a_single_stream() -> None:
     """Every expert layer moved from RAM to a card helps, and faster RAM does too."""
     rates = [hybrid(layers).decode_tok_s(1, 1000) for layers in (0, 6, 10, 60)]
 

@@ -35,12 +35,12 @@ def panel(box: Box) -> RenderableType:
 
 
 def gpus(box: Box) -> RenderableType:
-    """A row for each card; cards that are alike in every way share one."""
+    """A row for each GPU; GPUs that are alike in every way share one."""
     if not box.gpus:
         return Text("no GPUs: the embedded engine and CPU engines can run here")
     linked, placed = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
     table = Table(box=None, pad_edge=False)
-    for name in ("card", "model"):
+    for name in ("GPU", "model"):
         table.add_column(name, no_wrap=True)
     memory_title = "free memory" if any(gpu.memory_free is not None for gpu in box.gpus) else "memory"
     for name in (memory_title, "PCIe", *(["NVLink"] if linked else []), *(["NUMA"] if placed else [])):
@@ -58,14 +58,14 @@ def gpus(box: Box) -> RenderableType:
 
 
 def short(gpu: Gpu) -> str:
-    """The card's name as people say it."""
+    """The GPU's name as people say it."""
     return gpu.title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
 
 
-def alike(cards: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
-    """Runs of equal cards as ("0-3", card)."""
+def alike(gpus: tuple[Gpu, ...]) -> list[tuple[str, Gpu]]:
+    """Runs of equal GPUs as ("0-3", GPU)."""
     groups: list[tuple[int, int, Gpu]] = []
-    for index, gpu in enumerate(cards):
+    for index, gpu in enumerate(gpus):
         if groups and groups[-1][2] == gpu:
             groups[-1] = (groups[-1][0], index, gpu)
         else:
@@ -133,7 +133,7 @@ def speed(box: Box) -> str:
 
 
 def matrix(box: Box) -> RenderableType:
-    """How the cards reach each other."""
+    """How the GPUs reach each other."""
     table = Table(box=None, pad_edge=False)
     table.add_column("links")
     for index in range(len(box.gpus)):
@@ -160,9 +160,9 @@ def troubles(box: Box) -> list[str]:
                 f"gpu{index} runs at x{gpu.pcie.width} and could run at x{gpu.pcie.max_width}: check slot, riser, BIOS"
             )
         if gpu.mig:
-            lines.append(f"gpu{index} is in MIG mode: engines see its slices, not the card")
+            lines.append(f"gpu{index} is in MIG mode: engines see its slices, not the GPU")
     if any(link.p2p is False for link in box.links):
-        lines.append("some cards cannot reach each other directly: tensor parallel goes through host memory")
+        lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
     if box.mixed:
-        lines.append("cards differ: tensor parallel runs at the pace and size of the smallest")
+        lines.append("GPUs differ: tensor parallel runs at the pace and size of the smallest")
     return lines

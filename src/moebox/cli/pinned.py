@@ -22,12 +22,12 @@ class Pinned:
         ep: Expert parallel size; 1 slices every expert instead.
         dcp: Decode context parallel size.
         kv: Cache type: fp8, bf16, f16, q8_0 or q4_0.
-        memory_utilization: Share of each card to claim, such as 0.90.
+        memory_utilization: Share of each GPU to claim, such as 0.90.
         speculate: eagle3, mtp, ngram or none.
         context: Longest sequence, such as 65536 or 64k; `forecast` takes several.
         concurrency: Sequences at once; `forecast` takes several, such as 1,8,32.
         image: stock, or community for the patched vLLM image.
-        experts_on_gpu: CPU+GPU engines: expert layers by card, head of the stack on the first and tail on the last,
+        experts_on_gpu: CPU+GPU engines: expert layers by GPU, head of the stack on the first and tail on the last,
             such as 3+3; 0 for none.
         ub: CPU+GPU engines: micro-batch; `forecast` takes 2048 for a pinned layout without it.
         mla: ik_llama.cpp: attention mode.

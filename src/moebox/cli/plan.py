@@ -33,7 +33,7 @@ def plan(
 ) -> int:
     """Find the recipe for MODEL on this machine or a described one: memory of every device, forecast, reasons.
 
-    The first recipe is careful: published weights, no draft, 65,536 tokens, text only, 0.90 of each card.
+    The first recipe is careful: published weights, no draft, 65,536 tokens, text only, 0.90 of each GPU.
     Exit code 1 when nothing fits.
 
     Args:

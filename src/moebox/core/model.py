@@ -3,6 +3,7 @@
 Everything derived is a property, computed from the shape; `parameters` of a Model never disagrees with it.
 """
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -102,17 +103,7 @@ class Model:
     @property
     def stack(self) -> tuple[Layers, ...]:
         """All layers by kind."""
-        rest = self.layers - sum(layers.count for layers in self.others)
-        if not (self.mla or self.gqa) or rest <= 0:
-            return self.others
-        indexer = self.mla.indexer if self.mla else None
-        if self.mla is None or indexer is None or not 0 < indexer.layers < rest:
-            return (Layers(count=rest, mla=self.mla, gqa=self.gqa), *self.others)
-        # Some layers take the choice of the indexer before them.
-        own = replace(self.mla, indexer=replace(indexer, layers=0))
-        following = replace(self.mla, indexer=replace(indexer, layers=0, shared=True))
-        owning = Layers(count=indexer.layers, mla=own)
-        return (owning, Layers(count=rest - indexer.layers, mla=following), *self.others)
+        return _stack(self.layers, self.mla, self.gqa, self.others)
 
     @property
     def moe_layers(self) -> int:
@@ -178,6 +169,20 @@ class Model:
         """
         elements = sum(layers.count * layers.kind.growth * layers.kind.width(1) for layers in self.stack)
         return round(elements * KV_BYTES[kv])
+
+
+@functools.lru_cache(maxsize=256)
+def _stack(layers: int, mla: Mla | None, gqa: Gqa | None, others: tuple[Layers, ...]) -> tuple[Layers, ...]:
+    rest = layers - sum(each.count for each in others)
+    if not (mla or gqa) or rest <= 0:
+        return others
+    indexer = mla.indexer if mla else None
+    if mla is None or indexer is None or not 0 < indexer.layers < rest:
+        return (Layers(count=rest, mla=mla, gqa=gqa), *others)
+    # Some layers take the choice of the indexer before them.
+    own = replace(mla, indexer=replace(indexer, layers=0))
+    following = replace(mla, indexer=replace(indexer, layers=0, shared=True))
+    return (Layers(count=indexer.layers, mla=own), Layers(count=rest - indexer.layers, mla=following), *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Boxes one does not have: by name (COUNTxGPU) or from a TOML file.
 
-    8x-rtx-pro-6000-server        eight cards in one machine
-    4x-rtx-5090+1x-rtx-4090       mixed cards
+    8x-rtx-pro-6000-server        eight GPUs in one machine
+    4x-rtx-5090+1x-rtx-4090       mixed GPUs
     2x8x-h200                     two nodes of eight (also 2n-8x-h200)
     2x8x-h200@25GB/s              the same, with 25 GB/s (200 Gb/s) a GPU between them
 
@@ -79,7 +79,7 @@ def from_name(text: str) -> Box:
     parts = alike[machines.end() :] if machines else alike
     if not 1 <= nodes <= MOST_NODES:
         raise BadInput(f"box {text!r}: {nodes} nodes cannot be meant", hint="write it like 2x8x-h200")
-    box = in_nodes(Box(name=name, gpus=cards(parts), nodes=nodes))
+    box = in_nodes(Box(name=name, gpus=gpus_called(parts), nodes=nodes))
     if not at:
         return box
     if box.nodes == 1:
@@ -107,8 +107,8 @@ def in_nodes(box: Box) -> Box:
     return replace(box, gpus=box.gpus[: number // nodes], nodes=nodes) if number % nodes == 0 else box
 
 
-def cards(text: str) -> tuple[Gpu, ...]:
-    """The cards that "8x-h200" or "2x-rtx-5090+1x-rtx-4090" mean."""
+def gpus_called(text: str) -> tuple[Gpu, ...]:
+    """The GPUs that "8x-h200" or "2x-rtx-5090+1x-rtx-4090" mean."""
     found: list[Gpu] = []
     for part in text.split("+"):
         match = _PART.fullmatch(part.strip())
@@ -116,13 +116,13 @@ def cards(text: str) -> tuple[Gpu, ...]:
             raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
         number = int(match.group(1) or 1)
         if not 1 <= number <= MOST_GPUS:
-            raise BadInput(f"box {text!r}: {number} cards cannot be meant")
+            raise BadInput(f"box {text!r}: {number} GPUs cannot be meant")
         found += [gpu_called(match.group(2))] * number
     return tuple(found)
 
 
 def gpu_called(name: str) -> Gpu:
-    """The catalogue's card called `name`, or an alias of it."""
+    """The catalogue's GPU called `name`, or an alias of it."""
     aliases: dict[str, str] = catalogue.table("gpus").get("aliases", {})
     known = catalogue.gpus()
     found = known.get(aliases.get(name, name))
@@ -142,7 +142,7 @@ def from_file(path: Path) -> Box:
     short = codec.decode(ShortBox, document, where=str(path))
     box = Box(
         name=short.name or path.stem,
-        gpus=tuple(gpu for part in short.gpus for gpu in cards(part.lower())),
+        gpus=tuple(gpu for part in short.gpus for gpu in gpus_called(part.lower())),
         cpu=short.cpu,
         nodes=short.nodes,
     )

@@ -47,7 +47,7 @@ def load() -> Any | None:
 
 
 def processes(nvml: Any, index: int) -> list[tuple[int, int]]:
-    """Process ids that compute on a card, and the bytes each holds there; empty where the driver does not tell."""
+    """Process ids that compute on a GPU, and the bytes each holds there; empty where the driver does not tell."""
     ask = _asker(nvml)
     handle = ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), None)
     rows: list[Any] = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), []) if handle else []
@@ -55,7 +55,7 @@ def processes(nvml: Any, index: int) -> list[tuple[int, int]]:
 
 
 def read(nvml: Any, *, sysfs: Path = Path("/sys")) -> Driver:
-    """Every card and the links between them."""
+    """Every GPU and the links between them."""
     ask = _asker(nvml)
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     version = ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), "")
@@ -70,7 +70,7 @@ def read(nvml: Any, *, sysfs: Path = Path("/sys")) -> Driver:
 
 def _asker(nvml: Any) -> Callable[[Callable[[], T], T], T]:
     def ask(question: Callable[[], T], otherwise: T) -> T:
-        """The driver's answer, or `otherwise` where this card or driver has none."""
+        """The driver's answer, or `otherwise` where this GPU or driver has none."""
         try:
             return question()
         except (nvml.NVMLError, AttributeError):
@@ -122,7 +122,7 @@ def holder(pid: int, size: int, *, proc: Path = Path("/proc")) -> Holder:
 
 
 def _known(title: str) -> Gpu | None:
-    """The catalogue's card for a driver's name."""
+    """The catalogue's GPU for a driver's name."""
     for row in catalogue.table("gpus")["driver"]:
         if re.search(row["pattern"], title):
             return catalogue.gpus()[row["name"]]
@@ -130,7 +130,7 @@ def _known(title: str) -> Gpu | None:
 
 
 def _unknown(nvml: Any, ask: Any, handle: Any, title: str, sm: str) -> Gpu:
-    """A card that is not in the catalogue: what the driver tells, the rest marked unverified."""
+    """A GPU that is not in the catalogue: what the driver tells, the rest marked unverified."""
     bus = ask(lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle), 0)
     clock = ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM), 0)
     cores = ask(lambda: nvml.nvmlDeviceGetNumGpuCores(handle), 0)
@@ -165,7 +165,7 @@ def _pcie(nvml: Any, ask: Any, handle: Any) -> Pcie | None:
 
 
 def _numa(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> int | None:
-    """The NUMA node of a card's slot; None where the machine has just one."""
+    """The NUMA node of a GPU's slot; None where the machine has just one."""
     bus = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId), "").lower()
     try:
         node = int((sysfs / "bus/pci/devices" / bus[-12:] / "numa_node").read_text())

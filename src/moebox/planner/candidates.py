@@ -98,24 +98,24 @@ def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -
 
 
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
-    """Recipes of an engine that serves from cards alone."""
+    """Recipes of an engine that serves from GPUs alone."""
     for parallel in layouts(box, model, checkpoint, engine, pins):
         for preset in presets(box, model, engine, pins):
             for kv in caches(engine, preset, pins):
                 for draft in drafts(model, preset, pins):
                     recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
-                    tier = tier_of(recipe, checkpoint, pins, cards=len(box.gpus), nodes=box.nodes)
+                    tier = tier_of(recipe, checkpoint, pins, gpus=len(box.gpus), nodes=box.nodes)
                     yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
 
 
-def tier_of(recipe: Recipe, checkpoint: Checkpoint, pins: Pins, *, cards: int, nodes: int) -> int:
+def tier_of(recipe: Recipe, checkpoint: Checkpoint, pins: Pins, *, gpus: int, nodes: int) -> int:
     """How far a recipe is from the plainest; what a person pinned does not count."""
     parallel, preset = recipe.parallel, recipe.runtime.preset
     usual = "fp8" if preset == "community" else "bf16"
     steps = {
         1: (
             parallel.dcp > 1 and not pins.dcp,
-            ((parallel.pp > 1 and parallel.tp < cards) or parallel.gpus < cards * nodes) and not pins.tp,
+            ((parallel.pp > 1 and parallel.tp < gpus) or parallel.gpus < gpus * nodes) and not pins.tp,
             not checkpoint.native and not pins.checkpoint,
         ),
         2: (parallel.ep and not pins.ep, recipe.kv != usual and not pins.kv),
@@ -183,7 +183,7 @@ def sequences(pins: Pins) -> int:
 
 
 def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
-    """The share of each card to claim: `share`, less where other programs hold a part of it."""
+    """The share of each GPU to claim: `share`, less where other programs hold a part of it."""
     gpus, least = gpu_list.all_gpus(box), share
     for index in used:
         free = visible(gpus[index]) - taken(gpus[index]) - gibibytes("load", "margin")
@@ -192,12 +192,12 @@ def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
 
 
 def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Parallel]:
-    """Ways to cut the model over the cards that its heads, experts and layers allow."""
+    """Ways to cut the model over the GPUs that its heads, experts and layers allow."""
     group, every = GROUP.get(checkpoint.quant, 1), len(all_gpus) if (all_gpus := gpu_list.all_gpus(box)) else 0
     largest = max((gpu.memory for gpu in all_gpus), default=0)
     for tp, pp in shapes(box, pins):
         if tp * pp < every and checkpoint.bytes / (tp * pp) > largest and not pins.tp:
-            continue  # hopeless on fewer cards; the layouts over all of them say by how much
+            continue  # hopeless on fewer GPUs; the layouts over all of them say by how much
         for ep in (pins.ep > 1,) if pins.ep else (False, True):
             if ep and (tp == 1 or not model.moe or (pins.ep and pins.ep != tp)):
                 continue  # engines spread whole experts over all ranks of the tensor-parallel group
@@ -213,15 +213,15 @@ def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
     every, here = len(box.gpus) * box.nodes, len(box.gpus)
     if pins.tp and pins.pp:
         return [(pins.tp, pins.pp)]
-    # A larger box weighs what a smaller one does: every number up to eight, then powers of two and whole nodes.
-    counts = {every} | {size for size in (*range(1, 9), 16, 32, 64, 128, 256) if size <= every}
+    # A larger box weighs what a smaller one does: the numbers that boxes come in, and whole nodes.
+    counts = {every} | {size for size in (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256) if size <= every}
     counts |= {here * nodes for nodes in range(1, box.nodes + 1)}
     if box.mixed:
         largest = max(gpu.memory for gpu in box.gpus)
         counts.add(sum(gpu.memory == largest for gpu in box.gpus) * box.nodes)
     found: set[tuple[int, int]] = set()
-    for cards_used in counts:
-        found |= {(tp, cards_used // tp) for tp in range(1, cards_used + 1) if cards_used % tp == 0 and tp <= here}
+    for gpus_used in counts:
+        found |= {(tp, gpus_used // tp) for tp in range(1, gpus_used + 1) if gpus_used % tp == 0 and tp <= here}
     if pins.tp:
         found = {(tp, pp) for tp, pp in found if tp == pins.tp} | {(pins.tp, 1)}
     if pins.pp:
@@ -272,7 +272,7 @@ def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...
 
 
 def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
-    """Recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on the cards as fit."""
+    """Recipes of llama.cpp and ik_llama.cpp: every micro-batch with as many expert layers on the GPUs as fit."""
     fields = registry.traits(engine).hybrid
     # Too few bits come last, and of those the most bits first: quality falls faster than speed rises.
     missing = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))

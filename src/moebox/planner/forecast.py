@@ -1,4 +1,4 @@
-"""Forecast rows from a speed model: decoding, prompts, one stream on CPU and cards, and serving by simulation.
+"""Forecast rows from a speed model: decoding, prompts, one stream on CPU and GPUs, and serving by simulation.
 
 Rows are plain dicts under the names that scripts rely on; every rate comes with the band that the published rows give.
 """

@@ -32,7 +32,7 @@ class Pins:
     context: int | None = None
     concurrency: int | None = None
     image: str | None = None
-    experts: tuple[int, ...] | None = None  # expert layers by card
+    experts: tuple[int, ...] | None = None  # expert layers by GPU
     ubatch: int | None = None
     mla: int | None = None
     threads: int | None = None
@@ -49,14 +49,14 @@ class Pins:
         _at_least("mla", self.mla, 0, 3)
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:
-            raise BadInput(f"--memory-utilization {share:g} is not a share of the card", hint="write it like 0.90")
+            raise BadInput(f"--memory-utilization {share:g} is not a share of the GPU", hint="write it like 0.90")
         if self.experts and min(self.experts) < 0:
             raise BadInput("--experts-on-gpu counts layers; none can be negative")
         self._refuse_contradictions()
 
     @property
     def serving(self) -> str:
-        """The first pin that only engines serving from cards have, as its flag; ""."""
+        """The first pin that only engines serving from GPUs have, as its flag; ""."""
         given = {
             "--tp": (self.tp or 1) > 1,
             "--pp": (self.pp or 1) > 1,
@@ -70,7 +70,7 @@ class Pins:
 
     @property
     def sharing(self) -> str:
-        """The first pin that only engines sharing the work between CPU and cards have, as its flag; ""."""
+        """The first pin that only engines sharing the work between CPU and GPUs have, as its flag; ""."""
         given = {
             "--experts-on-gpu": self.experts is not None,
             "--ub": self.ubatch is not None,
@@ -128,7 +128,7 @@ def _listed(names: tuple[EngineName, ...]) -> str:
 
 
 def experts_of(text: str) -> tuple[int, ...]:
-    """Expert layers by card: "3+3" is three on the first and three on the last of two; "0" is none."""
+    """Expert layers by GPU: "3+3" is three on the first and three on the last of two; "0" is none."""
     parts = text.replace(" ", "").split("+")
     if not all(part.isdigit() and len(part) < 5 for part in parts):
         raise BadInput(f"--experts-on-gpu {text!r} is not a list of counts", hint="write it like 3+3, or 0 for none")

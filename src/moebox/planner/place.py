@@ -1,6 +1,6 @@
-"""Which expert layers go to which card when not all of them do.
+"""Which expert layers go to which GPU when not all of them do.
 
-The head of the stack goes to the first card and the tail to the last; each card takes layers it owns first, because the
+The head of the stack goes to the first GPU and the tail to the last; each GPU takes layers it owns first, because the
 cache and the attention of those lie there already.
 """
 
@@ -15,22 +15,22 @@ from moebox.sizing.constants import gibibytes
 from moebox.sizing.gpu_list import used_gpus
 
 
-def cards_of(box: Box, recipe: Recipe) -> int:
-    """Cards of this machine that the recipe may fill."""
+def gpus_of(box: Box, recipe: Recipe) -> int:
+    """GpuStep of this machine that the recipe may fill."""
     return len([index for index in used_gpus(box, recipe) if index < len(box.gpus)])
 
 
 def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The layers that `counts` by card mean."""
+    """The layers that `counts` by GPU mean."""
     if sum(counts) > model.moe_layers:
         raise BadInput(f"{sum(counts)} expert layers were asked for; {model.name} has {model.moe_layers}")
     owned = llama.owned_layers(model, list(box.gpus))
     free = list(range(model.dense_layers, model.layers)) if model.moe else []
     chosen: list[tuple[int, ...]] = []
-    for card, count in enumerate(counts):
-        tail = card == len(box.gpus) - 1 and card > 0
-        own = [layer for layer in free if layer in owned[card]]
-        others = [layer for layer in free if layer not in owned[card]]
+    for slot, count in enumerate(counts):
+        tail = slot == len(box.gpus) - 1 and slot > 0
+        own = [layer for layer in free if layer in owned[slot]]
+        others = [layer for layer in free if layer not in owned[slot]]
         order = [*reversed(own), *reversed(others)] if tail else [*own, *others]
         taken = order[:count]
         chosen.append(tuple(sorted(taken)))
@@ -39,7 +39,7 @@ def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, 
 
 
 def counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> tuple[int, ...]:
-    """As many expert layers on each card as its memory holds after cache, buffers and a margin; all, if they fit."""
+    """As many expert layers on each GPU as its memory holds after cache, buffers and a margin; all, if they fit."""
     if not model.moe or not checkpoint.expert_layer_bytes or not box.gpus:
         return ()
     whole = _room(box, model, checkpoint, recipe, all_placed=True)
@@ -49,31 +49,31 @@ def counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recipe: Reci
 
 
 def placed(box: Box, model: Model, recipe: Recipe, counts: tuple[int, ...]) -> Recipe:
-    """`recipe` with so many expert layers on each card."""
+    """`recipe` with so many expert layers on each GPU."""
     if len(counts) > len(box.gpus) and any(counts):
-        raise BadInput(f"expert layers for {len(counts)} cards were asked for; {box.name} has {len(box.gpus)}")
+        raise BadInput(f"expert layers for {len(counts)} GPUs were asked for; {box.name} has {len(box.gpus)}")
     hybrid = recipe.hybrid or Hybrid()
     return replace(recipe, hybrid=replace(hybrid, experts=spread(box, model, counts) if any(counts) else ()))
 
 
 def _room(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, all_placed: bool) -> list[int]:
-    """Expert layers each card has room for; without staging when every expert lies on a card."""
+    """Expert layers each GPU has room for; without staging when every expert lies on a GPU."""
     owners = llama.owned_layers(model, list(box.gpus))
     staging = llama.staging_bytes(model, checkpoint, placed(box, model, recipe, ())) if all_placed else 0
     bare = placed(box, model, recipe, ())
     room: list[int] = []
     for slot, gpu in enumerate(box.gpus):
         last = slot == len(box.gpus) - 1
-        card = llama.card_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=last)
-        free = card.free + staging - gibibytes("llama", "margin")
+        device = llama.card_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=last)
+        free = device.free + staging - gibibytes("llama", "margin")
         room.append(max(0, free // checkpoint.expert_layer_bytes))
     return room
 
 
 def _even(room: list[int], wanted: int) -> tuple[int, ...]:
-    """`wanted` layers over cards with that much room, as evenly as it goes."""
+    """`wanted` layers over GPUs with that much room, as evenly as it goes."""
     counts = [0] * len(room)
     while sum(counts) < wanted:
-        card = min((i for i in range(len(room)) if counts[i] < room[i]), key=lambda i: (counts[i], i))
-        counts[card] += 1
+        slot = min((i for i in range(len(room)) if counts[i] < room[i]), key=lambda i: (counts[i], i))
+        counts[slot] += 1
     return tuple(counts)

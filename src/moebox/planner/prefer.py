@@ -44,9 +44,9 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
             own = _owner(checkpoint.repo) == _owner(weighed.model.repo)
             reason = "a smaller form of its makers" if own else "weights that a third party made smaller"
             found.append(Discount(OTHER_FORM if own else THIRD_PARTY, reason))
-    cards = weighed.speed.cards
-    if cards and not cards.kernel.measured and not weighed.speed.measured:
-        found.append(Discount(UNMEASURED, f"nobody has published {cards.kernel.quant} on such GPUs"))
+    step = weighed.speed.gpu_step
+    if step and not step.kernel.measured and not weighed.speed.measured:
+        found.append(Discount(UNMEASURED, f"nobody has published {step.kernel.quant} on such GPUs"))
     usual = "fp8" if recipe.runtime.preset else "bf16"
     if recipe.kv in ("fp8", "q8_0", "q4_0") and recipe.kv != usual:
         found.append(Discount(ROUNDED_CACHE, f"an {recipe.kv} cache rounds"))

@@ -96,5 +96,5 @@ def tokens(row: Row) -> int:
 
 
 def weights(row: Row) -> float:
-    """The weights on a card, in GiB, that the model gives for a row."""
+    """The weights on a GPU, in GiB, that the model gives for a row."""
     return budget(row.deployment).devices[0].weights_total / GIB

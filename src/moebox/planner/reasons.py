@@ -81,10 +81,10 @@ def _placement(best: Weighed) -> str:
     if not best.box.gpus:
         return f"no GPU: everything runs from RAM, {gb(ram.weights_total)} of {gb(ram.total)}"
     if sum(counts) >= total:
-        return f"all {total} expert layers fit on the cards ({'+'.join(map(str, counts))})"
+        return f"all {total} expert layers fit on the GPUs ({'+'.join(map(str, counts))})"
     shown = "+".join(map(str, counts)) or "0"
     return (
-        f"{sum(counts)} of {total} expert layers lie on the cards ({shown}, head of the stack first, tail last); "
+        f"{sum(counts)} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last); "
         f"{gb(ram.weights_total)} stay in RAM, {gb(ram.free)} of which remains free"
     )
 

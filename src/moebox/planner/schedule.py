@@ -223,7 +223,7 @@ class Scheduler:
     # -- decoding
 
     def _decode_tokens(self) -> int:
-        guesses = self.speed.cards.guesses if self.speed.cards else 0
+        guesses = self.speed.gpu_step.guesses if self.speed.gpu_step else 0
         return self.running * (1 + guesses)
 
     def _decode(self, most: float, within: float) -> Slice:

@@ -18,7 +18,7 @@ LINK = re.compile(r"https?://[^\s;,)]+")
 
 
 def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
-    """What engines refuse on that hardware, and symptoms of that engine, version, model and card."""
+    """What engines refuse on that hardware, and symptoms of that engine, version, model and GPU."""
     box, model, recipe = deployment.place, deployment.model, deployment.recipe
     refused = tuple(engines.refusals(deployment))
     seen = {link for caution in refused for link in LINK.findall(caution.source)}
@@ -36,7 +36,7 @@ def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
 
 
 def _kernels(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
-    """Kernels of this release that were compiled for this card's architecture and do not fit it."""
+    """Kernels of this release that were compiled for this GPU's architecture and do not fit it."""
     gpu = box.gpu
     if (
         gpu is None
@@ -55,7 +55,7 @@ def _kernels(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
             f"memory; SM{gpu.sm.replace('.', '')} gives {count(gpu.smem)}: {bad['case']} does not launch",
             remedy=f"`moebox doctor kernels --engine {recipe.engine} --kv {kv} --fix --apply` patches it",
             severity="fatal",
-            source="compiled for the card's architecture by `moebox doctor kernels`",
+            source="compiled for the GPU's architecture by `moebox doctor kernels`",
         )
         for bad in known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv)
     )
@@ -72,7 +72,7 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
         text = f"the cache holds {holds} requests of {count(recipe.context)} tokens, not {concurrency}: the rest wait"
         out.append(Caution(symptom="", text=text, remedy="shorter contexts, decode context parallelism or fp8 cache"))
     if recipe.hybrid and not box.ram:
-        text = "how much RAM there is is unknown: only forms that lie wholly on the cards were weighed"
+        text = "how much RAM there is is unknown: only forms that lie wholly on the GPUs were weighed"
         out.append(Caution(symptom="", text=text, remedy="--ram, e.g. 768GiB"))
     elif recipe.hybrid and not (box.ram_bandwidth or box.ram_bandwidth_measured):
         text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is a guess"

@@ -102,7 +102,7 @@ def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> lis
 
 
 def with_utilization(found: Iterable[Candidate], share: float) -> list[Candidate]:
-    """The same candidates claiming `share` of each card."""
+    """The same candidates claiming `share` of each GPU."""
     return [
         replace(one, recipe=replace(one.recipe, memory_utilization=share))
         for one in found

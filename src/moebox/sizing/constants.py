@@ -63,7 +63,7 @@ def counts_graphs(recipe: Recipe) -> bool:
 
 
 def visible(gpu: Gpu) -> int:
-    """Bytes of a card that CUDA sees: the driver keeps a little on some."""
+    """Bytes of a GPU that CUDA sees: the driver keeps a little on some."""
     table = catalogue.table("memory")["driver"]
     kept = 0.0 if gpu.mig else table.get(gpu.generation, table["other"])
     return gpu.memory - round(kept * GIB)

@@ -1,4 +1,4 @@
-"""What a draft model takes beside the target: its weights on a card and its own cache a token."""
+"""What a draft model takes beside the target: its weights on a GPU and its own cache a token."""
 
 from moebox.core import catalogue
 from moebox.core.model import KV_BYTES, Checkpoint, Model

@@ -1,4 +1,4 @@
-"""What lies on which card under tensor, pipeline and expert parallelism: facts of the architecture, no engine's room.
+"""What lies on which GPU under tensor, pipeline and expert parallelism: facts of the architecture, no engine's room.
 
 Tensor parallelism slices projections by head and experts by width. It cannot slice what every head needs whole: the
 latent down-projections of MLA, the router, the norms, an indexer; those are copied to every rank.

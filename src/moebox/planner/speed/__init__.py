@@ -1,6 +1,6 @@
 """How fast a recipe runs on a box: seconds for a step from bytes moved and operations done.
 
-`Speed.of` puts facts and fitted constants together; `cards` and `host` hold the arithmetic. Nothing here knows about
+`Speed.of` puts facts and fitted constants together; `step` and `host` hold the arithmetic. Nothing here knows about
 queues or requests; that is `simulate`.
 """
 
@@ -16,7 +16,7 @@ from moebox.planner.speed.explain import explain, explain_measured
 from moebox.planner.speed.host import Shared, shared_of
 from moebox.planner.speed.links import fabric
 from moebox.planner.speed.measured import Measured, measured_on
-from moebox.planner.speed.step import Cards
+from moebox.planner.speed.step import GpuStep
 from moebox.sizing import kv
 from moebox.sizing.rank import rank_of
 
@@ -32,7 +32,7 @@ BAND_SIGMAS = 1.28  # the band holds four of five published rows
 class Speed:
     """The speed model of one recipe on one box."""
 
-    cards: Cards | None = None
+    gpu_step: GpuStep | None = None
     shared: Shared | None = None
     piece: int = PIECE
     pipeline: int = 1
@@ -84,7 +84,7 @@ class Speed:
         row, away = tables.efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)
         row = tables.widened(row, away)
         guess = recipe.speculate
-        cards = Cards(
+        step = GpuStep(
             rank=rank_of(model, checkpoint, recipe),
             gpu=gpu,
             constants=row,
@@ -96,7 +96,7 @@ class Speed:
             host=1 / tables.cpu(box.cpu.model).host,
         )
         return cls(
-            cards=cards,
+            gpu_step=step,
             piece=rooms.schedule(recipe.engine).step_tokens(recipe, gpu),
             request_s=row.request_ms * 1e-3,
             intake_s=row.intake_ms * 1e-3,
@@ -116,8 +116,8 @@ class Speed:
         """The same by part."""
         if self.measured:
             return {"measured": self.measured.step_s(batch, context, fresh, past)}
-        if self.cards:
-            return self.cards.parts(batch, context, fresh, past)
+        if self.gpu_step:
+            return self.gpu_step.parts(batch, context, fresh, past)
         assert self.shared is not None
         parts = self.shared.decode_parts(batch, context) if batch else {}
         if fresh:
@@ -132,18 +132,18 @@ class Speed:
     @property
     def tokens_per_step(self) -> float:
         """Expected tokens a sequence gains in a step: 1 + p + p² + … for each draft token taken."""
-        if not self.cards or not self.cards.draft or not self.cards.guesses:
+        if not self.gpu_step or not self.gpu_step.draft or not self.gpu_step.guesses:
             return 1.0
-        accept = self.cards.draft.accept
-        return sum(accept**place for place in range(self.cards.guesses + 1))
+        accept = self.gpu_step.draft.accept
+        return sum(accept**place for place in range(self.gpu_step.guesses + 1))
 
     def accepting(self, share: float) -> "Speed":
         """The same where `share` of the draft tokens are accepted, over all of them as servers report it."""
-        cards = self.cards
-        if cards is None or cards.draft is None or not cards.guesses:
+        step = self.gpu_step
+        if step is None or step.draft is None or not step.guesses:
             return self
-        each = _each_accepted(share, cards.guesses)
-        return replace(self, cards=replace(cards, draft=replace(cards.draft, accept=each)))
+        each = _each_accepted(share, step.guesses)
+        return replace(self, gpu_step=replace(step, draft=replace(step.draft, accept=each)))
 
     def decode_tok_s(self, batch: int, context: int) -> float:
         """Tokens a second of all sequences together."""
@@ -176,7 +176,7 @@ class Speed:
         """The arithmetic of a decode step, line by line."""
         if self.measured:
             return explain_measured(self.measured, batch, context, self.band)
-        return explain(self.cards, self.shared, batch, context, self.tokens_per_step, self.band)
+        return explain(self.gpu_step, self.shared, batch, context, self.tokens_per_step, self.band)
 
 
 def _each_accepted(share: float, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""The efficiency constants: how much of a card's paper figures an engine reaches, as data with their spread.
+"""The efficiency constants: how much of a GPU's paper figures an engine reaches, as data with their spread.
 
 They live in `data/efficiency.toml`, fitted by `benchmarks/fit_speed.py` to published rows. An engine or a GPU
 generation that nobody has measured falls back to the nearest one, and its band widens.
@@ -15,7 +15,7 @@ from moebox.core.recipe import EngineName
 T = TypeVar("T")
 
 # What to look at when a generation has no row of its own, nearest first. Consumer and server Blackwell share kernels
-# with Ada and Ampere consumer cards (100 KB of shared memory); Hopper and server Blackwell share theirs.
+# with Ada and Ampere consumer GPUs (100 KB of shared memory); Hopper and server Blackwell share theirs.
 NEAREST = {
     "hopper": ("hopper", "blackwell", "ampere", "blackwell-rtx"),
     "blackwell": ("blackwell", "hopper", "blackwell-rtx"),
@@ -30,7 +30,7 @@ STEP_AWAY = 1.35  # the band widens by this much for each step to a neighbour
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What one engine reaches on one GPU generation. Shares are of the card's paper figures."""
+    """What one engine reaches on one GPU generation. Shares are of the GPU's paper figures."""
 
     engine: str
     generation: str
@@ -46,7 +46,7 @@ class Efficiency:
     gemm: float  # of the bf16 rate, dense matrix products of a prompt
     attention_bw: float  # of memory bandwidth, reading the cache
     attention_flops: float  # of the bf16 rate, attention against the cache
-    attention_fill: float  # sequences × head tiles that fill the card to 1 - 1/e
+    attention_fill: float  # sequences × head tiles that fill the GPU to 1 - 1/e
     head_tile: int = 16  # query heads are padded to this
     wide_tile: int = 16  # and to this above `head_tile`
     dcp_us: float = 0.0  # more for each layer where the cache is divided: partial results, their merging
@@ -75,7 +75,7 @@ class ExpertKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A kind of link between cards, as collectives see it."""
+    """A kind of link between GPUs, as collectives see it."""
 
     name: str
     base_us: float = 0.0  # latency of any collective
@@ -111,14 +111,14 @@ class HostSide:
     numa: float  # what is left of it on two sockets
     layer_us: float  # handing over to the CPU and back, for each layer with experts in RAM
     gpu_layer_us: float  # fixed cost of a layer's GPU part
-    gpu_bw: float  # of the card's bandwidth, one token at a time
+    gpu_bw: float  # of the GPU's bandwidth, one token at a time
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
     core_gb_s: float  # bytes/s one core can unpack
-    upload: float  # of the PCIe rate, copying experts to the card for a large batch
-    upload_tokens: float  # experts are copied to the card for at least this many tokens at once
+    upload: float  # of the PCIe rate, copying experts to the GPU for a large batch
+    upload_tokens: float  # experts are copied to the GPU for at least this many tokens at once
     upload_each: bool  # … this many for each expert on average
-    attention_flops: float  # of the card's bf16 rate, one token against the cache
-    prompt_flops: float  # of the card's bf16 rate while a prompt is read
+    attention_flops: float  # of the GPU's bf16 rate, one token against the cache
+    prompt_flops: float  # of the GPU's bf16 rate while a prompt is read
     decode_spread: float
     prefill_spread: float
     upload_ram: float = 0.0  # of RAM's rate, feeding the copies to all GPUs together; 0: their links decide alone
@@ -148,7 +148,7 @@ def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Effici
     for row in _rows("engine", Efficiency):
         if row.generation not in near or (row.preset and row.preset != preset):
             continue
-        # Another engine on the same card tells more than the same engine on another card.
+        # Another engine on the same GPU tells more than the same engine on another GPU.
         steps = (near.index(row.generation), row.engine != engine, row.preset != preset)
         away = sum(steps) + (generation not in NEAREST)
         if best is None or (away, steps) < best[:2]:
@@ -184,6 +184,7 @@ class HostCpu:
     source: str = ""
 
 
+@functools.cache
 def cpu(name: str) -> HostCpu:
     """What is known of a CPU by its name; one as fast as the reference when nothing is."""
     rows: list[dict[str, Any]] = catalogue.table("cpus")["cpu"]

@@ -3,15 +3,18 @@
 from moebox.core.plan import Line
 from moebox.planner.speed.host import Shared
 from moebox.planner.speed.measured import Measured
-from moebox.planner.speed.step import STAGE_LOSS, Cards
+from moebox.planner.speed.step import STAGE_LOSS, GpuStep
 
 
 def explain(
-    cards: Cards | None, shared: Shared | None, batch: int, context: int, gain: float, band: tuple[float, float]
+    gpu_step: GpuStep | None, shared: Shared | None, batch: int, context: int, gain: float, band: tuple[float, float]
 ) -> tuple[Line, ...]:
     """Every part of a step with its formula and where its constants come from, then the sum and the rate."""
-    parts = cards.parts(batch, context) if cards else shared.decode_parts(batch, context)  # type: ignore[union-attr]
-    wording = _on_cards(cards, batch, context) if cards else _in_ram(shared, batch, context)  # type: ignore[arg-type]
+    if gpu_step is not None:
+        parts, wording = gpu_step.parts(batch, context), _on_gpus(gpu_step, batch, context)
+    else:
+        assert shared is not None
+        parts, wording = shared.decode_parts(batch, context), _in_ram(shared, batch, context)
     lines = []
     for name, seconds in parts.items():
         formula, source = wording.get(name, ("", ""))
@@ -43,15 +46,15 @@ def explain_measured(measured: Measured, batch: int, context: int, band: tuple[f
     )
 
 
-def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, str]]:
-    rank, c, kernel, gpu = cards.rank, cards.constants, cards.kernel, cards.gpu
-    tokens = batch * (1 + cards.guesses)
+def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, str]]:
+    rank, c, kernel, gpu = step.rank, step.constants, step.kernel, step.gpu
+    tokens = batch * (1 + step.guesses)
     bandwidth = gpu.bandwidth / 1e9
     model = rank.model
     texts = {
-        "host": (f"{c.step_us:.0f} us to schedule and sample × {cards.host:.2f} for this CPU", c.source),
+        "host": (f"{c.step_us:.0f} us to schedule and sample × {step.host:.2f} for this CPU", c.source),
         "small kernels": (
-            f"root of ({cards.kernels:.1f} × {c.layer_us:.0f} us)² + (dense weights + experts)², less the latter",
+            f"root of ({step.kernels:.1f} × {c.layer_us:.0f} us)² + (dense weights + experts)², less the latter",
             c.source,
         ),
         "dense weights": (
@@ -65,15 +68,15 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
         ),
         "all-reduce": (
             f"2 × {model.layers} all-reduces of {tokens} × {model.hidden} × 2 B over {rank.tp} ranks, "
-            f"{cards.fabric.rate * cards.fabric.wire.bus / 1e9:.1f} GB/s bus",
-            cards.fabric.wire.source,
+            f"{step.fabric.rate * step.fabric.wire.bus / 1e9:.1f} GB/s bus",
+            step.fabric.wire.source,
         ),
         "context parallel": (
             f"queries and outputs of {rank.dcp} ranks gathered in each layer",
-            cards.fabric.wire.source,
+            step.fabric.wire.source,
         ),
         "waiting for stages": (f"{STAGE_LOSS:.0%} for each of {rank.pp - 1} further stages", "assumed"),
-        "waiting for launches": (f"{cards.kernels:.1f} × {c.eager_us:.0f} us on the host, no graphs", c.source),
+        "waiting for launches": (f"{step.kernels:.1f} × {c.eager_us:.0f} us on the host, no graphs", c.source),
     }
     if model.moe:
         texts["experts"] = (
@@ -82,11 +85,11 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
             f"({bandwidth:.0f} GB/s × {min(kernel.bandwidth * c.experts, 1):.2f}) + {kernel.fixed_us:.0f} us",
             kernel.source,
         )
-    if cards.draft:
+    if step.draft:
         texts["draft"] = (
-            f"{cards.guesses} passes × ({cards.draft.bytes / 1e9:.1f} GB / {rank.tp} ranks + "
-            f"{cards.draft.pass_us:.0f} us)",
-            cards.draft.source,
+            f"{step.guesses} passes × ({step.draft.bytes / 1e9:.1f} GB / {rank.tp} ranks + "
+            f"{step.draft.pass_us:.0f} us)",
+            step.draft.source,
         )
     return texts
 
@@ -94,18 +97,19 @@ def _on_cards(cards: Cards, batch: int, context: int) -> dict[str, tuple[str, st
 def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, str]]:
     c = shared.constants
     woken = shared.distinct(batch)
-    card = shared.gpu.bandwidth * c.gpu_bw if shared.gpu else shared.ram
+    device = shared.gpu.bandwidth * c.gpu_bw if shared.gpu else shared.ram
     return {
         "experts in RAM": (
             f"{shared.in_ram} layers × ({woken:.1f} experts × {shared.rank.expert_bytes / 1e6:.2f} MB / "
             f"{shared.ram / 1e9:.0f} GB/s + {c.layer_us:.0f} us)",
             c.source,
         ),
-        "experts on cards": (
-            f"{shared.on_cards} layers × {woken:.1f} × {shared.rank.expert_bytes / 1e6:.2f} MB / {card / 1e9:.0f} GB/s",
+        "experts on GPUs": (
+            f"{shared.on_gpus} layers × {woken:.1f} × {shared.rank.expert_bytes / 1e6:.2f} MB "
+            f"/ {device / 1e9:.0f} GB/s",
             c.source,
         ),
-        "dense weights": (f"{shared.rank.dense_bytes / 1e9:.2f} GB / {card / 1e9:.0f} GB/s", c.source),
+        "dense weights": (f"{shared.rank.dense_bytes / 1e9:.2f} GB / {device / 1e9:.0f} GB/s", c.source),
         "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", c.source),
         "attention": (
             f"{batch} × {shared.rank.cache_read(context) / 1e6:.1f} MB of cache at {context} tokens",

@@ -1,4 +1,4 @@
-"""Experts in RAM: one token at a time over RAM bandwidth, prompts by CPU or by copying experts to the card."""
+"""Experts in RAM: one token at a time over RAM bandwidth, prompts by CPU or by copying experts to the GPU."""
 
 from dataclasses import dataclass, replace
 
@@ -17,19 +17,18 @@ PCIE = 31.5e9  # PCIe 4.0 x16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Everything that decides a step's time where CPU and cards share the work."""
+    """Everything that decides a step's time where CPU and GPUs share the work."""
 
     model: Model
     constants: HostSide
     gpu: Gpu | None
-    cards: int
     ram: float  # bytes/s of experts the CPU gets through
     unpacking: bool  # the threads are what limits that, not RAM
     cores: int
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
     mla: int | None  # mode of latent attention, where the engine has modes
     ubatch: int
-    on_cards: float  # expert layers on cards, or as many layers' worth of experts
+    on_gpus: float  # expert layers on GPUs, or as many layers' worth of experts
     in_ram: float
     ranks: int = 1  # GPUs that work on one layer together
     host_copy: float = 0.0  # bytes/s at which RAM feeds all GPUs' copies; 0: the link decides alone
@@ -47,8 +46,8 @@ class Shared:
         unpack = flops / (self._cpu_flops())
         parts = {
             "experts in RAM": self.in_ram * (max(woken / self.ram, unpack) + c.layer_us * 1e-6),
-            "experts on cards": self.on_cards * woken / self._card_rate(),
-            "dense weights": self.rank.dense_bytes / self._card_rate(),
+            "experts on GPUs": self.on_gpus * woken / self._gpu_rate(),
+            "dense weights": self.rank.dense_bytes / self._gpu_rate(),
             "fixed": self.model.layers * c.gpu_layer_us * 1e-6,
             "attention": self._attention(batch, context),
         }
@@ -63,19 +62,19 @@ class Shared:
         if self.uploads(tokens):
             assert gpu is not None
             link = float(gpu.pcie.rate) if gpu.pcie else PCIE
-            parts["copying experts to the card"] = self.in_ram * woken / self._copy_rate(link)
+            parts["copying experts to the GPU"] = self.in_ram * woken / self._copy_rate(link)
             parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops * self.ranks)
         else:
             parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self._cpu_flops()))
         rate = gpu.bf16 * c.prompt_flops * self.ranks if gpu else self._cpu_flops()
-        parts["experts on cards"] = self.on_cards * flops / rate
+        parts["experts on GPUs"] = self.on_gpus * flops / rate
         parts["dense weights"] = tokens * self.rank.dense_flops / rate
         parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / rate
         parts["fixed"] = self.model.layers * c.gpu_layer_us * 1e-6
         return {name: seconds for name, seconds in parts.items() if seconds}
 
     def uploads(self, tokens: float) -> bool:
-        """Whether the engine copies experts to the card for a micro-batch of this size."""
+        """Whether the engine copies experts to the GPU for a micro-batch of this size."""
         moe = self.model.moe
         if self.gpu is None or not moe or not self.in_ram:
             return False
@@ -93,11 +92,11 @@ class Shared:
         links = link * self.constants.upload * self.ranks
         return 1 / (1 / links + 1 / self.host_copy) if self.host_copy else links
 
-    def _card_rate(self) -> float:
+    def _gpu_rate(self) -> float:
         return self.gpu.bandwidth * self.constants.gpu_bw * self.ranks if self.gpu else self.ram
 
     def _attention(self, batch: float, context: float) -> float:
-        read = batch * self.rank.cache_read(context) / self._card_rate()
+        read = batch * self.rank.cache_read(context) / self._gpu_rate()
         rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else self._cpu_flops()
         return max(read, batch * self._attention_flops(context, prompt=False) / rate)
 
@@ -121,14 +120,13 @@ class Shared:
 def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostSide) -> Shared:
     """The CPU+GPU side of a recipe on a box."""
     hybrid = recipe.hybrid
-    on_cards = layers_on_gpus(model, recipe) if box.gpus else 0.0
+    on_gpus = layers_on_gpus(model, recipe) if box.gpus else 0.0
     threads = hybrid.threads if hybrid and hybrid.threads else None
     cores = box.cpu.cores or threads or CORES
     return Shared(
         model=model,
         constants=constants,
         gpu=box.gpu,
-        cards=len(box.gpus),
         ram=ram_rate(box, constants, min(threads or cores, cores)),
         unpacking=memory_rate(box, constants) > unpack_rate(constants, min(threads or cores, cores)),
         cores=cores,
@@ -137,8 +135,8 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
         host_copy=(box.ram_bandwidth_measured or box.ram_bandwidth or RAM) * constants.upload_ram,
-        on_cards=min(on_cards, model.moe_layers),
-        in_ram=max(model.moe_layers - on_cards, 0),
+        on_gpus=min(on_gpus, model.moe_layers),
+        in_ram=max(model.moe_layers - on_gpus, 0),
         rank=rank_of(model, checkpoint, replace(recipe, parallel=Parallel())),
     )
 

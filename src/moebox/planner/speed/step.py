@@ -1,4 +1,4 @@
-"""The time of one engine step on cards alone, part by part: decoding tokens, a piece of a prompt, or both."""
+"""The time of one engine step on GPUs alone, part by part: decoding tokens, a piece of a prompt, or both."""
 
 import math
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ HALF = 2  # bytes of an activation between ranks (bf16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cards:
-    """Everything that decides a step's time on cards."""
+class GpuStep:
+    """Everything that decides a step's time on GPUs."""
 
     rank: Rank
     gpu: Gpu
@@ -60,7 +60,7 @@ class Cards:
         if self.rank.pp > 1 and batch > 1:
             parts["waiting for stages"] = sum(parts.values()) * STAGE_LOSS * (self.rank.pp - 1)
         if not self.graphs:
-            # Some layers wait for the host and some for the card: neither bound alone describes the whole.
+            # Some layers wait for the host and some for the GPU: neither bound alone describes the whole.
             device = sum(parts.values())
             parts["waiting for launches"] = math.hypot(self.launching(), device) - device
         return {name: seconds for name, seconds in parts.items() if seconds}

@@ -1,0 +1,53 @@
+"""The fitted constants mean what they say."""
+
+import pytest
+
+from moebox.core import catalogue
+
+SHARES = (
+    "dense_bw",
+    "experts",
+    "gemm",
+    "attention_bw",
+    "attention_flops",
+    "prefill_attention",
+    "bandwidth",
+    "bus",
+    "accept",
+    "ram",
+    "ram_measured",
+    "numa",
+    "gpu_bw",
+    "upload",
+)
+ROWS = [
+    (table, place, row)
+    for table in ("engine", "experts", "link", "draft", "host")
+    for place, row in enumerate(catalogue.table("efficiency")[table])
+]
+
+
+@pytest.mark.parametrize(("table", "place", "row"), ROWS, ids=lambda value: str(value)[:20])
+def test_shares_are_shares(table: str, place: int, row: dict[str, object]) -> None:
+    """Nothing reaches more than the data sheet: 1.1 of 1,792 GB/s was 1,597 GB/s read wrong."""
+    for name in SHARES:
+        value = row.get(name)
+        if isinstance(value, float):
+            assert 0 < value <= 1.0, (table, name)
+    if table == "experts":
+        assert row["flops"] <= 1.0, row  # type: ignore[operator]
+
+
+def test_editions_differ() -> None:
+    """The Server Edition has slower memory than the Workstation and Max-Q editions (NVIDIA's datasheets)."""
+    rates = {name: catalogue.gpu(f"rtx-pro-6000-{name}").bandwidth for name in ("server", "workstation", "max-q")}
+    assert rates == {"server": 1_597 * 10**9, "workstation": 1_792 * 10**9, "max-q": 1_792 * 10**9}
+
+
+def test_every_form_names_its_source() -> None:
+    """Each checkpoint says where its bytes come from; what was not seen says that."""
+    for model in catalogue.models():
+        for checkpoint in catalogue.checkpoints(model):
+            assert checkpoint.source, (model, checkpoint.name)
+            if "was not seen" in checkpoint.source:
+                assert checkpoint.unverified, (model, checkpoint.name)
