@@ -84,7 +84,7 @@ def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
         (["kimi-k2.6", *BOX, "--kv", "fp7"], 2, "fp7"),
         (["kimi-k2.6", *BOX, "--checkpoint", "int5"], 2, "did you mean int4"),
         (["kimi-k2.6", *BOX, "--memory-utilization", "90"], 2, "0.90"),
-        (["kimi-k2.6", *ATTIC, "--experts-on-gpu", "3+3+3"], 2, "cards"),
+        (["kimi-k2.6", *ATTIC, "--experts-on-gpu", "3+3+3"], 2, "GPUs"),
         (["kimi-k2.6", *ATTIC, "--experts-on-gpu", "a"], 2, "3+3"),
         (["kimi-k2.7", "--box", "8x-h200"], 2, "kimi-k2"),
         (["kimi-k2.6", "--box", "8x-h300"], 2, "h200"),
