@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,21 @@ def test_a_device_takes_the_text_and_stays_a_device():
     files.write_atomic(Path("/dev/null"), "gone")
 
     assert not Path("/dev/null").is_file()
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Scratch folders of processes that are gone go; those of the living, and what only looks alike, stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for name in (f"moebox-jail-{gone.pid}-abc", f"moebox-jail-{os.getpid()}-abc", "moebox-mine", "other-1-x"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    (tmp_path / f"moebox-pack-{gone.pid}-link").symlink_to(tmp_path / "moebox-mine")
+    with files.scratch("pack") as folder:
+        there = {path.name for path in tmp_path.iterdir()}
+        assert folder.name in there
+
+    assert f"moebox-jail-{gone.pid}-abc" not in there
+    assert {f"moebox-jail-{os.getpid()}-abc", "moebox-mine", "other-1-x"} <= there
+    assert (tmp_path / "moebox-mine" / "inner").is_dir()
+    assert not folder.exists()

@@ -6,6 +6,7 @@ setting that is silently ignored is the worst kind of setting.
 
 import dataclasses
 import json
+import stat
 import tomllib
 import types
 import typing
@@ -63,6 +64,8 @@ def parse_json(text: str, *, where: str) -> Any:
 def read_text(path: Path) -> str:
     """The text of a small file; BadInput says what is wrong with it otherwise."""
     try:
+        if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):  # <(…) is meant
+            raise BadInput(f"{path}: is a pipe, not a file")
         if path.stat().st_size > LARGEST:
             raise BadInput(f"{path}: {path.stat().st_size:,} bytes is too large for a settings file")
         return path.read_text(encoding="utf-8")

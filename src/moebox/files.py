@@ -2,7 +2,13 @@
 
 import contextlib
 import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+_SCRATCH = re.compile(r"moebox-[a-z]+-(\d+)-\w+")
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync: bool = False) -> Path:
@@ -30,6 +36,28 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync
             part.unlink(missing_ok=True)
         raise
     return path
+
+
+@contextlib.contextmanager
+def scratch(purpose: str) -> Iterator[Path]:
+    """A folder below the system's for temporary files, gone afterwards; those that killed processes left go first."""
+    sweep()
+    with tempfile.TemporaryDirectory(prefix=f"moebox-{purpose}-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def sweep() -> int:
+    """Remove our own scratch folders whose process is gone; how many there were."""
+    swept = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(tempfile.gettempdir()):
+            match = _SCRATCH.fullmatch(entry.name)
+            if match is None or os.path.exists(f"/proc/{match[1]}"):
+                continue
+            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                shutil.rmtree(entry.path, ignore_errors=True)
+                swept += 1
+    return swept
 
 
 def state_home() -> Path:

@@ -65,20 +65,28 @@ def test_moebox_killed_in_a_step_leaves_no_orphan_and_resumes(
     assert gone()
 
 
-def test_moebox_killed_while_it_plans_resumes(story_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """kill -9 in the plan, which waits for its recipe: nothing was decided, and --resume plans."""
-    pipe = tmp_path / "late.toml"
-    os.mkfifo(pipe)
-    moebox = begin("--recipe", str(pipe), *only())
+def test_moebox_killed_while_it_plans_resumes(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """kill -9 in the plan, which measures the memory's bandwidth first: nothing was decided, and --resume plans."""
+    moebox = begin("--recipe", str(story_recipe), "--until", "plan")
     run = the_run()
     until(lambda: events(run, "story.running", step="plan"), "the plan has begun")
     moebox.kill()
     moebox.communicate()
     assert not (run.path / "recipe.toml").exists()
-    pipe.unlink()
-    story_recipe.rename(pipe)
     assert resume(run, capsys)["steps"][0]["state"] == "done"
     assert gone()
+
+
+def test_a_secret_in_a_recipe_is_copied_nowhere(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """It is refused by the plan: neither the run folder nor what is printed holds it."""
+    text = story_recipe.read_text().replace("oracle-k2", "hf_abcdefghijklmnopqrstuvwxyz")
+    story_recipe.write_text(text)
+    assert main(["run", "--recipe", str(story_recipe), *only()]) == 2
+    told = capsys.readouterr()
+    assert "served_name: looks like a key" in told.err
+    assert "hf_abc" not in told.out + told.err
+    for path in the_run().path.rglob("*"):
+        assert not path.is_file() or b"hf_abc" not in path.read_bytes()
 
 
 def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pytest.CaptureFixture[str]):

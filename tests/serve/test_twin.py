@@ -186,3 +186,15 @@ def test_a_client_that_goes_away_leaves_the_queue(twin: dict[str, Any]) -> None:
             break
         threading.Event().wait(0.05)
     assert left.is_set()
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_the_twin_answers_to_this_machines_names_only(twin: dict[str, Any], host: str) -> None:
+    """A page from elsewhere that points its own name at the loopback address reads nothing."""
+    address = str(twin["url"]).removeprefix("http://").removesuffix("/v1")
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.putrequest("GET", "/v1/models", skip_host=True)
+    connection.putheader("Host", host)
+    connection.endheaders()
+    assert connection.getresponse().status == 421
+    connection.close()

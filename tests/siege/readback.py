@@ -99,11 +99,14 @@ def interpolated(text: str) -> str:
 def kubernetes(text: str) -> list[str]:
     """The words that the kubelet would start in the first container, after its expansion."""
     documents = list(yaml.safe_load_all(text))
-    assert [document["kind"] for document in documents] in (["Deployment", "Service"], ["LeaderWorkerSet", "Service"])
+    kinds = [document["kind"] for document in documents]
+    assert sum(kind in ("Deployment", "LeaderWorkerSet") for kind in kinds) == 1
+    assert kinds.count("Service") == 1
+    assert len(set(kinds)) == len(kinds)
     for document in documents:
         CHECK_KUBERNETES[document["kind"]](document)
         assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", document["metadata"]["name"])
-    spec = documents[0]["spec"]
+    spec = next(document["spec"] for document in documents if document["kind"] in ("Deployment", "LeaderWorkerSet"))
     pod = spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["leaderTemplate"]
     (container,) = pod["spec"]["containers"]
     for variable in container["env"]:

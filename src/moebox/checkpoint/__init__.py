@@ -32,6 +32,8 @@ def resolve(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
 def look_up(name: str) -> Resolved:
     """The same with notes."""
     path = Path(name).expanduser()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise BadInput(f"{name}: is a pipe or a device, not a file or folder")
     if path.suffix == ".gguf" or path.is_file():
         return from_file(path)
     if path.is_dir():

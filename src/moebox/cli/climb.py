@@ -46,7 +46,7 @@ def climb(
         json: Print JSON.
     """
     from moebox import codec
-    from moebox.core.recipe import Recipe
+    from moebox.core import grammar
     from moebox.detect.machine import detect
     from moebox.flows import climb as flow
     from moebox.store import Run
@@ -58,7 +58,7 @@ def climb(
     if not 1 <= jobs <= 1000:
         raise BadInput("--jobs is 1 to 1000")
     if recipe is not None:
-        chosen = codec.read_toml(Recipe, recipe)
+        chosen = grammar.read(recipe)
         run = Run.create(f"climb-{chosen.name}")
     else:
         run = Run.open(resume)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people, talk
+from moebox.core import grammar
 from moebox.errors import BadInput
 from moebox.units import percent, seconds, tok_s
 
@@ -96,12 +97,10 @@ def _streams(given: list[str] | None) -> tuple[int, ...]:
 
 
 def _target(target: str, model: str, key_env: str) -> "Target":
-    from moebox import codec
     from moebox.cli import target as targets
-    from moebox.core.recipe import Recipe
 
     if target.endswith(".toml"):
-        return codec.read_toml(Recipe, Path(target))
+        return grammar.read(Path(target))
     return targets.endpoint(target, model=model, key_env=key_env)
 
 

@@ -3,16 +3,16 @@
 import os
 from pathlib import Path
 
-from moebox import codec, http
+from moebox import http
+from moebox.core import grammar
 from moebox.core.endpoint import Endpoint, endpoint_of
-from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, Outside
 
 
 def endpoint(target: str = "", *, model: str = "", key_env: str = "") -> Endpoint:
     """The endpoint meant; the key is read from the environment variable named, and from nowhere else."""
     if target.endswith(".toml"):
-        recipe = codec.read_toml(Recipe, Path(target))
+        recipe = grammar.read(Path(target))
         if not recipe.listen.port:  # chosen when it started
             return endpoint(recipe.name, model=model, key_env=key_env)
         url = f"http://{recipe.listen.host}:{recipe.listen.port}"

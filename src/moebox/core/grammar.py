@@ -8,7 +8,7 @@ text for a shell. Renderers quote on top of this, each by its own rules.
 import ipaddress
 import re
 import shlex
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moebox import codec
@@ -32,6 +32,16 @@ LOADER = re.compile(r"LD_.*|PYTHON(PATH|HOME|STARTUP|INSPECT|BREAKPOINT|WARNINGS
 SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi|a)?sh|busybox|eval|exec|source|\.|sudo|su|doas|ssh|xargs|env")
 CODE = ("-c", "-e", "--eval", "--command", "-ic", "-lc")  # what an interpreter takes a program's text after
 INSTALLERS = ("pip", "pip3", "uv", "apt-get", "apt", "apk", "dnf", "microdnf", "yum", "conda", "mamba", "micromamba")
+
+
+def read(path: Path) -> Recipe:
+    """The recipe in a file; BadInput for one that should not be used, before anything of it is copied anywhere."""
+    recipe = codec.read_toml(Recipe, path)
+    try:
+        refuse(recipe)
+    except BadInput as problem:
+        raise BadInput(f"{path}: {problem.message}", hint=problem.hint) from None
+    return recipe
 
 
 def refuse(recipe: Recipe) -> None:

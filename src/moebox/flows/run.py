@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from moebox import codec
 from moebox.checkpoint import deploy, resolve
+from moebox.core import grammar
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.plan import Plan
@@ -139,7 +140,7 @@ class Teller:
         box = self._box()
         self.run.write("box.toml", codec.to_toml(box))
         if self.request.recipe:
-            recipe = codec.read_toml(Recipe, Path(self.request.recipe))
+            recipe = grammar.read(Path(self.request.recipe))
         else:
             found = self._planned(box)
             self.run.write_json("plan.json", found)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import moebox
 from moebox.core.kernel import Arch, arch
 from moebox.errors import BadInput, Outside
+from moebox.files import scratch
 from moebox.kernels.probe.space import KIMI, Shape
 from moebox.kernels.scan import Request, ask, cache_dir, check_triton, engine_root
 
@@ -38,8 +38,8 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
     root = engine_root(request)
     check_triton(python)
     asked = question(request, root, here, limit=limit)
-    with tempfile.TemporaryDirectory() as folder:
-        given, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+    with scratch("tuning") as folder:
+        given, answer = folder / "request.json", folder / "answer.json"
         given.write_text(json.dumps(asked))
         command = [str(python), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
         env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}

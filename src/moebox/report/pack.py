@@ -6,11 +6,10 @@ Text is redacted line by line; files that are not text are left out, except samp
 """
 
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from moebox import __version__
+from moebox import __version__, files
 from moebox.bench import samples
 from moebox.errors import BadInput, Outside
 from moebox.escape import markdown as escape
@@ -33,12 +32,12 @@ LARGEST = 64 * 2**20  # bytes of one file; larger ones are named in the README i
 def pack(run: Run, target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
     """Write the folder, or the archive where `target` ends in .tar.gz or .tgz; and what was left out."""
     if target.name.endswith((".tar.gz", ".tgz")):
-        with tempfile.TemporaryDirectory(prefix="moebox-pack-") as folder:
+        with files.scratch("pack") as folder:
             name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-            left_out = fill(run, Path(folder) / name, pdf=pdf)
+            left_out = fill(run, folder / name, pdf=pdf)
             target.parent.mkdir(parents=True, exist_ok=True)
             with tarfile.open(target, "w:gz") as archive:
-                archive.add(Path(folder) / name, arcname=name, filter=anonymous)
+                archive.add(folder / name, arcname=name, filter=anonymous)
         return target, left_out
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")

@@ -8,9 +8,9 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
+from moebox import files
 from moebox.errors import Outside
 from moebox.report.svg import settle
 
@@ -54,10 +54,10 @@ def pdf(html: str, target: Path) -> Path:
 
 def by_browser(program: str, html: str, target: Path) -> Path:
     """Let Chromium print the page."""
-    with tempfile.TemporaryDirectory(prefix="moebox-pdf-") as folder:
-        page = Path(folder) / "report.html"
+    with files.scratch("pdf") as folder:
+        page = folder / "report.html"
         page.write_text(html, encoding="utf-8")
-        made = Path(folder) / "report.pdf"
+        made = folder / "report.pdf"
         # Chromium's own sandbox refuses to run as root; the page is ours and runs no foreign script.
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         argv = [program, *FLAGS, *root, f"--user-data-dir={folder}/profile", f"--print-to-pdf={made}", page.as_uri()]

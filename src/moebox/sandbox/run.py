@@ -8,12 +8,13 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from moebox.files import scratch
 
 Level = Literal["namespaces", "landlock", "seccomp"]
 LEVELS: tuple[Level, ...] = ("namespaces", "landlock", "seccomp")
@@ -131,8 +132,8 @@ def _attempt(work: Any, files: Mapping[str, bytes], kind: Level, limits: Limits,
     job = {"level": kind, "memory_bytes": limits.memory_bytes, "file_bytes": limits.file_bytes, "work": work}
     job |= {"time_s": limits.time_s, "cpu_s": limits.cpu_s}
     job["files"] = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
-    with tempfile.TemporaryDirectory(prefix="moebox-jail-") as folder:
-        process = _start({**job, "folder": folder}, interpreter)
+    with scratch("jail") as folder:
+        process = _start({**job, "folder": str(folder)}, interpreter)
         try:
             answer, output, late = _read(process, limits.time_s + GRACE_S)
         finally:

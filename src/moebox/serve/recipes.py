@@ -3,7 +3,8 @@
 from importlib import resources
 from pathlib import Path
 
-from moebox import codec, files
+from moebox import files
+from moebox.core import grammar
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest
 
@@ -30,7 +31,7 @@ def read_recipe(name: str) -> Recipe:
     """The recipe in the file `name`, or the saved or shipped one of that name."""
     known = {**shipped(), **saved()}
     if name in known and not Path(name).is_file():
-        return codec.read_toml(Recipe, known[name])
+        return grammar.read(known[name])
     if not Path(name).exists() and not name.endswith(".toml"):
         raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted(known))}")
-    return codec.read_toml(Recipe, Path(name))
+    return grammar.read(Path(name))

@@ -32,6 +32,7 @@ FIRST_WORD_S = 60.0  # at least, before the first line: importing vLLM from a co
 LOOK_S = 0.1
 GRACE_S = 5.0  # for a guard to write its last word, beyond the waits of its ladder
 ASK_S = 0.5
+DYING_S = 1.0  # a process closes its connections a moment before it is gone
 SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
 Ladder = Sequence[tuple[str, float]]
 
@@ -108,6 +109,7 @@ class Session:
                 if chat.answer.status == 503:  # loading still: some servers answer health first
                     chat = None
                 elif chat.complaint:
+                    self._raise_if_dying()
                     raise self._fail(
                         "mute", f"{self.recipe.engine} answers {self._health} but no chat ({chat.complaint})"
                     )
@@ -196,6 +198,16 @@ class Session:
         memory = bool(life.get("oom"))
         what = f"{self.recipe.engine} {ending(code, oom=memory)} while {self.watch.seen.where}"
         raise self._fail("oom" if memory else "exited", what)
+
+    def _raise_if_dying(self) -> None:
+        """A broken connection is often the first sign of an end that the guard is still cleaning up after."""
+        engine = int(self.instance.life.get("engine") or 0)
+        until = time.monotonic() + DYING_S
+        while engine and state.start_tick(engine) >= 0 and time.monotonic() < until:
+            time.sleep(LOOK_S / 2)
+        if engine and state.start_tick(engine) < 0:
+            self.guard.wait()
+            self._raise_if_ended()
 
     def _give_up(self, idle_s: float, asked: bool) -> None:
         if asked:

@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from moebox.errors import Outside
+from moebox.files import scratch
 from moebox.tasks.agent import Bounds, Work, code_in
 from moebox.tasks.job import Job
 from moebox.tasks.result import CallSeen, End, TurnSeen
@@ -61,7 +61,7 @@ class RealClient:
         self._setup, self._program = setup, found
 
     def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
-        with tempfile.TemporaryDirectory(prefix="moebox-client-") as place:
+        with scratch("client") as place:
             folder, home = Path(place, "work"), Path(place, "home")
             _lay(folder, job.files)
             _lay(home, self._setup.files)

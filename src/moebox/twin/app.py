@@ -26,6 +26,7 @@ FINGERPRINT = "moebox-twin-simulation"
 CALL_TOKENS = 12  # a call's name and marks
 USUAL = 256  # tokens of an answer nobody limited
 GONE = 499  # nginx's code for a client that closed the connection
+HERE = ("localhost", "127.0.0.1", "[::1]")  # it listens on the loopback address only
 LARGEST = 64 * 2**20  # bytes of a request body
 
 
@@ -131,7 +132,26 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/messages", complete, methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Marked)])
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Marked), Middleware(Here)])
+
+
+class Here:
+    """Answers to names of this machine only: a page from elsewhere could point its own name at the loopback address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        if scope["type"] == "http" and not _is_here(Request(scope).headers.get("host", "")):
+            await PlainTextResponse("ask for localhost", 421)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def _is_here(host: str) -> bool:
+    name = host.removesuffix("]").rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    return name in HERE
 
 
 class Marked:

@@ -1,0 +1,164 @@
+"""kill -9 of moebox, its engine and its guard at random moments of `moebox run` on the embedded engine.
+
+Whatever dies, the run is taken up by `--resume` until it is complete: what was measured is kept byte for byte, and no
+process is left behind.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from moebox.flows.story import FILE, STEPS
+from moebox.serve import state
+from moebox.store import Run
+
+VICTIMS = ("moebox", "engine", "guard")
+MOST_RESUMES = 4
+WAIT_S = 600.0  # for one run of the embedded engine on a busy machine; none is expected to take it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Who dies, and how long after which step began."""
+
+    victim: str
+    step: str
+    after_s: float
+
+
+def moments(count: int, seed: int) -> list[Moment]:
+    """`count` of them, spread over victims and over the steps that have an engine; few in the ladder, which is long."""
+    draw = random.Random(seed)
+    steps = ("up", "climb", "bench")
+    return [
+        Moment(
+            victim=VICTIMS[number % 3],
+            step="verify" if number % 10 == 9 else steps[number // 3 % 3],
+            after_s=draw.choice((0.0, 0.5, 2.0, 6.0)) * draw.random(),
+        )
+        for number in range(count)
+    ]
+
+
+def words_for(moment: Moment) -> list[str]:
+    """Words of the run: the ladder only where the moment is in it."""
+    left_out = "doctor" if moment.step == "verify" else "doctor,verify"
+    return ["--yes", "--skip", left_out, "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
+
+
+def begin(*words: str) -> "subprocess.Popen[bytes]":
+    """`moebox run` as a process of its own."""
+    log = open(Path(os.environ["MOEBOX_RUNS"]).parent / "moebox.log", "ab")  # noqa: SIM115
+    return subprocess.Popen([sys.executable, "-m", "moebox", "run", *words], stdout=log, stderr=log)
+
+
+def the_run() -> Run | None:
+    """The run that was begun, once it is there."""
+    home = Path(os.environ["MOEBOX_RUNS"])
+    found = [folder for folder in home.glob("*") if (folder / FILE).exists()]
+    return Run(found[0]) if found else None
+
+
+def reached(step: str) -> bool:
+    """The run has begun this step."""
+    run = the_run()
+    return run is not None and any(
+        event["kind"] == "story.running" and event["data"].get("step") == step for event in run.events()
+    )
+
+
+def pids_of(victim: str, moebox: "subprocess.Popen[bytes]") -> list[int]:
+    """The processes that play this part now."""
+    if victim == "moebox":
+        return [moebox.pid]
+    instances = state.instances()
+    if victim == "guard":
+        return [instance.guard for instance in instances if instance.alive]
+    return [int(instance.life.get("engine") or 0) for instance in instances]
+
+
+def kill(moment: Moment, moebox: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL, at the moment or as soon as there is somebody to kill; or never, if the run ends before."""
+    until = time.monotonic() + WAIT_S
+    while not reached(moment.step) and moebox.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(moment.after_s)
+    while moebox.poll() is None and time.monotonic() < until:
+        pids = [pid for pid in pids_of(moment.victim, moebox) if pid and psutil.pid_exists(pid)]
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if pids:
+            return
+        time.sleep(0.01)
+
+
+def orphans() -> list[str]:
+    """Processes of this test's engines that are left."""
+    return [f"{name}: {pids}" for name, pids in state.marked().items()]
+
+
+def besiege(moment: Moment) -> int:
+    """One run with one kill, taken up until it is complete; how often that took."""
+    moebox = begin(*words_for(moment))
+    kill(moment, moebox)
+    moebox.wait(timeout=WAIT_S)
+    run = the_run()
+    assert run is not None
+    kept = {path: path.read_bytes() for path in run.path.glob("measurements/random-*")}
+    resumes = 0
+    while not complete(run):
+        assert resumes < MOST_RESUMES, (moment, (run.path.parent.parent / "moebox.log").read_text()[-3000:])
+        begin("--resume", run.id, "--yes").wait(timeout=WAIT_S)
+        resumes += 1
+    figures = {path.stem for path in kept if path.suffix == ".json"}
+    whole = {path: data for path, data in kept.items() if path.stem in figures}
+    assert all(path.read_bytes() == data for path, data in whole.items()), f"{moment}: a measurement was lost"
+    text = (run.path.parent.parent / "moebox.log").read_text()
+    assert "Traceback" not in text, (moment, text[-4000:])
+    until = time.monotonic() + 60.0
+    while orphans() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not orphans(), moment
+    assert not list(run.path.rglob("*.part")), moment
+    return resumes
+
+
+def complete(run: Run) -> bool:
+    """Every step is done or left out, and the report is there."""
+    document = run.read_json(FILE)
+    states = {step["name"]: step["state"] for step in document["steps"]}
+    return all(states[name] in ("done", "skipped") for name in STEPS) and (run.path / "report.html").is_file()
+
+
+def test_a_killed_run_is_taken_up_and_nothing_is_lost():
+    """One of the moments that `make test-siege` goes through: the guard, in the middle of the measurements."""
+    besiege(Moment(victim="guard", step="bench", after_s=0.5))
+
+
+@pytest.mark.siege
+def test_thirty_moments_of_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """All resume, nothing is lost, no orphan is left."""
+    count = int(os.environ.get("SIEGE_MOMENTS", "30"))
+    resumes = []
+    for number, moment in enumerate(moments(count, seed=18)):
+        folder = tmp_path / f"{number:02d}"
+        folder.mkdir()
+        monkeypatch.setenv("MOEBOX_RUNS", str(folder / "runs"))
+        monkeypatch.setenv("MOEBOX_STATE", str(folder / "state"))
+        resumes.append(besiege(moment))
+        with capsys.disabled():
+            print(f"\n{number + 1:2d} {moment.victim} killed {moment.after_s:.2f} s into {moment.step}: "
+                  f"{resumes[-1]} resumes", end="", flush=True)  # fmt: skip
+    with capsys.disabled():
+        print(f"\n{count} kills: {count} runs complete, 0 measurements lost, 0 orphans")
