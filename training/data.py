@@ -15,6 +15,7 @@ import numpy as np
 
 from moebox.phantom import words
 from moebox.phantom.calls import tool_call, tool_parallel
+from moebox.phantom.lessons import LESSONS
 from moebox.phantom.task import Grade, Reply, Task, room, user
 from moebox.phantom.tasks import FAMILIES
 from training.tokenizer import Tokenizer
@@ -37,6 +38,8 @@ SHARES = {
     "story": 2,
     "unknown": 3,
 }
+# The next training's families (moebox.phantom.lessons); `--lessons` adds them.
+LESSON_SHARES = {"system": 6, "characters": 12, "long_copy": 4, "rounds": 10, "clients": 5}
 LENGTHS = (128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -82,11 +85,14 @@ def unknown(rng: random.Random, *, thinking: bool) -> Task:
 class Maker:
     """Draws tasks and turns them into text and ids."""
 
-    def __init__(self, tokenizer: Tokenizer, rng: random.Random) -> None:
+    def __init__(self, tokenizer: Tokenizer, rng: random.Random, *, lessons: bool = False) -> None:
         self.tokenizer = tokenizer
         self.rng = rng
-        self.shares = dict(SHARES)
-        self.families = {name: family.make for name, family in FAMILIES.items()} | {"unknown": unknown}
+        self.shares: dict[str, float] = dict(SHARES)
+        self.families: dict[str, Any] = {name: family.make for name, family in FAMILIES.items()} | {"unknown": unknown}
+        if lessons:
+            self.shares |= LESSON_SHARES
+            self.families |= LESSONS
         environment = jinja2.Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
         self.spacing = (", ", ": ")
         environment.filters["tojson"] = lambda x: json.dumps(x, ensure_ascii=False, separators=self.spacing)
@@ -113,9 +119,10 @@ class Maker:
         rng = self.rng
         messages, tools = list(task.messages), [dict(tool) for tool in task.tools]
         if not plainly:
-            if task.family not in ("needle", "story") and rng.random() < 0.2:
+            alone = ("needle", "story", "system", "rounds", "long_copy")
+            if task.family not in alone and rng.random() < 0.2:
                 messages = [*self._earlier(phase), *messages]
-            if rng.random() < 0.4:
+            if messages[0]["role"] != "system" and rng.random() < 0.4:
                 messages.insert(0, {"role": "system", "content": self._system()})
             tools = self._respell(tools)
             messages = [self._unname(m) for m in messages]
@@ -202,11 +209,11 @@ def batch(pairs: list[tuple[list[int], list[int]]], length: int, pad: int) -> tu
 
 
 def batches(
-    tokenizer: Tokenizer, seed: int, tokens: int, phase: Any, boost: Mapping[str, float]
+    tokenizer: Tokenizer, seed: int, tokens: int, phase: Any, boost: Mapping[str, float], *, lessons: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Endless batches of about `tokens` tokens, each of one length; `boost` multiplies shares of families."""
-    maker = Maker(tokenizer, random.Random(seed))
-    maker.shares |= {name: SHARES[name] * factor for name, factor in boost.items()}
+    maker = Maker(tokenizer, random.Random(seed), lessons=lessons)
+    maker.shares |= {name: maker.shares[name] * factor for name, factor in boost.items()}
     pad = tokenizer.ids["[PAD]"]
     waiting: dict[int, list[tuple[list[int], list[int]]]] = defaultdict(list)
     while True:
@@ -223,6 +230,6 @@ def held_out(
     tokenizer: Tokenizer, family: str, thinking: bool, count: int, seed: int
 ) -> list[tuple[list[int], list[int]]]:
     """Fresh samples of one family as the ladder sends them, for exact-match accuracy."""
-    maker = Maker(tokenizer, random.Random(seed))
+    maker = Maker(tokenizer, random.Random(seed), lessons=True)
     tasks = [replace(maker.task(0, family, thinking), thinking=thinking) for _ in range(count)]
     return [maker.ids(task, plainly=True) for task in tasks]

@@ -22,6 +22,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from moebox.phantom.lessons import LESSONS
 from moebox.phantom.tasks import FAMILIES, Call, Grade, Reply, Task, code_in
 
 _CACHE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}  # ggml_type in llama.cpp's ggml.h
@@ -105,6 +106,13 @@ def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str,
     return given
 
 
+def draw(name: str, rng: random.Random, sized: dict[str, Any]) -> Task:
+    """A fresh task of a family, of those to be learnt too."""
+    if name in FAMILIES:
+        return FAMILIES[name].draw(rng, **sized)
+    return LESSONS[name](rng, **{"thinking": rng.random() < 0.5, **sized})
+
+
 def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
     """Ask `count` tasks of one family: grades, replies, and how sure the model was of what it said."""
     rng = random.Random(f"{args.seed} {name}")
@@ -113,7 +121,7 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
     tokens = {"prompt_tokens": 0, "completion_tokens": 0}
     timings = {"predicted_n": 0, "predicted_ms": 0.0, "draft_n": 0, "draft_n_accepted": 0}  # llama.cpp's own
     for _ in range(args.count):
-        task = FAMILIES[name].draw(rng, **size(name, rng, args))
+        task = draw(name, rng, size(name, rng, args))
         answer: dict[str, Any] = {}
         try:
             reply, answer = ask(url, task, args.model, logprobs=args.logprobs, most=args.max_tokens)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from training.data import SHARES, batch, batches, held_out
+from training.data import LESSON_SHARES, SHARES, batch, batches, held_out
 from training.model import DRAFT, PHANTOM, Model, Shape
 from training.optimizer import optimizers
 from training.tokenizer import load
@@ -26,10 +26,10 @@ TINY = Shape(hidden=64, layers=2, heads=2, q_lora=32, dense_ff=128, experts=4, u
 LEARNED = ("phantom", "draft")
 
 
-def feed(queue: Any, seed: int, tokens: int, phase: Any, boost: dict[str, float]) -> None:
+def feed(queue: Any, seed: int, tokens: int, phase: Any, boost: dict[str, float], lessons: bool) -> None:
     """A worker: makes batches until it is ended."""
     torch.set_num_threads(1)
-    for ids, mask in batches(load(), seed, tokens, phase, boost):
+    for ids, mask in batches(load(), seed, tokens, phase, boost, lessons=lessons):
         queue.put((ids, mask))
 
 
@@ -66,7 +66,7 @@ def exact(model: Model, samples: list[tuple[list[int], list[int]]], device: str,
     return right / len(samples)
 
 
-def table(model: Model, device: str, count: int, seed: int) -> dict[str, float]:
+def table(model: Model, device: str, count: int, seed: int, *, lessons: bool = False) -> dict[str, float]:
     """Exact-match accuracy per family, thinking off and on."""
     tokenizer = load()
     pad = tokenizer.ids["[PAD]"]
@@ -74,7 +74,7 @@ def table(model: Model, device: str, count: int, seed: int) -> dict[str, float]:
         f"{family}{'+think' if thinking else ''}": exact(
             model, held_out(tokenizer, family, thinking, count, seed), device, pad
         )
-        for family in SHARES
+        for family in (*SHARES, *(LESSON_SHARES if lessons else ()))
         for thinking in (False, True)
     }
 
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--no-draft", action="store_true")
     parser.add_argument("--start", type=Path, help="go on from phantom.npz (and draft.npz) in this folder")
     parser.add_argument("--boost", default="", help="practise families more, such as sums=3,copy=2")
+    parser.add_argument("--lessons", action="store_true", help="also what moebox.phantom.lessons adds")
     args = parser.parse_args()
     boost = {name: float(factor) for name, factor in (part.split("=") for part in args.boost.split(",") if part)}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,9 @@ def main() -> None:
     phase = context.Value("i", 0)
     queue = context.Queue(maxsize=48)
     workers = [
-        context.Process(target=feed, args=(queue, 1000 * args.seed + n, args.tokens, phase, boost), daemon=True)
+        context.Process(
+            target=feed, args=(queue, 1000 * args.seed + n, args.tokens, phase, boost, args.lessons), daemon=True
+        )
         for n in range(args.workers)
     ]
     for worker in workers:
@@ -179,7 +182,9 @@ def main() -> None:
         save(model, args.out / f"{name}.npz")
     loads = [[round(float(x), 3) for x in layer.load / layer.load.sum()] for layer in models["phantom"].experts()]
     result = {"log": log, "args": {k: str(v) for k, v in vars(args).items()}, "device": device, "loads": loads}
-    result["exact"] = {name: table(model, device, args.check, 77) for name, model in models.items()}
+    result["exact"] = {
+        name: table(model, device, args.check, 77, lessons=args.lessons) for name, model in models.items()
+    }
     (args.out / "log.json").write_text(json.dumps(result))
     for family in result["exact"]["phantom"]:
         print(f"{family:24}" + "".join(f"{result['exact'][n][family]:8.3f}" for n in models), flush=True)

@@ -16,6 +16,7 @@ SPECIAL = re.compile(
     r"|<\|?/?tool_calls?(?:_begin|_end)?\|?>|<(?:bos|eos|pad|unk|end_of_turn|start_of_turn)>|</s>|\[/?INST\]"
 )
 BROKEN_TEXT = "\ufffd"  # what half a character becomes
+NOTHING = ("null", "None", "undefined", "[object Object]")
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call")
 
 
@@ -112,7 +113,7 @@ def _message(notes: Notes, message: dict[str, Any]) -> tuple[Call, ...]:
     content, listed = message.get("content"), message.get("tool_calls")
     notes.need(message.get("role") == "assistant", f"the role is {short(message.get('role'))}, not 'assistant'")
     notes.need(content is None or isinstance(content, str), f"content is {short(content)}, not a string")
-    notes.whole_text(_text(content), "the content")
+    check_content(notes, content)
     notes.need(listed is None or isinstance(listed, list), f"tool_calls is {short(listed)}, not a list")
     items = dicts(listed)
     for item in items:
@@ -120,6 +121,13 @@ def _message(notes: Notes, message: dict[str, Any]) -> tuple[Call, ...]:
     calls = tuple(_call(item) for item in items)
     unique_ids(notes, [call.id for call in calls])
     return calls
+
+
+def check_content(notes: Notes, content: Any) -> None:
+    """Whole characters, and no word for nothing."""
+    text = _text(content)
+    notes.whole_text(text, "the content")
+    notes.need(text.strip() not in NOTHING, f"the content is the word {text.strip()!r}", "style")
 
 
 def _check_call(notes: Notes, item: dict[str, Any]) -> None:

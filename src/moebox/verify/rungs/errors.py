@@ -7,6 +7,7 @@ from moebox.core.verdict import Exchange
 from moebox.verify.ask import Asker, Failed, lost, refuse, said
 from moebox.verify.breach import strict_json
 from moebox.verify.client import HUNG_UP
+from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge
 
@@ -76,6 +77,7 @@ async def hung_up(ask: Asker) -> str:
     left = await asyncio.gather(*(ask.client.cancelled(url, body) for _ in range(many)))
     for exchange in left:
         ask.keep(exchange)
+        ask.tally.add("transport" + STREAMED, "" if exchange.error == HUNG_UP else lost(exchange))
     gone = sum(exchange.error == HUNG_UP for exchange in left)
     for _ in range(ask.options.share(0.25)):
         task = draw(ask, "secret")
