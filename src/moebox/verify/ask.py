@@ -173,6 +173,8 @@ class Asker:
         wrong = {sort: [breach.text for breach in answer.breaches if breach.sort == sort] for sort in SORTS}
         wrong["style"] += self._known(answer.id)
         wrong["usage"] += implausible(answer, exchange.request)
+        if odd:  # llama.cpp begins without a role where the first token is part of a character
+            wrong["style"] = []
         for sort, name in SORTS.items():
             self.tally.add(name + suffix, "; ".join(wrong[sort][:3]))
         fatal = [breach.text for breach in answer.breaches if breach.fatal]
