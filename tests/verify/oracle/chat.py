@@ -78,7 +78,8 @@ def answer(request: dict[str, Any], change: Any = None) -> Made:
     reply = solve(request["messages"], tools, request.get("response_format"))
     if request.get("parallel_tool_calls") is False:
         reply = replace(reply, calls=reply.calls[:1])
-    if reply.content == LOST and request.get("temperature"):
+    hot = (request.get("temperature") or 0) > 1
+    if hot and "🦜" not in json.dumps(request["messages"], ensure_ascii=False):
         reply = replace(reply, content=f"{LOST} {random.Random(request.get('seed')).random()}")
     if isinstance(choice, dict):
         reply = replace(reply, calls=tuple(call for call in reply.calls if call.name == choice["function"]["name"]))

@@ -13,35 +13,35 @@ from moebox.verify.trials import Trial, draw, trials, wrong
 HOT = 1.8
 DRAWS = 5
 SURE = 0.05  # nats a token below which a model hardly ever says anything else
-# Nonsense to small models and an open question to large ones: neither is sure of the next word.
-OPEN = "Make up {a} names, {b} colours and a sound: zq vx 🜁 {c}?"
+# An open question to large models, and characters that a small one has never seen: of one of them it is not sure.
+OPEN = ("Make up three names, four colours and a sound.", "Repeat after me: 🦜🚀 東京 𝒳𝒴 привет")
 
 
 async def temperature(ask: Asker) -> str | Warned:
     """Hot answers differ from each other."""
-    body = _hot(ask)
-    answers = [await _sampled(ask, body) for _ in range(DRAWS)]
-    if len({answer.content + answer.reasoning for answer in answers}) > 1:
-        return f"{DRAWS} answers at temperature {HOT} differ"
-    surprise = [-token.logprob for token in answers[0].tokens]
-    if surprise and sum(surprise) / len(surprise) < SURE:
+    sure = True
+    for question in OPEN:
+        answers = [await _sampled(ask, _hot(ask, question)) for _ in range(DRAWS)]
+        if len({answer.content + answer.reasoning for answer in answers}) > 1:
+            return f"{DRAWS} answers at temperature {HOT} differ"
+        surprise = [-token.logprob for token in answers[0].tokens]
+        sure = sure and bool(surprise) and sum(surprise) / len(surprise) < SURE
+    if sure:
         raise Skipped("model, not server: it is too sure of its words to tell")
-    return Warned(
-        f"{DRAWS} answers at temperature {HOT} are the same: temperature is not read, or the model is too sure"
-    )
+    return Warned(f"{DRAWS} answers at temperature {HOT} are the same: it is not read, or the model is too sure")
 
 
 async def seed(ask: Asker) -> str | Warned:
-    """The same seed gives the same answer, another one another."""
-    same = [await _sampled(ask, _hot(ask, seed=7)) for _ in range(2)]
-    if same[0].content + same[0].reasoning != same[1].content + same[1].reasoning:
-        return Warned(f"the same seed gave two answers: {same[0].content[:40]!r} and {same[1].content[:40]!r}")
+    """The same seed gives the same answer."""
+    for question in OPEN:
+        same = [await _sampled(ask, _hot(ask, question, seed=7)) for _ in range(2)]
+        if same[0].content + same[0].reasoning != same[1].content + same[1].reasoning:
+            return Warned(f"the same seed gave two answers: {same[0].content[:40]!r} and {same[1].content[:40]!r}")
     return "the same seed gave the same answer"
 
 
-def _hot(ask: Asker, **more: Any) -> dict[str, Any]:
-    asked = OPEN.format(a=3, b=4, c=17)
-    body: dict[str, Any] = ask.body([{"role": "user", "content": asked}], max_tokens=24, **more)
+def _hot(ask: Asker, question: str, **more: Any) -> dict[str, Any]:
+    body: dict[str, Any] = ask.body([{"role": "user", "content": question}], max_tokens=24, **more)
     return body | {"temperature": HOT, "top_p": 1}
 
 

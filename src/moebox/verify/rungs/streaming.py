@@ -1,15 +1,22 @@
 """streaming: the pieces are the answer, with usage, one finish_reason and no byte of a special token."""
 
+from collections.abc import Sequence
+
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed
+from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
-from moebox.verify.trials import GOOD, Trial, asking, draw, trials, wrong
+from moebox.verify.trials import GOOD, Questions, Trial, able, asking, draw, trials, wrong
 
 FAMILIES = ("copy", "secret", "count", "sums")  # answers with little freedom: the same every time at temperature 0
 FEWEST_PIECES = 3
 HELD_BACK = 0.9  # of a stream's time before its first byte: then it was made whole and cut up
+LONG_WORDS = 2000  # more than 4,000 tokens for any tokenizer, half of the words being invented
+LONG_TRIALS = 12  # below so many a fifth of it must do
+ABLE_WORDS = 60  # that a model repeats if it can repeat thousands
+WORD_TOKENS = 8  # of context for each word: twice two tokens, and room
+UNKNOWN_LIMIT = 4096
 SLOW_S = 1.0  # streams that take less say nothing about that
 
 
@@ -82,9 +89,43 @@ async def in_pieces(ask: Asker) -> Warned | None:
     return None
 
 
+async def long_answer(ask: Asker) -> str | Warned:
+    """A text of thousands of words comes back whole, to its last word."""
+    many = LONG_WORDS if ask.options.trials >= LONG_TRIALS else LONG_WORDS // 5
+    words = min(many, (ask.limit or UNKNOWN_LIMIT) // WORD_TOKENS)
+    await able(ask, asking_copy(ask, ABLE_WORDS), f"repeat {ABLE_WORDS} words", times=1)
+    task = draw(ask, "copy", length=words)
+    ask.patient = True
+    try:
+        answer = await ask.ask(task, stream=True, max_tokens=WORD_TOKENS // 2 * words)
+    finally:
+        ask.patient = False
+    want, got = str(task.expect).split(), answer.content.split()
+    made = answer.count("completion")
+    if got == want:
+        return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
+    kept = _alike(want, got)
+    if kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept])):
+        why = f"{words:,} words were to come, it ended after {kept:,} with {answer.finish!r}"
+        ask.tally.add("text" + STREAMED, why)
+        return why
+    raise Skipped(f"model, not server: it lost the thread after {kept:,} of {words:,} words")
+
+
+def _alike(want: Sequence[str], got: Sequence[str]) -> int:
+    """How many words are the same from the beginning."""
+    pairs = enumerate(zip(want, got, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(want), len(got)))
+
+
+def asking_copy(ask: Asker, words: int) -> Questions:
+    """A text of so many words to be repeated."""
+    return Questions(ask, lambda: draw(ask, "copy", length=words), max_tokens=8 * words)
+
+
 RUNG = Rung(
     name="streaming",
     about="the pieces are the answer, with usage and one end",
-    probes={"same words": same_words, "usage": usage, "in pieces": in_pieces},
+    probes={"same words": same_words, "usage": usage, "in pieces": in_pieces, "long answer": long_answer},
     cost=36,
 )
