@@ -306,7 +306,7 @@ WRONG_EVENTS: dict[str, tuple[Body, ...]] = {
     "not message_stop": (START, OPEN, TEXT, CLOSE, DELTA),
     "after message_stop": (START, OPEN, TEXT, CLOSE, DELTA, STOP, TEXT),
     "begins with the index": (START, OPEN | {"index": 1}, TEXT, CLOSE, DELTA, STOP),
-    "a piece for block": (START, OPEN, TEXT | {"index": 3}, CLOSE, DELTA, STOP),
+    "which is not open": (START, OPEN, TEXT | {"index": 3}, CLOSE, DELTA, STOP),
     "in a block of type": (START, OPEN | {"content_block": TOOL}, TEXT, CLOSE, DELTA, STOP),
     "output_tokens": (START, OPEN, TEXT, CLOSE, without(DELTA, "usage"), STOP),
     "stop_reason is null": (START, OPEN, TEXT, CLOSE, DELTA | {"delta": {}}, STOP),

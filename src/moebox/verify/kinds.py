@@ -66,16 +66,17 @@ def mark_of(name: str, seen: int, of: int, whose: Whose = "server") -> Mark:
         return "pass"
     low = wilson(seen, of).low
     if whose == "model":
-        return _model_mark(low, of)
+        return _model_mark(low, seen, of)
     if kind_of(name).never_red:
         return "warn"
     return "fail" if seen > 1 and low > RED else "warn"
 
 
-def _model_mark(low: float, of: int) -> Mark:
+def _model_mark(low: float, seen: int, of: int) -> Mark:
     if of < MODEL_TRIALS or low <= MODEL_WARN:
         return "pass"
-    return "fail" if low > MODEL_RED else "warn"
+    enough = seen == of or of >= 2 * MODEL_TRIALS
+    return "fail" if enough and low > MODEL_RED else "warn"
 
 
 def slip(name: str, seen: int, of: int, *, whose: Whose = "server", example: str = "") -> Slip:

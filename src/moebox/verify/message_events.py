@@ -42,7 +42,7 @@ class _Parts:
         self.start: dict[str, Any] = {}
         self.blocks: list[dict[str, Any]] = []
         self.pieces: list[str] = []
-        self.open: int | None = None
+        self.open: set[int] = set()
         self.order: list[str] = []
         self.stop: Any = None
         self.usage: dict[str, Any] = {}
@@ -75,33 +75,32 @@ class _Parts:
     def _opened(self, body: dict[str, Any]) -> None:
         index, block = body.get("index"), body.get("content_block")
         self.notes.need(index == len(self.blocks), f"block {len(self.blocks)} begins with the index {short(index)}")
-        self.notes.need(self.open is None, "a block begins before the last one ended")
         self.notes.need(isinstance(block, dict), f"a content_block is {short(block)}")
         self.blocks.append(dict(block) if isinstance(block, dict) else {})
         self.pieces.append("")
-        self.open = len(self.blocks) - 1
+        self.open.add(len(self.blocks) - 1)
 
     def _delta(self, body: dict[str, Any]) -> None:
         delta = body.get("delta") if isinstance(body.get("delta"), dict) else {}
         kind = str((delta or {}).get("type"))
-        if self.open is None:
-            self.notes.add("format", "a piece outside of any block")
+        index = body.get("index")
+        if not isinstance(index, int) or index not in self.open:
+            self.notes.add("format", f"a piece for block {short(index)}, which is not open")
             return
-        self.notes.need(
-            body.get("index") == self.open, f"a piece for block {short(body.get('index'))}, not {self.open}"
-        )
-        opened = self.blocks[self.open].get("type")
+        opened = self.blocks[index].get("type")
         if kind not in DELTAS:
             self.notes.need(kind in ("signature_delta", "citations_delta"), f"a delta of type {kind!r}", "style")
             return
         self.notes.need(opened == DELTAS[kind], f"a {kind} in a block of type {short(opened)}")
         piece = (delta or {}).get(PIECES[kind])
         if self.notes.need(isinstance(piece, str), f"a {kind} without {PIECES[kind]}"):
-            self.pieces[self.open] += str(piece)
+            self.pieces[index] += str(piece)
 
     def _closed(self, body: dict[str, Any]) -> None:
-        self.notes.need(body.get("index") == self.open, f"the block {short(body.get('index'))} ends, not {self.open}")
-        self.open = None
+        index = body.get("index")
+        known = isinstance(index, int) and index in self.open
+        self.notes.need(known, f"the block {short(index)} ends, which is not open")
+        self.open.discard(index if isinstance(index, int) else -1)
 
     def _ended(self, body: dict[str, Any]) -> None:
         delta = body.get("delta") if isinstance(body.get("delta"), dict) else {}
@@ -118,7 +117,7 @@ class _Parts:
         if not order:
             return broken(notes, "an empty stream")
         notes.need(order[-1] == "message_stop", f"the stream ends with {order[-1]}, not message_stop")
-        notes.need(self.open is None, "a content block is opened and never closed")
+        notes.need(not self.open, "a content block is opened and never closed")
         if notes.need(order.count("message_delta") > 0, "no message_delta, so nobody learns why it stopped", "finish"):
             notes.need(order.count("message_start") == 1, "more than one message_start")
         blocks = [self._whole(block, piece) for block, piece in zip(self.blocks, self.pieces, strict=True)]

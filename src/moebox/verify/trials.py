@@ -65,16 +65,21 @@ class Questions:
         *,
         judge: Judge = judge,
         stream: bool = False,
+        settings: Callable[[Task], dict[str, Any]] = lambda task: {},
         **more: Any,
     ) -> None:
         self.ask, self.draw, self.judge, self.stream, self.more = ask, draw, judge, stream, more
+        self.settings = settings  # of the request, which hang on the task
         self.blamed: list[Whose] = []
 
     async def __call__(self) -> Trial:
         """One attempt."""
         task = self.draw()
-        why = self.judge(task, await self.ask.ask(task, stream=self.stream, **self.more))
+        why = await self._wrong(task, self.stream)
         return Trial(why=why, whose=await self._whose(task)) if why else GOOD
+
+    async def _wrong(self, task: Task, stream: bool) -> str:
+        return self.judge(task, await self.ask.ask(task, stream=stream, **self.more, **self.settings(task)))
 
     async def _whose(self, task: Task) -> Whose:
         """A model says the same thing again at temperature 0, whole and streamed; a broken server does not."""
@@ -83,7 +88,7 @@ class Questions:
         whose: Whose = "model"
         for stream in (self.stream, not self.stream):
             try:
-                again = self.judge(task, await self.ask.ask(task, stream=stream, **self.more))
+                again = await self._wrong(task, stream)
             except Unusable:
                 raise
             except Failed:

@@ -36,7 +36,7 @@ async def models(request: Request) -> Response:
     fault = fault_of(request)
     if fault.gate and (refused := fault.gate(request, {})):
         return refused
-    listed = {"id": MODEL, "object": "model", "owned_by": "oracle", "max_model_len": chat.CONTEXT}
+    listed = {"id": MODEL, "object": "model", "owned_by": "oracle", "max_model_len": fault.limit or chat.CONTEXT}
     return JSONResponse({"object": "list", "data": [listed]})
 
 

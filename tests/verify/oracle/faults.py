@@ -34,6 +34,7 @@ class Fault:
     no_anthropic: bool = False
     media: str = "text/event-stream"  # of streams
     body: Callable[[Body], bytes] | None = None  # how a whole answer is written
+    limit: int | None = None  # tokens that it says it takes
     bare: bool = False  # no /health, no /tokenize
 
 

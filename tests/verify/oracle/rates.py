@@ -13,10 +13,11 @@ from typing import Any
 from moebox.phantom.task import Reply
 
 from .faults import FAULTS, Fault
+from .hostile import HOSTILE
 from .odd import ODD
 from .second import SECOND
 
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **ODD}
+ALL: dict[str, Fault] = {**FAULTS, **SECOND, **ODD, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?")
 
 

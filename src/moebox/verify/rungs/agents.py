@@ -123,7 +123,9 @@ class _Conversation:
         schemas = {known.name: known.schema()["function"]["parameters"] for known in self.tools}
         for call in answer.calls:
             why = misfit(call.arguments, schemas[call.name]) if call.name in schemas else f"called {call.name!r}"
-            self.ask.tally.add("tool-call" + STREAMED * stream, why, "model" if call.name not in schemas else "server")
+            self.ask.tally.add(
+                "tool-call" + STREAMED * stream, why, "model" if _is_object(call.arguments) else "server"
+            )
             again = call.id in self.ids and not KIMI_ID.fullmatch(call.id)  # the model itself numbers Kimi's
             self.ask.tally.add("reply-style", f"the id {call.id!r} stands in the history already" if again else "")
             self.ids.add(call.id)
@@ -136,6 +138,14 @@ class _Conversation:
         missing = [str(value) for value in result.values() if str(value).lstrip("-") not in text]
         if missing and not answer.calls:
             self.lost.append(f"{missing[0]} is not in the answer of round {number + 1}: {answer.content[:60]!r}")
+
+
+def _is_object(arguments: str) -> bool:
+    """Whole JSON was written so by the model; half of it was lost on the way."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
 
 
 def _same(arguments: str, given: dict[str, Any]) -> bool:

@@ -7,9 +7,9 @@ from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
 from moebox.verify.ask import Asker, Failed, Skipped
-from moebox.verify.breach import strict_json
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
+from moebox.verify.rungs.errors import rude
 from moebox.verify.trials import Attempt, Trial, both, draw, wrong
 
 
@@ -50,15 +50,8 @@ async def refused(ask: Asker) -> Warned | None:
     exchange = await messages.post(ask, {"model": ask.endpoint.model, "max_tokens": 8})
     if exchange.status in (404, 405, 501):
         raise Skipped("the server does not speak Anthropic's API")
-    if not 400 <= exchange.status < 500:
-        return Warned(f"a request without messages gets HTTP {exchange.status}")
-    try:
-        body = strict_json(exchange.response)
-    except ValueError:
-        return Warned(f"HTTP {exchange.status} without an explanation in JSON")
-    inner = body.get("error") if isinstance(body, dict) else None
-    good = isinstance(inner, dict) and isinstance(inner.get("message"), str)
-    return None if good else Warned(f"HTTP {exchange.status} without error.message")
+    why = rude(exchange)
+    return Warned(f"a request without messages: {why}") if why else None
 
 
 def _asked(ask: Asker, family: str, stream: bool, check: Any = lambda message: "") -> Attempt:
@@ -80,8 +73,19 @@ def _asked(ask: Asker, family: str, stream: bool, check: Any = lambda message: "
 
 async def _wrong(ask: Asker, task: Task, stream: bool, check: Any) -> str:
     message = await messages.send(ask, messages.request(ask, task, stream=stream, turns=_turns(task)))
+    why = str(check(message))
+    if task.family == "tool_parallel" and message.calls:
+        return why or _among(task, message)
     grade = task.grade(message.reply)
-    return str(check(message)) or ("" if grade.ok else grade.why)
+    return why or ("" if grade.ok else grade.why)
+
+
+def _among(task: Task, message: Message) -> str:
+    """Some of the calls that were wanted: this API has no word to ask for all at once."""
+    wanted = [json.dumps([name, dict(given)], sort_keys=True) for name, given in task.expect]
+    made = [json.dumps([call.name, json.loads(call.arguments)], sort_keys=True) for call in message.calls]
+    strange = [call for call in made if call not in wanted]
+    return f"{strange[0]} was not asked for" if strange else ""
 
 
 def _turns(task: Task) -> list[Any]:

@@ -28,13 +28,13 @@ async def refused(ask: Asker) -> str:
         exchange = ask.keep(await ask.client.post(url, body))
         if exchange.error:
             raise Failed(f"{title}: {exchange.error}")
-        why = _rude(exchange)
+        why = rude(exchange)
         ask.tally.add("errors", f"{title}: {why}" if why else "")
         seen.append(str(exchange.status))
     return f"answered {', '.join(seen)}"
 
 
-def _rude(exchange: Exchange) -> str:
+def rude(exchange: Exchange) -> str:
     """ "" for a 4xx (or llama.cpp's 500) that explains itself in JSON."""
     if exchange.status < 400:
         return f"taken, with HTTP {exchange.status}"

@@ -1,5 +1,6 @@
 """limits: stop strings stop, max_tokens ends, and a prompt that is too long is refused politely."""
 
+import re
 from typing import Any
 
 from moebox.core.verdict import Score
@@ -11,6 +12,7 @@ from moebox.verify.trials import Attempt, Trial, both, draw, wrong
 LAST_SHOWN = "11"  # stands before the stop string, whatever stands between numbers
 STOP = "12"
 FEW = 8  # tokens, for an answer that wants many more
+BELIEVED = 16_000_000  # tokens of context; what is said beyond is a lie or a slip, and too much to send
 CHARS_PER_TOKEN = 12  # more than any tokenizer packs into one token of such words, so the text is too long for certain
 
 
@@ -33,6 +35,8 @@ def _stopped(ask: Asker, stop: Any, stream: bool) -> Attempt:
             return wrong(f"went on past the stop string {stop!r}: {shown!r}")
         if answer.finish != "stop":
             return wrong(f"finish_reason {answer.finish!r} at a stop string")
+        if not re.match(r"\D*1\D+2\D+3\b", answer.content) and answer.content:
+            return Trial(why=f"it does not count: {answer.content[:40]!r}", whose="model")
         ends = answer.content.rstrip(" ,.\n").endswith(LAST_SHOWN)
         return wrong("" if ends else f"does not end with {LAST_SHOWN} before the stop {stop!r}: {shown!r}")
 
@@ -60,9 +64,11 @@ def _ended(ask: Asker, name: str, stream: bool) -> Attempt:
         request = ask.body(draw(ask, "story").messages, stream=stream or None)
         request = {key: value for key, value in {**request, **limit}.items() if value is not None}
         answer = ask.read(await ask.send(request), stream=stream)
+        made = answer.count("completion")
+        if answer.finish == "stop" and made is not None and made < FEW:
+            return Trial(why=f"a story of {made} tokens: {answer.content!r}", whose="model")
         if answer.finish != "length":
             return wrong(f"finish_reason {answer.finish!r} after {name} {FEW} of a story")
-        made = answer.count("completion")
         words = len((answer.content + answer.reasoning).split())
         if words > FEW + 1 or (made is not None and made > FEW):
             return wrong(f"{made} tokens and {words} words although {name} was {FEW}")
@@ -76,6 +82,8 @@ async def too_long(ask: Asker) -> str:
     limit = ask.limit or ask.options.context
     if not limit:
         raise Skipped("the server does not say how long a prompt may be")
+    if limit > BELIEVED:
+        raise Failed(f"the server says that it takes {limit:,} tokens, which no model does")
     text = "lantern orchard thimble " * (limit * CHARS_PER_TOKEN // 24)
     url = f"{ask.endpoint.base_url}/chat/completions"
     exchange = ask.keep(await ask.client.post(url, ask.body([{"role": "user", "content": text}], max_tokens=8)))

@@ -20,6 +20,7 @@ FRAME = 160  # characters of the question around the text
 RESERVE = 16  # tokens kept free beside the answer's room
 SLOWEST_PREFILL = 20.0  # tokens a second that are still waited for: a hybrid box that reads its experts from RAM
 FIRST_GUESS = 3.0  # characters a token, before the server has counted once; short on purpose
+LEAST_CHARS, MOST_CHARS = 0.5, 12.0  # a token, whatever a server says it counted
 SHORTER = 0.4  # length of the second text: what is lost at a place, and not at a share, shows there
 CUT = 0.8  # of the tokens sent that a server must say it read
 NEAR = 3  # leading characters of a code that nobody guesses
@@ -111,7 +112,8 @@ async def _rate(ask: Asker, target: int) -> tuple[float, str]:
     found, by = await tokens.count(ask, task.messages)
     if found <= 0:
         raise Skipped("the server counts no tokens: neither /tokenize nor usage")
-    return len(str(task.messages[0]["content"])) / found, by
+    rate = len(str(task.messages[0]["content"])) / found
+    return min(MOST_CHARS, max(LEAST_CHARS, rate)), by
 
 
 class _Text:

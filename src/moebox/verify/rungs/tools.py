@@ -121,18 +121,20 @@ async def choice_named(ask: Asker) -> Score:
     """tool_choice by name: that tool is called."""
 
     def make(stream: bool) -> Attempt:
-        async def attempt() -> Trial:
-            task = draw(ask, "tool_call")
-            name = task.expect[0][0]
-            choice = {"type": "function", "function": {"name": name}}
-            answer = await ask.ask(task, tool_choice=choice, stream=stream)
-            if [call.name for call in answer.calls] != [name]:
-                return wrong(f"{name} was named, called was {[call.name for call in answer.calls] or 'nothing'}")
-            return wrong(schema_fault(task, answer))
-
-        return attempt
+        return Questions(ask, lambda: draw(ask, "tool_call"), judge=_named, stream=stream, settings=_choice)
 
     return await _honoured(ask, "by name", make)
+
+
+def _choice(task: Task) -> dict[str, Any]:
+    return {"tool_choice": {"type": "function", "function": {"name": task.expect[0][0]}}}
+
+
+def _named(task: Task, answer: Answer) -> str:
+    name = task.expect[0][0]
+    if [call.name for call in answer.calls] != [name]:
+        return f"{name} was named, called was {[call.name for call in answer.calls] or 'nothing'}"
+    return schema_fault(task, answer)
 
 
 async def _honoured(ask: Asker, choice: str, make: Any) -> Score:

@@ -7,7 +7,7 @@ from moebox.verify import picture
 from moebox.verify.ask import Asker, Failed, Skipped, refuse, said
 from moebox.verify.picture import Rows
 from moebox.verify.rung import Rung
-from moebox.verify.trials import Trial, draw, trials, wrong
+from moebox.verify.trials import Trial, draw, trials
 
 LEAST_TOKENS = 16  # that a picture adds to a prompt
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
@@ -22,7 +22,8 @@ async def pictures(ask: Asker) -> Score:
         answer = await ask.chat([_turn(rows, question)], max_tokens=256)
         said = answer.content.lower()
         right = any(word in said for word in wanted)
-        return wrong("" if right else f"{question} {wanted[0]} expected, got {answer.content[:60]!r}")
+        why = "" if right else f"{question} {wanted[0]} expected, got {answer.content[:60]!r}"
+        return Trial(why=why, whose="model")
 
     return await trials(ask, "vision", attempt, ask.options.share(0.5, 3))
 
