@@ -74,7 +74,7 @@ async def parallel(ask: Asker) -> Score:
         # OpenAI's default is true; llama.cpp's is false
         return calling(ask, "tool_parallel", parallel_tool_calls=True, stream=stream)
 
-    return await both(ask, "tool-call", make, ask.options.share(0.34))
+    return await both(ask, "tool-call", make, ask.options.share(0.75))
 
 
 async def not_needed(ask: Asker) -> Score:
@@ -152,7 +152,7 @@ async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
 
         return asked
 
-    return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.25))
+    return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.75))
 
 
 async def ids(ask: Asker) -> str:
@@ -202,7 +202,7 @@ RUNG = Rung(
         "and back": and_back,
         "malformed history": tool_history.malformed,
     },
-    cost=96,
+    cost=120,
 )
 
 
