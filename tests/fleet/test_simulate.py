@@ -49,6 +49,14 @@ def test_users_stay_with_their_prefix_and_round_robin_reads_it_again() -> None:
     assert shares["prefix"].tally.ttft.mean < shares["round-robin"].tally.ttft.mean
 
 
+def test_a_new_conversation_finds_only_what_everybody_shares() -> None:
+    """The same user's last conversation is no prefix of the next."""
+    once = UserWorkload(first=1000, shared=400, output=50, turns=1, rest_s=5.0)
+    outcome = run([box()], Question(work=once, users=8, seconds=300, warm_s=60, slo=SLO))
+
+    assert outcome.hit_share == pytest.approx(0.4, abs=0.001)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_every_box_its_share(policy: Policy) -> None:
     outcome = run([box()] * 4, Question(work=CHAT, users=120, seconds=600, warm_s=60, slo=SLO, policy=policy))

@@ -132,10 +132,14 @@ class PrefixCache:
         self.total = 0
         self.warm = False  # the shared prefix has been read once
 
-    def take(self, user: int, prompt: int) -> int:
-        """Tokens of `prompt` that need not be read; they belong to the running request from now on."""
+    def take(self, user: int, prompt: int, *, begins: bool) -> int:
+        """Tokens of `prompt` that need not be read; they belong to the running request from now on.
+
+        A conversation that `begins` shares nothing with the user's last one but what everybody shares.
+        """
         own = self.held.pop(user, 0)
         self.total -= own
+        own = 0 if begins else own
         found = max(own, self.shared if self.warm else 0)
         self.warm = True
         return min(found, prompt - 1)
@@ -239,7 +243,7 @@ class _Run:
             self._push(now + self.draws.seconds(self.question.work.rest_s or self.question.work.think_s), user)
             self.draws.forget(user)
             return
-        request.cached = server.cache.take(user.id, prompt)
+        request.cached = server.cache.take(user.id, prompt, begins=user.turn == 1)
         self._move(user, index)
         server.users[request.id] = user
         server.open += 1
