@@ -15,8 +15,8 @@ Policy = Literal["prefix", "round-robin", "least-load"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 # --balance-abs-threshold and --balance-rel-threshold. The routers' own 64 is for many small servers: behind it, 64
 # streams that share a system prompt all went to one of four boxes (sglang-router 0.3.2, 2026-11-15). Too low, and
-# conversations lose their prefix: of 200 simulated agents' requests on 12 boxes of eight H200, 57, 97 and 99.7% were good
-# with 4, 8 and 16.
+# conversations lose their prefix: with 4, 8 and 16, of the requests of 200 simulated agents on 12 boxes of eight H200,
+# 57, 97 and 99.7% were good.
 ABSOLUTE, RELATIVE = 16, 1.5
 
 
