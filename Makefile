@@ -9,6 +9,7 @@ ROUTER_VENV  ?= $(abspath .venv-router)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 MCP_VENV     ?= $(abspath .venv-mcp)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
+COMPOSE_VENV ?= $(abspath .venv-compose)
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
@@ -75,7 +76,8 @@ test-gpu: $(READY) ## vLLM or SGLang on this machine's GPU (MOEBOX_GPU_ENGINE=, 
 
 test-containers: $(READY) ## podman for real: an image built from local files, up, logs, down, rendered scripts
 	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
-	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/containers
+	@test -x $(COMPOSE_VENV)/bin/podman-compose || { $(PYTHON) -m venv $(COMPOSE_VENV) && $(COMPOSE_VENV)/bin/pip install --quiet 'podman-compose>=1.3,<2'; }
+	@MOEBOX_PODMAN_COMPOSE=$(COMPOSE_VENV)/bin/podman-compose MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/containers
 
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from moebox import phantom
-from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
+from moebox.core.recipe import EngineName, Hybrid, Listen, Recipe, Runtime
 from moebox.serve.preflight import free_port
 from tests.driving import environment, suite_folders
 
@@ -51,20 +51,24 @@ def own_folders(folders: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Path:
-    """The real llama-server."""
-    home = os.environ.get("MOEBOX_LLAMA_BUILDS", "")
-    assert home, "`make test-containers` builds llama-server and names the folder in MOEBOX_LLAMA_BUILDS"
-    path = Path(home) / "llama" / "bin" / "llama-server"
-    assert path.exists(), f"{path} is not there: scripts/llama-build.sh builds it"
-    return path
+def engine() -> EngineName:
+    """Whichever of the two servers is built, mainline first."""
+    there: list[EngineName] = [name for name in ("llama.cpp", "ik_llama.cpp") if built(name).exists()]
+    assert there, "`make test-containers` builds llama-server and names the folder in MOEBOX_LLAMA_BUILDS"
+    return there[0]
+
+
+def built(engine: EngineName) -> Path:
+    """Where an engine's server is, once it is built."""
+    folder = {"llama.cpp": "llama", "ik_llama.cpp": "ik"}[engine]
+    return Path(os.environ.get("MOEBOX_LLAMA_BUILDS", "")) / folder / "bin" / "llama-server"
 
 
 @pytest.fixture(scope="session")
-def image(folders: Path, server: Path) -> str:
+def image(folders: Path, engine: EngineName) -> str:
     """An image from scratch: the server where the official image has it, the libraries it is linked to, a shell."""
     assert shutil.which("podman"), "podman is not installed: apt-get install podman runc"
-    root = folders / "rootfs"
+    root, server = folders / "rootfs", built(engine)
     for place in ("app", "tmp", "root", "bin"):
         (root / place).mkdir(parents=True, exist_ok=True)
     shutil.copy2(server, root / "app" / "llama-server")
@@ -90,11 +94,11 @@ def linked(program: Path) -> list[Path]:
 
 
 @pytest.fixture
-def recipe(image: str) -> Recipe:
+def recipe(image: str, engine: EngineName) -> Recipe:
     """The phantom in a container, without GPUs, on the machine's own network."""
     return Recipe(
         name="contained",
-        engine="llama.cpp",
+        engine=engine,
         model="phantom",
         checkpoint=str(phantom.gguf_path()),
         served_name="phantom",

@@ -123,11 +123,11 @@ def test_a_rendered_script_runs_as_it_stands(recipe: Recipe, folders: Path) -> N
 
 
 def test_a_rendered_compose_file_is_taken_by_compose(recipe: Recipe, folders: Path) -> None:
-    """podman-compose reads it, starts the service, and takes it down again."""
+    """podman-compose reads it, starts the service, and takes it down again. (1.0.3 cannot do `network_mode: host`.)"""
     project = folders / "project"
     project.mkdir()
     moebox("render", written(recipe, folders), "--as", "compose", "-o", project / "compose.yaml").good()
-    words = ["podman-compose", "-f", str(project / "compose.yaml")]
+    words = [os.environ.get("MOEBOX_PODMAN_COMPOSE", "podman-compose"), "-f", str(project / "compose.yaml")]
     done = subprocess.run([*words, "up", "-d"], capture_output=True, text=True, check=False, cwd=project)
     try:
         assert done.returncode == 0, done.stderr[-3000:]
