@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
@@ -186,3 +187,23 @@ def test_a_card_that_others_use_has_less_room() -> None:
     assert budget(on(box, model, form, recipe)).fits
     assert not budget(on(held, model, form, recipe)).fits
     assert budget(on(held, model, form, recipe)).shortfall > 10 * 2**30
+
+
+def test_what_comes_after_profiling_counts_against_the_gpu() -> None:
+    """vLLM's Triton workspace is allocated outside the claim: at 0.985 there is no room left for 2 GiB of it."""
+    box = Box(name="t", gpus=(catalogue.gpu("rtx-pro-6000-server"),) * 8)
+    recipe = Recipe(
+        name="t",
+        engine="vllm",
+        model="kimi-k2.6",
+        checkpoint="int4",
+        served_name="t",
+        context=8192,
+        kv="bf16",
+        parallel=Parallel(tp=8),
+        memory_utilization=0.985,
+    )
+    few, many = (budget(deploy(replace(recipe, max_seqs=seqs, context=65536), box)) for seqs in (16, 1024))
+    assert few.fits
+    assert not many.fits
+    assert many.shortfall > 2**29

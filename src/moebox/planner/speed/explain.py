@@ -47,51 +47,67 @@ def explain_measured(measured: Measured, batch: int, context: int, band: tuple[f
 
 
 def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, str]]:
-    rank, c, kernel, gpu = step.rank, step.constants, step.kernel, step.gpu
-    tokens = batch * (1 + step.guesses)
-    bandwidth = gpu.bandwidth / 1e9
-    model = rank.model
+    """Each part as a formula in milliseconds (MB / (GB/s) and GFLOP / (TFLOP/s) are such), then what it stands for."""
+    rank, c, gpu, model = step.rank, step.constants, step.gpu, step.rank.model
+    here = max(batch / (rank.pp * rank.dp), 1.0)  # stages and data-parallel groups work at the same time
+    tokens = here * (1 + step.guesses)
+    memory, compute = f"{gpu.bandwidth / 1e9:.0f} GB/s", f"{gpu.bf16 / 1e12:.1f} TFLOP/s"
+    work = (step.dense(tokens) + step.experts(tokens * (rank.dp if rank.whole_experts else 1))) * 1e3
+    size = tokens * model.hidden * 2
+    one = step.fabric.all_reduce(rank.tp, size) * 1e3
+    rest = step.reduce(tokens) * 1e3 - 2 * model.layers * one
+    attention = " + ".join(
+        f"{layers.count} × {step.one_layer(layers, here, context) * 1e3:.6f} ms" for layers in rank.layers
+    )
     texts = {
-        "host": (f"{c.step_us:.0f} us to schedule and sample × {step.host:.2f} for this CPU", c.source),
+        "host": (f"{c.step_us / 1e3:.4f} ms × {step.host:.4f}; scheduling and sampling, for this CPU", c.source),
         "small kernels": (
-            f"root of ({step.kernels:.1f} × {c.layer_us:.0f} us)² + (dense weights + experts)², less the latter",
+            f"√(({step.kernels:.1f} × {c.layer_us / 1e3:.6f} ms)² + ({work:.6f} ms)²) - {work:.6f} ms; "
+            "work hides the least time of layers",
             c.source,
         ),
         "dense weights": (
-            f"{rank.dense_bytes / 1e9:.2f} GB on a rank / ({bandwidth:.0f} GB/s × {c.dense_bw:.2f})",
+            f"√(({rank.dense_bytes / 1e6:.3f} MB / ({memory} × {c.dense_bw:.4f}))² + "
+            f"({tokens:g} × {rank.dense_flops / 1e9:.5f} GFLOP / ({compute} × {c.gemm:.4f}))²); of one rank",
             c.source,
         ),
         "attention": (
-            f"{tokens} queries × {context} tokens / dcp {rank.dcp} × {model.layers} layers at "
-            f"{c.attention_flops:.3f} of {gpu.bf16 / 1e12:.0f} TFLOP/s, heads padded to {c.head_tile}",
+            f"{attention or '0'}; {tokens:g} queries at {context} tokens / DCP {rank.dcp}, heads padded to "
+            f"{c.head_tile}",
             c.source,
         ),
         "all-reduce": (
-            f"2 × {model.layers} all-reduces of {tokens} × {model.hidden} × 2 B over {rank.tp} ranks, "
+            f"2 × {model.layers} × {one:.6f} ms + {rest:.6f} ms; {size:,.0f} B over {rank.tp} ranks, "
             f"{step.fabric.rate * step.fabric.wire.bus / 1e9:.1f} GB/s bus",
             step.fabric.wire.source,
         ),
         "context parallel": (
-            f"queries and outputs of {rank.dcp} ranks gathered in each layer",
+            f"{model.layers} × {step.context_parallel(tokens) * 1e3 / model.layers:.6f} ms; queries and outputs of "
+            f"{rank.dcp} ranks gathered",
             step.fabric.wire.source,
         ),
         "waiting for stages": (f"{STAGE_LOSS:.0%} for each of {rank.pp - 1} further stages", "assumed"),
         "waiting for launches": (f"{step.kernels:.1f} × {c.eager_us:.0f} us on the host, no graphs", c.source),
     }
     if model.moe:
-        texts["experts"] = (
-            f"{model.moe_layers} layers × {model.moe.experts}(1-(1-{model.moe.used}/{model.moe.experts})^{tokens}) = "
-            f"{rank.distinct(tokens):.1f} experts × {rank.expert_bytes / 1e6:.2f} MB / {rank.expert_ranks} ranks / "
-            f"({bandwidth:.0f} GB/s × {min(kernel.bandwidth * c.experts, 1):.2f}) + {kernel.fixed_us:.0f} us",
-            kernel.source,
-        )
+        texts["experts"] = _experts(step, tokens * (rank.dp if rank.whole_experts else 1), memory, compute)
     if step.draft:
-        texts["draft"] = (
-            f"{step.guesses} passes × ({step.draft.bytes / 1e9:.1f} GB / {rank.tp} ranks + "
-            f"{step.draft.pass_us:.0f} us)",
-            step.draft.source,
-        )
+        each = step.drafting(here, 0.0) * 1e3 / max(step.guesses, 1)
+        texts["draft"] = (f"{step.guesses} × {each:.6f} ms; one pass for each draft token", step.draft.source)
     return texts
+
+
+def _experts(step: GpuStep, tokens: float, memory: str, compute: str) -> tuple[str, str]:
+    rank, kernel, moe = step.rank, step.kernel, step.rank.model.moe
+    assert moe is not None
+    share = min(kernel.bandwidth * step.constants.experts, 1)
+    return (
+        f"{rank.model.moe_layers} × {kernel.fixed_us / 1e3:.5f} ms + "
+        f"√(({rank.expert_read(tokens) / 1e6:.3f} MB / ({memory} × {share:.4f}))² + "
+        f"({rank.expert_work(tokens) / 1e9:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
+        f"{moe.experts}(1-(1-{moe.used}/{moe.experts})^{tokens:g}) = {rank.distinct(tokens):.1f} experts a layer",
+        kernel.source,
+    )
 
 
 def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, str]]:

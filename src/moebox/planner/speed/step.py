@@ -103,10 +103,10 @@ class GpuStep:
         """Decoding attention: reads the cache, and works on it for every query token."""
         if batch <= 0 or context <= 0:
             return 0.0
-        return sum(layers.count * self._one_layer(layers, batch, context) for layers in self.rank.layers)
+        return sum(layers.count * self.one_layer(layers, batch, context) for layers in self.rank.layers)
 
-    def _one_layer(self, layers: RankLayers, batch: float, context: float) -> float:
-        """The same of one layer."""
+    def one_layer(self, layers: RankLayers, batch: float, context: float) -> float:
+        """Seconds of decoding attention in one layer of a kind."""
         c, kind, dcp = self.constants, layers.kind, self.rank.dcp
         queries = batch * (1 + self.guesses)
         local = kind.attended(context) / dcp
