@@ -140,7 +140,7 @@ def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path,
     assert main(["compare", str(plain), str(plain), *words]) == 0
     same = json.loads(capfd.readouterr().out)
     assert same["answers"]["same"] == 10
-    assert same["verdict"].startswith("the same words; speed")
+    assert "the same words" in same["verdict"]
 
 
 @pytest.mark.parametrize(

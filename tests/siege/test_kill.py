@@ -4,6 +4,7 @@ Whatever dies, the run is taken up by `--resume` until it is complete: what was 
 process is left behind.
 """
 
+import dataclasses
 import os
 import random
 import signal
@@ -16,6 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from moebox import codec
+from moebox.core.recipe import Climb
+from moebox.detect.machine import detect
+from moebox.flows import phantom
 from moebox.flows.story import FILE, STEPS
 from moebox.serve import state
 from moebox.store import Run
@@ -49,9 +54,18 @@ def moments(count: int, seed: int) -> list[Moment]:
 
 
 def words_for(moment: Moment) -> list[str]:
-    """Words of the run: the ladder only where the moment is in it."""
-    left_out = "doctor" if moment.step == "verify" else "doctor,verify"
-    return ["--yes", "--skip", left_out, "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
+    """Words of the run: the ladder only where the moment is in it, and a climb of one step."""
+    left_out = "doctor,task" if moment.step == "verify" else "doctor,verify,task"
+    return ["--recipe", str(recipe()), "--yes", "--skip", left_out, "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
+
+
+def recipe() -> Path:
+    """The rehearsal model on the embedded engine."""
+    path = Path(os.environ["MOEBOX_RUNS"]).parent / "embedded.toml"
+    box = dataclasses.replace(detect(), gpus=(), links=())
+    made = dataclasses.replace(phantom.plan(box).recipe, climb=Climb(contexts=(1024,), speculate=()))
+    path.write_text(codec.to_toml(made))
+    return path
 
 
 def begin(*words: str) -> "subprocess.Popen[bytes]":
@@ -141,9 +155,11 @@ def complete(run: Run) -> bool:
     return all(states[name] in ("done", "skipped") for name in STEPS) and (run.path / "report.html").is_file()
 
 
-def test_a_killed_run_is_taken_up_and_nothing_is_lost():
-    """One of the moments that `make test-siege` goes through: the guard, in the middle of the measurements."""
-    besiege(Moment(victim="guard", step="bench", after_s=0.5))
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "step"), [("guard", "bench"), ("moebox", "climb")])
+def test_a_killed_run_is_taken_up_and_nothing_is_lost(victim: str, step: str):
+    """Two of the moments that `make test-siege` goes through."""
+    besiege(Moment(victim=victim, step=step, after_s=0.5))
 
 
 @pytest.mark.siege

@@ -65,15 +65,16 @@ def compare(
     from moebox.store import Run
 
     first = random.randrange(10**6) if seed is None else seed
+    streams = _streams(concurrency)
+    if not (2 <= rounds <= 100 and 1 <= questions <= 1000):
+        raise BadInput("--rounds is 2 to 100 and --questions 1 to 1000")
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
     if by == "task":
         return _by_task(left, right, family, level, jobs, parallel, first, json)
     from moebox.flows.compare import Effort, compare_targets
     from moebox.flows.compare import compare as judged
 
-    effort = Effort(concurrency=_streams(concurrency), questions=questions, rounds=rounds, seed=first)
-    if not (2 <= rounds <= 100 and 1 <= questions <= 1000):
-        raise BadInput("--rounds is 2 to 100 and --questions 1 to 1000")
+    effort = Effort(concurrency=streams, questions=questions, rounds=rounds, seed=first)
     run = Run.create("compare")
     talk().print(f"run: {run.path}", soft_wrap=True)
     sides = compare_targets(left, right, run, effort)
