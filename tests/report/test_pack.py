@@ -35,7 +35,7 @@ def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:
     run.write("patches/a.patch", "--- a\n+++ b\n")
     run.write("model.gguf", b"GGUF")
     (run.path / "measurements" / "link.json").symlink_to("/etc/passwd")
-    folder, left_out = pack(run, tmp_path / "packed", pdf=False)
+    folder, left_out = pack([run], tmp_path / "packed", pdf=False)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     expected = {"README.md", "FINDINGS.md", "report.html", "report.md", "configs/recipe.toml", "configs/box.toml"}
     expected |= {
@@ -58,7 +58,7 @@ def test_a_package_is_complete_and_clean(tmp_path: Path) -> None:
 
 def test_an_archive_names_no_owner(tmp_path: Path) -> None:
     """The tar holds one folder, and neither user nor group."""
-    path, _ = pack(a_run(tmp_path / "runs"), tmp_path / "out" / "k26.tar.gz", pdf=False)
+    path, _ = pack([a_run(tmp_path / "runs")], tmp_path / "out" / "k26.tar.gz", pdf=False)
     with tarfile.open(path) as archive:
         members = archive.getmembers()
     assert all(member.name.split("/")[0] == "k26" for member in members)
@@ -70,7 +70,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("x")
     with pytest.raises(BadInput, match="is there already"):
-        pack(a_run(tmp_path / "runs"), tmp_path / "there", pdf=False)
+        pack([a_run(tmp_path / "runs")], tmp_path / "there", pdf=False)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_is_no_plain_file_is_left_out(tmp_path: Path) -> None:
     columns = [["time", "q", len(bomb := zlib.compress(bytes(600 << 20), 9))]]
     head = {"magic": "moebox-samples-1", "zero": 0, "wall": 0.0, "reasons": [""], "columns": columns}
     (run.path / "measurements" / "bomb.samples").write_bytes(json.dumps(head).encode() + b"\n" + bomb)
-    folder, left_out = pack(run, tmp_path / "packed", pdf=False)
+    folder, left_out = pack([run], tmp_path / "packed", pdf=False)
 
     assert not list(folder.rglob("pipe*"))
     assert not list(folder.rglob("bomb*"))
@@ -147,3 +147,18 @@ def test_plain_words_are_not_taken_for_keys(text: str) -> None:
     """Talk about tokens is not a token."""
     if getpass.getuser() not in text:
         assert redact(text) == text
+
+
+def test_several_runs_are_packed_with_one_report(tmp_path: Path) -> None:
+    """Each run has its launch, GPUs and configs; the report compares them; the README says how to do it again."""
+    runs = [a_run(tmp_path / "runs", name=name) for name in ("alpha", "beta")]
+    folder, _ = pack(runs, tmp_path / "packed", pdf=False)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+    for run in runs:
+        wanted = ("launch.sh", "gpu-info.txt", "gpu-topology.txt", "configs/recipe.toml", "logs/events.jsonl")
+        assert {f"runs/{run.id}/{name}" for name in wanted} <= names
+    assert "Side by side" in (folder / "report.html").read_text()
+    text = (folder / "README.md").read_text()
+    assert f"moebox run --recipe runs/{runs[0].id}/configs/recipe.toml" in text
+    assert "**chosen**" in text

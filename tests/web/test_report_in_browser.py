@@ -132,6 +132,6 @@ def test_a_packed_report_still_runs_its_script(tab: Tab, tmp_path: Path) -> None
     from moebox.report.pack import pack
 
     run: Run = a_run(tmp_path / "runs")
-    folder, _ = pack(run, tmp_path / "packed", pdf=False)
+    folder, _ = pack([run], tmp_path / "packed", pdf=False)
     tab.open((folder / "report.html").as_uri())
     assert tab.run("document.documentElement.classList.contains('js')")

@@ -17,7 +17,7 @@ _MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"
 
 
 def climb(
-    recipe: Path | None = None,
+    recipe: str = "",
     /,
     *,
     resume: str = "",
@@ -46,19 +46,19 @@ def climb(
         json: Print JSON.
     """
     from moebox import codec
-    from moebox.core import grammar
     from moebox.detect.machine import detect
     from moebox.flows import climb as flow
+    from moebox.flows import recipes
     from moebox.store import Run
 
-    if (recipe is None) == (not resume):
+    if bool(recipe) == bool(resume):
         raise BadInput("say either a recipe or --resume RUN", hint="`moebox climb recipe.toml`")
     if not (1 <= concurrency <= 256 and 2 <= rounds <= 100 and 0 <= questions <= 1000):
         raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
     if not 1 <= jobs <= 1000:
         raise BadInput("--jobs is 1 to 1000")
-    if recipe is not None:
-        chosen = grammar.read(recipe)
+    if recipe:
+        chosen = recipes.read(recipe)
         run = Run.create(f"climb-{chosen.name}")
     else:
         run = Run.open(resume)

@@ -1,13 +1,11 @@
 """`moebox compare`: two recipes, or two servers, side by side and with judgement."""
 
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people, talk
-from moebox.core import grammar
 from moebox.errors import BadInput
 from moebox.units import percent, seconds, tok_s
 
@@ -99,9 +97,10 @@ def _streams(given: list[str] | None) -> tuple[int, ...]:
 
 def _target(target: str, model: str, key_env: str) -> "Target":
     from moebox.cli import target as targets
+    from moebox.flows import recipes
 
-    if target.endswith(".toml"):
-        return grammar.read(Path(target))
+    if recipes.is_recipe(target):
+        return recipes.read(target)
     return targets.endpoint(target, model=model, key_env=key_env)
 
 

@@ -1,7 +1,6 @@
 """`moebox forecast`: speed by concurrency and context, in virtual time."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -11,7 +10,7 @@ from moebox.cli.output import emit, people
 from moebox.cli.pinned import Pinned, tokens, whole
 from moebox.cli.subject import Subject
 from moebox.errors import BadInput
-from moebox.flows import boxes
+from moebox.flows import boxes, recipes
 from moebox.planner import forecast as rows_of
 from moebox.planner.simulate import Workload, rules_of
 from moebox.units import parse_seconds
@@ -108,10 +107,10 @@ def forecast(
     contexts = _counts(pinned.context, "--context", many=True)
     streams = _counts(pinned.concurrency, "--concurrency")
     mode = _mode(asked)
-    if subjects.is_recipe(target):
+    if recipes.is_recipe(target):
         if replace(pinned, context=None, concurrency=None) != NOTHING or bold:
             raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-        subject = subjects.from_recipe(Path(target), where)
+        subject = subjects.from_recipe(target, where)
     else:
         pins = replace(pinned, context=None, concurrency=None).pins(bold=bold)
         if pins.experts is not None and pins.ubatch is None:

@@ -10,19 +10,18 @@ from moebox.store import Run
 
 
 def pack(
-    run: str = "latest",
-    *,
+    *run: str,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     pdf: bool = True,
     runs: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Put a run into a tidy folder or archive: README, findings, report, configs, logs, figures, patches.
+    """Put runs into a folder or archive: README, findings, report, launch script, GPU facts, logs, figures, patches.
 
     Keys, host and user names, addresses and serial numbers are taken out of every file.
 
     Args:
-        run: The run by name, beginning of a name, or path.
+        run: Runs by name, beginning of a name, or path; the latest without any.
         output: A folder, or a file ending in .tar.gz; RUN.tar.gz here without it.
         pdf: Make the PDF too, where that is possible.
         runs: The folder that holds the runs.
@@ -30,8 +29,8 @@ def pack(
     """
     from moebox.report.pack import pack as packed
 
-    found = Run.open(run, runs=runs)
-    path, left_out = packed(found, output or Path(f"{found.id}.tar.gz"), pdf=pdf)
+    found = [Run.open(name, runs=runs) for name in run or ("latest",)]
+    path, left_out = packed(found, output or Path(f"{found[0].id}.tar.gz"), pdf=pdf)
     if json:
         emit({"path": path, "left_out": left_out})
         return 0

@@ -45,12 +45,12 @@ def rehearse(
         json: Print JSON.
     """
     from moebox.cli.up import heed_sigterm, settled
+    from moebox.flows import recipes
     from moebox.flows import rehearse as flow
     from moebox.serve.faults import LaunchFailed
-    from moebox.serve.recipes import read_recipe
     from moebox.store import Run
 
-    asked = settled(read_recipe(recipe), port=None, host="", runtime=runtime)
+    asked = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
     try:
         patience_s = parse_seconds(patience)
     except ValueError as problem:

@@ -13,7 +13,7 @@ from moebox.cli.output import emit
 from moebox.engines import refusals
 from moebox.errors import BadInput
 from moebox.escape import printable
-from moebox.serve.recipes import read_recipe
+from moebox.flows import recipes
 
 
 def render(
@@ -31,7 +31,7 @@ def render(
         output: Where to write it; otherwise it is printed.
         json: Print the text with its warnings as one JSON document.
     """
-    asked = deploy(read_recipe(recipe))
+    asked = deploy(recipes.read(recipe))
     files = rendering.render_files(asked, form)
     warnings = refusals(asked)
     for name, text in files.items() if output else ():

@@ -20,7 +20,7 @@ def run(
     /,
     *,
     box: str = "",
-    recipe: Path | None = None,
+    recipe: str = "",
     ram: str = "",
     ram_bandwidth: str = "",
     twin: Switch = False,
@@ -41,7 +41,7 @@ def run(
     Args:
         model: A model from the catalogue, a folder with config.json, or a .gguf file.
         box: Plan for this box instead of the machine at hand (with --twin, or to plan only).
-        recipe: Start from this recipe instead of a plan.
+        recipe: Start from this recipe instead of a plan: a file, or a saved or shipped name.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         twin: Tell the story against a simulation of the box; everything is marked as such.
@@ -67,7 +67,7 @@ def run(
             story = stories.take_up(folder, until=until or None)  # type: ignore[arg-type]
     else:
         request = asked(model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep)
-        name = Path(model).name.removesuffix(".gguf") or (recipe.stem if recipe else "phantom")
+        name = Path(model).name.removesuffix(".gguf") or (Path(recipe).stem if recipe else "phantom")
         folder = Run.create(f"run-{name}", runs=runs)
         with stories.room(folder):
             story = stories.begin(request, folder)
@@ -94,7 +94,7 @@ def run(
 def asked(
     model: str,
     box: str,
-    recipe: Path | None,
+    recipe: str,
     ram: str,
     ram_bandwidth: str,
     twin: bool,
@@ -107,7 +107,7 @@ def asked(
     """The words of the command line as a request; BadInput for what cannot be meant."""
     left_out = [name.strip() for part in skip or () for name in part.split(",") if name.strip()]
     stories.check([until, *left_out])
-    if box and not twin and stories.STEPS.index(until) > 0 and recipe is None:
+    if box and not twin and stories.STEPS.index(until) > 0 and not recipe:
         raise BadInput(f"{box} is not this machine", hint="add --twin to simulate it, or --until plan")
     if twin and not (box or recipe) and not model:
         raise BadInput("--twin simulates a box: name one with --box, and a model")
@@ -119,7 +119,7 @@ def asked(
         raise BadInput(f"--concurrency {concurrency}: each is at least 1")
     return stories.Request(
         model=model,
-        recipe=str(recipe.resolve()) if recipe else "",
+        recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
         box=box,
         ram=ram,
         ram_bandwidth=ram_bandwidth,

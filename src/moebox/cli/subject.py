@@ -1,9 +1,7 @@
 """What a forecast or a twin is of: a recipe on a box, read from a file or chosen for a model within pins."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from moebox import codec
 from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -12,6 +10,7 @@ from moebox.core.plan import Caution, Memory, Plan
 from moebox.core.recipe import Recipe
 from moebox.engines import budget
 from moebox.errors import BadInput, DoesNotFit
+from moebox.flows import recipes
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -55,14 +54,9 @@ class Subject:
         return speed if self.accept is None else speed.accepting(self.accept)
 
 
-def is_recipe(target: str) -> bool:
-    """Whether `target` names a recipe file."""
-    return target.endswith(".toml")
-
-
-def from_recipe(path: Path, box: Box) -> Subject:
-    """The recipe in a file, on `box`."""
-    return _subject(deploy(codec.read_toml(Recipe, path), box))
+def from_recipe(name: str, box: Box) -> Subject:
+    """The recipe called `name`, on `box`."""
+    return _subject(deploy(recipes.read(name), box))
 
 
 def chosen(name: str, box: Box, pins: Pins) -> Subject:

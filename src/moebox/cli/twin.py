@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,7 +11,7 @@ from moebox.cli.output import emit, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.errors import BadInput, Outside
-from moebox.flows import boxes
+from moebox.flows import boxes, recipes
 from moebox.planner.simulate import rules_of
 
 NOTHING = Pinned()
@@ -49,10 +48,10 @@ def twin(
     if not 0 < speed <= 1e6:
         raise BadInput(f"--speed {speed:g} cannot be meant", hint="2 is twice as fast as the box")
     where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-    if subjects.is_recipe(target):
+    if recipes.is_recipe(target):
         if pinned != NOTHING:
             raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-        subject = subjects.from_recipe(Path(target), where)
+        subject = subjects.from_recipe(target, where)
     else:
         subject = subjects.chosen(target, where, pinned.pins())
     capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens

@@ -59,9 +59,9 @@ def up(
         json: Print the endpoint, facts and plan against reality as one JSON document.
     """
     from moebox.checkpoint import deploy
-    from moebox.serve.recipes import read_recipe
+    from moebox.flows import recipes
 
-    asked = deploy(settled(read_recipe(recipe), port=port, host=host, runtime=runtime))
+    asked = deploy(settled(recipes.read(recipe), port=port, host=host, runtime=runtime))
     try:
         patience_s = parse_seconds(patience)
     except ValueError as problem:

@@ -31,8 +31,8 @@ _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 def save(box: Box, folder: Path) -> list[Path]:
     """Write the bundle and return its files."""
     texts = {
-        "gpu-info.txt": _gpus(box),
-        "gpu-topology.txt": _run("nvidia-smi", "topo", "-m") or _links(box),
+        "gpu-info.txt": gpu_text(box),
+        "gpu-topology.txt": _run("nvidia-smi", "topo", "-m") or link_text(box),
         "nvidia-smi-full.txt": _run("nvidia-smi", "-q"),
         "cpu-info.txt": _run("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
         "memory-info.txt": _read("/proc/meminfo"),
@@ -74,7 +74,8 @@ def _names() -> list[tuple[str, str]]:
     )
 
 
-def _gpus(box: Box) -> str:
+def gpu_text(box: Box) -> str:
+    """The GPUs in words."""
     lines = [f"driver {box.host.driver or 'none'}, CUDA {box.host.cuda or 'none'}" if box.host else "declared box"]
     for index, gpu in enumerate(box.gpus):
         slot = (
@@ -84,7 +85,8 @@ def _gpus(box: Box) -> str:
     return "\n".join([*lines, "" if box.gpus else "no GPUs\n"])
 
 
-def _links(box: Box) -> str:
+def link_text(box: Box) -> str:
+    """How they are joined, a line a pair."""
     return "\n".join(f"gpu{x.a} gpu{x.b} {x.kind} p2p={x.p2p} lanes={x.lanes}" for x in box.links) or "no links\n"
 
 

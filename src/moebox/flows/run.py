@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 
 from moebox import codec
 from moebox.checkpoint import deploy, resolve
-from moebox.core import grammar
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
-from moebox.flows import boxes, kernels, phantom
+from moebox.flows import boxes, kernels, phantom, recipes
 from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.measure import measure, streams
 from moebox.flows.stand import Stand
@@ -140,7 +139,7 @@ class Teller:
         box = self._box()
         self.run.write("box.toml", codec.to_toml(box))
         if self.request.recipe:
-            recipe = grammar.read(Path(self.request.recipe))
+            recipe = recipes.read(self.request.recipe)
         else:
             found = self._planned(box)
             self.run.write_json("plan.json", found)

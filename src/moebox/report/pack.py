@@ -1,23 +1,28 @@
-"""A run as a tidy folder or archive to hand on: nothing in it says whose machine it was or opens a door.
+"""Runs as a folder or archive to publish: nothing in it says whose machine it was or opens a door.
 
-    README.md  FINDINGS.md  report.html  report.pdf  configs/  logs/  measurements/  verdicts/  patches/
+    README.md  FINDINGS.md  report.html  report.pdf  launch.sh  gpu-info.txt  gpu-topology.txt
+    configs/  logs/  measurements/  verdicts/  patches/          of several runs, these lie in runs/NAME/
 
 Text is redacted line by line; files that are not text are left out, except samples, which hold only times.
 """
 
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moebox import __version__, files
 from moebox.bench import samples
-from moebox.errors import BadInput, Outside
+from moebox.checkpoint import deploy
+from moebox.detect.bundle import gpu_text, link_text
+from moebox.errors import BadInput, MoeboxError, Outside
 from moebox.escape import markdown as escape
+from moebox.render import render
 from moebox.report.block import Part
 from moebox.report.files import report, save
-from moebox.report.markdown import markdown, part
+from moebox.report.markdown import markdown, part, strip
 from moebox.report.page import Page, html
 from moebox.report.rules import advise
+from moebox.report.story import Story
 from moebox.report.tidy import redact
 from moebox.store import Run, plain
 from moebox.store.log import pieces
@@ -29,19 +34,21 @@ BINARY = (".samples",)  # columns of times and counts
 LARGEST = 64 * 2**20  # bytes of one file; larger ones are named in the README instead
 
 
-def pack(run: Run, target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
+def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
     """Write the folder, or the archive where `target` ends in .tar.gz or .tgz; and what was left out."""
+    if not runs:
+        raise BadInput("name the runs to pack", hint="`moebox runs` lists them")
     if target.name.endswith((".tar.gz", ".tgz")):
         with files.scratch("pack") as folder:
             name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-            left_out = fill(run, folder / name, pdf=pdf)
+            left_out = fill(runs, folder / name, pdf=pdf)
             target.parent.mkdir(parents=True, exist_ok=True)
             with tarfile.open(target, "w:gz") as archive:
                 archive.add(folder / name, arcname=name, filter=anonymous)
         return target, left_out
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")
-    return target, fill(run, target, pdf=pdf)
+    return target, fill(runs, target, pdf=pdf)
 
 
 def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -51,10 +58,10 @@ def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def fill(run: Run, folder: Path, *, pdf: bool) -> list[str]:
+def fill(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
     """Every part of the package."""
     left_out: list[str] = []
-    page = report([run])
+    page = report(runs)
     text = redact(html(page))
     save(folder / "report.html", text)
     save(folder / "report.md", redact(markdown(page)))
@@ -65,6 +72,30 @@ def fill(run: Run, folder: Path, *, pdf: bool) -> list[str]:
             as_pdf(text, folder / "report.pdf")
         except Outside as problem:
             left_out.append(f"report.pdf: {problem.message}")
+    for run, story in zip(runs, page.stories, strict=True):
+        inside = folder if len(runs) == 1 else folder / "runs" / run.id
+        launch_files(story, inside, left_out)
+        copy_run(run, inside, left_out)
+    save(folder / "FINDINGS.md", redact(findings(page)))
+    save(folder / "README.md", redact(readme(page, folder, left_out)))
+    return left_out
+
+
+def launch_files(story: Story, folder: Path, left_out: list[str]) -> None:
+    """The launch as a script that needs no moebox, and the GPUs it ran on."""
+    if story.box:
+        save(folder / "gpu-info.txt", redact(gpu_text(story.box)))
+        save(folder / "gpu-topology.txt", redact(link_text(story.box)))
+    if story.recipe is None:
+        return
+    try:
+        save(folder / "launch.sh", redact(render(deploy(story.recipe, story.box), "script")))
+    except MoeboxError as problem:  # an embedded engine has no script, weights may be gone
+        left_out.append(f"launch.sh: {problem.message}")
+
+
+def copy_run(run: Run, folder: Path, left_out: list[str]) -> None:
+    """Everything of one run that may leave the machine."""
     for name in CONFIGS:
         copy(run.path / name, folder / "configs" / name, left_out)
     copy(run.path / "events.jsonl", folder / "logs" / "events.jsonl", left_out)
@@ -76,9 +107,12 @@ def fill(run: Run, folder: Path, *, pdf: bool) -> list[str]:
         for path in sorted((run.path / name).rglob("*")):
             if not path.is_dir() and not path.name.startswith("."):
                 copy(path, folder / name / path.relative_to(run.path / name), left_out)
-    save(folder / "FINDINGS.md", redact(findings(page)))
-    save(folder / "README.md", redact(readme(page, folder, left_out)))
-    return left_out
+
+
+def recipes(page: Page, folder: Path) -> list[str]:
+    """Where the recipes of the package lie, as its README names them."""
+    places = ["configs"] if len(page.stories) == 1 else [f"runs/{story.id}/configs" for story in page.stories]
+    return [f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()]
 
 
 def copy(source: Path, target: Path, left_out: list[str]) -> None:
@@ -120,12 +154,14 @@ def findings(page: Page) -> str:
 
 def readme(page: Page, folder: Path, left_out: list[str]) -> str:
     """What is in the folder."""
-    story = page.stories[0]
     about: dict[str, Callable[[], str]] = {
         "report.html": lambda: "the report; opens in any browser, needs no network",
         "report.pdf": lambda: "the same, for print",
         "report.md": lambda: "the same, as text",
         "FINDINGS.md": lambda: "attempts, problems met and recommendations",
+        "launch.sh": lambda: "the launch, as a script that needs no moebox",
+        "gpu-info.txt": lambda: "the GPUs; gpu-topology.txt says how they are joined",
+        "runs": lambda: "each run with its launch, configs, logs, measurements, verdicts and patches",
         "configs": lambda: "recipe, box, plan",
         "logs": lambda: "the journal and the engine's log",
         "measurements": lambda: "every figure, and the times it was computed from",
@@ -134,6 +170,8 @@ def readme(page: Page, folder: Path, left_out: list[str]) -> str:
     }
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
     lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulation else []
+    for story, decision in zip(page.stories, page.decisions, strict=True):
+        lines += strip(decision, story.label if len(page.stories) > 1 else "")
     lines += [f"- {escape(one.title)}. {escape(one.text)}" for one in advise(page.stories)[:3]]
     lines += ["", "## Contents", ""]
     lines += [f"- `{name}`: {words()}" for name, words in about.items() if (folder / name).exists()]
@@ -141,13 +179,12 @@ def readme(page: Page, folder: Path, left_out: list[str]) -> str:
         "",
         "## Do it again",
         "",
-        "    moebox up configs/recipe.toml",
-        "    moebox verify configs/recipe.toml",
+        *(f"    moebox run --recipe {where}" for where in recipes(page, folder)),
         "",
     ]
     lines += [
-        f"Packed by moebox {__version__} from run {story.id}. Keys, host and user names, addresses and serial "
-        "numbers were taken out.",
+        f"Packed by moebox {__version__} from {', '.join(story.id for story in page.stories)}. Keys, host and user "
+        "names, addresses and serial numbers were taken out.",
         "",
     ]
     lines += ["Left out: " + "; ".join(left_out), ""] if left_out else []

@@ -1,0 +1,23 @@
+"""Recipes wherever one is taken: a file, one that was saved, one that ships with moebox, or the rehearsal model."""
+
+from pathlib import Path
+
+from moebox.core.recipe import Recipe
+from moebox.flows import boxes, phantom
+from moebox.serve import recipes
+
+
+def is_recipe(name: str) -> bool:
+    """Whether `name` means a recipe rather than a model or an endpoint."""
+    return name.endswith(".toml") or (not Path(name).exists() and name in _names())
+
+
+def read(name: str) -> Recipe:
+    """The recipe called `name`."""
+    if name == phantom.NAME and not Path(name).exists() and name not in recipes.saved():
+        return phantom.plan(boxes.box()).recipe
+    return recipes.read_recipe(name)
+
+
+def _names() -> set[str]:
+    return {*recipes.shipped(), *recipes.saved(), phantom.NAME}

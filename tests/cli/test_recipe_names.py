@@ -1,0 +1,32 @@
+"""A recipe by name works wherever a recipe is taken."""
+
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main
+from moebox.serve.recipes import shipped
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_shipped_recipe_is_forecast_rendered_and_planned(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """`run --recipe kimi-k26-vllm` said "no such file" while `up` took it."""
+    box = ["--box", "8x-rtx-pro-6000-server"]
+
+    assert main(["forecast", name, *box, "--decode", "--json"]) == 0
+    assert main(["render", name]) == 0
+    assert main(["up", name, "--dry-run"]) == 0
+    assert main(["run", "--recipe", name, "--twin", *box, "--until", "plan", "--yes", "--runs", str(tmp_path)]) == 0
+    capsys.readouterr()
+
+
+def test_the_rehearsal_model_has_a_name_to_start_by(capsys: pytest.CaptureFixture[str]):
+    assert main(["up", "phantom", "--dry-run"]) == 0
+    assert "moebox.serve.embedded" in capsys.readouterr().out
+
+
+def test_a_name_nobody_knows_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main(["run", "--recipe", "kimi-k26-vlm", "--yes", "--runs", str(tmp_path)]) == 2
+    assert "kimi-k26-vllm" in capsys.readouterr().err
