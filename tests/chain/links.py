@@ -177,3 +177,19 @@ def problems(case: Case) -> list[str]:
         for recipe in recipes
         for text in follow(case, plan, recipe, box, model)
     ]
+
+
+def launches(cases: list[Case]) -> list[list[str]]:
+    """Command lines of the plans of `cases` and their runners-up, natively, without the program's name."""
+    found: list[list[str]] = []
+    for case in cases:
+        box, model = box_of(case.box), catalogue.model(case.model)
+        try:
+            plan = choose(box, model, catalogue.checkpoints(model.name), case.pins)
+        except MoeboxError:
+            continue
+        for recipe in (plan.recipe, *(other.recipe for other in plan.alternatives)):
+            deployment = deploy(recipe, box)
+            argv = engines.rooms.argv(recipe.engine)
+            found.append([part for word in argv.words(deployment) for part in word])
+    return found

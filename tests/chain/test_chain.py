@@ -52,9 +52,13 @@ def cases() -> Iterator[Case]:
 def sampled() -> list[Case]:
     """Every engine with every pin on a box that suits it, and a seeded spread over all the rest."""
     every = list(cases())
-    homes = {engine.name: HOME[engine.serves] for engine in registry.all_traits()}
-    at_home = [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.pins.engine or ""))]
-    return [*at_home, *random.Random(SEED).sample(every, SAMPLE)]
+    return [*at_home(every), *random.Random(SEED).sample(every, SAMPLE)]
+
+
+def at_home(every: list[Case], engine: str = "") -> list[Case]:
+    """Every engine, or one, with every pin on a box that suits it."""
+    homes = {traits.name: HOME[traits.serves] for traits in registry.all_traits() if engine in ("", traits.name)}
+    return [case for case in every if (case.model, case.box) == (KIMI, homes.get(case.pins.engine or ""))]
 
 
 @pytest.mark.parametrize("case", sampled(), ids=lambda case: case.title)

@@ -11,6 +11,8 @@ import pytest
 
 from moebox import engines
 from moebox.checkpoint import deploy
+from tests.chain.links import launches
+from tests.chain.test_chain import at_home, cases
 from tests.serve.rendered import recipes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "dump_flags.py"
@@ -90,6 +92,16 @@ for argv in lines:
     validate_parsed_serve_args(parser.parse_args(argv))
 print(len(lines))
 """
+
+
+@pytest.mark.engine
+def test_vllm_itself_parses_what_is_planned():
+    """Every pin on a box of B200, chosen and runners-up: the chain's last link is the engine's own parser."""
+    lines = launches(at_home(list(cases()), "vllm"))
+    assert len(lines) > 20
+    done = subprocess.run([VLLM, "-c", PARSE], env=CPU, input=json.dumps(lines), capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout.strip()) == (0, str(len(lines))), done.stderr[-2000:]
 
 
 @pytest.mark.engine

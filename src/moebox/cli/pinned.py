@@ -15,7 +15,7 @@ class Pinned:
     """What is given is honoured, even where it is known to crash; what is not is chosen.
 
     Attributes:
-        engine: vllm, sglang, llama.cpp or ik_llama.cpp.
+        engine: vllm, sglang, llama.cpp, ik_llama.cpp, ktransformers.
         checkpoint: A form of the model, such as int4, nvfp4, IQ3_K or Q4_X.
         tp: Tensor parallel size.
         pp: Pipeline stages.
