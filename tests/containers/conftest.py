@@ -107,6 +107,7 @@ def recipe(image: str, engine: EngineName) -> Recipe:
         hybrid=Hybrid(threads=1, gpu_layers=0),
         runtime=Runtime(kind="podman", image=image, options=("--network=host",)),
         listen=Listen(port=free_port()),
+        flags={"repack": False} if engine == "llama.cpp" else {},
     )
 
 

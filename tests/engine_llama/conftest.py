@@ -55,6 +55,8 @@ def recipe_for(engine: EngineName, name: str, **more: Any) -> Recipe:
         hybrid=Hybrid(threads=THREADS, gpu_layers=0),
         runtime=Runtime(entry=str(program(engine))),
         listen=Listen(port=free_port()),
+        # Mainline of August 2026 aborts on repacked q8_0 weights of latent attention (symptom llama-repacked-…).
+        flags={"repack": False} if engine == "llama.cpp" else {},
     )
     return dataclasses.replace(usual, **more)
 
