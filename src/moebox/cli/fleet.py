@@ -24,7 +24,7 @@ NOTHING = Pinned()
 
 
 def plan(
-    target: str,
+    target: str = "fleet.toml",
     *,
     users: int,
     slo: str,
@@ -45,7 +45,7 @@ def plan(
     death of one box. Prices in the fleet file add cost, and the same tokens from a hosted API.
 
     Args:
-        target: A fleet file (.toml), or a model as `plan` takes it together with --box.
+        target: A fleet file (fleet.toml where none is named), or a model as `plan` takes it together with --box.
         users: People or agents who use it at the same time.
         slo: What a good request keeps to, like ttft=2s,tpot=50ms.
         workload: What users do: agents, chat, documents, tools, or one of the fleet file's own.
@@ -137,7 +137,7 @@ def _progress(outcome: FleetOutcome) -> None:
 
 
 def up(
-    file: Path,
+    file: Path = Path("fleet.toml"),
     *,
     twin: Annotated[bool, Parameter(negative=())] = False,
     detach: Annotated[bool, Parameter(negative=())] = False,
@@ -343,7 +343,7 @@ def _say(line: str) -> None:
 
 
 def render(
-    file: Path,
+    file: Path = Path("fleet.toml"),
     *,
     form: Annotated[Literal["router", "compose", "k8s", "slurm"], Parameter(name="--as")] = "router",
     router: files.RouterKind | None = None,
