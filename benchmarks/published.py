@@ -161,7 +161,7 @@ def single_streams(*, engine: str = "") -> Iterator[Case]:
 
 
 def other_rows() -> Iterator[Case]:
-    """Hosts, engines and models that nothing is fitted to."""
+    """Other hosts, engines and models; the file says which three constants were read off some of them."""
     for run in _toml("others.toml"):
         for row in run["rows"]:
             both = run | row
