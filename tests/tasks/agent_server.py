@@ -99,6 +99,7 @@ def opencode(job: Job) -> list[Step]:
 
 
 SCRIPTS = {
+    "small": solve,
     "claude": claude,
     "opencode": opencode,
     "solve": solve,
@@ -160,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            rows = [{"id": name, "max_model_len": 131072} for name in SCRIPTS]
+            rows = [{"id": name, **({} if name == "small" else {"max_model_len": 131072})} for name in SCRIPTS]
             self._json(200, {"object": "list", "data": rows})
         else:
             self._json(404, {"error": "not found"})
@@ -177,6 +178,9 @@ class Handler(BaseHTTPRequestHandler):
         steps = SCRIPTS[body["model"]](job)
         step = steps[min(turn, len(steps) - 1)]
         time.sleep(step.get("delay", 0))
+        if body["model"] == "small" and body["max_tokens"] > 2048:
+            self._json(400, {"error": {"message": "maximum context length is 4096 tokens"}})
+            return
         if step.get("status"):
             self._json(step["status"], {"error": {"message": step["error"]}})
         elif step.get("hangs"):

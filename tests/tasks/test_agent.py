@@ -98,6 +98,11 @@ def test_what_goes_wrong_is_recorded_and_ends_the_job(script: str, server: str, 
     assert result.wrong_turn == len(result.turns)
 
 
+def test_a_small_server_that_does_not_say_its_context_is_asked_for_less(server: str, tmp_path: Path):
+    """Instead of taking its refusal for a full conversation."""
+    assert one(server, "small", "errand", tmp_path).solved
+
+
 def test_a_reply_of_thinking_alone_may_be_followed_by_work(server: str, tmp_path: Path):
     """Once."""
     assert one(server, "thinks-once", "repair", tmp_path).solved

@@ -1,6 +1,7 @@
 """`moebox task` as a person meets it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -55,8 +56,18 @@ def test_resume_finishes_a_run(server: str, capsys: pytest.CaptureFixture[str]):
     assert "jobs left: moebox task --resume" in capsys.readouterr().out
     assert code == 1
 
-    assert main(["task", server, "--model", "slow", "--resume", "latest"]) == 0
+    assert main(["task", "--resume", "latest"]) == 0
     assert "solved: 3 of 3" in capsys.readouterr().out
+
+
+def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest.CaptureFixture[str]):
+    """And one without jobs is told."""
+    main(["task", server, "--model", "solve", "--jobs", "1", "--seed", "0"])
+    assert main(["task", "--resume", "latest", "--with", "nobody"]) == 2
+    run = next(Path(os.environ["MOEBOX_RUNS"]).iterdir())
+    (run / "tasks.json").unlink()
+    assert main(["task", server, "--model", "solve", "--resume", "latest"]) == 2
+    assert "has no jobs to go on with" in capsys.readouterr().err
 
 
 BAD = {

@@ -53,7 +53,8 @@ def task(
     Jobs are made from their seed and done in a sandbox; hidden tests decide. Exit code 1 when no job was solved.
 
     Args:
-        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
+        target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out, with
+            --resume the one of that run.
         family: Only these families (comma-separated or repeated).
         level: How hard: easy, medium or hard.
         jobs: How many jobs, families in turn.
@@ -90,6 +91,8 @@ def task(
         temperature=temperature,
         thinking={"auto": None, "yes": True, "no": False}[thinking],
     )
+    if resume and not target:
+        target, model = _resumed(resume, model)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     if harbor:
         return _harbor(harbor, endpoint, jobs, options, json)
@@ -141,13 +144,13 @@ def _work(
     from moebox.cli.task_view import View, summary
     from moebox.tasks import runner
 
-    run, told = _begin(endpoint, wanted, worker, options, resume)
-    runner.save(told, run)
+    run, task_run = _begin(endpoint, wanted, worker, options, resume)
+    runner.save(task_run, run)
     if not json:
         talk().print(f"run: {run.path}", soft_wrap=True)
     try:
-        with View(told, quiet=json) as view:
-            done = runner.work_all(told, worker, run, options, view.listener())
+        with View(task_run, quiet=json) as view:
+            done = runner.work_all(task_run, worker, run, options, view.listener())
     except KeyboardInterrupt:
         talk().print(f"\ngo on with: moebox task --resume {run.id}", soft_wrap=True)
         raise
@@ -158,6 +161,15 @@ def _work(
     else:
         view.close(done, run.path)
     return 0 if any(result.solved for result in done.finished) else 1
+
+
+def _resumed(resume: str, model: str) -> tuple[str, str]:
+    """Where the jobs of a run were done; the key is never kept, so its variable must be named again."""
+    from moebox.store import Run
+    from moebox.tasks import runner
+
+    task_run = runner.take_up(Run.open(resume))
+    return (task_run.url, model or task_run.model) if task_run else ("", model)
 
 
 def _begin(
@@ -172,12 +184,15 @@ def _begin(
     run = Run.open(resume)
     if not run.hold():
         raise BadInput(f"{run.path} is being worked on by another moebox")
-    told = runner.take_up(run)
-    if told is None:
+    task_run = runner.take_up(run)
+    if task_run is None:
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
-    if told.agent != worker.name:
-        raise BadInput(f"{run.path} was worked on by {told.agent}, not {worker.name}", hint=f"--with {told.agent}")
-    return run, told
+    if task_run.agent != worker.name:
+        hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"
+        raise BadInput(
+            f"{run.path} was worked on by {task_run.agent}, not {worker.name}", hint=f"--with {task_run.agent}"
+        )
+    return run, task_run
 
 
 def _worker(

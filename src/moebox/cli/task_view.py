@@ -26,8 +26,8 @@ SHOWN = 12  # finished jobs kept in the live view
 class View:
     """Hears of jobs from several threads."""
 
-    def __init__(self, told: TaskRun, *, quiet: bool) -> None:
-        self.quiet, self.total, self.before = quiet, len(told.wanted), len(told.finished)
+    def __init__(self, task_run: TaskRun, *, quiet: bool) -> None:
+        self.quiet, self.total, self.before = quiet, len(task_run.wanted), len(task_run.finished)
         self.running: dict[str, tuple[float, int, str]] = {}  # job: since, turns, what it does
         self.done: list[JobResult] = []
         self.lock = threading.Lock()
@@ -81,28 +81,28 @@ class View:
             head = f"{len(self.done) + self.before} of {self.total} jobs, {solved} solved"
         return Group(*rows, Text(head, style="bold"))
 
-    def close(self, told: TaskRun, folder: Path) -> None:
+    def close(self, task_run: TaskRun, folder: Path) -> None:
         """Scores by family, and where the rest is."""
-        scores(told, folder)
+        scores(task_run, folder)
 
 
-def tell_all(told: TaskRun, folder: Path) -> None:
+def tell_all(task_run: TaskRun, folder: Path) -> None:
     """Results that came all at once."""
-    for result in told.results:
+    for result in task_run.results:
         people().print(line(result))
-    scores(told, folder)
+    scores(task_run, folder)
 
 
-def scores(told: TaskRun, folder: Path) -> None:
+def scores(task_run: TaskRun, folder: Path) -> None:
     """Scores by family, the sum, what is left, and where the transcripts are."""
-    results = told.finished
+    results = task_run.finished
     if results:
         people().print()
         people().print(table(results))
     solved = interval(sum(result.solved for result in results), len(results))
     people().print(f"solved: {share(solved)}")
-    if told.left:
-        people().print(f"{len(told.left)} jobs left: moebox task --resume {escape(folder.name)}", soft_wrap=True)
+    if task_run.left:
+        people().print(f"{len(task_run.left)} jobs left: moebox task --resume {escape(folder.name)}", soft_wrap=True)
     talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
 
 
@@ -154,11 +154,17 @@ def percentage(score: Score) -> str:
     return f"{score.share * 100:.0f}%" if score.trials else ""
 
 
-def summary(told: TaskRun) -> dict[str, Any]:
+def summary(task_run: TaskRun) -> dict[str, Any]:
     """The JSON document."""
-    results = told.finished
+    results = task_run.finished
     document: dict[str, Any] = {"solved": interval(sum(result.solved for result in results), len(results))}
-    document |= {"families": families(results), "left": [name.id for name in told.left], "jobs": told.results}
-    document |= {"url": told.url, "model": told.model, "agent": told.agent, "api": told.api, "sandbox": told.sandbox}
+    document |= {"families": families(results), "left": [name.id for name in task_run.left], "jobs": task_run.results}
+    document |= {
+        "url": task_run.url,
+        "model": task_run.model,
+        "agent": task_run.agent,
+        "api": task_run.api,
+        "sandbox": task_run.sandbox,
+    }
     plain: dict[str, Any] = codec.plain(document)
     return plain

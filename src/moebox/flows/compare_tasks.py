@@ -67,8 +67,8 @@ def lost_work(endpoint: Endpoint, mine: Run, before: Run | None, *, jobs: int, s
     """
     options = Options()
     worker = Agent(Ask(endpoint=endpoint))
-    told = runner.begin(endpoint, runner.names([], "easy", jobs, seed), worker, options)
-    done = runner.work_all(told, worker, mine, options, Listener())
+    task_run = runner.begin(endpoint, runner.names([], "easy", jobs, seed), worker, options)
+    done = runner.work_all(task_run, worker, mine, options, Listener())
     earlier = runner.take_up(before) if before is not None else None
     if earlier is None:
         return ""
@@ -106,18 +106,18 @@ def _work(
     folder = run.path / side
     folder.mkdir(exist_ok=True)
     worker = Agent(Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking))
-    told = runner.begin(endpoint, wanted, worker, options)
+    task_run = runner.begin(endpoint, wanted, worker, options)
     listener = Listener(ended=lambda result: tell(side, result))
     mine = Run(folder)
     before = runner.take_up(mine)
-    results = runner.work_all(told, worker, mine, options, listener).results
+    results = runner.work_all(task_run, worker, mine, options, listener).results
     if before is not None:
-        runner.save(_together(before, told, results), mine)
+        runner.save(_together(before, task_run, results), mine)
     return list(results)
 
 
-def _together(before: TaskRun, told: TaskRun, results: tuple[JobResult, ...]) -> TaskRun:
-    wanted, done = before.wanted + told.wanted, before.results + results
+def _together(before: TaskRun, task_run: TaskRun, results: tuple[JobResult, ...]) -> TaskRun:
+    wanted, done = before.wanted + task_run.wanted, before.results + results
     return dataclasses.replace(before, wanted=wanted, results=done)
 
 

@@ -20,14 +20,14 @@ def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Callable[[str], Non
     """Do them; what is there from an earlier try stays."""
     options = runner.Options(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
     worker = runner.Agent(Ask(endpoint=endpoint))
-    told = runner.take_up(run)
-    if told is None:
+    task_run = runner.take_up(run)
+    if task_run is None:
         chosen, count = (["errand"], SHORT_JOBS) if short else (list(FAMILIES), EACH * len(FAMILIES))
         wanted = runner.names(chosen, "easy", count, random.randrange(10**6))
-        told = runner.begin(endpoint, wanted, worker, options)
-        runner.save(told, run)
+        task_run = runner.begin(endpoint, wanted, worker, options)
+        runner.save(task_run, run)
     listener = runner.Listener(ended=lambda result: tell(_line(result)))
-    return runner.work_all(told, worker, run, options, listener)
+    return runner.work_all(task_run, worker, run, options, listener)
 
 
 def _line(result: JobResult) -> str:

@@ -25,6 +25,7 @@ BAD_CALLS = 4  # turns with nothing but bad calls, one after the other, that end
 THOUGHTS = 2  # replies of nothing but thinking that end it
 REPEATS = 5  # the same call with the same answer, one after the other, that ends it
 SOON_S = 0.25
+LITTLE = 1024  # tokens of a reply that a server of unknown context is asked for after it refused more
 MARGIN = 64  # tokens of context kept free for the template's own
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 
@@ -70,7 +71,7 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
         if most < 1:
             done.end, done.why = "context", f"{bounds.context} tokens are full before reply {number}"
             return done
-        got = reply(ask, system, done.messages, box.tools, most=most, until=bounds.until, stop=bounds.stop)
+        got = _reply(ask, system, done, box, bounds, most)
         done.text = got.text
         calls, results, died = _calls(box, got, memory)
         used = sum(call.seconds for call in calls)
@@ -93,6 +94,14 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
             done.messages[-1] = {"role": "assistant", "content": got.text or "…"}
             done.messages.append({"role": "user", "content": NUDGE})
     return done
+
+
+def _reply(ask: Ask, system: str, done: Work, box: Toolbox, bounds: Bounds, most: int) -> Reply:
+    """One reply; asked for again with less room where the server, which did not say its context, finds it too much."""
+    got = reply(ask, system, done.messages, box.tools, most=most, until=bounds.until, stop=bounds.stop)
+    if got.context_full and bounds.context is None and most > LITTLE:
+        got = reply(ask, system, done.messages, box.tools, most=LITTLE, until=bounds.until, stop=bounds.stop)
+    return got
 
 
 class _Memory:
@@ -124,8 +133,8 @@ def _most(job: Job, context: int | None, done: Work, system: str) -> int:
         return job.reply_tokens
     if done.turns and done.turns[-1].prompt_tokens:
         last = done.turns[-1]
-        told = sum(len(str(message.get("content") or "")) for message in done.messages[-3:]) // 3
-        prompt = (last.prompt_tokens or 0) + (last.completion_tokens or 0) + told
+        results = sum(len(str(message.get("content") or "")) for message in done.messages[-3:]) // 3
+        prompt = (last.prompt_tokens or 0) + (last.completion_tokens or 0) + results
     else:
         prompt = (len(system) + len(str(done.messages))) // 4 + 700  # the tools' schemas are about 700
     return min(job.reply_tokens, max(context - prompt - MARGIN, context // 16 if prompt < context else 0))

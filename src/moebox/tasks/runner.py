@@ -118,9 +118,9 @@ def begin(endpoint: Endpoint, wanted: Sequence[JobName], worker: Worker, options
     )
 
 
-def save(told: TaskRun, run: Run) -> None:
+def save(task_run: TaskRun, run: Run) -> None:
     """Into the run folder."""
-    run.write_json(FILE, told)
+    run.write_json(FILE, task_run)
 
 
 def take_up(run: Run) -> TaskRun | None:
@@ -133,16 +133,16 @@ def take_up(run: Run) -> TaskRun | None:
 class _State:
     """What the threads share."""
 
-    told: TaskRun
+    task_run: TaskRun
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
-def work_all(told: TaskRun, worker: Worker, run: Run, options: Options, listener: Listener) -> TaskRun:
+def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, listener: Listener) -> TaskRun:
     """Do every job that is left. On Ctrl-C the running ones are dropped and what is done stays done."""
-    state = _State(told)
+    state = _State(task_run)
     left: queue.SimpleQueue[JobName] = queue.SimpleQueue()
-    for name in told.left:
+    for name in task_run.left:
         left.put(name)
     until = None if options.budget_s is None else time.monotonic() + options.budget_s
     problems: list[BaseException] = []
@@ -155,7 +155,7 @@ def work_all(told: TaskRun, worker: Worker, run: Run, options: Options, listener
             state.stopped.set()
 
     threads = [
-        threading.Thread(target=labour, daemon=True) for _ in range(min(options.parallel, max(1, len(told.left))))
+        threading.Thread(target=labour, daemon=True) for _ in range(min(options.parallel, max(1, len(task_run.left))))
     ]
     for thread in threads:
         thread.start()
@@ -167,7 +167,7 @@ def work_all(told: TaskRun, worker: Worker, run: Run, options: Options, listener
         state.stopped.set()
     if problems:
         raise problems[0]
-    return state.told
+    return state.task_run
 
 
 def _labour(
@@ -187,16 +187,16 @@ def _labour(
             return
         listener.began(name)
         run.event("task.begin", job=name.id)
-        result = _one(name, worker, run, options, listener, until, state)
+        result = _do_job(name, worker, run, options, listener, until, state)
         with state.lock:
-            others = tuple(other for other in state.told.results if other.id != result.id)
-            state.told = replace(state.told, results=(*others, result))
-            save(state.told, run)
+            others = tuple(other for other in state.task_run.results if other.id != result.id)
+            state.task_run = replace(state.task_run, results=(*others, result))
+            save(state.task_run, run)
             run.event("task.end", job=name.id, solved=result.solved, end=result.end, wrong=result.wrong)
         listener.ended(result)
 
 
-def _one(
+def _do_job(
     name: JobName,
     worker: Worker,
     run: Run,
@@ -210,7 +210,7 @@ def _one(
     own = time.monotonic() + options.job_s
     late: End = "budget" if until is not None and until < own else "time"
     limit = own if until is None else min(own, until)
-    context = state.told.context
+    context = state.task_run.context
     bounds = Bounds(until=limit, late=late, context=context, stop=state.stopped.is_set)
     began = time.monotonic()
     done = worker(job, bounds, lambda turn: listener.turn(name, turn))

@@ -20,20 +20,20 @@ def section(stories: Sequence[Story]) -> Section | None:
     if not worked:
         return None
     blocks: list[Block] = []
-    for story, told in worked:
+    for story, task_run in worked:
         name = story.label if len(stories) > 1 else ""
-        blocks.append(scores(told, name))
-        blocks += failures(told, name)
-        blocks += timeline(told, name)
-    lead = " ".join(sentence(told, story.label if len(stories) > 1 else "") for story, told in worked)
+        blocks.append(scores(task_run, name))
+        blocks += failures(task_run, name)
+        blocks += timeline(task_run, name)
+    lead = " ".join(sentence(task_run, story.label if len(stories) > 1 else "") for story, task_run in worked)
     return Section(id="tasks", title="Agents at work", lead=lead, blocks=tuple(blocks))
 
 
-def sentence(told: TaskRun, name: str) -> str:
+def sentence(task_run: TaskRun, name: str) -> str:
     """How many were solved, by whom."""
-    results = told.finished
+    results = task_run.finished
     solved = share(interval(sum(result.solved for result in results), len(results)))
-    who = "our own agent" if told.agent == "moebox" else told.agent
+    who = "our own agent" if task_run.agent == "moebox" else task_run.agent
     return f"{f'{name}: ' if name else ''}{solved} jobs solved by {who}."
 
 
@@ -42,15 +42,15 @@ def share(score: Score) -> str:
     return f"{score.passed} of {score.trials} ({score.low * 100:.0f}–{score.high * 100:.0f}%)"
 
 
-def scores(told: TaskRun, name: str) -> Table:
+def scores(task_run: TaskRun, name: str) -> Table:
     """A row a family."""
     heads = ("Family", "Solved", "Hidden tests", "Valid calls", "Repaired", "Turns", "Tokens", "Seconds", "tok/s")
-    held = [result for result in told.finished if result.first_tok_s and result.last_tok_s]
+    held = [result for result in task_run.finished if result.first_tok_s and result.last_tok_s]
     note = "Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job."
     if held:
         kept = sum((result.last_tok_s or 0) / (result.first_tok_s or 1) for result in held) / len(held)
         note += f" Speed over the last tenth of a job: {kept:.0%} of that over the first, mean of {len(held)} jobs."
-    rows = tuple(row(score) for score in families(told.finished))
+    rows = tuple(row(score) for score in families(task_run.finished))
     return Table(caption=name, columns=columns(*heads, text=(0,)), rows=rows, note=note)
 
 
@@ -75,9 +75,9 @@ def percentage(score: Score) -> Cell:
     return Cell(text=f"{score.share:.0%}" if score.trials else "", value=score.share if score.trials else None)
 
 
-def failures(told: TaskRun, name: str) -> list[Block]:
+def failures(task_run: TaskRun, name: str) -> list[Block]:
     """Where jobs went wrong; nothing where none did."""
-    wrong = [result for result in told.finished if not result.solved]
+    wrong = [result for result in task_run.finished if not result.solved]
     if not wrong:
         return []
     rows = tuple(
@@ -96,10 +96,10 @@ def failures(told: TaskRun, name: str) -> list[Block]:
     return [Table(caption=caption, columns=heads, rows=rows, note=more, folded=len(rows) > 12)]
 
 
-def timeline(told: TaskRun, name: str) -> list[Block]:
+def timeline(task_run: TaskRun, name: str) -> list[Block]:
     """Speed and context, turn by turn, of the job that wrote most."""
-    result = max(told.finished, key=lambda one: (len(one.turns), one.output_tokens))
-    charts = [chart for chart in (speed(result), context(result, told.context)) if chart]
+    result = max(task_run.finished, key=lambda one: (len(one.turns), one.output_tokens))
+    charts = [chart for chart in (speed(result), context(result, task_run.context)) if chart]
     return [Charts(charts=tuple(charts))] if charts else []
 
 
