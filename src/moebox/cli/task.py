@@ -189,9 +189,7 @@ def _begin(
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
     if task_run.agent != worker.name:
         hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"
-        raise BadInput(
-            f"{run.path} was worked on by {task_run.agent}, not {worker.name}", hint=f"--with {task_run.agent}"
-        )
+        raise BadInput(f"{run.path} was worked on by {task_run.agent}, not {worker.name}", hint=hint)
     return run, task_run
 
 
