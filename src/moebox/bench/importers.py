@@ -93,18 +93,18 @@ _GUIDELLM = {
 
 
 def _guidellm(value: Result) -> list[Result]:
-    return [_guidellm_one(one) for one in value["benchmarks"] if isinstance(one, dict)]
+    return [_guidellm_level(level) for level in value["benchmarks"] if isinstance(level, dict)]
 
 
-def _guidellm_one(one: Result) -> Result:
-    metrics = one.get("metrics") or {}
+def _guidellm_level(level: Result) -> Result:
+    metrics = level.get("metrics") or {}
 
     def stats(name: str) -> Result:
         metric = metrics.get(name) or {}
         return metric.get("successful") or metric.get("total") or {}
 
-    totals = metrics.get("request_totals") or one.get("request_totals") or {}
-    config = one.get("config") or one.get("args") or {}
+    totals = metrics.get("request_totals") or level.get("request_totals") or {}
+    config = level.get("config") or level.get("args") or {}
     strategy = config.get("strategy") or {}
     result: Result = {
         "kind": "serving",
@@ -112,7 +112,7 @@ def _guidellm_one(one: Result) -> Result:
         "model_id": (config.get("backend") or {}).get("model"),
         "max_concurrency": strategy.get("streams") or strategy.get("max_concurrency"),
         "request_rate": strategy.get("rate") or "inf",
-        "duration": one.get("duration"),
+        "duration": level.get("duration"),
         "completed": totals.get("successful"),
         "failed": totals.get("errored"),
         "cancelled": totals.get("incomplete"),
@@ -179,8 +179,8 @@ def _aiperf(value: Result) -> list[Result]:
 
 def _aiperf_load(config: Result) -> tuple[Result, str | None]:
     """Concurrency and rate, and the model, of newer files (0.13: phases, models) and older ones (loadgen, endpoint)."""
-    phases = [one for one in config.get("phases") or [] if isinstance(one, dict) and one.get("kind") == "profiling"]
-    names = [one.get("name") for one in (config.get("models") or {}).get("items") or [] if isinstance(one, dict)]
+    phases = [p for p in config.get("phases") or [] if isinstance(p, dict) and p.get("kind") == "profiling"]
+    names = [m.get("name") for m in (config.get("models") or {}).get("items") or [] if isinstance(m, dict)]
     names += (config.get("endpoint") or {}).get("model_names") or []
     return phases[0] if phases else config.get("loadgen") or {}, next(iter(names), None)
 

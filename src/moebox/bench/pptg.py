@@ -25,17 +25,16 @@ def pp_tg(
     repeat: int = 3,
     workload: Workload | None = None,
     load: Load = ONE,
-    tell: Callable[[str], None] | None = None,
+    on_test: Callable[[str], None] = lambda name: None,
 ) -> PrefillDecode:
     """A result with a row for each test: pp cold and warm, tg. Lengths are the tests', all else the workload's."""
-    say = tell or (lambda line: None)
     base = workload or Workload()
     rows: list[TestRow] = []
     for tokens in pp:
-        say(f"pp{tokens}")
+        on_test(f"pp{tokens}")
         rows += _prefill(subject, replace(base, input_tokens=tokens, output_tokens=1), load, repeat)
     for tokens in tg:
-        say(f"tg{tokens}")
+        on_test(f"tg{tokens}")
         work = _apart(replace(base, input_tokens=TG_PROMPT, output_tokens=tokens))
         rows.append(_row(f"tg{tokens}", tokens, _run(subject, work, load, repeat, 0), decode_rate, cold=True))
     return PrefillDecode(
@@ -51,15 +50,15 @@ def pp_tg(
     )
 
 
-def prefill_rate(one: Figures) -> float | None:
+def prefill_rate(reply: Figures) -> float | None:
     """Prompt tokens a second until the first token."""
-    prompt = one.request.prompt
-    return prompt / one.ttft_s if prompt > 0 and one.ttft_s else None
+    prompt = reply.request.prompt
+    return prompt / reply.ttft_s if prompt > 0 and reply.ttft_s else None
 
 
-def decode_rate(one: Figures) -> float | None:
+def decode_rate(reply: Figures) -> float | None:
     """Tokens a second after the first."""
-    return 1 / one.tpot_s if one.tpot_s else None
+    return 1 / reply.tpot_s if reply.tpot_s else None
 
 
 def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[TestRow]:

@@ -18,12 +18,12 @@ class Preset:
     source: str
     workload: Workload
     concurrency: tuple[int, ...] = (1,)
-    requests: int = 0  # for each concurrency; 0 takes requests_per_lane
-    requests_per_lane: int = field(default=4)
+    requests: int = 0  # for each concurrency; 0 takes requests_per_stream
+    requests_per_stream: int = field(default=4)
 
     def count(self, concurrency: int) -> int:
         """Requests at this concurrency."""
-        return self.requests or concurrency * self.requests_per_lane
+        return self.requests or concurrency * self.requests_per_stream
 
 
 @functools.cache

@@ -186,7 +186,6 @@ def _tests(
     from moebox.bench.pptg import pp_tg
     from moebox.cli.bench_view import show_rows
 
-    tell = None if json else lambda line: talk().print(line, style="dim")
     result = pp_tg(
         subject,
         pp=tests[0],
@@ -194,7 +193,7 @@ def _tests(
         repeat=max(1, repeat),
         workload=plan.workload,
         load=plan.loads[0],
-        tell=tell,
+        on_test=(lambda name: None) if json else (lambda name: talk().print(name, style="dim")),
     )
     keeper.keep_tests(result)
     if json:
