@@ -43,7 +43,7 @@ def parse(text: str) -> dict[str, float]:
     for name, value in _LINE.findall(text):
         with contextlib.suppress(ValueError):
             number = float(value)
-            if number == number and abs(number) != float("inf"):
+            if 0 <= number < float("inf"):  # none of what we read can be below zero
                 found[name] = found.get(name, 0.0) + number
     return found
 

@@ -11,14 +11,15 @@ from array import array
 from collections.abc import Sequence
 
 from moebox.bench.generator.recorder import Recorder
-from moebox.bench.generator.template import QUOTE, Plan
+from moebox.bench.generator.template import BESIDES, LONGEST_CHUNK, QUOTE, SIZE_LINES
 from moebox.stream import sockets
 
 BUFFER = 16384  # bytes asked of one read
+SIZE_LESS = 2 - BESIDES  # from the length of a chunk behind its size line to that of the event's data
 
-# Whose bytes; where things must stand in a chunk, by its length; what stands behind the text; times and sizes of
-# events; the recorder that holds these, for what comes otherwise.
-HotStream = tuple[socket.socket, dict[int, Plan], bytes, "array[int]", "array[int]", Recorder]
+# Whose bytes; what stands before and behind the text of an event, and how long that is; times and sizes of events; the
+# recorder that holds these, for what comes otherwise.
+HotStream = tuple[socket.socket, bytes, bytes, int, int, "array[int]", "array[int]", Recorder]
 Odd = tuple[int, int, bytes | None, int]  # descriptor, poll mask, what was read (None: nothing yet), when it came
 
 
@@ -45,7 +46,9 @@ class HotPath:
         """Events like the one before on this stream may be taken here from now on."""
         template = recorder.template
         assert template is not None
-        self.streams[fd] = (sock, template.plans, template.tail, recorder.times, recorder.sizes, recorder)
+        before, behind = len(template.opening), len(template.tail)
+        stream = (sock, template.opening, template.tail, before, behind, recorder.times, recorder.sizes, recorder)
+        self.streams[fd] = stream
 
     def unseen_since(self, fd: int, came: int) -> int:
         """Since when nobody had looked at a stream, where that is so long that events may have joined; else 0."""
@@ -59,7 +62,7 @@ class HotPath:
         """
         recvmsg_into, side_bytes, unpack = socket.socket.recvmsg_into, sockets.SIDE_BYTES, sockets.TIMESPEC.unpack
         data, rooms, startswith, find = self._room, (self._room,), self._room.startswith, self._room.find
-        streams, read_at, offset = self.streams, self.read_at, self.offset
+        streams, read_at, offset, lines = self.streams, self.read_at, self.offset, SIZE_LINES
         odd = self.odd = []
         oldest = second = base = 0
         for fd, mask in ready:
@@ -67,7 +70,7 @@ class HotPath:
             if stream is None or mask != 1:  # EPOLLIN alone
                 odd.append((fd, mask, None, 0))
                 continue
-            sock, plans, tail, times, sizes, recorder = stream
+            sock, opening, tail, before, behind, times, sizes, recorder = stream
             try:
                 length, side, _, _ = recvmsg_into(sock, rooms, side_bytes)
             except BlockingIOError:
@@ -84,16 +87,19 @@ class HotPath:
                 came = time.monotonic_ns()
             if not oldest:
                 oldest = came
-            head, text, close, payload = plans.get(length) or recorder.plan(length)
+            line, start = lines[length if length <= LONGEST_CHUNK else 0]
+            text, close = start + before, length - behind
             if (
-                startswith(head)
+                text < close
+                and startswith(line)
+                and startswith(opening, start)
                 and startswith(tail, close)
                 and data[text] != QUOTE
                 and find(b"\n", text) == length - 4
                 and data[text:close].isascii()
             ):  # as in `template.is_text`, without the call
                 times.append(came)
-                sizes.append(payload)
+                sizes.append(length - start + SIZE_LESS)
                 read_at[fd] = now
             elif length < BUFFER and (together := recorder.alike(data, length)):
                 recorder.note(together, came, self.unseen_since(fd, came))

@@ -9,7 +9,7 @@ take the long way through `Body`, the event splitter and `decode`. Nothing is re
 from array import array
 from collections.abc import Sequence
 
-from moebox.bench.generator.template import END, NOWHERE, Plan, Template, payload_of, template_of
+from moebox.bench.generator.template import END, Template, payload_of, template_of
 from moebox.stream.body import Body
 from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
 
@@ -86,10 +86,6 @@ class Recorder:
     def alike(self, data: bytes | bytearray, length: int) -> list[int]:
         """Bytes of each event in the first `length` of `data` if all are like the one before, else []."""
         return self.template.spans(data, length) if self.template is not None else []
-
-    def plan(self, length: int) -> Plan:
-        """Where things must stand in a chunk of this length that holds one more event like the one before."""
-        return self.template.plan(length) if self.template is not None else NOWHERE
 
     def catch_up(self) -> None:
         """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""

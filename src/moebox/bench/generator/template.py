@@ -23,36 +23,29 @@ LONGEST = 4096  # bytes of an event that a template is made from: longer ones ar
 LONGEST_CHUNK = 2 * LONGEST  # bytes of an HTTP chunk, with its size line and end, that may be told by a template
 
 
-MOST_PLANS = 1024  # lengths of one reply's events; there are a few dozen
+def _size_line(length: int) -> bytes:
+    """The size line of a chunk that is `length` bytes long with it and the line end behind it."""
+    for digits in range(1, 9):
+        line = b"%x\r\n" % max(length - digits - 4, 0)
+        if len(line) == digits + 2 and length > digits + 4:
+            return line
+    return b"\0"  # no chunk that holds anything has this length, and none opens so
 
-# The size line with the opening, where the text begins and ends, and bytes of the event's data.
-Plan = tuple[bytes, int, int, int]
-NOWHERE: Plan = (b"\0", 0, 0, 0)  # no chunk opens so
+
+# Size lines and how long they are, by length of a chunk: arithmetic, written down once. Nothing of any reply is in it.
+SIZE_LINES = tuple((line, len(line)) for line in map(_size_line, range(LONGEST_CHUNK + 1)))
 
 
 class Template:
     """The bytes around the text of one reply's events: `opening` before it, `tail` behind it."""
 
-    __slots__ = ("_close", "kind", "opening", "plans", "tail")
+    __slots__ = ("_close", "kind", "opening", "tail")
 
     def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
         self.opening = opening  # from "data: " up to the text
         self._close = close  # from the text's closing quote to the end of the event
         self.tail = close + END
         self.kind = kind
-        self.plans: dict[int, Plan] = {}  # by length of a chunk
-
-    def plan(self, length: int) -> Plan:
-        """Where things must stand in `length` bytes that are one whole chunk with one event of this template."""
-        plan = self.plans.get(length)
-        if plan is None:
-            line = size_line(length)
-            text, close = len(line) + len(self.opening), length - len(self.tail)
-            fits = text < close and length <= LONGEST_CHUNK
-            plan = (line + self.opening, text, close, length - len(line) + 2 - BESIDES) if fits else NOWHERE
-            if len(self.plans) < MOST_PLANS:
-                self.plans[length] = plan
-        return plan
 
     def spans(self, data: bytes | bytearray, length: int) -> list[int]:
         """Bytes of each event's data if the first `length` bytes are whole chunks of this template, else []."""
@@ -82,20 +75,19 @@ class Template:
         """
         sizes = []
         for part in parts:
-            head, text, close, payload = self.plan(len(part) + len(END))
-            if not (part.startswith(head) and part.endswith(self._close) and is_text(part[text:close])):
+            length = len(part) + len(END)
+            if length > LONGEST_CHUNK:
                 return None
-            sizes.append(payload)
+            line, start = SIZE_LINES[length]
+            if not (
+                part.startswith(line)
+                and part.startswith(self.opening, start)
+                and part.endswith(self._close)
+                and is_text(part[start + len(self.opening) : len(part) - len(self._close)])
+            ):
+                return None
+            sizes.append(length - start + 2 - BESIDES)
         return sizes
-
-
-def size_line(length: int) -> bytes:
-    """The size line of a chunk that is `length` bytes long with it and the line end behind it."""
-    for digits in range(1, 9):
-        line = b"%x\r\n" % max(length - digits - 4, 0)
-        if len(line) == digits + 2:
-            return line
-    return b"\0"  # no chunk has this length, and none opens so
 
 
 def is_text(text: bytes | bytearray) -> bool:
