@@ -40,22 +40,22 @@ class Moment:
 
 
 def moments(count: int, seed: int) -> list[Moment]:
-    """`count` of them, spread over victims and over the steps that have an engine; few in the ladder, which is long."""
+    """`count` of them, spread over victims and steps; the ladder has its own tests of this, with a quicker engine."""
     draw = random.Random(seed)
     steps = ("up", "climb", "bench")
     return [
         Moment(
             victim=VICTIMS[number % 3],
-            step="verify" if number % 10 == 9 else steps[number // 3 % 3],
+            step=steps[number // 3 % 3],
             after_s=draw.choice((0.0, 0.5, 2.0, 6.0)) * draw.random(),
         )
         for number in range(count)
     ]
 
 
-def words_for(moment: Moment) -> list[str]:
-    """Words of the run: the ladder only where the moment is in it, and a climb of one step."""
-    left_out = "doctor,task" if moment.step == "verify" else "doctor,verify,task"
+def words() -> list[str]:
+    """Words of the run: every step that has an engine but the ladder, and a climb of one step."""
+    left_out = "doctor,verify,task"
     return ["--recipe", str(recipe()), "--yes", "--skip", left_out, "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
 
 
@@ -124,7 +124,7 @@ def orphans() -> list[str]:
 
 def besiege(moment: Moment) -> int:
     """One run with one kill, taken up until it is complete; how often that took."""
-    moebox = begin(*words_for(moment))
+    moebox = begin(*words())
     kill(moment, moebox)
     moebox.wait(timeout=WAIT_S)
     run = the_run()
