@@ -32,13 +32,18 @@ SMALL = Model(
 
 
 def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
-    """`plan` writes it for this machine; with the server's path added it comes up."""
+    """`plan` writes it for this machine; with the server's path added it comes up, by a known remedy if need be."""
     path = folders / f"planned-{engine}.toml"
     words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
     moebox("plan", phantom.gguf_path(), *words, "-o", path).good()
     planned = codec.read_toml(Recipe, path)
     assert planned.engine == engine
-    with up(written(dataclasses.replace(planned, runtime=Runtime(entry=str(program(engine)))), folders), "--port", "0"):
+    with up(
+        written(dataclasses.replace(planned, runtime=Runtime(entry=str(program(engine)))), folders),
+        "--port",
+        "0",
+        "--apply-remedy",
+    ):
         pass
 
 
