@@ -154,6 +154,7 @@ def test_any_text_is_refused_or_read_back(siege: Siege, text: str, base: str, wh
         ({"runtime.kind": "docker", "runtime.options": ["--privileged"]}, "not taken from a recipe"),
         ({"runtime.kind": "docker", "runtime.options": ["evil/image"]}, "not taken from a recipe"),
         ({"runtime.kind": "docker", "checkpoint": "/root/.ssh"}, "more than weights"),
+        ({"runtime.kind": "docker", "checkpoint": "../../etc"}, "needs the whole path"),
         ({"env": {"BASH_ENV": "$(touch x)"}}, "decides which programs run"),
         ({"env": {"X": "hf_abcdefghijklmnop"}}, "looks like a key"),
         ({"served_name": "a\u2028services: {}"}, "control character"),

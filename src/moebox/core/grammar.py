@@ -52,6 +52,8 @@ def refuse(recipe: Recipe) -> None:
     _secrets(recipe)
     _host(recipe)
     _runtime(recipe.runtime)
+    if recipe.runtime.kind in ("docker", "podman") and recipe.checkpoint.startswith("."):
+        raise BadInput(f"checkpoint: a container needs the whole path, not {recipe.checkpoint!r}")
     if recipe.runtime.kind in ("docker", "podman") and recipe.checkpoint.startswith(("/", "~")):
         weights = PurePosixPath(recipe.checkpoint)
         containers.outside("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
