@@ -16,7 +16,7 @@ from moebox.verify.chunks import streamed
 from moebox.verify.client import Client
 from moebox.verify.counts import implausible
 from moebox.verify.kinds import STREAMED
-from moebox.verify.latency import Pace
+from moebox.verify.latency import Pace, Pulse
 from moebox.verify.options import Options
 from moebox.verify.sse import Events
 from moebox.verify.tally import Tally
@@ -65,6 +65,7 @@ class Asker:
         self.paces: list[Pace] = []  # of ordinary requests
         self.charged: dict[str, Mark] = {}  # kinds that an earlier rung already answers for
         self.paced = 0  # of these, looked at for lateness
+        self.pulse = Pulse()
         self.hangs = 0
         self.patient = False  # long prompts and long answers take as long as they take
         self.ends = time.monotonic() + options.time_s
@@ -140,7 +141,7 @@ class Asker:
         self.tally.add("transport" + STREAMED * stream, lost(exchange))
         if exchange.error.startswith("no end"):
             self.hangs += 1
-        elif exchange.status == 200 and not self.patient:
+        elif exchange.status == 200 and not self.patient and not self.pulse.held_up():
             self.paces.append(Pace(exchange.seconds, len(exchange.response), stream))
         return exchange
 

@@ -75,6 +75,7 @@ async def climb(
         ask = Asker(client, options)
         client.ends = ask.ends
         meter = Meter(ask, rungs, watch)
+        pulse = asyncio.create_task(ask.pulse.beat())
         await _introduce(ask, rungs)
         for rung in rungs:
             verdict = _skipped(rung, stopped) if stopped else await _rung(ask, rung, meter)
@@ -83,6 +84,7 @@ async def climb(
             done.append(verdict)
             if tell:
                 tell(verdict)
+        pulse.cancel()
         ladder = Ladder(
             url=endpoint.base_url,
             model=endpoint.model,

@@ -1,12 +1,17 @@
 """Requests that came seconds later than their like."""
 
+import asyncio
+import contextlib
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 FEWEST = 20  # requests, before "late" means anything
 TIMES = 8  # the expected time that a request must take to be late
 LATER_S = 5.0  # and so much longer than expected
+BEAT_S = 0.1
+HELD_UP_S = 0.3  # on a machine so busy nothing is said about lateness
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,26 @@ class Pace:
     seconds: float
     size: int  # bytes of the reply
     stream: bool
+
+
+class Pulse:
+    """Notices when this process itself was held up, so that no server is blamed for it."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+
+    async def beat(self) -> None:
+        """Run beside the requests until cancelled."""
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(BEAT_S)
+                self.worst_s = max(self.worst_s, time.monotonic() - before - BEAT_S)
+
+    def held_up(self) -> bool:
+        """Whether it was, since the last time it was asked."""
+        worst, self.worst_s = self.worst_s, 0.0
+        return worst > HELD_UP_S
 
 
 def late(paces: Sequence[Pace], since: int) -> list[str]:
