@@ -9,11 +9,11 @@ them go on as the last two did.
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from moebox.core.box import Box
-from moebox.core.calibration import Boot, Calibration, gpu_experts_of
+from moebox.core.calibration import Boot, Calibration, DecodeStep, gpu_experts_of
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 
@@ -134,10 +134,22 @@ def decode_series(boots: Sequence[Boot]) -> dict[tuple[int, int], Series]:
     """Every (batch, context) that two depths have in common."""
     table: dict[tuple[int, int], dict[Depth, tuple[float, float]]] = {}
     for boot in boots:
-        for step in boot.decode:
+        for step in undisturbed(boot.decode):
             rows = table.setdefault((step.batch, step.context), {})
             rows[boot.layers, boot.gpu_experts] = (step.seconds, step.spread)
     return {key: rows for key, rows in sorted(table.items()) if _solvable(rows)}
+
+
+def undisturbed(steps: Sequence[DecodeStep]) -> list[DecodeStep]:
+    """Steps without what came between: more sequences or a longer context never take less time.
+
+    Disturbances only ever add time, so a step that took longer than one that does more is set to that one's time.
+    """
+    return [replace(step, seconds=min(more.seconds for more in steps if _does_more(more, step))) for step in steps]
+
+
+def _does_more(more: DecodeStep, step: DecodeStep) -> bool:
+    return more.batch >= step.batch and more.context >= step.context
 
 
 def prefill_series(boots: Sequence[Boot]) -> dict[int, Series]:
