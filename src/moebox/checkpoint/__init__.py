@@ -31,13 +31,23 @@ def resolve(name: str) -> tuple[Model, tuple[Checkpoint, ...]]:
 
 def look_up(name: str) -> Resolved:
     """The same with notes."""
+    if not _is_there(Path(name)):
+        return _named(name)
     path = Path(name).expanduser()
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if not path.is_file() and not path.is_dir():
         raise BadInput(f"{name}: is a pipe or a device, not a file or folder")
-    if path.suffix == ".gguf" or path.is_file():
-        return from_file(path)
-    if path.is_dir():
-        return from_folder(path)
+    return from_file(path) if path.is_file() else from_folder(path)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is anything; a name that no file system takes is none, and a ~ of nobody neither."""
+    try:
+        return path.expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _named(name: str) -> Resolved:
     if is_path(name):
         raise BadInput(f"{name}: no such file or folder")
     model = catalogue.model(name)
@@ -55,8 +65,7 @@ def deploy(recipe: Recipe, box: Box | None = None) -> Deployment:
     Weights on disk are read; otherwise the catalogue is asked for the recipe's model and its checkpoint. Weights that
     nobody knows can still be launched: see Deployment.
     """
-    local = Path(recipe.checkpoint).expanduser()
-    if local.exists() and (is_path(recipe.checkpoint) or not _published(recipe)):
+    if _is_there(Path(recipe.checkpoint)) and (is_path(recipe.checkpoint) or not _published(recipe)):
         grammar.refuse(recipe)  # nothing of a recipe is opened that may not be named in one
         try:
             found = look_up(recipe.checkpoint)
