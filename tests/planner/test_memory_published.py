@@ -1,7 +1,12 @@
 """The memory model against starts that people published, each quoted with its source in data/published/memory.toml."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from moebox import detect
+from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines import budget
@@ -11,6 +16,7 @@ from tests.planner.boxes import ATTIC, EIGHT
 from tests.planner.deployed import on
 
 GIB, MIB = 2**30, 2**20
+CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
 
 
 def name(row: Row) -> str:
@@ -135,3 +141,27 @@ def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
     assert vllm.workspace_bytes(card, model, recipe) / GIB == pytest.approx(16, rel=0.01)
     assert vllm.workspace_bytes(card, model, replace(recipe, max_seqs=64)) / GIB == pytest.approx(1.0, rel=0.01)
     assert vllm.workspace_bytes(card, model, replace(recipe, context=262144)) / GIB == pytest.approx(47, rel=0.01)
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(4, 20_579_536), (8, 6_031_840), (12, 1_178_352)])
+def test_the_pool_of_kimi_shapes_on_one_h200(layers: int, tokens: int, tmp_path: Path) -> None:
+    """vLLM 0.26, int4, 0.9 of the GPU, 8,192 tokens a step (15 November 2026): one rank holds all 64 heads."""
+    whole = json.loads((CONFIGS / "moonshotai--Kimi-K2.5.json").read_text())
+    text = {**whole["text_config"], "num_hidden_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    recipe = Recipe(
+        name="cut",
+        engine="vllm",
+        engine_version="0.26.0",
+        model=str(tmp_path),
+        checkpoint=str(tmp_path),
+        served_name="cut",
+        context=32768,
+        max_seqs=64,
+        batched_tokens=8192,
+        memory_utilization=0.9,
+        flags={"load-format": "dummy"},
+    )
+    planned = budget(deploy(recipe, detect.box("1x-h200")))
+
+    assert planned.kv_tokens == pytest.approx(tokens, rel=0.01)

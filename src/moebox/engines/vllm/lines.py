@@ -60,7 +60,12 @@ def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     used = model.moe.used if model.moe else 0
     tokens = rules.step_tokens(gpu, recipe)
     seqs, live = rules.max_seqs(gpu, recipe), constant("load", "live_copies")
-    text = f"max({tokens:,} × {model.hidden:,} × 2 × ({used} + {live}), {seqs} × {model.vocab:,} × 16)"
+    each = f"{model.hidden:,} × ({used} + {live})"
+    if model.mla:
+        heads = model.mla.heads / recipe.parallel.tp
+        each = f"({model.hidden:,} × ({used} + {constant('vllm', 'latent_copies')})"
+        each += f" + {heads:g} heads × {constant('vllm', 'latent_head_elements'):,})"
+    text = f"max({tokens:,} × 2 × {each}, {seqs} × {model.vocab:,} × 16)"
     if model.mla and model.mla.indexer:
         text += " + the indexer's logits"
     if recipe.speculate:

@@ -127,7 +127,7 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
     tokens = step_tokens(gpu, recipe)
     used = model.moe.used if model.moe else 0
     seqs = max_seqs(gpu, recipe)
-    peak = tokens * model.hidden * 2 * (used + constant("load", "live_copies"))
+    peak = tokens * 2 * live_elements(model, recipe, used)
     peak = max(peak, seqs * model.vocab * constant("vllm", "sampler_bytes"))
     if model.mla and model.mla.indexer:
         peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
@@ -136,6 +136,14 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
         peak += round(seqs * guesses * model.vocab * 4 * constant("vllm", "draft_logits") * generation.rejection)
         peak += round(generation.speculative * GIB)
     return int(peak)
+
+
+def live_elements(model: Model, recipe: Recipe, used: int) -> float:
+    """Elements of one prompt token that are in memory together at the peak of a step."""
+    if model.mla is None:
+        return float(model.hidden * (used + constant("load", "live_copies")))
+    of_heads = model.mla.heads / recipe.parallel.tp * constant("vllm", "latent_head_elements")
+    return float(model.hidden * (used + constant("vllm", "latent_copies")) + of_heads)
 
 
 def graph_bytes(recipe: Recipe) -> int:
