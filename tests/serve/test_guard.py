@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from moebox import http
 from moebox.doctor.logs import Finding
+from moebox.engines import rooms
 from moebox.engines.events import Event
 from moebox.serve import facts
 from moebox.serve.guard import Guard, descendants, spawn
 from moebox.serve.tail import Tail
-from moebox.serve.watch import Watch
+from moebox.serve.watch import Seen, Watch
 from moebox.store.log import EngineLog
 
 SECRET = b"sk-abab-abc"
@@ -94,3 +95,19 @@ def test_facts_come_from_metrics_and_props() -> None:
 def test_any_text_of_a_server_can_be_shown(text: str) -> None:
     """An error page, half a document, nothing: one line comes of it."""
     assert len(http.error_text(text)) <= 300
+
+
+def test_an_engine_with_one_worker_is_held_against_the_plan_too() -> None:
+    """Lines of vLLM 0.26 on one H200 name no worker: weights and cache are the first GPU's, not nobody's."""
+    begin = "(EngineCore pid=9) INFO 11-15 16:18:25"
+    lines = (
+        f"{begin} [gpu_model_runner.py:5347] Model loading took 32.76 GiB memory and 1.2 seconds",
+        f"{begin} [gpu_worker.py:560] Available KV cache memory: 88.32 GiB",
+    )
+    seen = Seen()
+    for line in lines:
+        event = rooms.log("vllm").event(line)
+        assert event is not None
+        seen.facts |= event.facts
+
+    assert facts.by_device(seen)["gpu0"]["weights_bytes"] == pytest.approx(32.76 * 2**30)

@@ -21,7 +21,14 @@ def gather(endpoint: Endpoint, seen: Seen) -> dict[str, Any]:
     if told_by:
         text = http.get(f"{endpoint.root}{told_by}", headers=endpoint.headers).text
         found |= of_props(text) if told_by == "/props" else of_metrics(text)
-    return {**found, "devices": [{"device": name, **told} for name, told in seen.devices.items()]}
+    return {**found, "devices": [{"device": name, **told} for name, told in by_device(seen).items()]}
+
+
+def by_device(seen: Seen) -> dict[str, dict[str, float]]:
+    """What each device holds; an engine with one worker names no device, so its bytes are the first GPU's."""
+    if seen.devices or "weights_bytes" not in seen.facts:
+        return seen.devices
+    return {"gpu0": {name: value for name, value in seen.facts.items() if name.endswith("_bytes")}}
 
 
 def of_metrics(text: str) -> dict[str, float]:
