@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
-from moebox.core.layers import Gqa, LayerKind, Linear, Mla
+from moebox.core.layer_kind import LayerKind
+from moebox.core.layers import Gqa, Linear, Mla
 from moebox.core.model import Checkpoint, Model
 from moebox.core.quant import checkpoint_of
 from moebox.errors import BadInput

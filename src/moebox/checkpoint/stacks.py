@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from moebox.checkpoint.fields import Fields
-from moebox.core.layers import Compressed, Gqa, Indexer, Layers, Linear, Mla
+from moebox.core.layer_kind import Indexer
+from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
 from moebox.errors import BadInput
 
 LATENT = (

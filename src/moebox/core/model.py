@@ -7,9 +7,9 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from moebox.core.layer_kind import Indexer as Indexer
+from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Gqa as Gqa
-from moebox.core.layers import Indexer as Indexer
-from moebox.core.layers import LayerKind
 from moebox.core.layers import Layers as Layers
 from moebox.core.layers import Mla as Mla
 

@@ -6,7 +6,8 @@ model asks here too: what is held is what is read.
 """
 
 from moebox.core import registry
-from moebox.core.layers import Compressed, LayerKind, Mla
+from moebox.core.layer_kind import LayerKind
+from moebox.core.layers import Compressed, Mla
 from moebox.core.model import KV_BYTES, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput, suggest

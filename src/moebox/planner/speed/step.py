@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from moebox.core.box import Gpu
-from moebox.core.layers import Compressed, Gqa, LayerKind
+from moebox.core.layer_kind import LayerKind
+from moebox.core.layers import Compressed, Gqa
 from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
 from moebox.planner.speed.links import Fabric
 from moebox.sizing.rank import Rank, RankLayers

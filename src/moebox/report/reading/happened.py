@@ -6,6 +6,7 @@ Kinds are matched by their words, not by one exact list, so that journals of oth
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
@@ -107,22 +108,38 @@ def problems_of(events: Sequence[Event], attempts: Sequence[Attempt]) -> list[Pr
 
 def failure_of(told: Any, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
-    step = next((row for row in rows(told, "steps") if words(row, "state") == "failed"), None)
+    step = next((row for row in rows(told, "steps") if words(row, "state") == "failed"), {})
     launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
-    if step is None and launch is None:
+    if not step and launch is None:
         return None
-    open_ones = [problem for problem in problems if not problem.mended]
-    fatal = next((problem for problem in open_ones if problem.severity == "fatal"), None)
-    found = fatal or (open_ones[-1] if open_ones and launch else None)
-    said = hide_keys(words(step, "why")) if step else ""
-    return Failure(
-        step=words(step, "name") if step else "up",
-        what=said or (launch.why if launch else "") or "stopped",
-        hint=hide_keys(words(step, "hint")) if step else "",
-        line=found.excerpt.strip().splitlines()[0] if found and found.excerpt.strip() else "",
-        cause=(found.cause or found.title) if found else "",
-        remedy=(found.remedy if found else "") or (launch.remedy if launch else ""),
+    found = gravest(problems, launched=launch is not None)
+    by_step = Failure(
+        step=words(step, "name") or "up", what=hide_keys(words(step, "why")), hint=hide_keys(words(step, "hint"))
     )
+    return with_launch(with_finding(by_step, found), launch)
+
+
+def gravest(problems: Sequence[Problem], *, launched: bool) -> Problem | None:
+    """The first fatal finding that was not fixed; after a failed launch, any other counts too."""
+    left = [problem for problem in problems if not problem.mended]
+    fatal = [problem for problem in left if problem.severity == "fatal"]
+    if fatal:
+        return fatal[0]
+    return left[-1] if left and launched else None
+
+
+def with_finding(failure: Failure, found: Problem | None) -> Failure:
+    """What the log says about it."""
+    if found is None:
+        return failure
+    lines = found.excerpt.strip().splitlines()
+    return replace(failure, line=lines[0] if lines else "", cause=found.cause or found.title, remedy=found.remedy)
+
+
+def with_launch(failure: Failure, launch: Attempt | None) -> Failure:
+    """What the launch itself said, where nobody else said anything."""
+    why, remedy = (launch.why, launch.remedy) if launch else ("", "")
+    return replace(failure, what=failure.what or why or "stopped", remedy=failure.remedy or remedy)
 
 
 def first_sentence(text: str) -> str:
