@@ -105,6 +105,8 @@ def _draft(deployment: Deployment, *, variable: bool) -> tuple[Piece, ...]:
     marker = MARK if variable else (chosen.draft if chosen else "")
     asked = dataclasses.replace(chosen or Speculate(), draft=marker)
     words = rooms.argv(recipe.engine).speculation(dataclasses.replace(recipe, speculate=asked))
+    if not variable:
+        return tuple(tuple((part,) for part in word) for word in words)
     return tuple(tuple(_split(part, deployment) for part in word) for word in words)
 
 
