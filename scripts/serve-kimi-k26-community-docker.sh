@@ -5,7 +5,7 @@
 #   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository or folder of the weights)
 #   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
 #   MAX_MODEL_LEN            65536  (context of one request, tokens)
-#   GPU_MEMORY_UTILIZATION   0.9  (share of each card's memory the engine may take)
+#   GPU_MEMORY_UTILIZATION   0.9  (share of each GPU's memory the engine may take)
 #   PORT                     5000  (where it answers)
 #   ENABLE_EAGLE3            0  (1 turns speculative decoding on; first trust the model without)
 #   EAGLE3_MODEL             lightseekorg/kimi-k2.6-eagle3  (draft model)
@@ -90,7 +90,7 @@ run=(
   -e CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
   # eight workers do not fight over the host's cores
   -e OMP_NUM_THREADS="${OMP_NUM_THREADS:-16}"
-  # weights go to the card without a detour through host memory
+  # weights go to the GPU without a detour through host memory
   -e SAFETENSORS_FAST_GPU="${SAFETENSORS_FAST_GPU:-1}"
   # first start compiles for 5 to 20 minutes, the next takes about 2.5; keep it on a host volume and wipe it when the image changes
   -e TRITON_CACHE_DIR=/cache/jit/triton

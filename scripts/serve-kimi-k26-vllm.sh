@@ -5,7 +5,7 @@
 #   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository or folder of the weights)
 #   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
 #   MAX_MODEL_LEN            65536  (context of one request, tokens)
-#   GPU_MEMORY_UTILIZATION   0.92  (share of each card's memory the engine may take)
+#   GPU_MEMORY_UTILIZATION   0.92  (share of each GPU's memory the engine may take)
 #   PORT                     8000  (where it answers)
 #   ENABLE_EAGLE3            0  (1 turns speculative decoding on; first trust the model without)
 #   EAGLE3_MODEL             lightseekorg/kimi-k2.6-eagle3  (draft model)

@@ -22,6 +22,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["box", "--box", "8x-rtx-pro-600"], 2, "rtx-pro-6000"),
         (["box", "--bix", "1"], 2, "--bix"),
         (["models", "show", "/no/such/folder"], 2, "no such file"),
+        (["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "12"], 2, "768GiB"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -215,7 +215,7 @@ def counts(flag: str, text: str | None) -> tuple[int, ...]:
     except ValueError:
         raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32") from None
     if any(value < 1 or value > 60_000 * 20 for value in found):
-        raise BadInput(f"{flag}: {text!r} holds a count that cannot be meant")
+        raise BadInput(f"{flag}: {text!r} holds a count out of range", hint="write it like 1,8,32")
     return found
 
 

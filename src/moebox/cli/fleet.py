@@ -63,9 +63,12 @@ def plan(
 
     path = Path(target) if target.endswith(".toml") else None
     source = path or prices
+    if path and not path.exists():
+        hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
+        raise BadInput(f"{path}: no such file", hint=hint)
     fleet = files.read(source) if source else Fleet()
     if not 1 <= most <= 512:
-        raise BadInput(f"--most {most} cannot be meant", hint="from 1 to 512")
+        raise BadInput(f"--most {most} is out of range", hint="from 1 to 512")
     seconds = _seconds("--time", time)
     question = Question(
         work=workload_called(workload, fleet.workload),
@@ -99,7 +102,7 @@ def _candidates(target: str, box: str, question: Question, pinned: Pinned) -> tu
     if target.endswith(".toml"):
         raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
     if not names:
-        raise BadInput("which boxes are to be compared?", hint="--box 8x-h200,8x-rtx-pro-6000-server")
+        raise BadInput("no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
     found, refused = [], {}
     for name in dict.fromkeys(names):
         try:
@@ -263,7 +266,7 @@ def verify(
     names = [part.strip() for text in only or () for part in text.split(",") if part.strip()]
     choose(names, "")
     if not 1 <= streams <= 4096:
-        raise BadInput(f"--streams {streams} cannot be meant", hint="from 1 to 4096")
+        raise BadInput(f"--streams {streams} is out of range", hint="from 1 to 4096")
     try:
         tokens = parse_tokens(context) if context else None
     except ValueError as problem:

@@ -118,6 +118,8 @@ def forecast(
         serving = max(streams) if streams and mode == "serving" else None
         longest = max((*contexts, _longest(asked)), default=0)
         subject = subjects.chosen(target, where, replace(pins, context=longest or None, concurrency=serving))
+        if serving:
+            subject = subjects.for_requests(subject, serving, _request_tokens(asked))
     if asked.eager:
         subject = subjects.eager(subject)
     if asked.kv_tokens is not None:
@@ -166,9 +168,13 @@ def _mode(asked: Asked) -> Mode | None:
 
 def _longest(asked: Asked) -> int:
     """The longest sequence asked for, where it is more than a careful plan would allow; 0 otherwise."""
-    prompts = _counts(asked.input, "--input", many=True)
-    length = max(prompts, default=0) + (tokens(asked.output, "--output") or 0)
+    length = _request_tokens(asked)
     return length if length > CAREFUL else 0
+
+
+def _request_tokens(asked: Asked) -> int:
+    prompts = _counts(asked.input, "--input", many=True)
+    return max(prompts, default=0) + (tokens(asked.output, "--output") or 0)
 
 
 def _rows(
@@ -178,7 +184,7 @@ def _rows(
     kv_tokens = subject.memory.kv_tokens
     if mode == "decode":
         lengths = contexts or tuple(size for size in CONTEXTS if size <= limit)
-        return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens)
+        return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens, subject.recipe.max_seqs)
     if mode == "prefill":
         prompts = _counts(asked.input, "--input", many=True) or tuple(size for size in PROMPTS if size <= limit)
         return rows_of.prefill_rows(speed, tuple(max(size, 1) for size in prompts or (limit,)))
@@ -194,7 +200,7 @@ def _rows(
 def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
     prompt, answer = tokens(asked.input, "--input") or 0, tokens(asked.output, "--output") or 0
     if asked.requests is not None and not 1 <= asked.requests <= LARGEST_RUN:
-        raise BadInput(f"--requests {asked.requests} cannot be meant", hint=f"from 1 to {LARGEST_RUN:,}")
+        raise BadInput(f"--requests {asked.requests} is out of range", hint=f"from 1 to {LARGEST_RUN:,}")
     base = Workload(
         input=prompt,
         output=answer,
@@ -230,11 +236,11 @@ def _load(base: Workload, asked: Asked, streams: int) -> Workload:
 def _check(asked: Asked) -> None:
     """What of a serving run cannot be meant."""
     if asked.per_stream is not None and not 1 <= asked.per_stream <= 10_000:
-        raise BadInput(f"--per-stream {asked.per_stream} cannot be meant", hint="from 1 to 10,000")
+        raise BadInput(f"--per-stream {asked.per_stream} is out of range", hint="from 1 to 10,000")
     if asked.warm is not None and not 0 <= asked.warm <= 1:
         raise BadInput(f"--warm {asked.warm:g} is not a share between 0 and 1")
     if not 0 <= asked.prefill_engines <= 1024:
-        raise BadInput(f"--prefill-engines {asked.prefill_engines} cannot be meant", hint="from 0 to 1,024")
+        raise BadInput(f"--prefill-engines {asked.prefill_engines} is out of range", hint="from 0 to 1,024")
 
 
 def _seconds(flag: str, text: str) -> float:

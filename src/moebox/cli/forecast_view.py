@@ -93,7 +93,11 @@ def serving(rows: list[Row]) -> Table:
 def remarks(mode: str, rows: list[Row]) -> str:
     """What to know under the table."""
     if mode == "decode":
-        over = "; * more than the cache holds at once" if not all(row["fits"] for row in rows) else ""
+        over = (
+            "; * more than the engine runs at a time (cache or max_seqs)"
+            if not all(row["fits"] for row in rows)
+            else ""
+        )
         return f"decode tok/s of all streams{over}"
     if mode != "serving":
         return ""

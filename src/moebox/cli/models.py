@@ -22,7 +22,7 @@ def models(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
         return 0
     from moebox.cli.models_view import listing
 
-    people().print(listing(known))
+    people().print(listing(known, width=people().width))
     return 0
 
 

@@ -9,27 +9,32 @@ from moebox.core.layers import Layers
 from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.units import count, gb, gib, params, percent
 
+WIDE = 96  # columns
 _HOW = {"computed": "computed", "published": "as published", "read": "read from headers"}
 
 
-def listing(models: list[Model]) -> RenderableType:
-    """The catalogue, a row a model."""
+def listing(models: list[Model], *, width: int = 80) -> RenderableType:
+    """The catalogue, a row a model; the kind of attention only where the terminal is wide enough for it."""
+    wide = width >= WIDE
     table = Table(box=None, pad_edge=False)
-    table.add_column("model", no_wrap=True, min_width=max(len(model.name) for model in models))
-    for name, width in (("params", 7), ("active", 6), ("attn", 4), ("context", 7), ("KV/token", 9), ("native", 13)):
-        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    table.add_column("model", no_wrap=True)
+    for name in ("params", "active", *(("attention",) if wide else ()), "context", "KV/token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("native checkpoint", no_wrap=True)
     for model in models:
         native = next((one for one in catalogue.checkpoints(model.name) if one.native), None)
+        kinds = " + ".join(dict.fromkeys(kind_name(layers) for layers in model.stack))
         table.add_row(
             model.name,
             f"{model.total / 1e9:,.0f} B",
             params(model.active),
-            " + ".join(dict.fromkeys(kind_name(layers) for layers in model.stack)),
+            *((kinds,) if wide else ()),
             count(model.context),
-            f"{model.kv_bytes_per_token('bf16'):,} B",
-            f"{native.name} {gb(native.bytes)}" if native else "-",
+            count(model.kv_bytes_per_token("bf16")),
+            f"{gb(native.bytes):>8} {native.name}" if native else "-",
         )
-    return Group(table, Text("\n`moebox models show NAME` for one of them, or a folder or .gguf file", style="dim"))
+    note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
+    return Group(table, Text(note, style="dim"))
 
 
 def page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
@@ -42,7 +47,8 @@ def shape(model: Model) -> RenderableType:
     """The shape in a few lines."""
     table = Table.grid(padding=(0, 2))
     table.add_row("parameters", f"{params(model.total)} in all, {params(model.active)} active for a token")
-    dense = f", the first {model.dense_layers} dense" if model.dense_layers else ""
+    dense = f", the first {count(model.dense_layers)} dense" if model.dense_layers > 1 else ""
+    dense = ", the first dense" if model.dense_layers == 1 else dense
     table.add_row("layers", f"{model.layers}{dense}; hidden {model.hidden:,}, vocabulary {model.vocab:,}")
     if model.moe:
         shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
@@ -98,7 +104,7 @@ def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableT
     table.add_column("share", justify="right")
     shown = checkpoints[:4]
     for one in shown:
-        table.add_column(one.name if len(one.name) < 16 else one.quant, justify="right")
+        table.add_column(one.name if len(one.name) < 16 else one.quant, justify="right", overflow="fold")
     parts = model.by_component
     for name in COMPONENTS:
         if any(name in one.bytes_by_component for one in shown) or name in parts:
@@ -118,15 +124,13 @@ def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     table.add_column("checkpoint", no_wrap=True, min_width=13)
     for name, width in (("size", 8), ("bits/w", 6)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
-    table.add_column("engines", no_wrap=True, min_width=23)
-    table.add_column("where", no_wrap=True, overflow="ellipsis")
+    table.add_column("where", overflow="fold")
     for one in checkpoints:
         readers = one.engines or tuple(engine.name for engine in registry.all_traits() if one.format in engine.formats)
         table.add_row(
             one.name + (" (native)" if one.native and not one.path else ""),
             gb(one.bytes),
             f"{one.bits_per_weight(model):.2f}",
-            ", ".join(readers),
-            f"{one.repo or one.path or '-'}, {'unverified' if one.unverified else _HOW[one.how]}",
+            f"{one.repo or one.path or '-'}, {'unverified' if one.unverified else _HOW[one.how]}; {', '.join(readers)}",
         )
     return table

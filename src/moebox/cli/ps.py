@@ -55,7 +55,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         age = seconds(time.time() - row["started"]) if row.get("started") else ""
         out.print(f"{row['id']}  {status}  {age}".rstrip(), markup=False)
         if row.get("base_url"):
-            cards = f"  cards {','.join(map(str, row['gpus']))}" if row["gpus"] else ""
+            cards = f"  GPUs {','.join(map(str, row['gpus']))}" if row["gpus"] else ""
             out.print(f"  {row['engine']}  {row['base_url']}  model {row['model']}{cards}", markup=False)
         left = [f"{len(row['left'])} processes"] if row["left"] else []
         left += [f"container {row['container']}"] if row["status"] == "left behind" and row["container"] else []

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from moebox.cli.output import emit, people, talk
 from moebox.errors import BadInput
+from moebox.flows import boxes, recipes
 from moebox.flows import story as stories
 from moebox.store import Run
 
@@ -34,7 +35,7 @@ def run(
     runs: Path | None = None,
     json: Switch = False,
 ) -> int:
-    """Plan, check the machine, rehearse, start, verify, climb, measure and report: the whole story.
+    """Plan, check the machine, rehearse, start, verify, climb, measure and report, in one command.
 
     Without a model: the phantom, a rehearsal model with Kimi's anatomy, on the embedded engine, on any machine.
 
@@ -44,16 +45,16 @@ def run(
         recipe: Start from this recipe instead of a plan: a file, or a saved or shipped name.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
-        twin: Tell the story against a simulation of the box; everything is marked as such.
+        twin: Run against a simulation of the box; every result is marked as simulated.
         until: The last step: plan, doctor, rehearse, up, verify, climb, bench, task or report; --resume may go further.
         skip: Steps to leave out (comma-separated or repeated).
         concurrency: Streams to measure at, such as 1,8,32.
         port: Listen here; a free port is taken when it is in use.
         keep: Leave the engine up at the end.
-        yes: Ask nothing.
+        yes: Do not prompt.
         resume: Go on with this run, by folder or name; `latest` is the newest.
         runs: Where run folders live.
-        json: Print the story as one JSON document at the end.
+        json: Print the run as one JSON document at the end.
     """
     from moebox.flows.run import Teller
     from moebox.stream.awake import Awake
@@ -67,6 +68,7 @@ def run(
             story = stories.take_up(folder, until=until or None)  # type: ignore[arg-type]
     else:
         request = asked(model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep)
+        check_names(request)
         name = Path(model).name.removesuffix(".gguf") or (Path(recipe).stem if recipe else "phantom")
         folder = Run.create(f"run-{name}", runs=runs)
         with stories.room(folder):
@@ -107,6 +109,8 @@ def asked(
     """The words of the command line as a request; BadInput for what cannot be meant."""
     left_out = [name.strip() for part in skip or () for name in part.split(",") if name.strip()]
     stories.check([until, *left_out])
+    if box:
+        boxes.box(box)
     if box and not twin and stories.STEPS.index(until) > 0 and not recipe:
         raise BadInput(f"{box} is not this machine", hint="add --twin to simulate it, or --until plan")
     if twin and not (box or recipe) and not model:
@@ -132,10 +136,22 @@ def asked(
     )
 
 
+def check_names(request: stories.Request) -> None:
+    """BadInput or UnknownName for a box, recipe or model that does not exist: before a run folder is made."""
+    from moebox.checkpoint import resolve
+
+    if request.box or request.ram or request.ram_bandwidth:
+        boxes.box(request.box or None, ram=request.ram, ram_bandwidth=request.ram_bandwidth)
+    if request.recipe:
+        recipes.read(request.recipe)
+    elif request.model:
+        resolve(request.model)
+
+
 def confirm(question: str) -> bool:
     """Ask a person; where there is none, the answer is no."""
     if not sys.stdin.isatty():
-        talk().print(f"{question} No one to ask; `--yes` goes on.")
+        talk().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
         return False
     return people().input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 

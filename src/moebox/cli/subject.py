@@ -14,7 +14,7 @@ from moebox.flows import recipes
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
-from moebox.planner.warnings import known_troubles
+from moebox.planner.warnings import known_troubles, short_cache
 from moebox.units import gb
 
 
@@ -69,6 +69,13 @@ def chosen(name: str, box: Box, pins: Pins) -> Subject:
             raise
         return _as_if(box, model, forms, pins, problem)
     return Subject(deployment=planned(plan, box, model, forms), memory=plan.memory, warnings=plan.warnings)
+
+
+def for_requests(subject: Subject, concurrency: int, length: int) -> Subject:
+    """The same, warned of a short cache by the requests that will run instead of the longest that could."""
+    of_context = short_cache(subject.memory, concurrency, subject.recipe.context)
+    others = tuple(caution for caution in subject.warnings if caution not in of_context)
+    return replace(subject, warnings=(*others, *short_cache(subject.memory, concurrency, length)))
 
 
 def planned(plan: Plan, box: Box, model: Model, forms: tuple[Checkpoint, ...]) -> Deployment:

@@ -46,7 +46,7 @@ def twin(
         json: Print one JSON document with the URL when it listens.
     """
     if not 0 < speed <= 1e6:
-        raise BadInput(f"--speed {speed:g} cannot be meant", hint="2 is twice as fast as the box")
+        raise BadInput(f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     if recipes.is_recipe(target):
         if pinned != NOTHING:

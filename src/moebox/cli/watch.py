@@ -41,7 +41,7 @@ def watch(
 
     pause, rung_s, long_s = _seconds("--every", every), _seconds("--canary", canary), _seconds("--time", time or "0")
     if not 0.1 <= pause <= 3600:
-        raise BadInput(f"--every {every} cannot be meant", hint="from 0.1s to 1h")
+        raise BadInput(f"--every {every} is out of range", hint="from 0.1s to 1h")
     if json and not long_s:
         raise BadInput("--json prints at the end, and there is none without --time", hint="--time 1m")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)

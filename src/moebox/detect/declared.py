@@ -29,6 +29,7 @@ _PART = re.compile(r"(?:(\d+)x-?)?([a-z].*)")
 MOST_GPUS = 1024  # in one machine; more is a typing error
 MOST_NODES = 256
 MOST_NETWORK = 10**12  # bytes/s a GPU between nodes; NVLink's largest domains have 0.9
+LEAST_RAM = 2**30  # no machine that serves a model has less: a unit was left out
 MOST_BANDWIDTH = 2 * 12 * 8 * 8800 * 10**6  # bytes/s of RAM
 
 
@@ -61,6 +62,8 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
             box = replace(box, ram_bandwidth=parse_rate(ram_bandwidth), ram_bandwidth_measured=None)
     except ValueError as problem:
         raise BadInput(str(problem)) from None
+    if ram and box.ram < LEAST_RAM:
+        raise BadInput(f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
     if ram_bandwidth and box.ram_bandwidth > MOST_BANDWIDTH:
         raise BadInput(
             f"--ram-bandwidth {ram_bandwidth}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
@@ -78,7 +81,7 @@ def from_name(text: str) -> Box:
     nodes = int(machines.group(1)) if machines else 1
     parts = alike[machines.end() :] if machines else alike
     if not 1 <= nodes <= MOST_NODES:
-        raise BadInput(f"box {text!r}: {nodes} nodes cannot be meant", hint="write it like 2x8x-h200")
+        raise BadInput(f"box {text!r}: {nodes} nodes is out of range", hint="write it like 2x8x-h200")
     box = in_nodes(Box(name=name, gpus=gpus_called(parts), nodes=nodes))
     if not at:
         return box
@@ -94,7 +97,7 @@ def _network(text: str, rate: str) -> int:
     except ValueError as problem:
         raise BadInput(f"box {text!r}: {problem}") from None
     if not 10**7 <= network <= MOST_NETWORK:
-        raise BadInput(f"box {text!r}: {rate} between nodes cannot be meant", hint="bytes, a GPU: 400 Gb/s is 50GB/s")
+        raise BadInput(f"box {text!r}: {rate} between nodes is out of range", hint="bytes, a GPU: 400 Gb/s is 50GB/s")
     return network
 
 
@@ -116,7 +119,7 @@ def gpus_called(text: str) -> tuple[Gpu, ...]:
             raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
         number = int(match.group(1) or 1)
         if not 1 <= number <= MOST_GPUS:
-            raise BadInput(f"box {text!r}: {number} GPUs cannot be meant")
+            raise BadInput(f"box {text!r}: {number} GPUs is out of range")
         found += [gpu_called(match.group(2))] * number
     return tuple(found)
 

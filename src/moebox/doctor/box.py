@@ -75,15 +75,17 @@ def _gpus(box: Box) -> Iterator[Check]:
             name="gpus",
             verdict="warn",
             found="no GPU is seen",
-            mend="`nvidia-smi` must list the cards; without one only the embedded and CPU engines run",
+            mend="`nvidia-smi` must list the GPUs; without one only the embedded and CPU engines run",
         )
         return
     mixed = " of different kinds; the smallest decides" if box.mixed else ""
-    yield Check(name="gpus", verdict="warn" if mixed else "pass", found=f"{len(box.gpus)} cards{mixed}")
+    yield Check(
+        name="gpus", verdict="warn" if mixed else "pass", found=f"{len(box.gpus)} GPU{'s' * (len(box.gpus) > 1)}{mixed}"
+    )
     for number, gpu in enumerate(box.gpus):
         if gpu.mig:
             mend = f"nvidia-smi -i {number} -mig 0"
-            yield Check(name=f"gpu{number} mig", verdict="fail", found="the card is divided (MIG)", mend=mend)
+            yield Check(name=f"gpu{number} mig", verdict="fail", found="the GPU is divided (MIG)", mend=mend)
         if gpu.memory_free is not None and gpu.memory_free < 0.9 * gpu.memory:
             found = f"{gib(gpu.memory - gpu.memory_free)} of {gib(gpu.memory)} in use"
             yield Check(name=f"gpu{number} memory", verdict="warn", found=found, mend="`nvidia-smi` names who holds it")
@@ -95,7 +97,7 @@ def _slot(number: int, width: int, most: int) -> Check:
     name, found = f"gpu{number} pcie", f"x{width} of x{most}"
     if width * 2 <= most:
         mend = (
-            "reseat the card or riser, check the slot's bifurcation in the BIOS; all-reduce runs at the narrowest link"
+            "reseat the GPU or riser, check the slot's bifurcation in the BIOS; all-reduce runs at the narrowest link"
         )
         return Check(name=name, verdict="fail" if width <= 4 else "warn", found=found, mend=mend)
     return Check(name=name, verdict="pass", found=found)
@@ -117,7 +119,7 @@ def _links(box: Box) -> Iterator[Check]:
             mend="IOMMU off or passthrough, ACS off, and the driver's ForceP2P on PCIe boxes; else NCCL_P2P_DISABLE=1",
         )
     else:
-        yield Check(name="p2p", verdict="pass", found="every pair of cards")
+        yield Check(name="p2p", verdict="pass", found="every pair of GPUs")
     far = sum(link.kind in ("node", "sys") for link in box.links)
     if far:
         found = f"{far} of {len(box.links)} pairs cross a CPU socket or root complex"
@@ -144,7 +146,7 @@ def _driver(box: Box, version: str) -> Check:
     if not major:
         return Check(name="driver", verdict="unknown", found="its version cannot be read")
     if rtx and major < DRIVER_SM120:
-        return Check(name="driver", verdict="fail", found=version, mend=f"SM120 cards need {DRIVER_SM120} or newer")
+        return Check(name="driver", verdict="fail", found=version, mend=f"SM120 GPUs need {DRIVER_SM120} or newer")
     if major < DRIVER_CUDA_13:
         mend = f"{DRIVER_CUDA_13} or newer runs engines built with CUDA 13, as today's wheels are"
         return Check(name="driver", verdict="warn", found=version, mend=mend)

@@ -264,7 +264,7 @@ def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...
         own = "--speculate mtp: the model brings its own" if model.mtp_layers else "--speculate none"
         raise BadInput(f"no EAGLE3 draft of {model.title} is known", hint=own)
     if method == "mtp" and not model.mtp_layers:
-        raise BadInput(f"{model.title} has no prediction layer to guess with", hint="--speculate none")
+        raise BadInput(f"{model.title} has no prediction layer (MTP) to draft with", hint="--speculate none")
     names = sorted(model.drafts, key=lambda name: ("mla" in name) != (preset == "community"))
     draft = names[0].split(" ")[0] if method == "eagle3" and names else ""
     guess = Speculate(method=method, draft=draft, tokens=3 if method == "eagle3" else 1)

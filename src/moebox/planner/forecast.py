@@ -13,10 +13,16 @@ from moebox.planner.speed import Speed
 Row = dict[str, Any]
 
 
-def decode_rows(speed: Speed, contexts: Iterable[int], streams: Iterable[int], kv_tokens: int) -> list[Row]:
-    """`streams` sequences that decode at `context`, no prompts: as decode benchmarks report it."""
+def decode_rows(
+    speed: Speed, contexts: Iterable[int], streams: Iterable[int], kv_tokens: int, max_seqs: int | None = None
+) -> list[Row]:
+    """`streams` sequences that decode at `context`, no prompts: as decode benchmarks report it.
+
+    A row `fits` where the cache and the engine's limit of sequences admit all of them.
+    """
     streams = tuple(streams)
-    return [_decode(speed, context, count, kv_tokens) for context in contexts for count in streams]
+    rows = [_decode(speed, context, count, kv_tokens) for context in contexts for count in streams]
+    return [{**row, "fits": row["fits"] and row["concurrency"] <= (max_seqs or row["concurrency"])} for row in rows]
 
 
 def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[Row]:

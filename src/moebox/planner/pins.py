@@ -142,4 +142,4 @@ def _known(kind: str, value: str | None, names: tuple[str, ...]) -> None:
 
 def _at_least(name: str, value: int | None, least: int, most: int) -> None:
     if value is not None and not least <= value <= most:
-        raise BadInput(f"--{name} {value} cannot be meant", hint=f"from {least:,} to {most:,}")
+        raise BadInput(f"--{name} {value} is out of range", hint=f"from {least:,} to {most:,}")

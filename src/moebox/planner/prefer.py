@@ -39,7 +39,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
         found.append(Discount(FEW_BITS ** (1 + LEAST_BITS - bits), f"{bits:.2f} bits a weight"))
     if recipe.hybrid is None:
         if registry.traits(recipe.engine).rank > first_rank():
-            found.append(Discount(TOLERANCE, f"{registry.titled(recipe.engine)} is not the first engine"))
+            found.append(Discount(TOLERANCE, f"{_first_title()} is taken where two engines tie"))
         if not checkpoint.native and not checkpoint.path:
             own = _owner(checkpoint.repo) == _owner(weighed.model.repo)
             reason = "a smaller form of its makers" if own else "weights that a third party made smaller"
@@ -64,6 +64,11 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
 def first_rank() -> int:
     """The rank of the engine that is taken where forecasts tie."""
     return min(registry.traits(name).rank for name in registry.names() if not registry.traits(name).offloads)
+
+
+def _first_title() -> str:
+    first = first_rank()
+    return next(engine.title for engine in registry.all_traits() if engine.rank == first)
 
 
 def worth(weighed: Weighed) -> float:

@@ -79,13 +79,13 @@ def _placement(best: Weighed) -> str:
     counts = [len(layers) for layers in recipe.hybrid.experts]
     total, ram = best.model.moe_layers, best.memory.devices[-1]
     if not best.box.gpus:
-        return f"no GPU: everything runs from RAM, {gb(ram.weights_total)} of {gb(ram.total)}"
+        return f"no GPU: everything runs from RAM, {gib(ram.weights_total)} of {gib(ram.total)}"
     if sum(counts) >= total:
         return f"all {total} expert layers fit on the GPUs ({'+'.join(map(str, counts))})"
     shown = "+".join(map(str, counts)) or "0"
     return (
         f"{sum(counts)} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last); "
-        f"{gb(ram.weights_total)} stay in RAM, {gb(ram.free)} of which remains free"
+        f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
     )
 
 
@@ -98,7 +98,7 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
 
 def _caution(best: Weighed, pins: Pins) -> str:
     if pins.bold:
-        return "bold: the best forecast at once; a plain start is safer (leave --bold out)"
+        return "bold: speculative decoding and community images are allowed; a plain start is safer (leave --bold out)"
     if best.recipe.hybrid:
         return "text only and one slot first; `moebox climb` goes on from there"
     return "a careful start: text only, no draft; `moebox climb` walks context up and then tries drafts"
@@ -228,7 +228,7 @@ def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, .
     if best.recipe.runtime.preset or patched is None or patched.recipe.kv != "fp8":
         return ()
     text = (
-        f"the patched community image runs an fp8 cache on these cards: {count(patched.memory.kv_tokens)} tokens "
+        f"the patched community image runs an fp8 cache on these GPUs: {count(patched.memory.kv_tokens)} tokens "
         f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} at {best.streams} streams"
     )
     return (Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE),)

@@ -67,15 +67,12 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
     if recipe.context > model.context:
         text = f"{count(recipe.context)} tokens is beyond what {model.title} was trained for ({count(model.context)})"
         out.append(Caution(symptom="", text=text, remedy=f"context = {model.context}"))
-    holds = memory.kv_tokens // max(recipe.context, 1)
-    if 0 < holds < concurrency:
-        text = f"the cache holds {holds} requests of {count(recipe.context)} tokens, not {concurrency}: the rest wait"
-        out.append(Caution(symptom="", text=text, remedy="shorter contexts, decode context parallelism or fp8 cache"))
+    out += short_cache(memory, concurrency, recipe.context)
     if recipe.hybrid and not box.ram:
         text = "how much RAM there is is unknown: only forms that lie wholly on the GPUs were weighed"
         out.append(Caution(symptom="", text=text, remedy="--ram, e.g. 768GiB"))
     elif recipe.hybrid and not (box.ram_bandwidth or box.ram_bandwidth_measured):
-        text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is a guess"
+        text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is rough"
         out.append(Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels"))
     if registry.traits(recipe.engine).serves and box.mixed:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
@@ -85,6 +82,15 @@ def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurr
         text = "MIG slices cannot talk to each other: tensor parallelism over them does not start"
         out.append(Caution(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone"))
     return tuple(out)
+
+
+def short_cache(memory: Memory, concurrency: int, length: int) -> list[Caution]:
+    """A warning where the cache holds fewer requests of `length` tokens than are to run at a time."""
+    holds = memory.kv_tokens // max(length, 1)
+    if not 0 < holds < concurrency:
+        return []
+    text = f"the cache holds {holds} requests of {count(length)} tokens, not {concurrency}: the rest wait"
+    return [Caution(symptom="", text=text, remedy="shorter contexts, decode context parallelism or fp8 cache")]
 
 
 def _holders(box: Box) -> list[Caution]:

@@ -44,7 +44,7 @@ class Workload:
         if not 0 <= self.prefix_hit <= 1:
             raise BadInput(f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1")
         if not 1 <= self.turns <= 10_000:
-            raise BadInput(f"{self.turns} turns of a conversation cannot be meant")
+            raise BadInput(f"{self.turns} turns of a conversation: write at least 1")
         if self.turns > 1 and self.rate:
             raise BadInput("conversations need a concurrency, not a rate: the next turn waits for the one before")
         if not (0 <= self.think_s <= 86_400 and 0 <= self.cold_s <= 86_400):

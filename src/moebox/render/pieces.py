@@ -37,7 +37,7 @@ ABOUT = {
     "MODEL_PATH": "Hub repository or folder of the weights",
     "SERVED_MODEL_NAME": "name that clients ask for",
     "MAX_MODEL_LEN": "context of one request, tokens",
-    "GPU_MEMORY_UTILIZATION": "share of each card's memory the engine may take",
+    "GPU_MEMORY_UTILIZATION": "share of each GPU's memory the engine may take",
     "PORT": "where it answers",
     "ENABLE_EAGLE3": "1 turns speculative decoding on; first trust the model without",
     "EAGLE3_MODEL": "draft model",

@@ -102,7 +102,7 @@ def reclaim(story: Story) -> str:
     if free < ROOM * cards[0].total:
         return ""
     return (
-        f" {units.gib(free)} per card stayed unused after loading; at {units.count(each)} bytes a token that would "
+        f" {units.gib(free)} per GPU stayed unused after loading; at {units.count(each)} bytes a token that would "
         "be about "
         f"{units.count(round(free / each, -3))} tokens more. Raise the engine's memory fraction until little is left."
     )
@@ -256,12 +256,16 @@ def lanes(index: int, story: Story) -> list[Advice]:
     if not slow:
         return []
     text = (
-        f"{story.label}: GPU {listed([str(place) for place in slow])} run on fewer PCIe lanes than card and slot "
+        f"{story.label}: GPU {listed([str(place) for place in slow])} run on fewer PCIe lanes than GPU and slot "
         "allow. Reseat or check the BIOS."
     )
     return [
         Advice(
-            title="Give every card its lanes", text=text, rule="Lanes now below lanes at most.", runs=(index,), weight=2
+            title="Give every GPU its PCIe lanes",
+            text=text,
+            rule="Lanes now below lanes at most.",
+            runs=(index,),
+            weight=2,
         )
     ]
 

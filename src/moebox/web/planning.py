@@ -182,7 +182,7 @@ def decision(answer: Answer) -> Decision:
     words = [recipe.engine, Path(recipe.checkpoint).name, " ".join(spread), f"{recipe.kv} cache"]
     held = int(memory.kv_tokens // max(asked.context, 1))
     enough = held >= asked.concurrency
-    fits = f"{held} requests of {units.count(asked.context)} tokens at once ({asked.concurrency} asked for)"
+    fits = f"{held} requests of {units.count(asked.context)} tokens at a time ({asked.concurrency} asked for)"
     rate, low, high = forecast(answer)
     box = f" --box {shlex.quote(asked.box)}" if asked.box else ""
     command = f"moebox plan {shlex.quote(asked.model)}{box} -o recipe.toml"
@@ -274,7 +274,7 @@ def curve(answer: Answer) -> Chart | None:
         series.append(
             Series(name=f"{units.count(context)} tokens", colour=colour(place), points=tuple(points), band=band)
         )
-    x = Axis(title="streams at once", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=thousands)
+    x = Axis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=thousands)
     svg = line(series, x=x, y=Axis(title="decode tok/s"), label="Forecast decode rate against streams, by context")
     keys = tuple(Key(name=one.name, colour=one.colour) for one in series if one.points)
     return Chart(title="Forecast by context behind each stream", svg=svg, legend=keys) if svg else None

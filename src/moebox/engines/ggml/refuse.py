@@ -12,7 +12,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
         text = "--special with --jinja breaks tool calls: the markers reach the parser as text"
         found.append(caution("warning", text, "leave flags.special out", "tried on b11669 and ik of August 2026"))
     if {"ncmoe", "n-cpu-moe"} & set(recipe.flags):
-        text = "-ncmoe counts the first layers in llama.cpp and the last, or a share per card, in ik_llama.cpp"
+        text = "-ncmoe counts the first layers in llama.cpp and the last, or a share per GPU, in ik_llama.cpp"
         found.append(caution("warning", text, "hybrid.experts names the layers", "tried, November 2026"))
     if recipe.kv == "fp8":
         found.append(caution("fatal", f"{deployment.engine.title} has no fp8 cache", 'kv = "q8_0"'))

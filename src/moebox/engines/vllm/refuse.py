@@ -79,5 +79,5 @@ def _pcie(recipe: Recipe, box: Box | None, *, stock: bool) -> list[Caution]:
     gpu = box.gpu if box else None
     if gpu is None or gpu.nvlink or recipe.parallel.tp <= 2 or not stock:
         return []
-    text = "custom all-reduce is off above two PCIe cards: NCCL carries every layer"
+    text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
     return [caution("note", text, "env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = 1 to try", "vLLM custom_all_reduce.py")]

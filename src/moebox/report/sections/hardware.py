@@ -76,7 +76,7 @@ def lead(box: Box) -> str:
         return f"No GPU: everything runs on the CPU with {gib(box.ram, 0)} of RAM." if box.ram else "No GPU."
     total = f"{gib(box.gpu_memory)} of device memory in all"
     if any(gpu.nvlink for gpu in box.gpus) or any(link.kind == "nvlink" for link in box.links):
-        return f"{total}; the cards speak over NVLink."
+        return f"{total}; the GPUs are joined by NVLink."
     across = {gpu.numa for gpu in box.gpus if gpu.numa is not None}
     far = f" and between {len(across)} NUMA nodes" if len(across) > 1 else ""
     joined = f"; without NVLink, every all-reduce crosses PCIe{far}" if len(box.gpus) > 1 else ""
@@ -97,7 +97,7 @@ def drawing(box: Box, story: Story, runs: tuple[tuple[str, int], ...]) -> Drawin
     nvlinked = [gpu for gpu in box.gpus if gpu.nvlink]
     fabric = ""
     if nvlinked:
-        fabric = f"NVLink, {units.rate(nvlinked[0].nvlink)} per card, all cards joined"
+        fabric = f"NVLink, {units.rate(nvlinked[0].nvlink)} per GPU, all GPUs joined"
     elif any(link.kind == "nvlink" for link in box.links):
         fabric = "NVLink between the pairs marked in the matrix"
     return Drawing(
@@ -150,15 +150,15 @@ def facts(box: Box) -> tuple[tuple[str, str], ...]:
     gpu = box.gpu
     if gpu:
         kind = "compute capability" if gpu.sm[:1].isdigit() else "architecture"
-        rows += [("Cards", f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}" if not box.mixed else "mixed")]
+        rows += [("GPUs", f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}" if not box.mixed else "mixed")]
         rows += [
             (kind.capitalize(), gpu.sm),
-            ("Memory per card", gib(gpu.memory)),
+            ("Memory per GPU", gib(gpu.memory)),
             ("Memory in all", gib(box.gpu_memory)),
         ]
-        rows += [("Memory bandwidth", f"{units.rate(gpu.bandwidth)} per card")]
+        rows += [("Memory bandwidth", f"{units.rate(gpu.bandwidth)} per GPU")]
         rows += [("Shared memory per block", f"{gpu.smem:,} B")] if gpu.smem else []
-        rows += [("Between cards", between(box))] if len(box.gpus) > 1 else []
+        rows += [("Between GPUs", between(box))] if len(box.gpus) > 1 else []
     rows += [("Machines", f"{box.nodes}, {units.rate(box.network)} between them")] if box.nodes > 1 else []
     if box.host:
         rows += [("Driver", box.host.driver), ("CUDA", box.host.cuda), ("IOMMU", box.host.iommu), ("ACS", box.host.acs)]

@@ -38,7 +38,7 @@ def lead(looks: Sequence[KernelsSeen]) -> str:
     how = " or ".join(dict.fromkeys("compiled" if look.compiled else "looked up" for look in looks))
     if not launches:
         return "No kernel was judged: see what was not covered."
-    fate = f"{bad} will not launch" if bad else "all of them fit the card's shared memory"
+    fate = f"{bad} will not launch" if bad else "all of them fit the GPU's shared memory"
     return f"{launches} launches {how}; {fate}."
 
 

@@ -101,7 +101,7 @@ def for_several(stories: Sequence[Story]) -> list[Tile]:
         tiles.append(Tile(figure=short(roomy.kv_tokens), unit="tokens", label="largest KV cache", detail=roomy.label))
     box = stories[0].box
     if box and box.gpus and all(story.box == box for story in stories):
-        detail = f"{len(box.gpus) * box.nodes} cards"
+        detail = f"{len(box.gpus) * box.nodes} GPUs"
         tiles.append(Tile(figure=number(box.gpu_memory / 2**30, 0), unit="GiB", label="device memory", detail=detail))
     return tiles
 

@@ -1,0 +1,69 @@
+"""Tables at 80 columns: no number is cut, no line is longer."""
+
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main, output
+from moebox.core import catalogue
+
+BOX = ("--box", "8x-rtx-pro-6000-server")
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
+    output.people.cache_clear()
+    yield
+    output.people.cache_clear()
+
+
+def lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    main(list(words))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_catalogue_shows_every_figure_whole(capsys: pytest.CaptureFixture[str]):
+    """A context of 1,048,576 and the size of the native checkpoint stand there in full."""
+    shown = lines(capsys, "models")
+    assert max(map(len, shown)) <= 80
+    assert not any("…" in line for line in shown)
+    for model in catalogue.models().values():
+        row = next(line for line in shown if line.startswith(f"{model.name} "))
+        assert f"{model.context:,}" in row
+
+
+@pytest.mark.parametrize("name", list(catalogue.models()))
+def test_a_model_names_its_repositories_whole(name: str, capsys: pytest.CaptureFixture[str]):
+    """The name to download must not end in an ellipsis."""
+    shown = lines(capsys, "models", "show", name)
+    assert max(map(len, shown)) <= 80
+    assert not any("…" in line for line in shown)
+
+
+def test_plan_and_forecast_state_the_same_band(capsys: pytest.CaptureFixture[str]):
+    """One deployment has one error band, whichever command prints it."""
+    planned = next(line for line in lines(capsys, "plan", "kimi-k2.6", *BOX) if "expect" in line)
+    forecast = next(line for line in lines(capsys, "forecast", "kimi-k2.6", *BOX) if "expect" in line)
+    assert planned.partition("expect")[2].strip() == forecast.partition("expect")[2].strip()
+
+
+def test_a_forecast_marks_streams_beyond_max_seqs(capsys: pytest.CaptureFixture[str]):
+    """The plan's recipe admits 64 sequences: 128 do not run at a time, however short they are."""
+    row = next(line for line in lines(capsys, "forecast", "kimi-k2.6", *BOX) if line.split()[:1] == ["0"])
+    assert row.endswith("*")
+    assert row.count("*") == 1
+
+
+def test_a_serving_forecast_warns_of_its_own_requests(capsys: pytest.CaptureFixture[str]):
+    """32 requests of 10,240 tokens fit a cache of 1.3 million: what 65,536 would need is not the question."""
+    shown = "\n".join(
+        lines(capsys, "forecast", "kimi-k2.6", "--box", "8x-b200", "--input", "8192", "--output", "2048")
+        + lines(capsys, *"forecast kimi-k2.6 --box 8x-b200 --input 8192 --output 2048 --concurrency 32".split())
+    )
+    assert "the rest wait" not in shown
+    shown = "\n".join(
+        lines(capsys, *f"forecast kimi-k2.6 {' '.join(BOX)} --input 8192 --output 2048 --concurrency 64".split())
+    )
+    assert "requests of 10,240 tokens" in " ".join(shown.split())
