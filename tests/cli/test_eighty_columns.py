@@ -58,12 +58,8 @@ def test_a_forecast_marks_streams_beyond_max_seqs(capsys: pytest.CaptureFixture[
 
 def test_a_serving_forecast_warns_of_its_own_requests(capsys: pytest.CaptureFixture[str]):
     """32 requests of 10,240 tokens fit a cache of 1.3 million: what 65,536 would need is not the question."""
-    shown = "\n".join(
-        lines(capsys, "forecast", "kimi-k2.6", "--box", "8x-b200", "--input", "8192", "--output", "2048")
-        + lines(capsys, *"forecast kimi-k2.6 --box 8x-b200 --input 8192 --output 2048 --concurrency 32".split())
-    )
+    asked = ["forecast", "kimi-k2.6", "--input", "8192", "--output", "2048", "--concurrency"]
+    shown = " ".join(" ".join(lines(capsys, *asked, "32", "--box", "8x-b200")).split())
     assert "the rest wait" not in shown
-    shown = "\n".join(
-        lines(capsys, *f"forecast kimi-k2.6 {' '.join(BOX)} --input 8192 --output 2048 --concurrency 64".split())
-    )
-    assert "requests of 10,240 tokens" in " ".join(shown.split())
+    shown = " ".join(" ".join(lines(capsys, *asked, "64", *BOX)).split())
+    assert "requests of 10,240 tokens, not 64" in shown

@@ -89,4 +89,4 @@ def test_a_folder_without_a_story_cannot_be_resumed(capsys: pytest.CaptureFixtur
     run = Run.create("other")
     run.release()
     assert main(["run", "--resume", run.id]) == 2
-    assert "holds no story" in capsys.readouterr().err
+    assert "was not made by `moebox run`" in capsys.readouterr().err

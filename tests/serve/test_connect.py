@@ -350,6 +350,6 @@ def test_a_server_that_does_not_say_is_a_guess_that_is_told(server: Server, caps
     server.way = "silent"
     given_url = ["connect", "zed", "--url", f"127.0.0.1:{server.server_port}", "--model", "kimi-k2.6"]
     assert main(given_url) == 0
-    assert "65,536 is a guess" in capsys.readouterr().err
+    assert "65,536 is assumed" in capsys.readouterr().err
     assert main([*given_url, "--context", "32k", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context"] == 32768

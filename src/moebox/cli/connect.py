@@ -95,4 +95,4 @@ def _context(given: str, url: str, endpoint: Endpoint) -> tuple[int, str]:
         planned = codec.read_toml(Recipe, Path(url)).context
         return planned, f"the server does not say its context; {planned:,} is the recipe's"
     guess = connecting.MODEST_CONTEXT
-    return guess, f"the server does not say its context; {guess:,} is a guess, `--context` sets it"
+    return guess, f"the server does not say its context; {guess:,} is assumed; `--context` sets it"

@@ -45,7 +45,7 @@ def note(mode: str, subject: Subject) -> Text:
         return Text(f"{subject.speed.measured.text}; {within}", style="dim")
     text = f"expect {low - 1:+.0%} to {high - 1:+.0%} (80% of results on other hosts)"
     if subject.speed.away:
-        text += "; nobody has published rows for this engine on these GPUs, so the nearest ones stand in"
+        text += "; no published results for this engine on these GPUs, the nearest ones stand in"
     return Text(f"forecast, not a measurement: {text}", style="dim")
 
 

@@ -19,13 +19,13 @@ def mend(
 ) -> int:
     """Search, show the patch, and apply it when asked; afterwards the scan is made again."""
     if not found.bad:
-        talk().print(f"nothing to mend: every launch fits {request.arch.name}")
+        talk().print(f"nothing to fix: every launch fits {request.arch.name}")
         if as_json:
             emit({"remedies": [], "diff": ""})
         return 0
     if all(one.verdict == "does not compile" for one in found.bad):
         raise Outside(
-            f"{found.bad[0].kernel} does not compile, which other block sizes do not mend: {found.bad[0].error}",
+            f"{found.bad[0].kernel} does not compile, which other block sizes do not fix: {found.bad[0].error}",
             hint="another version of Triton, or of the engine",
         )
     remedies = fix.search(request)

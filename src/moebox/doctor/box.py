@@ -108,7 +108,7 @@ def _links(box: Box) -> Iterator[Check]:
         return
     asked = [link for link in box.links if link.p2p is not None]
     if not asked:
-        yield Check(name="p2p", verdict="unknown", found="nobody asked the driver")
+        yield Check(name="p2p", verdict="unknown", found="not read from the driver")
         return
     without = [f"{link.a}-{link.b}" for link in asked if not link.p2p]
     if without:
@@ -170,7 +170,7 @@ def _iommu(host: Host, *, several: bool) -> Iterator[Check]:
         elif host.acs:
             yield Check(name="acs", verdict="pass", found=host.acs)
         else:
-            yield Check(name="acs", verdict="unknown", found="cannot be read (lspci as root tells)")
+            yield Check(name="acs", verdict="unknown", found="not readable (run `lspci` as root)")
 
 
 def _shm(size: int, *, several: bool) -> Check:

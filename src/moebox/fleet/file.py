@@ -117,7 +117,7 @@ def _member(where: str, member: Member) -> None:
     if bool(member.url) == bool(member.recipe):
         raise BadInput(f"{where}: give either url or recipe", hint="url for one that runs, recipe for one to start")
     if not 1 <= member.count <= 256:
-        raise BadInput(f"{where}: count {member.count} cannot be meant", hint="from 1 to 256")
+        raise BadInput(f"{where}: count {member.count} is out of range", hint="from 1 to 256")
     if member.url and member.count > 1:
         raise BadInput(f"{where}: a url is one endpoint; count is for recipes")
     if member.context < 0 or not 0 < member.weight <= 1000:

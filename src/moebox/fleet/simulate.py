@@ -45,9 +45,9 @@ class Question:
     seed: int = 1
 
     def check(self) -> None:
-        """Raise BadInput for what cannot be meant."""
+        """Raise BadInput for what is out of range."""
         if not 1 <= self.users <= MOST_USERS:
-            raise BadInput(f"--users {self.users} cannot be meant", hint=f"from 1 to {MOST_USERS:,}")
+            raise BadInput(f"--users {self.users} is out of range", hint=f"from 1 to {MOST_USERS:,}")
         if not 0 <= self.warm_s < self.seconds <= 7 * 86400:
             raise BadInput(f"{self.seconds:g} s of virtual time with {self.warm_s:g} s to warm up cannot be simulated")
 

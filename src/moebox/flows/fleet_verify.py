@@ -136,7 +136,7 @@ def affinity(record: FleetRecord) -> Verdict:
         return Verdict(name="affinity", verdict="skip", reason="one member alone is always at home")
     if not all("prompt_tokens_total" in counts(record, member) for member in record.members):
         return Verdict(
-            name="affinity", verdict="skip", reason="a member shows no /metrics to tell who served a request"
+            name="affinity", verdict="skip", reason="a member shows no /metrics, so who served a request is unknown"
         )
     homes = [_conversation(record, number) for number in range(CONVERSATIONS)]
     later = [(turns[0], name) for turns in homes for name in turns[1:]]

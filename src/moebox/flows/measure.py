@@ -91,5 +91,7 @@ def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callabl
         if not away_s:
             break
         run.event("bench.slept", concurrency=level, away_s=away_s)
-        tell(f"{streams(level)}: nobody was here for {seconds(away_s)}; {'once more' if left else 'kept, and marked'}")
+        tell(
+            f"{streams(level)}: the machine slept for {seconds(away_s)}; {'once more' if left else 'kept, and marked'}"
+        )
     return made

@@ -113,7 +113,7 @@ def take_up(run: Run, *, until: Name | None = None) -> Story:
     run.tidy()
     document = run.read_json(FILE)
     if document is None:
-        raise BadInput(f"{run.path} holds no story", hint="only what `moebox run` began can be resumed")
+        raise BadInput(f"{run.path} was not made by `moebox run`", hint="only such runs can be resumed")
     story = codec.decode(Story, document, where=str(run.path / FILE))
     story = replace(story, request=replace(story.request, until=until or story.request.until))
     there = {step.name: step for step in story.steps}

@@ -103,7 +103,7 @@ def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
     gain = trial.gain
     told = str(gain) if gain else "not measured"
     if trial.acceptance is not None:
-        told += f"; {trial.acceptance:.0%} of guesses accepted"
+        told += f"; {trial.acceptance:.0%} of draft tokens accepted"
     if step.group == "context":
         if gain and gain.high < SLOWER:
             return False, f"longer, but slower: {told}"

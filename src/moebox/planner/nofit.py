@@ -78,7 +78,7 @@ def remedies(
         yield f"--memory-utilization {START_UTILIZATION} fits"
     form = _other_form(box, model, checkpoints, pins, tried)
     if form:
-        seen = ", a file nobody here has seen" if form.unverified else ""
+        seen = ", a file not verified to exist" if form.unverified else ""
         yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits"
     ram = _ram_needed(box, model, checkpoints, pins)
     if ram:

@@ -46,7 +46,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
             found.append(Discount(OTHER_FORM if own else THIRD_PARTY, reason))
     step = weighed.speed.gpu_step
     if step and not step.kernel.measured and not weighed.speed.measured:
-        found.append(Discount(UNMEASURED, f"nobody has published {step.kernel.quant} on such GPUs"))
+        found.append(Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs"))
     usual = "fp8" if recipe.runtime.preset else "bf16"
     if recipe.kv in ("fp8", "q8_0", "q4_0") and recipe.kv != usual:
         found.append(Discount(ROUNDED_CACHE, f"an {recipe.kv} cache rounds"))

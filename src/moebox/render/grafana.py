@@ -175,7 +175,7 @@ def groups(deployment: Deployment) -> list[dict[str, Any]]:
     if preempted := names.name("preemptions_total"):
         query = f"sum by (instance) (rate({preempted}[5m])) > 0.1"
         alerts.append(
-            _alert("Preempting", query, "5m", "warning", "sequences are put back: fewer at once, or more cache")
+            _alert("Preempting", query, "5m", "warning", "sequences are preempted: lower concurrency, or more cache")
         )
     return [{"name": f"moebox-{slug}", "rules": alerts}]
 

@@ -86,7 +86,7 @@ def queueing(index: int, story: Story) -> list[Advice]:
             "the lowest."
         )
         spare = reclaim(story)
-        title = "Give the KV cache more room" if spare else f"Admit at most {number(fit, 0)} requests at once"
+        title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
         share = min(fit / high.concurrency, 0.9)
         found.append(Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=1 + share))
     return found
@@ -147,7 +147,7 @@ def patience(index: int, story: Story) -> list[Advice]:
             continue
         best = quick[-1]
         text = (
-            f"{story.label}: up to {number(best.concurrency)} at once the mean TTFT stays at "
+            f"{story.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
             f"{milliseconds(best.ttft.middle)} or less, "
             f"at {number(best.output_tok_s)} output tok/s."
         )
@@ -174,7 +174,7 @@ def tail(index: int, story: Story) -> list[Advice]:
             text = (
                 f"{story.label}: P99 TTFT{at} is {milliseconds(worst)}, {times(worst / mean)} the mean of "
                 f"{milliseconds(mean)}. "
-                "Prefills queued behind each other (all clients starting at once does this) or the first requests "
+                "Prefills queued behind each other (all clients starting together does this) or the first requests "
                 "compiled kernels; "
                 "warm up before measuring, and look at the steady part of the run."
             )
@@ -224,7 +224,7 @@ def failures(index: int, story: Story) -> list[Advice]:
         if level.failed and asked and level.failed / asked > FAILURES:
             text = (
                 f"{story.label}: {number(level.failed)} of {number(asked)} requests failed at "
-                f"{number(level.concurrency)} at once."
+                f"a concurrency of {number(level.concurrency)}."
             )
             rule = f"More than {FAILURES * 100:.0f}% of requests failed."
             return [Advice(title="Find out why requests fail", text=text, rule=rule, runs=(index,), weight=0)]
@@ -238,7 +238,7 @@ def client(index: int, story: Story) -> list[Advice]:
         return []
     most = len(limited) > len(story.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
     loads = listed([number(level.concurrency) for level in limited[:5]])
-    text = f"{story.label}: at {loads} at once the measuring client was the bottleneck; latencies there are too high."
+    text = f"{story.label}: at a concurrency of {loads} the measuring client was the bottleneck; latencies there are too high."
     return [
         Advice(
             title="Measure again from a faster client",

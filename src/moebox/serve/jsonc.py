@@ -43,7 +43,7 @@ class _Reader:
 
     def wrong(self, at: int) -> NoReturn:
         line = self.text.count("\n", 0, at) + 1
-        hint = "mend the file, or paste the settings by hand"
+        hint = "fix the file, or paste the settings by hand"
         raise BadInput(f"{self.where}: line {line} is not valid JSON", hint=hint)
 
     def blank(self, at: int) -> int:

@@ -146,7 +146,7 @@ class Body:
         self.streamed = status == 200 and headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         coding = headers.get(b"content-encoding", b"identity").lower()
         if coding not in (b"identity", b"") and status == 200:
-            return self._refuse(f"the reply is compressed ({coding[:20].decode('latin-1')!r}), which nobody asked for")
+            return self._refuse(f"the reply is compressed ({coding[:20].decode('latin-1')!r}), which was not requested")
         return self._frame(raw[end + 4 :])
 
     def _frame(self, data: bytes) -> bytes:

@@ -18,7 +18,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
     quant = quant_of(deployment)
     known = deployment.found_checkpoint
     if known and known.repo and not known.path and not known.file:
-        text = f"which file of {known.repo} holds {known.name} is not known, and ik_llama.cpp must be told"
+        text = f"which file of {known.repo} holds {known.name} is not known, and ik_llama.cpp needs it set"
         found.append(caution("fatal", text, f"hf download {known.repo} --include '*{known.name}*', then name the file"))
     if MAINLINE_QUANT.search(quant):
         found.append(caution("fatal", f"ik_llama.cpp cannot read {quant}", other_readers(deployment)))

@@ -69,7 +69,7 @@ def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     if model.mla and model.mla.indexer:
         text += " + the indexer's logits"
     if recipe.speculate:
-        text += f" + {seqs} × {1 + recipe.speculate.tokens} × {model.vocab:,} × 4 × 3 for guesses"
+        text += f" + {seqs} × {1 + recipe.speculate.tokens} × {model.vocab:,} × 4 × 3 for draft tokens"
     return text
 
 

@@ -40,7 +40,7 @@ def read(run: Run) -> Story:
     journal = run.journal()
     gaps += journal.notes + happened.losses_of(journal.events)
     if not journal.events:
-        gaps.append("events.jsonl: none, so attempts, problems and timing are not told")
+        gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
     form = figure(about, "format")
     if form is not None and form != FORMAT:
         gaps.append(f"run.json: format {form:g}, this moebox writes {FORMAT}; read as far as the two agree")

@@ -16,7 +16,7 @@ def section(stories: Sequence[Story]) -> Section | None:
     if notes:
         blocks.append(Bullets(title="Remarks on the figures", items=tuple(notes)))
     for story in stories:
-        gaps = [gap for gap in story.gaps if not (story.imported and gap.endswith(("not there", "not told")))]
+        gaps = [gap for gap in story.gaps if not (story.imported and gap.endswith(("not there", "unknown")))]
         if gaps:
             name = f"Not in {story.label}" if len(stories) > 1 else "Not in this run"
             blocks.append(Bullets(title=name, items=tuple(gaps)))

@@ -169,7 +169,7 @@ def over_time(stories: Sequence[Story]) -> list[Chart]:
         if not found:
             continue
         single = len(stories) == 1
-        name = f"{load(level):g} at once" if single else f"{story.label}, {load(level):g} at once"
+        name = f"concurrency {load(level):g}" if single else f"{story.label}, concurrency {load(level):g}"
         place = colour(number if single else index)
         histograms.append(Histogram(name=name, colour=place, edges=found.edges, counts=found.counts, marks=found.marks))
         if len(found.over_time) > 2:

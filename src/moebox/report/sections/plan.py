@@ -95,7 +95,7 @@ def match(level: Level, rows: Sequence[Expected]) -> Expected | None:
 
 def figures(index: int, level: Level, row: Expected) -> list[Pair]:
     """What both the level and the row have."""
-    at = f"{level.concurrency:,.0f} at once" if level.concurrency and level.concurrency > 1 else level.name
+    at = f"concurrency {level.concurrency:,.0f}" if level.concurrency and level.concurrency > 1 else level.name
     tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
     candidates = [
         ("Output tok/s", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s"),

@@ -24,7 +24,7 @@ async def secrets(ask: Asker) -> str:
             ask.tally.add("crosstalk", _foreign(index, tasks, answer))
         await _all_right(ask, tasks, answers)
         _enough(ask)
-    return f"{ask.options.parallel} at once, {rounds} times"
+    return f"{ask.options.parallel} concurrent requests, {rounds} times"
 
 
 async def long_streams(ask: Asker) -> str:
@@ -33,7 +33,7 @@ async def long_streams(ask: Asker) -> str:
     tasks = [draw(ask, "count", start=start, end=start + 30) for start in starts]
     await _all_right(ask, tasks, await _together(ask, (ask.ask(task, stream=True) for task in tasks)))
     _enough(ask)
-    return f"{len(tasks)} streams at once"
+    return f"{len(tasks)} concurrent streams"
 
 
 def _enough(ask: Asker) -> None:
@@ -76,7 +76,7 @@ async def _all_right(ask: Asker, tasks: list[Task], answers: list[Answer | None]
 
 RUNG = Rung(
     name="concurrency",
-    about="many at once, no cross-talk, none lost",
+    about="concurrent requests: no cross-talk, none lost",
     probes={"secrets": secrets, "long streams": long_streams},
     cost=40,
 )
