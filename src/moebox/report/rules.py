@@ -238,7 +238,7 @@ def client(index: int, story: Story) -> list[Advice]:
         return []
     most = len(limited) > len(story.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
     loads = listed([number(level.concurrency) for level in limited[:5]])
-    text = f"{story.label}: at a concurrency of {loads} the measuring client was the bottleneck; latencies there are too high."
+    text = f"{story.label}: at a concurrency of {loads} the client was the bottleneck; latencies there are too high."
     return [
         Advice(
             title="Measure again from a faster client",
