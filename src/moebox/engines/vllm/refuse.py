@@ -53,7 +53,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
         found.append(
             caution(
                 "warning",
-                "speculative decoding under DCP takes the prefill path: acceptance collapses past the first draft token",
+                "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token",
                 "parallel.dcp = 1, or speculate.tokens = 1",
                 "https://github.com/vllm-project/vllm/issues/50391",
             )
