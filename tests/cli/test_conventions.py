@@ -23,6 +23,11 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["box", "--bix", "1"], 2, "--bix"),
         (["models", "show", "/no/such/folder"], 2, "no such file"),
         (["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "12"], 2, "768GiB"),
+        (["plan"], 2, "MODEL is missing"),
+        (["plan", "kimi-k2.6", "--tp"], 2, "--tp needs a value"),
+        (["fleet", "plan", "--users", "3"], 2, "--slo is missing"),
+        (["fleet", "plan", "--users", "3", "--slo", "ttft=2s"], 2, "or a model with --box"),
+        (["render", "kimi-k26-vllm", "--as", "nosuch"], 2, "kustomize"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

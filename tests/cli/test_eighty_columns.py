@@ -6,6 +6,7 @@ import pytest
 
 from moebox.cli import main, output
 from moebox.core import catalogue
+from moebox.store import Run
 
 BOX = ("--box", "8x-rtx-pro-6000-server")
 
@@ -63,3 +64,23 @@ def test_a_serving_forecast_warns_of_its_own_requests(capsys: pytest.CaptureFixt
     assert "the rest wait" not in shown
     shown = " ".join(" ".join(lines(capsys, *asked, "64", *BOX)).split())
     assert "requests of 10,240 tokens, not 64" in shown
+
+
+def test_a_run_can_be_copied_from_the_list(capsys: pytest.CaptureFixture[str]):
+    """The name of a run stands in one piece, whatever else the row holds."""
+    run = Run.create("run-kimi-k2.6")
+    run.event("story.begin", simulation=True)
+    run.release()
+    shown = lines(capsys, "runs")
+    assert max(map(len, shown)) <= 80
+    assert any(line.startswith(f"{run.id} ") for line in shown)
+
+
+def test_a_recipe_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """A speed of a recipe on a box without room for it must not be read as a promise."""
+    recipe, box = str(tmp_path / "ik.toml"), ("--box", "2x-rtx-pro-6000-max-q", "--ram-bandwidth", "614GB/s")
+    assert main(["plan", "kimi-k2.6", *box, "--ram", "768GiB", "-o", recipe]) == 0
+    shown = " ".join(lines(capsys, "forecast", recipe, *box, "--ram", "64GiB"))
+    assert "does not fit by" in shown
+    assert "pp: a prompt of 4,096 tokens" in shown
+    assert "does not fit" not in " ".join(lines(capsys, "forecast", recipe, *box, "--ram", "768GiB"))

@@ -10,6 +10,7 @@ import pytest
 from moebox.cli import COMMANDS, main
 from moebox.cli.completion import candidates
 from moebox.cli.overview import section_of
+from moebox.verify.rungs import NAMES
 
 
 def test_commands_are_grouped_and_fit_eighty_columns(
@@ -93,3 +94,8 @@ def test_plain_output_has_no_escapes():
     )
 
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_the_help_counts_the_checks_that_there_are():
+    """`verify` climbs as many rungs as its line in the overview says."""
+    assert f" {len(NAMES)} correctness checks" in COMMANDS["verify"][1]

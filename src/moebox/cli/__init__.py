@@ -6,9 +6,13 @@ Each command parses, calls one function below it, and shows the result. Errors b
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from moebox.errors import INTERRUPTED, BadInput, MoeboxError
 from moebox.escape import printable, visible
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError
 
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
@@ -55,7 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("moebox.cli.bench:bench", ""),
     "bench import": ("moebox.cli.bench_import:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
     "task": ("moebox.cli.task:task", "Agents at work: seeded coding jobs with tools in a sandbox, scored."),
-    "verify": ("moebox.cli.verify:verify", "Check that a server answers right: 12 correctness checks."),
+    "verify": ("moebox.cli.verify:verify", "Check that a server answers right: 18 correctness checks."),
     "fleet plan": ("moebox.cli.fleet:plan", "Find how many of which box serve so many users."),
     "fleet render": ("moebox.cli.fleet:render", "Write router configuration, Compose, Kubernetes or Slurm files."),
     "fleet up": ("moebox.cli.fleet:up", "Start the members and the router in front of them."),
@@ -103,7 +107,7 @@ def _command(words: list[str]) -> int:
         with as_interrupt(words):
             code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as problem:
-        show(BadInput(" ".join(str(problem).split()), hint="`--help` after the command shows what it takes"))
+        show(BadInput(usage_problem(problem), hint="`--help` after the command shows what it takes"))
         return BadInput.exit_code
     except MoeboxError as problem:
         if debug:
@@ -118,6 +122,19 @@ def _command(words: list[str]) -> int:
     finally:
         tell_problems()
     return code if isinstance(code, int) else 0
+
+
+def usage_problem(problem: "CycloptsError") -> str:
+    """One line for words that do not make a command; an argument that has a place is called by it, as in the usage."""
+    from cyclopts import MissingArgumentError
+
+    argument = problem.argument
+    if not isinstance(problem, MissingArgumentError) or argument is None:
+        return " ".join(str(problem).split())
+    if problem.keyword:
+        return f"{problem.keyword} needs a value"
+    field = argument.field_info
+    return f"{field.name.upper() if field.is_positional else argument.name} is missing"
 
 
 def tell_problems() -> None:

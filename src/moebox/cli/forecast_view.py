@@ -99,6 +99,8 @@ def remarks(mode: str, rows: list[Row]) -> str:
             else ""
         )
         return f"decode tok/s of all streams{over}"
+    if mode == "stream":
+        return f"tg: one stream at that context; pp: a prompt of {count(rows[0]['prompt_tokens'])} tokens"
     if mode != "serving":
         return ""
     failed, preempted = (max(row[key] for row in rows) for key in ("failed", "preemptions"))

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -19,7 +19,7 @@ from moebox.flows import recipes
 def render(
     recipe: str,
     *,
-    form: Annotated[rendering.Form | rendering.Other, Parameter(name="--as")] = "script",
+    form: Annotated[Literal[rendering.Form, rendering.Other], Parameter(name="--as")] = "script",
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:

@@ -14,6 +14,8 @@ from moebox.store.listing import brief, looks_like_one
 if TYPE_CHECKING:
     from moebox.report.story import Story
 
+LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
+
 
 def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     """List the runs, newest first.
@@ -29,17 +31,17 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     if not found:
         people().print(f"no runs in {runs or runs_dir()} yet", soft_wrap=True)
         return 0
-    from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "last event", "state"):
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold", min_width=min(max(len(one.id) for one in found), LONGEST_ID))
+    for name in ("last event", "state"):
         table.add_column(name, overflow="fold")
-    for name in ("events", "rungs", "benches", "MB"):
-        table.add_column(name, justify="right")
+    for name in ("rungs", "benches", "MB"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for one in found:
         size = f"{one.bytes / 1e6:.1f}"
-        table.add_row(one.id, one.last_kind, state(one), *map(str, (one.events, one.verdicts, one.measurements)), size)
+        table.add_row(one.id, one.last_kind, state(one), str(one.verdicts), str(one.measurements), size)
     people().print(table)
     return 0
 

@@ -112,10 +112,18 @@ def _as_if(box: Box, model: Model, forms: tuple[Checkpoint, ...], pins: Pins, pr
     if not tried:
         raise problem
     nearest = tried[0]  # the plainest recipe that has everything pinned
-    text = f"does not fit by {gb(nearest.memory.shortfall)} on the fullest device: the speed is as if it did"
-    short = Caution(symptom="", text=text, severity="fatal")
-    return Subject(deployment=nearest.deployment, memory=nearest.memory, warnings=(short, *nearest.troubles))
+    warnings = (*_short(nearest.memory), *nearest.troubles)
+    return Subject(deployment=nearest.deployment, memory=nearest.memory, warnings=warnings)
 
 
 def _subject(deployment: Deployment) -> Subject:
-    return Subject(deployment=deployment, memory=budget(deployment), warnings=known_troubles(deployment))
+    memory = budget(deployment)
+    return Subject(deployment=deployment, memory=memory, warnings=(*_short(memory), *known_troubles(deployment)))
+
+
+def _short(memory: Memory) -> tuple[Caution, ...]:
+    """A warning where the recipe does not fit the box, so that its speed is not read as a promise."""
+    if memory.shortfall <= 0:
+        return ()
+    text = f"does not fit by {gb(memory.shortfall)} on the fullest device: the speed is as if it did"
+    return (Caution(symptom="", text=text, severity="fatal"),)

@@ -187,7 +187,7 @@ class Teller:
         self._figures["kernels_failing"] = len(found["bad"])
         for bad in found["bad"]:
             asked = f"{bad['kernel']} asks {count(bad['shared_bytes'])} bytes of {count(bad['limit_bytes'])}"
-            self.news(f"{asked}: `moebox doctor kernels --engine {found['engine']} --kv {found['kv']} --fix` mends it")
+            self.news(f"{asked}: `moebox doctor kernels --engine {found['engine']} --kv {found['kv']} --fix` fixes it")
 
     def _rehearse(self) -> None:
         from moebox.flows.rehearse import rehearse

@@ -42,12 +42,18 @@ def problem(
     return DoesNotFit(text, shortfall=short, hint=hint)
 
 
+def _without(pins: Pins) -> str:
+    """What to do without a GPU: no engine that runs on CPUs takes the pins that only serving engines have."""
+    other = "--box plans for another box, such as 8x-rtx-pro-6000-server"
+    return other if pins.serving or pins.image else f"--engine {without_gpu()} runs on CPUs; {other}"
+
+
 def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> MoeboxError:
     """No candidate at all: no GPU, no form the engine reads, or no cut of the model over these GPUs."""
     serving = pins.engine is None or registry.traits(pins.engine).serves
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
-        return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint=f"--engine {without_gpu()} runs on CPUs")
+        return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint=_without(pins))
     engines = [name for group in engines_for(box, pins) for name in group]
     if not any(forms(checkpoints, name, pins) for name in engines):
         wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)
