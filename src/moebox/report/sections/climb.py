@@ -45,6 +45,9 @@ def row(step: Step) -> tuple[Cell, ...]:
 
 
 def gain(step: Step) -> Cell:
-    """The gain with its interval."""
+    """The gain with its interval; a longer context cannot make anything faster, so it shows none."""
+    if step.change.startswith("context ") and (step.gain or 0.0) >= 0:
+        return words("", title="a longer context is verified, not made faster")
+    sure = step.low is not None and step.low > 0
     band = f" ({change(step.low)} … {change(step.high)})" if step.low is not None and step.high is not None else ""
-    return Cell(text=change(step.gain) + band, value=step.gain, tone="good" if step.gain and step.gain > 0 else "")
+    return Cell(text=change(step.gain) + band, value=step.gain, tone="good" if sure else "")
