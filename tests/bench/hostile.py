@@ -88,6 +88,25 @@ def resets(*pieces: bytes) -> Behaviour:
     return behaviour
 
 
+def reads_on(peer: Peer) -> None:
+    """End our side of the connection, and read what still comes until the other side ends too."""
+    peer.sock.shutdown(socket.SHUT_WR)
+    peer.sock.settimeout(60)
+    while peer.sock.recv(65536):
+        pass
+
+
+def ends_with(reply: bytes) -> Behaviour:
+    """Say this with the end of the connection in the same segment, and answer nothing that comes after."""
+
+    def behaviour(peer: Peer, body: dict[str, object]) -> bool:
+        peer.sock.send(reply, socket.MSG_MORE)
+        reads_on(peer)
+        return False
+
+    return behaviour
+
+
 def with_usage(counts: dict[str, object], tokens: int = 8) -> Behaviour:
     """A good stream with these counts."""
     return says(HEAD, TOKEN * tokens, FINISH, counted(**counts), DONE + LAST)
@@ -179,6 +198,8 @@ SERVERS: dict[str, tuple[Behaviour, str]] = {
     "hangs up after the head": (says(HEAD, close=True), "failed"),
     "hangs up in a token": (says(HEAD, TOKEN, TOKEN[:30], close=True), "failed"),
     "hangs up after each reply": (says(HEAD, TOKEN * 8, tail(8), close=True), "completed"),
+    "hangs up with the last byte, and reads on": (ends_with(HEAD + TOKEN * 8 + tail(8)), "completed"),
+    "hangs up with half a token, and reads on": (ends_with(HEAD + TOKEN + TOKEN[:30]), "failed"),
     "resets at once": (resets(), "failed"),
     "resets after a token": (resets(HEAD, TOKEN), "failed"),
     # Not the protocol.

@@ -20,6 +20,7 @@ SOME = [  # of each sort, for every run of the suite
     "endless tokens, as fast as they go",
     "endless 100 Continue, fast",
     "a stream, one byte at a time",
+    "hangs up with the last byte, and reads on",
     "an event of 15 MiB",
     "an end inside a chunk",
     "replies nobody asked for",

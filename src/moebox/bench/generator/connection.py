@@ -47,6 +47,7 @@ class Connection:
         "given",
         "got",
         "kernel",
+        "looked",
         "mark",
         "number",
         "out",
@@ -79,6 +80,7 @@ class Connection:
         self.out = b""
         self.due = self.given = self.sent = self.alive = 0
         self.mark = self.seen = 0
+        self.looked = 0  # when a silent socket was last read without the kernel having told of anything
         self.serial = 0  # of the socket: a reply looked at late may be of one that is gone
         self.size = 0  # bytes of the request
         self.quiet = False  # in the middle of a stream of events: what is read may wait
@@ -249,7 +251,7 @@ def opens_stream(data: bytes) -> bool:
     return (
         b"\r\ntransfer-encoding: chunked" in head
         and b"\r\ncontent-type: text/event-stream" in head
-        and b"\r\nconnection: close" not in head
+        and (b"\r\nconnection:" not in head or b"\r\nconnection: keep-alive\r\n" in head + b"\r\n")
         and (not rest or rest.endswith(b"\n\n\r\n"))
     )
 

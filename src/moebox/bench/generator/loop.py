@@ -56,8 +56,8 @@ class Loop:
             self._requests.dial(self._connections.open())
             self._schedule.prepare()
             if number % 256 == 255:
-                self._await_connections(2.0)
-        self._await_connections(10.0)
+                self._await_connections(min(2.0, self.job.load.timeout_s))
+        self._await_connections(min(10.0, self.job.load.timeout_s))
 
     def run(self, zero: int, wall: float, stopped: Callable[[], bool]) -> None:
         """Drive the load from `zero` (CLOCK_MONOTONIC ns) until it is done or `stopped` says so."""

@@ -21,6 +21,7 @@ EVENT_END = b"\n\n\r\n"  # the end of an event that ends with its chunk
 STREAM_END = b"\r\n0\r\n\r\n"  # the end of a chunk and the last, empty one
 BACK_OFF_S = 0.5  # before a connection asks again after a refusal (HTTP 429 or 503, or no connection)
 LONGEST_BACK_OFF_S = 60.0  # whatever a server's Retry-After says: a benchmark is no place to wait for an hour
+LOOK_AGAIN = 4_000_000_000  # ns of silence after which a socket is read unasked: no event that was missed costs more
 WITHOUT_END_S = 2.0  # of silence after [DONE], when the end of the response does not come
 
 
@@ -81,21 +82,19 @@ class Requests:
             self._unusual(connection, data)
         else:
             self._connections.heat(connection)
-        if len(data) == BUFFER and connection.conversation is not None:  # there may be more
+        if len(data) == BUFFER and connection.stage in (Stage.IDLE, Stage.BUSY):  # there may be more
             self.event(connection, select.EPOLLIN)
 
     def _unusual(self, connection: Connection, data: bytes) -> None:
         """What was just read is not one more event like the one before."""
         if not data:
             connection.got.pop()
-            self._settle(connection)
-            if connection.stage == Stage.BUSY:
-                self._lost(connection)
+            self._ended(connection)
         elif connection.awaiting and opens_stream(data):
             connection.awaiting = False  # first tokens come to all at once: look at heads a little later
             self.backlog.append(connection)
-        elif data[-7:] == STREAM_END and b"[DONE]" in data:
-            self._hand_over(connection)
+        elif data[-7:] == STREAM_END and b"[DONE]" in data and not connection.awaiting:
+            self._hand_over(connection)  # a head that came with it may say that the connection closes
         else:
             self._settle(connection)
 
@@ -131,10 +130,10 @@ class Requests:
                 connection.tell_again()
         if connection.stage == Stage.HANDSHAKE and alive:
             self._up(connection, connection.shake_hands())
-        elif connection.stage == Stage.BUSY:
+        elif connection.stage == Stage.BUSY and alive:
             self._settle(connection)
-            if not alive and connection.stage == Stage.BUSY:
-                self._lost(connection)
+        elif connection.stage == Stage.BUSY:
+            self._ended(connection)
         elif connection.stage == Stage.HANDSHAKE:
             self._refused(connection, "the server hung up in the TLS handshake")
         elif not alive or connection.got:  # given up by the server, or it speaks without being asked
@@ -155,6 +154,18 @@ class Requests:
             self._finish(connection, time.monotonic_ns())
         else:
             self._connections.heat(connection)
+
+    def _ended(self, connection: Connection) -> None:
+        """The server's end of the connection was read while a request was on it, perhaps together with its reply.
+
+        The kernel tells of an end once. A connection kept after that would take the next request, and a server that
+        reads what is still sent to it before it closes (llama.cpp's) answers neither with a reply nor with a reset.
+        """
+        self._settle(connection)
+        if connection.stage == Stage.BUSY:
+            self._lost(connection)
+        else:  # the reply was whole
+            self._connections.drop(connection)
 
     def _lost(self, connection: Connection, reason: str = "") -> None:
         """The connection ended under a request."""
@@ -266,6 +277,11 @@ class Requests:
         if silent > 1 and connection.quiet:
             self._settle(connection)
             if connection.conversation is not conversation:
+                return
+        if connection.stage == Stage.BUSY and now - max(connection.alive, connection.looked) > LOOK_AGAIN:
+            connection.looked = now
+            self.event(connection, select.EPOLLIN)
+            if connection.conversation is not conversation or connection.stage != Stage.BUSY:
                 return
         recorder, late = connection.recorder, overdue(connection, now, self._load)
         if recorder.done and (late or silent > WITHOUT_END_S):  # [DONE] came, the end of the response did not
