@@ -75,3 +75,10 @@ def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     assert "1,024/4,096  3 failed  3 min 00 s left" in then
     assert max(len(first), len(then)) <= 80
     assert remaining(0.0, 2.0) == "2.0 s"
+
+
+def test_no_peak_below_the_mean_is_shown() -> None:
+    """Peaks are counted in whole seconds: of a run of half a second there is none, and 256 is not the peak of 453."""
+    text = shown(200, {**FIGURES, "output_throughput": 453.0, "max_output_tokens_per_s": 256.0})
+    assert "453" in text
+    assert "256" not in text

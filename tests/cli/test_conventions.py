@@ -24,6 +24,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["models", "show", "/no/such/folder"], 2, "no such file"),
         (["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "12"], 2, "768GiB"),
         (["plan"], 2, "MODEL is missing"),
+        (["models", "show", "kimi-k2.6", "extra"], 2, "'extra' is one argument too many"),
         (["plan", "kimi-k2.6", "--tp"], 2, "--tp needs a value"),
         (["fleet", "plan", "--users", "3"], 2, "--slo is missing"),
         (["fleet", "plan", "--users", "3", "--slo", "ttft=2s"], 2, "or a model with --box"),

@@ -68,12 +68,21 @@ def test_a_serving_forecast_warns_of_its_own_requests(capsys: pytest.CaptureFixt
 
 def test_a_run_can_be_copied_from_the_list(capsys: pytest.CaptureFixture[str]):
     """The name of a run stands in one piece, whatever else the row holds."""
-    run = Run.create("run-kimi-k2.6")
+    run = Run.create("verify-gpt-oss-120b-fp8")
     run.event("story.begin", simulation=True)
     run.release()
     shown = lines(capsys, "runs")
     assert max(map(len, shown)) <= 80
     assert any(line.startswith(f"{run.id} ") for line in shown)
+    assert shown[0].endswith(" MB")
+    assert next(line for line in shown if line.startswith(run.id)).rstrip().endswith("0.0")
+
+
+def test_advice_of_the_doctor_stays_in_its_column(capsys: pytest.CaptureFixture[str]):
+    """What to do about a warning is wrapped below it, not broken by the terminal."""
+    shown = lines(capsys, "doctor", "box")
+    assert max(map(len, shown)) <= 80
+    assert all(line[:1] in "✓!✗? " or "checks:" in line for line in shown if line)
 
 
 def test_a_recipe_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path):

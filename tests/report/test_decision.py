@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox.report.decision import DecisionCell, decide, decided
+from moebox.report.expect import foretold
 from moebox.report.markdown import markdown
 from moebox.report.page import html, page_of
 from moebox.report.reading import read
 from moebox.report.sections import compare, memory
 from moebox.report.sections.plan import band
 from moebox.report.story import Device, Expected, Story
+from moebox.report.words import number as number_text
 from moebox.store import Run
 from tests.report.making import a_run, level
 
@@ -55,6 +57,31 @@ def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
 
     assert "forecast" in fast.text
     assert fast.text.endswith(("in band", "below its band", "above its band"))
+
+
+def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
+    """All levels of `moebox run` carry one label; the rate at 64 is not held against the forecast of one stream."""
+    run = a_run(tmp_path, levels=())
+    for number in (1, 64):
+        run.write_json(f"measurements/c{number:04d}.json", level(number, label="random"))
+    story = foretold(read(run))
+    fast = answers(story)["fast"].text
+    assert story.planned is not None
+    row = next(row for row in story.planned.rows if row.concurrency == 64 and not row.decode_only)
+
+    assert fast.startswith("640 tok/s at 64 requests")
+    assert f"forecast {number_text(row.output_tok_s)} " in fast
+
+
+def test_a_warning_is_not_counted_as_passed(tmp_path: Path):
+    """The first screen, the tile and the section of the checks give one count."""
+    run = a_run(tmp_path)
+    run.write_json("verdicts/03-json.json", {"name": "json", "verdict": "warn", "why": "not held to the schema"})
+    text = markdown(page_of([read(run)]))
+
+    assert "1 of 2 checks passed; warnings: json" in text
+    assert "**1 ** checks passed, of 2" in text
+    assert "2 of 2" not in text
 
 
 def test_a_failed_run_says_what_why_and_the_command(tmp_path: Path):

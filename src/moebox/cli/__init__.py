@@ -126,8 +126,10 @@ def _command(words: list[str]) -> int:
 
 def usage_problem(problem: "CycloptsError") -> str:
     """One line for words that do not make a command; an argument that has a place is called by it, as in the usage."""
-    from cyclopts import MissingArgumentError
+    from cyclopts import MissingArgumentError, UnusedCliTokensError
 
+    if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
+        return f"{' '.join(problem.unused_tokens)!r} is one argument too many"
     argument = problem.argument
     if not isinstance(problem, MissingArgumentError) or argument is None:
         return " ".join(str(problem).split())

@@ -124,10 +124,17 @@ def _row(result: dict[str, Any], *, chosen: bool) -> list[Text]:
         Text(load_of(result) + (" ←" if chosen else "")),
         Text(count(result.get("completed") or 0)),
         Text(count(bad), style="red" if bad else "dim"),
-        *(Text(_number(result.get(key))) for key in _RATES),
+        *(Text(_number(_rate(result, key))) for key in _RATES),
         Text(_number(result.get("request_throughput"), digits=2)),
         *(Text(_ms(result.get(key))) for key in _TIMES),
     ]
+
+
+def _rate(result: dict[str, Any], key: str) -> Any:
+    """The figure, but no peak of a run too short to have one: it is counted in whole seconds."""
+    rate, mean = result.get(key), result.get("output_throughput")
+    short = key == "max_output_tokens_per_s" and rate is not None and mean is not None and rate < mean
+    return None if short else rate
 
 
 def _remarks(console: Console, result: dict[str, Any]) -> None:

@@ -21,8 +21,8 @@ from moebox.units import parse_tokens
 
 def connect(
     client: connecting.Client,
-    *,
     url: str = "",
+    *,
     model: str = "",
     key_env: str = "",
     context: str = "",

@@ -11,6 +11,9 @@ from moebox.errors import BadInput
 from moebox.units import count, parse_size
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from moebox.doctor.box import Check
     from moebox.doctor.logs import Finding, Search
 
 _MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "unknown": "[dim]?[/]"}
@@ -109,7 +112,7 @@ def box(
     need: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Check this machine before an engine is started on it, and say how to mend what is wrong.
+    """Check this machine before an engine is started on it, and say how to fix what is wrong.
 
     Exits 1 when something is bound to fail.
 
@@ -132,10 +135,23 @@ def box(
     if json:
         emit({"box": here.name, "checks": found, "verdict": "fail" if failed else "pass"})
         return 1 if failed else 0
-    for one in found:
-        people().print(f"{_MARKS[one.verdict]} {one.name:<16} {one.found}", soft_wrap=True)
-        if one.mend:
-            people().print(f"  {'':<16} {one.mend}", markup=False, soft_wrap=True)
+    people().print(listing(found))
     warned = sum(one.verdict == "warn" for one in found)
     people().print(f"\n{len(found)} checks: {failed} failed, {warned} to look at")
     return 1 if failed else 0
+
+
+def listing(checks: "list[Check]") -> "Table":
+    """A row a check, and below it how to fix it; both wrap within their column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=15)
+    table.add_column(overflow="fold")
+    for check in checks:
+        table.add_row(_MARKS[check.verdict], Text(check.name), Text(check.found))
+        if check.mend:
+            table.add_row("", "", Text(check.mend))
+    return table

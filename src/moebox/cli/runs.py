@@ -14,6 +14,7 @@ from moebox.store.listing import brief, looks_like_one
 if TYPE_CHECKING:
     from moebox.report.story import Story
 
+WIDE = 100  # columns
 LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
 
 
@@ -34,14 +35,16 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("run", overflow="fold", min_width=min(max(len(one.id) for one in found), LONGEST_ID))
-    for name in ("last event", "state"):
+    widest = min(max(len(one.id) for one in found), LONGEST_ID)
+    table.add_column("run", overflow="fold", width=widest)
+    wide = people().width >= WIDE
+    for name in ("state", *(("last event",) if wide else ())):
         table.add_column(name, overflow="fold")
-    for name in ("rungs", "benches", "MB"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-    for one in found:
-        size = f"{one.bytes / 1e6:.1f}"
-        table.add_row(one.id, one.last_kind, state(one), str(one.verdicts), str(one.measurements), size)
+    rows = [(str(one.verdicts), str(one.measurements), f"{one.bytes / 1e6:.1f}") for one in found]
+    for name, cells in zip(("rungs", "benches", "MB"), zip(*rows, strict=True), strict=True):
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, (name, *cells))))
+    for one, figures in zip(found, rows, strict=True):
+        table.add_row(one.id, state(one), *((one.last_kind,) if wide else ()), *figures)
     people().print(table)
     return 0
 

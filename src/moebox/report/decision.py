@@ -13,7 +13,7 @@ from moebox.report.block import Tone
 from moebox.report.expect import foretold
 from moebox.report.naming import engine_title, quant_title, spread_title
 from moebox.report.reading import read
-from moebox.report.sections.plan import Pair, pairs
+from moebox.report.sections.plan import Pair, figures, match
 from moebox.report.story import Failure, Level, Story
 from moebox.report.words import milliseconds, number
 from moebox.store import Run
@@ -89,13 +89,11 @@ def right(story: Story) -> DecisionCell:
         return DecisionCell(name="right", text="not checked yet", tone="quiet")
     failing = [rung.name for rung in tried if rung.mark == "fail"]
     warned = [rung.name for rung in tried if rung.mark == "warn"]
-    text = f"{len(tried) - len(failing)} of {len(tried)} checks passed"
+    text = f"{len(tried) - len(failing) - len(warned)} of {len(tried)} checks passed"
     if failing:
         return DecisionCell(name="right", text=f"{text}; failed: {', '.join(failing)}", tone="bad", link="ladder")
     if warned:
-        return DecisionCell(
-            name="right", text=f"{text}, with warnings: {', '.join(warned)}", tone="warn", link="ladder"
-        )
+        return DecisionCell(name="right", text=f"{text}; warnings: {', '.join(warned)}", tone="warn", link="ladder")
     return DecisionCell(name="right", text=text, tone="good", link="ladder")
 
 
@@ -109,7 +107,8 @@ def fast(story: Story) -> DecisionCell:
     detail = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
     if story.simulation or level.simulation:
         return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=detail, link="performance")
-    known = [pair for pair in pairs([story]) if pair.level == level.name]
+    row = match(level, story.planned.rows) if story.planned else None
+    known = figures(0, level, row) if row else []
     speed = next((pair for pair in known if pair.unit == "tok/s"), None)
     first = next((pair for pair in known if pair.what == "Mean TTFT"), None)
     if first:

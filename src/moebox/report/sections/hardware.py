@@ -162,7 +162,7 @@ def facts(box: Box) -> tuple[tuple[str, str], ...]:
     rows += [("Machines", f"{box.nodes}, {units.rate(box.network)} between them")] if box.nodes > 1 else []
     if box.host:
         rows += [("Driver", box.host.driver), ("CUDA", box.host.cuda), ("IOMMU", box.host.iommu), ("ACS", box.host.acs)]
-    rows += [("Known by", "detected on the machine" if box.source == "detected" else "declared")]
+    rows += [("Source", "detected on the machine" if box.source == "detected" else "declared")]
     return tuple((name, value) for name, value in rows if value)
 
 

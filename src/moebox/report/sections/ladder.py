@@ -49,5 +49,8 @@ def lead(stories: Sequence[Story]) -> str:
         failed = [rung.name for rung in story.rungs if rung.mark == "fail"]
         name = "" if len(stories) == 1 else f"{story.label}: "
         tried = sum(rung.mark != "skip" for rung in story.rungs)
-        said.append(f"{name}{passed} of {tried} rungs passed" + (f"; {listed(failed)} failed." if failed else "."))
+        warned = [rung.name for rung in story.rungs if rung.mark == "warn"]
+        words = f"; warnings: {listed(warned)}" if warned else ""
+        words += f"; {listed(failed)} failed" if failed else ""
+        said.append(f"{name}{passed} of {tried} checks passed{words}.")
     return " ".join(said)

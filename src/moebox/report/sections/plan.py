@@ -23,7 +23,6 @@ class Pair:
     high: float | None = None
     unit: str = "tok/s"
     load: str = ""  # under which load; "" for what does not depend on one
-    level: str = ""  # the measurement's name
 
     @property
     def error(self) -> float:
@@ -95,7 +94,7 @@ def match(level: Level, rows: Sequence[Expected]) -> Expected | None:
 
 def figures(index: int, level: Level, row: Expected) -> list[Pair]:
     """What both the level and the row have."""
-    at = f"concurrency {level.concurrency:,.0f}" if level.concurrency and level.concurrency > 1 else level.name
+    at = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
     tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
     candidates = [
         ("Output tok/s", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s"),
@@ -112,7 +111,6 @@ def figures(index: int, level: Level, row: Expected) -> list[Pair]:
             measured=measured,
             unit=unit,
             load=at,
-            level=level.name,
             low=low,
             high=high,
         )

@@ -22,12 +22,19 @@ class Figure:
     better: int = 0  # +1: higher, -1: lower
 
 
+def _peak(level: Level) -> float | None:
+    """The peak, unless the run was too short to have one: peaks are counted in whole seconds."""
+    if level.peak_tok_s is None or level.output_tok_s is None:
+        return level.peak_tok_s
+    return level.peak_tok_s if level.peak_tok_s >= level.output_tok_s else None
+
+
 FIGURES = (
     Figure(title="Concurrency", read=lambda level: level.concurrency),
     Figure(title="Rate req/s", read=lambda level: level.rate if level.concurrency is None else None),
     Figure(title="Output tok/s", read=lambda level: level.output_tok_s, better=1),
     Figure(title="Total tok/s", read=lambda level: level.total_tok_s, better=1),
-    Figure(title="Peak tok/s", read=lambda level: level.peak_tok_s, better=1),
+    Figure(title="Peak tok/s", read=_peak, better=1),
     Figure(title="TG tok/s", read=lambda level: level.tg_tok_s, better=1),
     Figure(title="PP tok/s", read=lambda level: level.pp_tok_s, better=1),
     Figure(title="Per stream tok/s", read=lambda level: level.per_stream if level.tg_tok_s is None else None, better=1),
