@@ -105,9 +105,11 @@ def app(given: argparse.Namespace, holds: Holds) -> Starlette:
         return reply
 
     async def completions(request: Request) -> Response:
-        body = await request.json()
         try:
+            body = await request.json()
             answer = chat.answer(body, bent)
+        except ValueError:
+            return JSONResponse({"error": {"message": "not JSON"}}, 400)
         except chat.Refused as problem:
             return JSONResponse({"error": {"message": str(problem)}}, problem.status)
         next(made)
