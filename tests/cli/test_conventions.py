@@ -24,6 +24,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["models", "show", "/no/such/folder"], 2, "no such file"),
         (["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "12"], 2, "768GiB"),
         (["plan"], 2, "MODEL is missing"),
+        (["bench", "import", "nosuch.json"], 2, "error: nosuch.json: no such file\n"),
+        (["bench", "import", "/"], 2, "error: /: is a folder, not a file\n"),
         (["models", "show", "kimi-k2.6", "extra"], 2, "'extra' is one argument too many"),
         (["plan", "kimi-k2.6", "--tp"], 2, "--tp needs a value"),
         (["fleet", "plan", "--users", "3"], 2, "--slo is missing"),

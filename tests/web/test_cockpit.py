@@ -3,17 +3,23 @@
 import json
 import os
 import re
+import shlex
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from moebox import codec
+from moebox.cli import main
+from moebox.core.recipe import Recipe
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from moebox.store.summary import summaries
+from moebox.web import planning
 from tests.report.making import a_run
 from tests.web.test_ui import get
 
@@ -149,8 +155,21 @@ def test_the_plan_says_first_what_was_chosen(serve: Serve):
     text = get(serve() + "plan?box=8x-b200&context=65536&concurrency=8")[1]
 
     assert text.index("chosen") < text.index('class="tiles"')
-    assert "moebox plan kimi-k2.6 --box 8x-b200 -o recipe.toml" in text
+    assert "moebox plan kimi-k2.6 --box 8x-b200 --context 65536 --concurrency 8 -o recipe.toml" in text
     assert "Save the recipe" in text
+
+
+@pytest.mark.parametrize("controls", ["", "concurrency=32&goal=context", "bold=1&engine=sglang&context=16384"])
+def test_the_command_on_the_page_gives_the_plan_on_the_page(
+    controls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Pasted into a shell it must write the same recipe, not the one of the default settings."""
+    monkeypatch.chdir(tmp_path)
+    wanted = planning.asked(dict(urllib.parse.parse_qsl(controls)))
+    _, *words = shlex.split(planning.command(wanted))
+
+    assert main(words) == 0
+    assert codec.read_toml(Recipe, tmp_path / "recipe.toml") == planning.full(wanted).plan.recipe
 
 
 def test_a_chat_with_no_engine_is_one_line(serve: Serve):

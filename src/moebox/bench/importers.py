@@ -37,6 +37,10 @@ def _values(path: Path) -> Iterator[Any]:
         if path.stat().st_size > LARGEST:
             raise BadInput(f"{path}: more than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path}: is a folder, not a file") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise BadInput(f"{path}: cannot be read: {problem}") from None
     try:

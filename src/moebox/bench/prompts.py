@@ -66,6 +66,10 @@ def _items(name: str) -> Iterator[tuple[str, Any]]:
         if path.stat().st_size > LARGEST:
             raise BadInput(f"{name}: more than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{name}: no such file") from None
+    except IsADirectoryError:
+        raise BadInput(f"{name}: is a folder, not a file") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise BadInput(f"{name}: cannot be read: {problem}") from None
     if text.lstrip().startswith("["):

@@ -113,7 +113,7 @@ def _small_print(found: FleetPlan) -> str:
     high = max(answer.candidate.band[1] for answer in found.answers)
     return (
         f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
-        f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} (80% of published results)."
+        f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} (80% of results on other hosts)."
     )
 
 

@@ -39,7 +39,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
         found.append(Discount(FEW_BITS ** (1 + LEAST_BITS - bits), f"{bits:.2f} bits a weight"))
     if recipe.hybrid is None:
         if registry.traits(recipe.engine).rank > first_rank():
-            found.append(Discount(TOLERANCE, f"{_first_title()} is taken where two engines tie"))
+            found.append(Discount(TOLERANCE, f"{_first_title()} is preferred where speeds are close"))
         if not checkpoint.native and not checkpoint.path:
             own = _owner(checkpoint.repo) == _owner(weighed.model.repo)
             reason = "a smaller form of its makers" if own else "weights that a third party made smaller"

@@ -174,6 +174,18 @@ def blocks(answer: Answer) -> list[Block]:
     return shown
 
 
+def command(asked: Asked) -> str:
+    """The command that gives the same plan: every control that changes it."""
+    words = ["moebox", "plan", asked.model, *(("--box", asked.box) if asked.box else ())]
+    words += ["--context", str(asked.context), "--concurrency", str(asked.concurrency)]
+    words += ["--goal", asked.goal] if asked.goal != Asked().goal else []
+    words += ["--engine", asked.engine] if asked.engine else []
+    words += ["--bold"] if asked.bold else []
+    words += ["--ram", asked.ram] if asked.ram else []
+    words += ["--ram-bandwidth", asked.ram_bandwidth] if asked.ram_bandwidth else []
+    return shlex.join([*words, "-o", "recipe.toml"])
+
+
 def decision(answer: Answer) -> Decision:
     """The same four cells as everywhere, for a plan: chosen, fits, forecast, next."""
     asked, plan = answer.asked, answer.plan
@@ -184,8 +196,6 @@ def decision(answer: Answer) -> Decision:
     enough = held >= asked.concurrency
     fits = f"{held} requests of {units.count(asked.context)} tokens at a time ({asked.concurrency} asked for)"
     rate, low, high = forecast(answer)
-    box = f" --box {shlex.quote(asked.box)}" if asked.box else ""
-    command = f"moebox plan {shlex.quote(asked.model)}{box} -o recipe.toml"
     return Decision(
         answers=(
             DecisionCell(name="chosen", text=" · ".join(word for word in words if word)),
@@ -193,7 +203,7 @@ def decision(answer: Answer) -> Decision:
             DecisionCell(
                 name="forecast", text=f"{number(rate)} tok/s", detail=f"{number(low)} to {number(high)}; not measured"
             ),
-            DecisionCell(name="next", text=command, command=True, detail="or save the recipe below"),
+            DecisionCell(name="next", text=command(asked), command=True, detail="or save the recipe below"),
         )
     )
 
