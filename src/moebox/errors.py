@@ -7,8 +7,9 @@
     │   ├── UnknownName   2   a box, model, engine or flag nobody has heard of; suggests the nearest
     │   └── Unsupported   2   understood, but not something moebox can handle
     └── Outside           3   something outside is missing or failed (engine, port, driver, network)
+        └── NotInstalled  3   the program to be started is not on this machine
 
-What a person can mend is raised from here: one line saying what, where and how. Everything else is a
+What a person can fix is raised from here: one line saying what, where and how. Everything else is a
 bug and keeps its traceback.
 """
 
@@ -66,6 +67,10 @@ class Outside(MoeboxError):
     """Something outside moebox is missing or failed."""
 
     exit_code = 3
+
+
+class NotInstalled(Outside):
+    """The engine or container program is not on this machine: no setting of a recipe changes that."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """A climb with a real engine process: keeps what is better, rolls back the rest, and survives being killed."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -159,3 +160,16 @@ def test_bad_input_is_one_line(words: list[str], says: str, capsys: pytest.Captu
     """And exit code 2."""
     assert main(words) == 2
     assert says in capsys.readouterr().err
+
+
+def test_an_engine_that_is_not_installed_is_no_verdict_on_the_recipe(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Something outside is missing: exit code 3 and how to get it, not "the recipe is not good"."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(dataclasses.replace(recipe, runtime=Runtime(entry="no-such-engine-program"))))
+
+    assert main(["climb", str(path)]) == 3
+    said = capsys.readouterr().err
+    assert "error: llama.cpp is not installed here" in said
+    assert "not good" not in said

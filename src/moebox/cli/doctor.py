@@ -83,7 +83,7 @@ def _plain(finding: "Finding") -> dict[str, Any]:
 def show(found: "Search", *, every: bool) -> None:
     """The cause with its remedy, then the rest in the order of the log."""
     out, cause = people(), found.cause
-    out.print(f"{count(found.lines)} lines read", markup=False)
+    out.print(f"{count(found.lines)} line{'s' * (found.lines != 1)} read", markup=False)
     if cause:
         _finding("cause", cause)
     elif found.exception:

@@ -25,7 +25,7 @@ class Pinned:
         memory_utilization: Share of each GPU to claim, such as 0.90.
         speculate: eagle3, mtp, ngram or none.
         context: Longest sequence, such as 65536 or 64k; `forecast` takes several.
-        concurrency: Sequences at once; `forecast` takes several, such as 1,8,32.
+        concurrency: Concurrent sequences; `forecast` takes several, such as 1,8,32.
         image: stock, or community for the patched vLLM image.
         experts_on_gpu: CPU+GPU engines: expert layers by GPU, head of the stack on the first and tail on the last,
             such as 3+3; 0 for none.

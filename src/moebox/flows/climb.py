@@ -20,7 +20,7 @@ from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
-from moebox.errors import AnswerIsNo, BadInput, MoeboxError
+from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
 from moebox.flows import answers, guesses, settings
 from moebox.flows.compare_tasks import lost_work
 from moebox.flows.fit import misfit
@@ -136,6 +136,8 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
         with Awake() as awake:
             try:
                 found = _measured(trial, step, best, run, effort, tell)
+            except NotInstalled:
+                raise
             except MoeboxError as problem:  # an engine that will not start, or dies, is an answer here
                 found = dataclasses.replace(trial, verdict="fail", why=problem.message)
         ended = _ending(run, trial)

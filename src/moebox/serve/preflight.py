@@ -17,7 +17,7 @@ from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines.common import PATCHABLE
-from moebox.errors import AnswerIsNo, BadInput, Outside
+from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
 from moebox.kernels.patch import patched
 from moebox.kernels.scan import packages
 
@@ -94,12 +94,12 @@ def engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
         if not traits.embedded:
             raise BadInput(f"{traits.title} does not run embedded")
         if find_spec("xllamacpp") is None:
-            raise Outside("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
+            raise NotInstalled("the embedded engine is not installed", hint="pip install 'moebox[embedded]'")
     elif shutil.which(argv[0]) is None:
         inside = recipe.runtime.kind in ("docker", "podman")
         what = recipe.runtime.kind if inside else recipe.engine
         hint = f"install {what}, or run natively with --runtime native" if inside else traits.install
-        raise Outside(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
+        raise NotInstalled(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
 
 
 def version(deployment: Deployment, argv: tuple[str, ...]) -> None:
