@@ -177,3 +177,14 @@ def test_models_on_disk_are_planned_like_those_of_the_catalogue(
 
         assert recipe["engine"] == "ik_llama.cpp"
         assert recipe["checkpoint"] == str(file)
+
+
+def test_a_plan_without_experts_on_gpus_gives_no_order_of_layers(capsys: pytest.CaptureFixture[str]):
+    """Head and tail of nothing are not worth a line; what stays in RAM and what is left are two figures of one RAM."""
+    assert main(["plan", "kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "none of 60 expert layers lies on the GPUs; 449.05 GiB of weights stay in RAM, 304.95 GiB of RAM is left"
+        in text
+    )
+    assert "head of the stack" not in text

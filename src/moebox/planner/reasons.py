@@ -82,9 +82,10 @@ def _placement(best: Weighed) -> str:
         return f"no GPU: everything runs from RAM, {gib(ram.weights_total)} of {gib(ram.total)}"
     if sum(counts) >= total:
         return f"all {total} expert layers fit on the GPUs ({'+'.join(map(str, counts))})"
-    shown = "+".join(map(str, counts)) or "0"
+    shown = "+".join(map(str, counts))
+    where = f"{sum(counts)} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last)"
     return (
-        f"{sum(counts)} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last); "
+        f"{where if sum(counts) else f'none of {total} expert layers lies on the GPUs'}; "
         f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
     )
 
