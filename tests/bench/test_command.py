@@ -1,5 +1,6 @@
 """`moebox bench` from the outside: what it prints, keeps and refuses."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from moebox.bench.samples import read
 from moebox.cli import main
-from tests.bench.server import good, serving
+from tests.bench.server import Peer, good, serving
 
 
 def test_a_sweep_prints_a_table_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +52,23 @@ def test_prefill_and_decode_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     assert [(row["test"], row["cold"]) for row in rows] == [("pp32", True), ("pp32", False), ("tg8", True)]
     assert all(row["mean_tok_s"] > 0 for row in rows[:2])
     assert rows[2]["prompt_tokens"] == 9, "how fast eight tokens came nobody knows if the machine was too busy to look"
+
+
+def test_a_failed_try_of_a_decode_test_is_an_answer_of_no(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of three requests is refused: the row says so, and the exit code too, unless that is allowed."""
+    seen = itertools.count(1)
+
+    def sometimes(peer: Peer, body: dict[str, object]) -> bool:
+        if next(seen) % 3 == 0:
+            peer.json(400, {"error": {"message": "not this one"}})
+            return True
+        return good(peer, body)
+
+    for more, wanted in (([], 1), (["--allow-failures"], 0)):
+        with serving(sometimes) as server:
+            words = ["bench", server.url, "--model", "m", "--tg", "8", "--repeat", "6", "--json", *more]
+            assert main(words) == wanted
+        assert json.loads(capsys.readouterr().out)["rows"][0]["failed"] >= 1
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def pp_tg(
     for tokens in tg:
         on_test(f"tg{tokens}")
         work = _apart(replace(base, input_tokens=TG_PROMPT, output_tokens=tokens))
-        rows.append(_row(f"tg{tokens}", tokens, _run(subject, work, load, repeat, 0), decode_rate, cold=True))
+        rows.append(
+            _row(f"tg{tokens}", tokens, _run(subject, work, load, repeat, 0), decode_rate, cold=True, asked=repeat)
+        )
     return PrefillDecode(
         tool=f"moebox {__version__}",
         date=time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
@@ -70,8 +72,8 @@ def _prefill(subject: Subject, work: Workload, load: Load, repeat: int) -> list[
         warm += _run(subject, same, load, 1, number)
     name, tokens = f"pp{work.input_tokens}", work.input_tokens
     return [
-        _row(name, tokens, cold, prefill_rate, cold=True),
-        _row(name, tokens, warm, prefill_rate, cold=False),
+        _row(name, tokens, cold, prefill_rate, cold=True, asked=repeat),
+        _row(name, tokens, warm, prefill_rate, cold=False, asked=repeat),
     ]
 
 
@@ -92,7 +94,7 @@ def _run(subject: Subject, work: Workload, load: Load, requests: int, offset: in
 
 
 def _row(
-    name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool
+    name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool, asked: int
 ) -> TestRow:
     rates = [value for each in done if (value := rate(each)) is not None]
     firsts = [each.ttft_s for each in done if each.ttft_s is not None]
@@ -108,6 +110,7 @@ def _row(
         pp_tok_s=mean if name.startswith("pp") else None,
         tg_tok_s=None if name.startswith("pp") else mean,
         prompt_tokens=statistics.median(each.request.prompt for each in done),
+        failed=asked - len(done),
         cached_tokens=sum(max(0, min(each.request.cached, each.request.prompt)) for each in done),
     )
 

@@ -92,7 +92,7 @@ def bench(
         talk().print(where, style="dim", markup=False)
     keeper = Keeper(output_file, run, label or plan.name)
     if any(tests):
-        return _tests(subject, tests, repeat, plan, keeper, json)
+        return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
     words = ["moebox", "bench", *([target] if target else [])]
     for flag, value in (("--model", model), ("--key-env", key_env), ("--slo", slo), ("--label", label), ("--run", run)):
         words += [flag, value] if value else []
@@ -182,6 +182,7 @@ def _tests(
     plan: Plan,
     keeper: Keeper,
     json: bool,
+    allow_failures: bool,
 ) -> int:
     from moebox.bench.pptg import pp_tg
     from moebox.cli.bench_view import show_rows
@@ -200,4 +201,7 @@ def _tests(
         emit(document(result))
     else:
         show_rows(people(), document(result))
-    return 0
+    failed = [row for row in result.rows if row.failed]
+    for row in failed:
+        talk().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
+    return AnswerIsNo.exit_code if failed and not allow_failures else 0

@@ -228,6 +228,7 @@ class TestRow:
     tg_tok_s: float | None = None
     prompt_tokens: float
     cached_tokens: int = 0
+    failed: int = 0  # requests that brought no reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
