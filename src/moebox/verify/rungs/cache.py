@@ -10,7 +10,7 @@ from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung
 from moebox.verify.trials import Trial, draw, judge, trials, wrong
 
-CHARS = 900  # of each prompt: several blocks of any prefix cache
+CHARS = 1400  # of each prompt: many blocks of any prefix cache
 DEPTHS = {"early": 0.03, "in the middle": 0.5, "late": 0.97}
 FEW = 4
 
