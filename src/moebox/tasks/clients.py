@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +109,7 @@ class RealClient:
         return [*words, "--model", self._setup.model, "--", asked]
 
 
-class _Heard:
+class _Heard(ABC):
     """What a client says of itself, line by line."""
 
     def __init__(self, on_turn: Callable[[TurnSeen], None]) -> None:
@@ -133,9 +134,9 @@ class _Heard:
             with contextlib.suppress(KeyError, TypeError, AttributeError):  # its words, not ours
                 self.event(event)
 
+    @abstractmethod
     def event(self, event: dict[str, Any]) -> None:
         """One event."""
-        raise NotImplementedError
 
     def turn(self, calls: list[CallSeen], usage: Mapping[str, Any], names: tuple[str, str, str], said: int) -> None:
         """One reply of the model's."""

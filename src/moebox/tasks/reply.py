@@ -4,6 +4,7 @@ What the server does wrong is in `Reply.problem`; nothing here raises because of
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -149,7 +150,7 @@ def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[To
     return body
 
 
-class _Parts:
+class _Parts(ABC):
     """A stream while it is put together."""
 
     def __init__(self) -> None:
@@ -160,13 +161,13 @@ class _Parts:
         self.error = ""
         self.usage = [-1, -1, -1]  # prompt, completion, cached
 
+    @abstractmethod
     def calls(self) -> tuple[Called, ...]:
         """The calls that are there by now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, at: float, event: Any) -> None:
         """One event."""
-        raise NotImplementedError
 
     def reply(self, problem: str, seconds: float) -> Reply:
         """All of it."""
