@@ -129,11 +129,14 @@ async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
     slips = _met(ask.tally.slips(before))
     own = _own(ask, slips)
     mark = worst([*(probe.verdict for probe in probes), *(slip.verdict for slip in own)])
+    cut = next((probe.reason for probe in probes if gone and probe.reason == gone), "")
+    if cut and mark == "pass":
+        mark = "warn"  # a check that was cut short is not green, however well it began
     ask.charged |= {slip.kind: slip.verdict for slip in own if kind_of(slip.kind).anywhere}
     return Verdict(
         name=rung.name,
         verdict=mark,
-        reason=_reason(mark, probes, own),
+        reason=_reason(mark, probes, own) or cut,
         seconds=time.monotonic() - began,
         score=next((probe.score for probe in probes if probe.score), None),
         slips=slips,
