@@ -155,7 +155,7 @@ def complete(run: Run) -> bool:
     return all(states[name] in ("done", "skipped") for name in STEPS) and (run.path / "report.html").is_file()
 
 
-@pytest.mark.siege
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "step"), [("guard", "bench"), ("moebox", "climb")])
 def test_a_killed_run_is_taken_up_and_nothing_is_lost(victim: str, step: str):
     """Two of the moments that `make test-siege` goes through."""
