@@ -6,12 +6,13 @@ come from.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from moebox.core.box import Box
 from moebox.core.measure import Load, Workload
 from moebox.core.recipe import Recipe
 from moebox.core.result import Spread
+from moebox.loose import Json
 from moebox.tasks.result import TaskRun
 
 Outcome = Literal["SUCCESS", "PARTIAL", "FAILED", "RUNNING", "STOPPED"]
@@ -63,7 +64,7 @@ class Level:
     note: str = ""
     samples: Path | None = None
     asked: "Asked | None" = None  # how to ask the same again, where moebox measured it
-    raw: dict[str, Any] = field(default_factory=dict)
+    raw: Json = field(default_factory=dict)
 
     @property
     def per_stream(self) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from moebox.report.reading.loose import figure, inner, rows, truth, words
+from moebox.loose import Json, figure, inner, rows, truth, words
 from moebox.report.reading.verified import mark_of
 from moebox.report.story import Step
 
@@ -16,7 +16,7 @@ def steps_of(document: Any, events: Sequence[dict[str, Any]]) -> list[Step]:
     return [step_of(row) for row in table]
 
 
-def step_of(row: dict[str, Any]) -> Step:
+def step_of(row: Json) -> Step:
     """One step."""
     bench, gain = inner(row, "bench", "measurement"), inner(row, "gain")
     kept = truth(row, "kept") or words(row, "decision", "outcome", "kept").lower() in ("kept", "keep", "yes")

@@ -10,8 +10,8 @@ from moebox import codec
 from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
+from moebox.loose import figure, inner, rows, texts, truth, words
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
-from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
 from moebox.report.story import Device, Story
 from moebox.store import FORMAT, Run, plain
 from moebox.store.listing import stamp_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
+from moebox.loose import figure, inner, rows, texts, truth, words
 from moebox.report.reading.planned import device_of
 from moebox.report.story import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys

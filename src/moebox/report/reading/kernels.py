@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moebox.report.reading.loose import figure, inner, rows, words
+from moebox.loose import Json, figure, inner, rows, words
 from moebox.report.story import KernelSeen, KernelsSeen
 
 
@@ -11,7 +11,7 @@ def kernels_of(document: Any) -> list[KernelsSeen]:
     return [seen_of(row) for row in rows(document, "scans")]
 
 
-def seen_of(row: dict[str, Any]) -> KernelsSeen:
+def seen_of(row: Json) -> KernelsSeen:
     """One look."""
     return KernelsSeen(
         engine=words(row, "engine"),
@@ -30,7 +30,7 @@ def seen_of(row: dict[str, Any]) -> KernelsSeen:
     )
 
 
-def bad_of(row: dict[str, Any]) -> KernelSeen:
+def bad_of(row: Json) -> KernelSeen:
     """A launch that fails."""
     blocks = inner(row, "blocks")
     sides = [(name.removeprefix("BLOCK_").removeprefix("SIZE_"), words(blocks, name)) for name in blocks]

@@ -8,7 +8,7 @@ from moebox.core import result
 from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
 from moebox.errors import BadInput
 from moebox.escape import printable
-from moebox.report.reading.loose import figure, rows, truth, within, words
+from moebox.loose import Json, figure, rows, truth, within, words
 from moebox.report.story import Asked, Level
 from moebox.store import plain
 
@@ -52,7 +52,7 @@ def typed(document: Any, path: Path) -> list[Level] | None:
     return None
 
 
-def serving(found: Measurement, document: dict[str, Any], path: Path) -> Level:
+def serving(found: Measurement, document: Json, path: Path) -> Level:
     """A measurement of ours as a level."""
     work = found.workload
     lengths = shape(work.input_tokens, work.output_tokens)
@@ -105,7 +105,7 @@ def tested(found: PrefillDecode, path: Path) -> list[Level]:
     ]
 
 
-def shared(document: dict[str, Any]) -> dict[str, Any]:
+def shared(document: Json) -> Json:
     """What a file says of all its rows."""
     return {key: value for key, value in document.items() if key not in LISTS}
 
@@ -128,7 +128,7 @@ def says_something(level: Level) -> bool:
     return any(value is not None for value in figures)
 
 
-def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
+def level_of(row: Json, *, name: str, folder: Path) -> Level:
     """One row as a level."""
     completed = figure(row, "completed", "num_completed")
     ask, answer = (per_request(row, which, completed) for which in ("input", "output"))
@@ -166,7 +166,7 @@ def level_of(row: dict[str, Any], *, name: str, folder: Path) -> Level:
     )
 
 
-def name_of(row: dict[str, Any]) -> str:
+def name_of(row: Json) -> str:
     """What the measurement is called: its label, or the test with the state of the cache."""
     test = words(row, "test")
     if test:
@@ -175,13 +175,13 @@ def name_of(row: dict[str, Any]) -> str:
     return words(row, "name", "label")
 
 
-def flags_of(row: dict[str, Any]) -> tuple[str, ...]:
+def flags_of(row: Json) -> tuple[str, ...]:
     """What the measurement itself says against its figures."""
     flags = within(row, "flags")
     return tuple(printable(flag) for flag in flags if isinstance(flag, str)) if isinstance(flags, list) else ()
 
 
-def work_of(row: dict[str, Any], lengths: str) -> str:
+def work_of(row: Json, lengths: str) -> str:
     """What was asked: a title, or the kind of text with its lengths."""
     if row.get("kind") == "pp-tg":
         return "prefill and decode alone"
@@ -191,7 +191,7 @@ def work_of(row: dict[str, Any], lengths: str) -> str:
     return ", ".join(part for part in parts if part) or lengths
 
 
-def per_request(row: dict[str, Any], which: str, completed: float | None) -> float | None:
+def per_request(row: Json, which: str, completed: float | None) -> float | None:
     """Tokens of one request: as asked, or the mean of what was counted."""
     asked = figure(
         row, f"{which}_len", f"{which}_tokens", f"random_{which}_len", f"workload.{which}_tokens", f"workload.{which}"
@@ -205,13 +205,13 @@ def shape(ask: float | None, answer: float | None) -> str:
     return f"{ask:,.0f} in / {answer:,.0f} out" if ask and answer else ""
 
 
-def spread(row: dict[str, Any], what: str) -> Spread:
+def spread(row: Json, what: str) -> Spread:
     """mean_ttft_ms, p99_ttft_ms and so on; or a dict of its own under the name."""
     values = {stat: figure(row, f"{stat}_{what}_ms", f"{what}_ms.{stat}", f"{what}.{stat}_ms") for stat in STATS}
     return Spread(**values)
 
 
-def samples_of(row: dict[str, Any], folder: Path, name: str) -> Path | None:
+def samples_of(row: Json, folder: Path, name: str) -> Path | None:
     """The columnar file that belongs to this row, where it lies in the run's folder."""
     named = within(row, "samples")
     candidates = [named] if isinstance(named, str) else []

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moebox.report.reading.loose import figure, inner, rows, texts, truth, words
+from moebox.loose import Json, figure, inner, rows, texts, truth, words
 from moebox.report.story import Device, Expected, Planned
 
 # Components as they are drawn: experts, attention, other weights, then what grows with use, then the rest.
@@ -55,7 +55,7 @@ def planned_of(document: Any) -> Planned | None:
     )
 
 
-def device_of(row: dict[str, Any]) -> Device:
+def device_of(row: Json) -> Device:
     """One device's bar, its weights by group where they are told apart."""
     parts: dict[str, float] = {}
     for name, size in inner(row, "weights", "by_component").items():
@@ -85,7 +85,7 @@ def put(parts: dict[str, float], name: str, size: float | None) -> None:
         parts[name] = parts.get(name, 0.0) + size
 
 
-def expected_of(row: dict[str, Any]) -> Expected:
+def expected_of(row: Json) -> Expected:
     """One forecast row: the plan's own, the decode forecast's, or one in the serving benchmark's names."""
     served = figure(row, "output_throughput", "output_tok_s")
     ttft_s = figure(row, "ttft_s")

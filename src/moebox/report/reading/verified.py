@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import BadInput
-from moebox.report.reading.loose import figure, rows, within, words
+from moebox.loose import Json, figure, rows, within, words
 from moebox.report.story import Mark, Probe, RungSeen
 from moebox.report.tidy import hide_keys
 from moebox.store import plain
@@ -55,7 +55,7 @@ def read(folder: Path) -> tuple[list[RungSeen], list[str]]:
     return list(seen.values()), gaps
 
 
-def rung_of(row: dict[str, Any], name: str) -> RungSeen:
+def rung_of(row: Json, name: str) -> RungSeen:
     """One rung."""
     probes = tuple(probe_of(one, number) for number, one in enumerate(rows(row, "probes", "checks"), 1))
     return RungSeen(
@@ -69,7 +69,7 @@ def rung_of(row: dict[str, Any], name: str) -> RungSeen:
     )
 
 
-def probe_of(row: dict[str, Any], number: int) -> Probe:
+def probe_of(row: Json, number: int) -> Probe:
     """One probe; what it has beyond the usual fields is evidence."""
     others = {
         key: value for key, value in row.items() if key not in PLAIN | {"evidence"} and value not in (None, "", [], {})
@@ -92,13 +92,13 @@ def shown(pieces: Sequence[tuple[str, str]], mark: Mark) -> tuple[tuple[str, str
     return (*pieces[:most], ("and more", f"{len(pieces) - most} more pieces of evidence in the run folder"))
 
 
-def mark_of(row: dict[str, Any]) -> Mark:
+def mark_of(row: Json) -> Mark:
     """pass, fail or skip, however it was written; what says nothing was skipped."""
     value = row.get("verdict", row.get("passed", row.get("ok")))
     return MARKS.get(str(value).lower(), "fail" if value is False else "skip")
 
 
-def score_of(row: dict[str, Any]) -> str:
+def score_of(row: Json) -> str:
     """A score with its trials and interval, where one is due."""
     score = row.get("score")
     if isinstance(score, dict):
@@ -114,7 +114,7 @@ def score_of(row: dict[str, Any]) -> str:
     return f"{score:.3g}" if isinstance(score, int | float) and not isinstance(score, bool) else words(row, "score")
 
 
-def evidence_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def evidence_of(row: Json) -> tuple[tuple[str, str], ...]:
     """Titled texts, whatever form the evidence has."""
     evidence = within(row, "evidence")
     if isinstance(evidence, dict):

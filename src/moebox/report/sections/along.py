@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from moebox.loose import Json, figure, figures, inner, rows
 from moebox.report.block import Chart, Key
 from moebox.report.charts import Axis, Series, line
 from moebox.report.palette import colour
-from moebox.report.reading.loose import figure, inner, rows
 from moebox.report.story import Level, Story
 
 LONG = 512  # tokens; shorter replies do not sag
@@ -33,7 +33,7 @@ def sag(stories: Sequence[Story]) -> Chart | None:
     return Chart(title="Does it sag", svg=svg, legend=keys) if svg else None
 
 
-def reach(table: Sequence[dict[str, object]]) -> float:
+def reach(table: Sequence[Json]) -> float:
     """How far the replies went."""
     return max((figure(row, "to") or 0.0 for row in table), default=0.0)
 
@@ -45,7 +45,7 @@ def server(stories: Sequence[Story]) -> Chart | None:
         return None
     level = max(levels, key=lambda one: one.concurrency or one.rate or 0.0)
     table = inner(level.raw, "server.series")
-    times = [moment for moment in table.get("time_s", []) if isinstance(moment, int | float)]
+    times = figures(table, "time_s")
     series = []
     for place, name in enumerate(("running", "waiting")):
         values = table.get(name)

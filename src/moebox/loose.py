@@ -1,20 +1,32 @@
-"""Values out of plain dicts that somebody else wrote: the first name that is there, of the right kind, or nothing."""
+"""Values out of JSON that somebody else wrote: the first name that is there, of the right kind, or nothing.
 
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+For replies of servers, files of other tools and run folders of other versions. What moebox itself writes has a type
+(`codec.decode`).
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import TypeGuard
+
+Json = Mapping[str, object]  # an object of theirs: nothing is known of what stands in it
+LARGEST = sys.float_info.max  # JSON's integers have no end, and a float has
 
 
-def figure(row: Any, *names: str) -> float | None:
+def figure(row: object, *names: str) -> float | None:
     """The first finite number under one of `names`."""
     for name in names:
         value = within(row, name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if is_figure(value):
             return float(value)
     return None
 
 
-def words(row: Any, *names: str) -> str:
+def is_figure(value: object) -> TypeGuard[int | float]:
+    """A finite number; JSON's true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+
+
+def words(row: object, *names: str) -> str:
     """The first text under one of `names`; numbers are written out."""
     for name in names:
         value = within(row, name)
@@ -25,7 +37,7 @@ def words(row: Any, *names: str) -> str:
     return ""
 
 
-def rows(row: Any, *names: str) -> list[dict[str, Any]]:
+def rows(row: object, *names: str) -> list[Json]:
     """The first list of dicts under one of `names`, what is no dict left out."""
     for name in names:
         value = within(row, name)
@@ -34,7 +46,7 @@ def rows(row: Any, *names: str) -> list[dict[str, Any]]:
     return []
 
 
-def texts(row: Any, *names: str) -> list[str]:
+def texts(row: object, *names: str) -> list[str]:
     """The first list of strings under one of `names`."""
     for name in names:
         value = within(row, name)
@@ -45,7 +57,16 @@ def texts(row: Any, *names: str) -> list[str]:
     return []
 
 
-def inner(row: Any, *names: str) -> dict[str, Any]:
+def figures(row: object, *names: str) -> list[float]:
+    """The finite numbers of the first list under one of `names`."""
+    for name in names:
+        value = within(row, name)
+        if isinstance(value, list | tuple):
+            return [float(each) for each in value if is_figure(each)]
+    return []
+
+
+def inner(row: object, *names: str) -> Json:
     """The first dict under one of `names`, or an empty one."""
     for name in names:
         value = within(row, name)
@@ -54,12 +75,12 @@ def inner(row: Any, *names: str) -> dict[str, Any]:
     return {}
 
 
-def truth(row: Any, *names: str) -> bool:
+def truth(row: object, *names: str) -> bool:
     """Whether one of `names` is true."""
     return any(within(row, name) is True for name in names)
 
 
-def within(row: Any, name: str) -> Any:
+def within(row: object, name: str) -> object:
     """`row["a"]["b"]` for the name "a.b", or None."""
     for key in name.split("."):
         if not isinstance(row, Mapping):
@@ -68,6 +89,6 @@ def within(row: Any, name: str) -> Any:
     return row
 
 
-def first(values: Iterable[Any]) -> Any:
-    """The first that is not None or empty."""
-    return next((value for value in values if value not in (None, "", (), [])), None)
+def as_json(value: object) -> Json:
+    """`value` where it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
