@@ -25,46 +25,76 @@ if [[ -e "$MODEL_PATH" ]]; then
   MODEL_PATH="$(cd -- "$(dirname -- "$MODEL_PATH")" && pwd)/$(basename -- "$MODEL_PATH")"
 fi
 args=(
+  # the weights: a Hub repository or a folder
   "$MODEL_PATH"
+  # the model name that clients send
   --served-model-name "$SERVED_MODEL_NAME"
+  # the address it listens on; 127.0.0.1 is this machine only
   --host 127.0.0.1
+  # the port it answers on
   --port "$PORT"
+  # the checkpoint brings its own Python code, which the engine runs
   --trust-remote-code
+  # splits every layer over 8 GPUs
   --tensor-parallel-size 8
+  # splits the KV cache by tokens over 4 ranks: longer contexts fit
   --decode-context-parallel-size 4
+  # longest prompt and reply together, in tokens
   --max-model-len "$MAX_MODEL_LEN"
+  # share of each GPU's memory it may take; what weights leave is KV cache
   --gpu-memory-utilization "$GPU_MEMORY_UTILIZATION"
+  # requests at once: 128; more wait in its queue
   --max-num-seqs 128
+  # a step reads at most 8,192 prompt tokens, so replies keep flowing
   --max-num-batched-tokens 8192
+  # a prompt that begins like an earlier one is not read again
   --enable-prefix-caching
+  # turns the model's tool calls into OpenAI's tool_calls
   --tool-call-parser kimi_k2
+  # keeps the model's thinking out of the answer
   --reasoning-parser kimi_k2
+  # lets the model decide when to call a tool
   --enable-auto-tool-choice
+  # KV cache in 8 bits: twice the tokens of bf16
   --kv-cache-dtype fp8
+  # text only: the vision tower is not loaded, its memory goes to the cache
   --language-model-only
+  # the image's patched latent attention, which reads an fp8 cache on SM120
   --attention-backend TRITON_MLA
+  # reads long prompts in pieces between steps of running replies
   --enable-chunked-prefill
+  # reads weights straight to the GPUs, in parallel
   --load-format fastsafetensors
+  # plans the next step while the GPUs compute this one
   --async-scheduling
+  # largest batch replayed as a CUDA graph
   --max-cudagraph-capture-size 512
+  # text only: no host memory for images
   --mm-processor-cache-gb 0
 )
 if [[ "$ENABLE_EAGLE3" == 1 ]]; then
   args+=(
+    # a draft model proposes tokens that the large one checks in one step
     --speculative-config '{"method":"eagle3","model":"'"$EAGLE3_MODEL"'","num_speculative_tokens":3,"draft_attention_backend":"TRITON_MLA","draft_kv_cache_dtype":"fp8","rejection_sample_method":"probabilistic"}'
   )
 fi
 
 run=(
   docker run --rm
+  # all GPUs of this machine
   --gpus all
+  # the workers of all GPUs share memory; a container's own 64 MB is too little
   --ipc=host
+  # the machine's own network, as the image's makers run it
   --network host
+  # the image's makers run it so; it may do to the machine what root may
   --privileged
+  # the Hub's cache and what is compiled outlast the container
   -v "$HOME/.cache/huggingface:/root/.cache/huggingface"
   -v "moebox-jit-glm51-kimi-b12x013-20260510:/cache/jit"
+  # loading and compiling a large checkpoint outlasts the default of 600 s
   -e VLLM_ENGINE_READY_TIMEOUT_S="${VLLM_ENGINE_READY_TIMEOUT_S:-3600}"
-  # lets NCCL use PCIe peer-to-peer across sockets; on a platform that cannot, it deadlocks (GPUs at 100 %, 140 W)
+  # PCIe peer-to-peer across sockets; where a platform cannot, NCCL hangs (GPUs at 100 %, 140 W)
   -e NCCL_P2P_LEVEL="${NCCL_P2P_LEVEL:-SYS}"
   # 32 streams with a draft: 998 tok/s with LL alone, 1,003 by default, 1,128 with all three
   -e NCCL_PROTO="${NCCL_PROTO:-LL,LL128,Simple}"
@@ -72,17 +102,17 @@ run=(
   -e NCCL_IB_DISABLE="${NCCL_IB_DISABLE:-1}"
   # bus bandwidth of large messages 22.2 -> 37.6 GB/s
   -e NCCL_MIN_NCHANNELS="${NCCL_MIN_NCHANNELS:-8}"
-  # NCCL with PR #2127, which does not take AMD links for 16 GB/s: 8k prefill 876 -> 7,478 tok/s on dual Turin
+  # NCCL PR #2127: AMD links are not taken for 16 GB/s; 8k prefill 876 -> 7,478 tok/s, dual Turin
   -e LD_PRELOAD=/opt/libnccl-pr2127.so.2.30.3
   # the same library for vLLM's own communicator
   -e VLLM_NCCL_SO_PATH=/opt/libnccl-pr2127.so.2.30.3
-  # its own all-reduce over PCIe; without ForceP2P in the driver decode falls from 125 to 28.9 tok/s, and later images ship it off
+  # its own PCIe all-reduce, off: without ForceP2P in the driver decode falls from 125 to 29 tok/s
   -e VLLM_ENABLE_PCIE_ALLREDUCE="${VLLM_ENABLE_PCIE_ALLREDUCE:-0}"
   # the fused all-reduce and add corrupts hidden states under speculation
   -e VLLM_RTX6K_FUSED_ALLREDUCE_ADD="${VLLM_RTX6K_FUSED_ALLREDUCE_ADD:-0}"
   # keeps dense fp8 layers off Marlin
   -e VLLM_DISABLED_KERNELS="${VLLM_DISABLED_KERNELS:-MarlinFP8ScaledMMLinearKernel}"
-  # counts the graphs before the cache is sized; with 0 the first long request runs out of memory at 0.90
+  # counts CUDA graphs before the cache is sized; with 0 the first long request is out of memory
   -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS="${VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:-1}"
   # architecture that CuTe kernels are compiled for
   -e CUTE_DSL_ARCH="${CUTE_DSL_ARCH:-sm_120a}"
@@ -92,7 +122,7 @@ run=(
   -e OMP_NUM_THREADS="${OMP_NUM_THREADS:-16}"
   # weights go to the GPU without a detour through host memory
   -e SAFETENSORS_FAST_GPU="${SAFETENSORS_FAST_GPU:-1}"
-  # first start compiles for 5 to 20 minutes, the next takes about 2.5; keep it on a host volume and wipe it when the image changes
+  # compiled kernels: the first start takes 5 to 20 min, later ones 2.5; wipe with a new image
   -e TRITON_CACHE_DIR=/cache/jit/triton
   # the same, for torch.compile
   -e TORCHINDUCTOR_CACHE_DIR=/cache/jit/inductor
@@ -102,6 +132,7 @@ run=(
   -e VLLM_CACHE_ROOT=/cache/jit/vllm
   # the same, for CuTe
   -e CUTE_DSL_CACHE_DIR=/cache/jit/cute
+  # by name only: the value comes from this environment
   -e HF_TOKEN
 )
 if [[ -e "$MODEL_PATH" ]]; then

@@ -21,27 +21,46 @@ ENABLE_EAGLE3="${ENABLE_EAGLE3:-0}"
 EAGLE3_MODEL="${EAGLE3_MODEL:-lightseekorg/kimi-k2.6-eagle3}"
 
 args=(
+  # the weights: a Hub repository or a folder
   --model-path "$MODEL_PATH"
+  # the model name that clients send
   --served-model-name "$SERVED_MODEL_NAME"
+  # the address it listens on; 127.0.0.1 is this machine only
   --host 127.0.0.1
+  # the port it answers on
   --port "$PORT"
+  # the checkpoint brings its own Python code, which the engine runs
   --trust-remote-code
+  # splits every layer over 8 GPUs
   --tp-size 8
+  # longest prompt and reply together, in tokens
   --context-length "$MAX_MODEL_LEN"
+  # share of each GPU's memory it may take; what weights leave is KV cache
   --mem-fraction-static "$GPU_MEMORY_UTILIZATION"
+  # requests at once: 64; more wait in its queue
   --max-running-requests 64
+  # turns the model's tool calls into OpenAI's tool_calls
   --tool-call-parser kimi_k2
+  # keeps the model's thinking out of the answer
   --reasoning-parser kimi_k2
+  # KV cache in 16 bits, as the model was trained
   --kv-cache-dtype bf16
+  # text only: the vision tower is not loaded, its memory goes to the cache
   --language-model-only
+  # attention in Triton, the backend that compiles for SM120
   --attention-backend triton
 )
 if [[ "$ENABLE_EAGLE3" == 1 ]]; then
   args+=(
+    # a draft model proposes tokens that the large one checks in one step
     --speculative-algorithm EAGLE3
+    # the draft model
     --speculative-draft-model-path "$EAGLE3_MODEL"
+    # 3 draft tokens in a row
     --speculative-num-steps 3
+    # a chain without branches
     --speculative-eagle-topk 1
+    # tokens checked in one step: the draft's, and one more
     --speculative-num-draft-tokens 4
   )
 fi

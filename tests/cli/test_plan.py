@@ -140,7 +140,9 @@ def test_why_can_be_checked_with_a_calculator(capsys: pytest.CaptureFixture[str]
     block = lines["cache a token"]["value"] * 16
     assert lines["= KV budget"]["value"] // block * 16 == lines["KV tokens"]["value"]
     assert main(["plan", "kimi-k2.6", *BOX, "--why"]) == 0
-    assert "61 layers × 1152 B" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--tensor-parallel-size 8 splits every layer over 8 GPUs" in shown
+    assert "61 layers × 1152 B" in shown
 
 
 def test_cpu_and_gpu_pins_are_honoured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,18 @@ def recipes() -> dict[str, Recipe]:
     """One recipe of every shape that is rendered differently."""
     found = {name: read_recipe(name) for name in shipped()}
     found["hybrid"] = HYBRID
+    found["mainline"] = changed(
+        HYBRID, {"engine": "llama.cpp", "hybrid.mla": None, "hybrid.attention_buffer": None, "kv": "f16"}
+    )
+    found["experts-in-ram"] = changed(
+        found["kimi-k26-sglang"],
+        {
+            "engine": "ktransformers",
+            "runtime.image": "kt:1",
+            "flags": {},
+            "hybrid": {"threads": 64, "pools": 2, "gpu_experts": 8},
+        },
+    )
     found["keyed"] = changed(found["kimi-k26-vllm"], {"listen.key_env": "MY_KEY", "thinking": False})
     found["keyed-sglang"] = changed(found["kimi-k26-sglang"], {"listen.key_env": "MY_KEY"})
     found["keyed-hybrid"] = changed(HYBRID, {"listen.key_env": "MY_KEY"})

@@ -1,7 +1,9 @@
 """Rendered files: what Compose, Kubernetes and systemd take, with the engine's own flags; scripts are current."""
 
+import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import yaml
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import changed
-from moebox.engines import flags
+from moebox.engines import flags, rooms
 from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE, render
@@ -61,6 +63,47 @@ def test_yaml_is_what_compose_and_kubernetes_take(name: str, form: str):
     recipe = recipes()[name]
     for document in yaml.safe_load_all(render(deploy(recipe), form)):
         fastjsonschema.validate(COMPOSE if form == "compose" else KUBERNETES[document["kind"]], document)
+
+
+def explained(text: str) -> dict[str, str]:
+    """The comment above each flag of a script or YAML file; in a unit, the one that names it."""
+    lines = [line.strip() for line in text.splitlines()]
+    found: dict[str, str] = {}
+    for above, line in itertools.pairwise(lines):
+        flag = re.match(r'(?:- ")?(--?[A-Za-z][\w.-]*)', line)
+        if flag and above.startswith("# "):
+            found.setdefault(flag.group(1), above[2:])
+        if named := re.match(r"# (--?[A-Za-z][\w.-]*): (.+)", line):
+            found[named.group(1)] = named.group(2)
+    return found
+
+
+@pytest.mark.parametrize(("name", "form"), ALL)
+def test_every_flag_carries_its_reason(name: str, form: str):
+    """As the published guides do: one line a flag, in every form, short enough to read in a terminal."""
+    deployment = deploy(recipes()[name])
+    text = render(deployment, form)
+    reasons = explained(text)
+    words = rooms.argv(deployment.engine.name).words(deployment)
+    flags_used = {word[0] for word in words if flags.is_flag(word[0])}
+
+    assert flags_used
+    assert {flag for flag in flags_used if not reasons.get(flag)} - {"--node-rank", "--master-addr"} == set()
+    assert max(map(len, reasons.values())) <= 98
+
+
+def test_a_reason_speaks_of_the_value_and_of_who_set_it():
+    """On and off are told apart, whole numbers are named, a flag of the recipe's own says where it is from."""
+    base = read_recipe("kimi-k26-vllm")
+    on = explained(render(deploy(changed(base, {"prefix_caching": True})), "script"))
+    off = explained(render(deploy(changed(base, {"prefix_caching": False})), "script"))
+    own = explained(render(deploy(changed(base, {"flags.seed": 3, "flags.api-server-count": 2})), "script"))
+
+    assert "not read again" in on["--enable-prefix-caching"]
+    assert "no prefix cache" in off["--no-enable-prefix-caching"]
+    assert "8 GPUs" in on["--tensor-parallel-size"]
+    assert own["--api-server-count"] == "from [flags] of the recipe"
+    assert "repeated" in own["--seed"]
 
 
 def words_in(document: dict[str, Any]) -> list[list[str]]:

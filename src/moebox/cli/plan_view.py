@@ -15,6 +15,7 @@ from moebox.core.box import Box
 from moebox.core.model import Component, Model
 from moebox.core.plan import DeviceMemory, Forecast, Line, Plan
 from moebox.core.registry import titled
+from moebox.engines.reasons import flag_reason
 from moebox.units import count, gib, rate, seconds, tok_s
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
@@ -242,7 +243,16 @@ def arithmetic(plan: Plan, model: Model) -> RenderableType:
             text.append(f"\n{line.source}", style="dim")
         last = line.source
         table.add_row(Text(line.what), text)
-    return Group(title(plan, model), Text(), table)
+    return Group(title(plan, model), Text(), section("arithmetic"), table, Text(), section("flags"), flags(plan))
+
+
+def flags(plan: Plan) -> Table:
+    """Every flag of the launch with its reason, as rendered files carry them."""
+    deployment = deploy(plan.recipe)
+    table = Table.grid(padding=(0, 2))
+    for word in engines.rooms.argv(plan.recipe.engine).words(deployment):
+        table.add_row(Text(" ".join(word), overflow="fold"), Text(flag_reason(deployment, word), style="dim"))
+    return table
 
 
 def value(line: Line) -> str:

@@ -31,6 +31,7 @@ class Preset:
     cache: str = ""  # folder in the image that a volume keeps between starts
     source: str = ""
     flags: dict[str, Flag] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)  # of each flag, one line
     speculate: dict[str, str] = field(default_factory=dict)  # keys added to the speculative configuration
     variable: tuple[Variable, ...] = ()
 

@@ -8,6 +8,7 @@
     schedule.py  batching rules
     refuse.py    what it will not run, and why
     probe.py     how a rehearsal makes dummy weights and even routing
+    reasons.toml why its own flags are there (reasons.py)
 
 An engine of another package may leave out lines, log, schedule, refuse and probe: the defaults of `plain` stand in.
 """

@@ -9,8 +9,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
 from moebox.engines.assemble import around_image, image, weights_folder
+from moebox.engines.reasons import variable_reason
 from moebox.errors import BadInput
-from moebox.render import machine, quoting
+from moebox.render import comments, machine, quoting
 from moebox.render import pieces as parts
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
@@ -65,9 +66,10 @@ def k8s(deployment: Deployment) -> dict[str, Any]:
         "gpus": _gpus(recipe),
         "hybrid": recipe.hybrid is not None,
         "command": [quoting.kubernetes(word) for word in command],
-        "leader": [*(quoting.kubernetes(word) for word in head), *_arguments(whole, opened.recipe)],
-        "worker": [*(quoting.kubernetes(word) for word in head), *_arguments(follow, opened.recipe)],
+        "leader": [*_plain_items(head), *_arguments(whole, opened.recipe)],
+        "worker": [*_plain_items(head), *_arguments(follow, opened.recipe)],
         "env": {name: quoting.kubernetes(value) for name, value in started.env.items()},
+        "why": {name: variable_reason(opened, name) for name in started.env},
         "secrets": started.secret_env,
         "port": recipe.listen.port,
         "health": deployment.engine.health,
@@ -96,9 +98,13 @@ def _head(
     return list(start), before[1:]
 
 
-def _arguments(whole: Pieces, recipe: Recipe) -> list[str]:
+def _plain_items(words: list[str]) -> list[comments.Item]:
+    return [comments.Item(word=quoting.kubernetes(word)) for word in words]
+
+
+def _arguments(whole: Pieces, recipe: Recipe) -> list[comments.Item]:
     given = whole.draft if recipe.speculate else ()
-    return [parts.kubernetes(value) for piece in (*whole.args, *given) for value in piece]
+    return comments.items(whole, (*whole.args, *given), parts.kubernetes)
 
 
 def _open(deployment: Deployment) -> Deployment:

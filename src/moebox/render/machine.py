@@ -18,9 +18,10 @@ from moebox.engines.assemble import (
     uses_gpus,
     weights_folder,
 )
+from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import BadInput
+from moebox.render import comments, quoting
 from moebox.render import pieces as parts
-from moebox.render import quoting
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
 
@@ -34,11 +35,11 @@ def script(deployment: Deployment) -> dict[str, Any]:
     started = launch(deployment)
     context = _common(whole, deployment) | {
         "template": "script.sh.j2",
-        "args": [parts.shell_piece(piece) for piece in whole.args],
-        "draft": [parts.shell_piece(piece) for piece in whole.draft],
+        "args": _explained(whole, whole.args),
+        "draft": _explained(whole, whole.draft),
         "env": {name: _default(name, value, inside=whole.inside) for name, value in started.env.items()},
         "secrets": started.secret_env,
-        "why": _reasons(recipe),
+        "why": _reasons(deployment, started),
         "nodes": recipe.parallel.nodes,
         "entry": shlex.join(entry_of(started.argv, whole)),
         "container": None,
@@ -81,7 +82,7 @@ def _container(deployment: Deployment, whole: Pieces) -> dict[str, Any]:
     mounts = {outside: inside for outside, inside in started.mounts.items() if outside != own}
     return {
         "tool": recipe.runtime.kind,
-        "options": _paired(options),
+        "options": comments.lines(_paired(options)),
         "publish": shown[0].removesuffix(f"{started.port}:{started.port}") if shown else None,
         "mounts": [_mounted(*mount) for mount in mounts.items()],
         "image": shlex.quote(image(deployment)),
@@ -101,14 +102,15 @@ def _given(whole: Pieces) -> tuple[parts.Piece, ...]:
     return whole.draft if whole.recipe.speculate else ()
 
 
-def _paired(options: list[str]) -> list[str]:
-    """Options with their values, one a line."""
-    lines: list[str] = []
+def _paired(options: list[str]) -> list[tuple[str, str]]:
+    """Options with their values, one a line, and the reason for each."""
+    lines: list[tuple[str, str]] = []
     for option in options:
         if option.startswith("-") or not lines:
-            lines.append(shlex.quote(option))
+            lines.append((shlex.quote(option), option_reason(option)))
         else:
-            lines[-1] += f" {shlex.quote(option)}"
+            text, why = lines[-1]
+            lines[-1] = (f"{text} {shlex.quote(option)}", why)
     return lines
 
 
@@ -122,10 +124,14 @@ def _node(recipe: Recipe) -> Node | None:
     return MANY if recipe.parallel.nodes > 1 else None
 
 
-def _reasons(recipe: Recipe) -> dict[str, str]:
-    """Why each variable of a preset is there."""
-    preset = preset_of(recipe)
-    return {variable.name: variable.why for variable in preset.variable} if preset else {}
+def _explained(whole: Pieces, given: tuple[parts.Piece, ...]) -> list[str]:
+    return comments.lines([(parts.shell_piece(piece), whole.why[piece]) for piece in given])
+
+
+def _reasons(deployment: Deployment, started: Launch) -> dict[str, str]:
+    """Why each variable is set."""
+    found = {name: variable_reason(deployment, name) for name in started.env}
+    return {name: why for name, why in found.items() if why}
 
 
 def _common(whole: Pieces, deployment: Deployment) -> dict[str, Any]:
@@ -146,19 +152,27 @@ def compose(deployment: Deployment) -> dict[str, Any]:
     started = launch(deployment)
     before, after = around_image(deployment, started)
     head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
-    arguments = [parts.compose(value) for piece in (*whole.args, *_given(whole)) for value in piece]
+    command = [comments.Item(word=quoting.compose(word)) for word in head]
+    given = (*whole.args, *_given(whole))
     if recipe.runtime.setup:
         inner = quoting.compose(shlex.join(entry_of(started.argv, whole)))
-        arguments = ["-c", f"{recipe.runtime.setup} && exec {inner} {shlex.join(arguments)}"]
+        arguments = [parts.compose(value) for piece in given for value in piece]
+        command += [
+            comments.Item(word="-c"),
+            comments.Item(word=f"{recipe.runtime.setup} && exec {inner} {shlex.join(arguments)}"),
+        ]
+    else:
+        command += comments.items(whole, given, parts.compose)
     preset = preset_of(recipe)
     return _common(whole, deployment) | {
         "template": "compose.yaml.j2",
         "variables": _used(whole),
         "entrypoint": [quoting.compose(word) for word in before[1:]],
-        "command": [*(quoting.compose(word) for word in head), *arguments],
+        "command": command,
+        "reasons": comments.above(whole, given) if recipe.runtime.setup else [],
         "env": {name: quoting.compose(value) for name, value in started.env.items()},
         "secrets": started.secret_env,
-        "why": _reasons(recipe),
+        "why": _reasons(deployment, started),
         "mounts": [quoting.compose(f"{outside}:{inside}") for outside, inside in started.mounts.items()],
         "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
         "publish": _published(started) if network(recipe) != "host" else "",
@@ -182,10 +196,11 @@ def systemd(deployment: Deployment) -> dict[str, Any]:
         "template": "unit.service.j2",
         "start": [quoting.unit_word(word) for word in start],
         "arguments": [" ".join(parts.systemd(value) for value in piece) for piece in (*whole.args, *_given(whole))],
+        "reasons": comments.above(whole, (*whole.args, *_given(whole))),
         "variables": _used(whole),
         "env": started.env,
         "secrets": started.secret_env,
-        "why": _reasons(recipe),
+        "why": _reasons(deployment, started),
         "tool": recipe.runtime.kind if whole.inside else "",
         "run": _unit_run(deployment, started, before) if whole.inside else [],
     }

@@ -14,6 +14,7 @@ from moebox.core.traits import Traits
 from moebox.engines import Node, rooms
 from moebox.engines.assemble import contained, network
 from moebox.engines.flags import Word, newest
+from moebox.engines.reasons import flag_reason
 from moebox.errors import BadInput
 from moebox.render import quoting
 
@@ -57,6 +58,7 @@ class Pieces:
     draft: tuple[Piece, ...]  # only with ENABLE_EAGLE3=1
     variables: tuple[Var, ...]
     inside: bool
+    why: Mapping[Piece, str]  # the reason for each, one line
 
 
 def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool = True) -> Pieces:
@@ -68,7 +70,8 @@ def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool =
     words = argv.words(plain, node=node, host=bind)
     names = argv.VARIABLES if variable else {}
     args = tuple(_piece(word, names, place, recipe) for place, word in enumerate(words))
-    draft = _draft(deployment, variable=variable)
+    drafting = _draft_words(deployment, variable=variable)
+    draft = tuple(tuple(_split(part, deployment) for part in word) for word in drafting)
     variables = {part.name: part for piece in args for value in piece for part in value if isinstance(part, Var)}
     if draft and variable:
         given = recipe.speculate.draft if recipe.speculate else ""
@@ -80,8 +83,12 @@ def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool =
         version=recipe.engine_version or newest(recipe.engine),
         args=args,
         draft=draft,
-        variables=tuple(sorted(variables.values(), key=lambda one: list(ABOUT).index(one.name))),
+        variables=tuple(sorted(variables.values(), key=lambda variable: list(ABOUT).index(variable.name))),
         inside=inside,
+        why={
+            piece: flag_reason(deployment, word)
+            for piece, word in zip((*args, *draft), (*words, *drafting), strict=True)
+        },
     )
 
 
@@ -96,18 +103,15 @@ def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> 
     return tuple((part,) for part in word)
 
 
-def _draft(deployment: Deployment, *, variable: bool) -> tuple[Piece, ...]:
+def _draft_words(deployment: Deployment, *, variable: bool) -> list[Word]:
     """The draft's words; with variables they are there even if the recipe has none, to be turned on later."""
     recipe = deployment.recipe
     chosen = recipe.speculate
     if chosen is None and (not variable or not _has_draft(deployment)):
-        return ()
+        return []
     marker = MARK if variable else (chosen.draft if chosen else "")
     asked = dataclasses.replace(chosen or Speculate(), draft=marker)
-    words = rooms.argv(recipe.engine).speculation(dataclasses.replace(recipe, speculate=asked))
-    if not variable:
-        return tuple(tuple((part,) for part in word) for word in words)
-    return tuple(tuple(_split(part, deployment) for part in word) for word in words)
+    return rooms.argv(recipe.engine).speculation(dataclasses.replace(recipe, speculate=asked))
 
 
 def _split(text: str, deployment: Deployment) -> Value:
