@@ -7,6 +7,7 @@ import pytest
 from moebox.cli import main, output
 from moebox.core import catalogue
 from moebox.store import Run
+from tests.report.making import a_run
 
 BOX = ("--box", "8x-rtx-pro-6000-server")
 
@@ -93,3 +94,13 @@ def test_a_recipe_that_does_not_fit_is_forecast_with_a_warning(capsys: pytest.Ca
     assert "does not fit by" in shown
     assert "pp: a prompt of 4,096 tokens" in shown
     assert "does not fit" not in " ".join(lines(capsys, "forecast", recipe, *box, "--ram", "768GiB"))
+
+
+def test_a_run_is_shown_within_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Checks with long reasons, problems and notes wrap under their own column; only paths and commands stand whole."""
+    run = a_run(tmp_path / "runs")
+    reason = "the reply to the seventh request ends in the middle of a word and " * 3
+    run.write_json("verdicts/03-tools.json", {"name": "tools", "verdict": "fail", "reason": reason})
+    shown = lines(capsys, "runs", "show", "latest")
+    assert [line for line in shown if len(line) > 80 and str(tmp_path) not in line] == []
+    assert any("seventh request" in line for line in shown)

@@ -46,9 +46,11 @@ def climb(
         json: Print JSON.
     """
     from moebox import codec
+    from moebox.checkpoint import deploy
     from moebox.detect.machine import detect
     from moebox.flows import climb as flow
     from moebox.flows import recipes
+    from moebox.serve.order import refuse_missing
     from moebox.store import Run
 
     if bool(recipe) == bool(resume):
@@ -59,6 +61,7 @@ def climb(
         raise BadInput("--jobs is 1 to 1000")
     if recipe:
         chosen = recipes.read(recipe)
+        refuse_missing(deploy(chosen))
         run = Run.create(f"climb-{chosen.name}")
     else:
         run = Run.open(resume)

@@ -100,7 +100,12 @@ def _target(target: str, model: str, key_env: str) -> "Target":
     from moebox.flows import recipes
 
     if recipes.is_recipe(target):
-        return recipes.read(target)
+        from moebox.checkpoint import deploy
+        from moebox.serve.order import refuse_missing
+
+        recipe = recipes.read(target)
+        refuse_missing(deploy(recipe))
+        return recipe
     return targets.endpoint(target, model=model, key_env=key_env)
 
 

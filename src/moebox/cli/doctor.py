@@ -129,8 +129,7 @@ def box(
     except ValueError as problem:
         raise BadInput(f"--need: {problem}") from None
     here = detect.box(box)
-    own = {} if box else {"limits": checks.limits(), "pages": checks.pages()}
-    found = checks.examine(here, need=size, **own)  # type: ignore[arg-type]
+    found = checks.examine(here, need=size) if box else checks.examine_here(here, need=size)
     failed = sum(one.verdict == "fail" for one in found)
     if json:
         emit({"box": here.name, "checks": found, "verdict": "fail" if failed else "pass"})

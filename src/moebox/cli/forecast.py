@@ -95,7 +95,7 @@ def forecast(
 
     Args:
         target: A recipe file (.toml), or a model as `plan` takes it.
-        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; this machine without it.
+        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; the recipe's box or this machine without it.
         asked: What to forecast.
         pinned: Settings of the plan that must hold; a recipe file has its own.
         bold: The plan with the best forecast instead of the careful one.
@@ -103,15 +103,15 @@ def forecast(
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         json: Print JSON.
     """
-    where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     contexts = _counts(pinned.context, "--context", many=True)
     streams = _counts(pinned.concurrency, "--concurrency")
     mode = _mode(asked)
     if recipes.is_recipe(target):
         if replace(pinned, context=None, concurrency=None) != NOTHING or bold:
             raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-        subject = subjects.from_recipe(target, where)
+        subject = subjects.from_recipe(target, box, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
+        where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
         pins = replace(pinned, context=None, concurrency=None).pins(bold=bold)
         if pins.experts is not None and pins.ubatch is None:
             pins = replace(pins, ubatch=UBATCH)

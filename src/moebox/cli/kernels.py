@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli.eta import Waiting
 from moebox.cli.output import emit, people, talk
 from moebox.core import catalogue, registry
 from moebox.core.kernel import KernelScan, arch
@@ -98,7 +99,8 @@ def kernels(
             people().print(f"restored {path}")
         return 0
     folder = opened(run) if run else None
-    found = scans.scan(request)
+    with Waiting(f"compiling {engine}'s kernels for {target.name}", _key(request)):
+        found = scans.scan(request)
     if folder:
         from moebox.flows.kernels import compiled, keep
 
@@ -114,6 +116,12 @@ def kernels(
 
         return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
     return 1 if found.bad else 0
+
+
+def _key(request: "Request") -> str:
+    """What scans that take about the same time share."""
+    parts = (request.engine, request.arch.name, request.model.name, str(request.tp), request.kv, request.only)
+    return f"kernels {' '.join(parts)}".rstrip()
 
 
 def compiled_engines() -> tuple[str, ...]:

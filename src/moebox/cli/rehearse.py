@@ -48,6 +48,7 @@ def rehearse(
     from moebox.flows import recipes
     from moebox.flows import rehearse as flow
     from moebox.serve.faults import LaunchFailed
+    from moebox.serve.order import refuse_missing
     from moebox.store import Run
 
     asked = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
@@ -59,13 +60,14 @@ def rehearse(
     if measure and phantom:
         raise BadInput("--measure needs the real model's shapes; leave --phantom out")
     heed_sigterm()
+    refuse_missing(deploy(asked))
     if measure:
         return measured(asked, depths, budget=budget, patience_s=patience_s, runs=runs, json=json)
     if len(depths) > 1:
         raise BadInput(f"--layers {layers}: two depths are for --measure")
     run = Run.create(f"rehearse-{asked.name}", runs=runs)
     try:
-        with up_view.Phases() as phases:
+        with up_view.Phases(f"rehearse {asked.engine} {asked.model} {layers} {phantom}") as phases:
             kept = depths[0] if depths else 0
             found = flow.rehearse(
                 deploy(asked), run, layers=kept, phantom=phantom, patience_s=patience_s, listener=phases

@@ -18,11 +18,11 @@ def report(
     runs: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Write the report of a run, or of several side by side, as one HTML file that needs nothing else.
+    """Write the report of a run, or of several side by side, as one file that needs nothing else.
 
     Args:
         run: Runs by name, beginning of a name, or path; `latest` without any.
-        output: The HTML file; report.html in the (first) run's folder without it.
+        output: The file: .html, .md or .pdf by its suffix; report.html in the (first) run's folder without it.
         pdf: A PDF beside it, by Chromium or WeasyPrint.
         md: Markdown beside it.
         title: The heading, instead of one made from models and boxes.

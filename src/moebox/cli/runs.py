@@ -12,6 +12,11 @@ from moebox.store import Brief, Run, briefs, runs_dir
 from moebox.store.listing import brief, looks_like_one
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from moebox.report.rules import Advice
     from moebox.report.story import Story
 
 WIDE = 100  # columns
@@ -88,15 +93,28 @@ def show(
     people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
     decision_view.show(decide(foretold(story)))
     people().print()
-    lines = scaling(story)
-    lines += [f"attempt {one.number}: {one.outcome} {one.why}" for one in story.attempts]
-    lines += [f"{one.mark:>5}  {one.name}  {one.detail}" for one in story.rungs]
-    lines += [f"problem: {one.title}. {one.remedy}" for one in story.problems]
-    lines += [f"advice: {one.title}. {one.text}" for one in advise([story])]
-    lines += [f"[dim]note: {gap}[/dim]" for gap in story.gaps]
-    for line in lines:
-        people().print(line, soft_wrap=True, markup=line.startswith("[dim]"))
+    for line in scaling(story):
+        people().print(line, markup=False)
+    people().print(_details(story, advise([story])))
     return 0
+
+
+def _details(story: "Story", advice: "Sequence[Advice]") -> "Table":
+    """What happened, a row each; texts wrap in their own column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [(f"attempt {attempt.number}", f"{attempt.outcome} {attempt.why}".strip()) for attempt in story.attempts]
+    rows += [(f"{check.mark:<5} {check.name}", check.detail) for check in story.rungs]
+    rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in story.problems]
+    rows += [("advice", f"{found.title}. {found.text}") for found in advice]
+    rows += [("note", gap) for gap in story.gaps]
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(name), Text(text, style="dim" if name == "note" else ""))
+    return table
 
 
 def document(run: Run, story: "Story") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from moebox.core.plan import Caution, Memory, Plan
 from moebox.core.recipe import Recipe
 from moebox.engines import budget
 from moebox.errors import BadInput, DoesNotFit
-from moebox.flows import recipes
+from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -54,9 +54,10 @@ class Subject:
         return speed if self.accept is None else speed.accepting(self.accept)
 
 
-def from_recipe(name: str, box: Box) -> Subject:
-    """The recipe called `name`, on `box`."""
-    return _subject(deploy(recipes.read(name), box))
+def from_recipe(name: str, box: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Subject:
+    """The recipe called `name`, on the box that is named or that it was planned for."""
+    recipe = recipes.read(name)
+    return _subject(deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)))
 
 
 def chosen(name: str, box: Box, pins: Pins) -> Subject:

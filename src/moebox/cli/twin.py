@@ -36,7 +36,7 @@ def twin(
 
     Args:
         target: A recipe file (.toml), or a model as `plan` takes it.
-        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; this machine without it.
+        box: COUNTxGPU such as 8x-rtx-pro-6000-server, or a TOML file; the recipe's box or this machine without it.
         port: Where to listen; the recipe's port without it, 0 for a free one.
         speed: Times faster than the box would be.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
@@ -47,12 +47,12 @@ def twin(
     """
     if not 0 < speed <= 1e6:
         raise BadInput(f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
-    where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
     if recipes.is_recipe(target):
         if pinned != NOTHING:
             raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-        subject = subjects.from_recipe(target, where)
+        subject = subjects.from_recipe(target, box, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
+        where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
         subject = subjects.chosen(target, where, pinned.pins())
     capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens
     if capacity < 1:

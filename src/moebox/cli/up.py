@@ -107,9 +107,12 @@ def serve(
     """Start, show, and stay or let go."""
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
+    from moebox.serve.order import refuse_missing
     from moebox.store import Run
 
     heed_sigterm()
+    if not where.given:
+        refuse_missing(deployment)
     warn(deployment)
     run = Run.create(deployment.recipe.name, runs=runs)
     try:
@@ -172,7 +175,7 @@ def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Wher
         order = prepare_nodes(deployment, run, where, lambda line: talk().print(line, markup=False))
     else:
         order = prepare(deployment, name=run.id)
-    with up_view.Phases() as phases:
+    with up_view.Phases(f"up {recipe.engine} {recipe.checkpoint} {recipe.runtime.kind}") as phases:
         session = launch(order, run, listener=phases)
         try:
             session.wait_ready(patience_s=patience_s)

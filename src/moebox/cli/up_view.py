@@ -4,6 +4,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from moebox.cli.eta import Estimate
 from moebox.cli.output import people, talk
 from moebox.doctor.logs import Finding
 from moebox.engines.events import Event
@@ -12,9 +13,10 @@ from moebox.units import count, gib, percent, seconds
 
 
 class Phases:
-    """Listens to a starting engine and shows its phases as they happen, on stderr."""
+    """Listens to a starting engine and shows its phases as they happen, on stderr, with the time left by last time."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.estimate = Estimate(key)
         self.phase = ""
         self.began = self.started = time.monotonic()
         self.shown = 0
@@ -27,14 +29,24 @@ class Phases:
                 BarColumn,
                 MofNCompleteColumn,
                 Progress,
+                ProgressColumn,
                 SpinnerColumn,
+                Task,
                 TextColumn,
-                TimeElapsedColumn,
             )
+            from rich.text import Text
 
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn())
-            self._bars = Progress(*columns, TimeElapsedColumn(), console=talk(), transient=True)
+            estimate = self.estimate
+
+            class TimeLeft(ProgressColumn):
+                def render(self, task: Task) -> Text:
+                    return Text(estimate.text(), style="dim")
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn())
+            self._bars = Progress(*columns, TimeLeft(), console=talk(), transient=True)
             self._bars.start()
+        elif self.estimate.last_s:
+            self._say(f"about {seconds(self.estimate.last_s)}, as last time")
         return self
 
     def __exit__(
@@ -42,6 +54,8 @@ class Phases:
     ) -> None:
         if self._bars:
             self._bars.stop()
+        if value is None:
+            self.estimate.done()
 
     def __call__(self, news: Event | Finding) -> None:
         if isinstance(news, Finding):

@@ -82,6 +82,15 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFor:
+    """The box a recipe was planned for, as `--box`, `--ram` and `--ram-bandwidth` name it; "" is this machine."""
+
+    box: str = ""
+    ram: str = ""
+    ram_bandwidth: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Climb:
     """What `moebox climb` walks through, in order."""
 
@@ -120,3 +129,4 @@ class Recipe:
     env: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Flag] = field(default_factory=dict)
     climb: Climb = Climb()
+    planned_for: PlannedFor = PlannedFor()  # what `forecast` and `twin` take when no box is named

@@ -69,6 +69,11 @@ def examine(box: Box, *, limits: Limits | None = None, pages: Pages | None = Non
     return checks
 
 
+def examine_here(box: Box, *, need: int = 0) -> list[Check]:
+    """Every check of this machine, its limits and memory included: the set that `doctor box` and `run` share."""
+    return examine(box, limits=limits(), pages=pages(), need=need)
+
+
 def _gpus(box: Box) -> Iterator[Check]:
     if not box.gpus:
         yield Check(

@@ -16,7 +16,7 @@ from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
-from moebox.doctor.box import examine
+from moebox.doctor.box import examine_here
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import boxes, kernels, phantom, recipes
 from moebox.flows.climb import BEST, Effort, climb
@@ -168,7 +168,7 @@ class Teller:
         return choose(box, model, checkpoints, Pins())
 
     def _doctor(self) -> None:
-        checks = examine(self._box())
+        checks = examine_here(self._box())
         self.run.write_json("doctor.json", {"checks": checks})
         bad = [check for check in checks if check.verdict == "fail"]
         self._figures |= {"checked": len(checks), "failed": len(bad)}

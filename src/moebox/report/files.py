@@ -19,19 +19,21 @@ def report(runs: Sequence[Run], *, title: str = "") -> Page:
 def write_report(
     runs: Sequence[Run], target: Path, *, pdf: bool = False, markdown: bool = False, title: str = ""
 ) -> list[Path]:
-    """Write the report of `runs` to `target` (and beside it); the paths that were written."""
+    """Write the report of `runs` to `target`, in the form that its suffix says, and beside it; the paths written."""
     page = report(runs, title=title)
-    text = html(page)
-    made = [save(target, text)]
-    if markdown:
+    suffix = target.suffix.lower()
+    paths: list[Path] = []
+    if suffix not in (".md", ".pdf"):
+        paths.append(save(target, html(page)))
+    if markdown or suffix == ".md":
         from moebox.report.markdown import markdown as as_markdown
 
-        made.append(save(target.with_suffix(".md"), as_markdown(page)))
-    if pdf:
+        paths.append(save(target if suffix == ".md" else target.with_suffix(".md"), as_markdown(page)))
+    if pdf or suffix == ".pdf":
         from moebox.report.pdf import pdf as as_pdf
 
-        made.append(as_pdf(text, target.with_suffix(".pdf")))
-    return made
+        paths.append(as_pdf(html(page), target if suffix == ".pdf" else target.with_suffix(".pdf")))
+    return paths
 
 
 def save(path: Path, text: str) -> Path:

@@ -34,6 +34,12 @@ class Order:
         return self.deployment.recipe
 
 
+def refuse_missing(deployment: Deployment) -> None:
+    """Raise for a recipe that cannot be launched or an engine that is not there: before a run folder is made for it."""
+    order = prepare(deployment)
+    preflight.engine(order.deployment, order.argv)
+
+
 def prepare(deployment: Deployment, *, name: str = "") -> Order:
     """Decide what to run; raises for a recipe that cannot be launched."""
     recipe = deployment.recipe
