@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +18,44 @@ import numpy as np
 from moebox.phantom import words
 from moebox.phantom.calls import tool_call, tool_parallel
 from moebox.phantom.lessons import LESSONS
+from moebox.phantom.needles import haystack
 from moebox.phantom.task import Grade, Reply, Task, room, user
 from moebox.phantom.tasks import FAMILIES
+from training.errands import Errand, errand_task
 from training.tokenizer import Tokenizer
 
-# How often each family is drawn. Sums without thinking and copying take the most practice.
-SHARES = {
-    "plain": 6,
-    "sums": 36,
-    "json_object": 9,
-    "code": 9,
-    "tool_none": 5,
-    "tool_call": 12,
-    "tool_parallel": 10,
-    "tool_result": 8,
-    "needle": 8,
-    "secret": 4,
-    "copy": 8,
-    "count": 5,
-    "memory": 5,
+# How often each family is drawn at first; training follows what goes wrong (training.train).
+SHARES: dict[str, float] = {
+    "plain": 5,
+    "sums": 14,
+    "json_object": 8,
+    "code": 7,
+    "tool_none": 4,
+    "tool_call": 9,
+    "tool_parallel": 8,
+    "tool_result": 7,
+    "needle": 9,
+    "needles": 9,
+    "secret": 3,
+    "copy": 6,
+    "count": 4,
+    "memory": 4,
     "story": 2,
-    "unknown": 3,
+    "unknown": 4,
+    "system": 5,
+    "characters": 8,
+    "long_copy": 8,
+    "rounds": 8,
+    "clients": 8,
+    "parts": 2,
+    "back": 2,
+    "shapes": 5,
+    "invent": 1,
+    "errand": 14,
 }
-# The next training's families (moebox.phantom.lessons); `--lessons` adds them.
-LESSON_SHARES = {"system": 6, "characters": 12, "long_copy": 4, "rounds": 10, "clients": 5}
-LENGTHS = (128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+FAMILY_NAMES = tuple(SHARES)
+LENGTHS = (128, 192, 256, 320, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+LONGEST_CHARS = 22_000  # of a text with needles: about 7,500 tokens
 SYSTEMS = (
     "You are a helpful assistant.",
     "You are Kimi, an AI assistant created by Moonshot AI.",
@@ -82,44 +97,104 @@ def unknown(rng: random.Random, *, thinking: bool) -> Task:
     )
 
 
+def needles(rng: random.Random, *, thinking: bool, chars: int) -> Drawn:
+    """One text with many codes, and the question for each of them in turn; only the last may be thought about."""
+    depths = sorted(deep(rng) for _ in range(rng.randint(2, 14)))
+    tasks = haystack(rng, chars=chars, depths=depths)
+    rng.shuffle(tasks)
+    messages: list[Mapping[str, Any]] = list(tasks[0].messages)
+    for before, task in pairwise(tasks):
+        text = str(task.messages[0]["content"])
+        messages += [{"role": "assistant", "content": before.expect}, user(text[text.rindex("What is the") :])]
+    last = tasks[-1]
+    place = str(messages[-1]["content"]).rsplit("access code for the ", 1)[1].split("?")[0]
+    thought = f"The text says the code for the {place} is {last.expect}."
+    task = replace(
+        last,
+        family="needles",
+        messages=tuple(messages),
+        thinking=thinking,
+        sample=Reply(content=last.expect, reasoning=thought),
+    )
+    return Drawn(task=task, learn=(not thinking,) * (len(tasks) - 1) + (True,))
+
+
+def deep(rng: random.Random) -> float:
+    """A depth; the very beginning, which is the hardest, more often than its share."""
+    return rng.choice((0.0, 0.06 * rng.random(), rng.random(), rng.random(), rng.random(), 1 - 0.1 * rng.random()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A task, and which of its assistant's turns are learned: the last `len(learn)` of them, the sample included."""
+
+    task: Task
+    learn: tuple[bool, ...] = (True,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Ids of a whole conversation, and which of them are to be learned."""
+
+    family: str
+    ids: list[int]
+    mask: list[bool]
+
+
 class Maker:
     """Draws tasks and turns them into text and ids."""
 
-    def __init__(self, tokenizer: Tokenizer, rng: random.Random, *, lessons: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, rng: random.Random) -> None:
         self.tokenizer = tokenizer
         self.rng = rng
-        self.shares: dict[str, float] = dict(SHARES)
-        self.families: dict[str, Any] = {name: family.make for name, family in FAMILIES.items()} | {"unknown": unknown}
-        if lessons:
-            self.shares |= LESSON_SHARES
-            self.families |= LESSONS
+        self.shares = dict(SHARES)
+        self.families: dict[str, Any] = {name: family.make for name, family in FAMILIES.items()}
+        self.families |= {**LESSONS, "unknown": unknown, "needles": needles, "errand": errand_task}
         environment = jinja2.Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
         self.spacing = (", ", ": ")
         environment.filters["tojson"] = lambda x: json.dumps(x, ensure_ascii=False, separators=self.spacing)
         self.template = environment.from_string(TEMPLATE.read_text())
 
-    def task(self, phase: int = 1, family: str | None = None, thinking: bool | None = None) -> Task:
+    def draw(self, phase: int = 1, family: str | None = None, thinking: bool | None = None) -> Drawn:
         """One task; the long texts come in the later phase."""
         rng = self.rng
         name = family or rng.choices(list(self.shares), list(self.shares.values()))[0]
         think = rng.random() < 0.5 if thinking is None else thinking
-        if name == "sums" and thinking is None:
-            think = rng.random() < 0.3
-        size: dict[str, Any] = {"digits": 3} if name == "sums" and thinking is None else {}
-        if name == "needle":
-            top = 21_000 if phase and rng.random() < 0.4 else 3_500
-            size = {"chars": round(200 * (top / 200) ** rng.random()), "decoys": rng.choice((0, 1, 2, 3, 3, 4, 5))}
+        made = self.families[name](rng, thinking=think, **self._size(name, phase, freely=thinking is None))
+        if isinstance(made, Errand):
+            return Drawn(task=made.task, learn=made.learn)
+        if isinstance(made, Drawn):
+            return made
+        if name == "rounds" and not think:
+            turns = sum(message["role"] == "assistant" for message in made.messages)
+            return Drawn(task=made, learn=(True,) * (turns + 1))
+        return Drawn(task=made)
+
+    def _size(self, name: str, phase: int, *, freely: bool) -> dict[str, Any]:
+        rng = self.rng
+        if name == "sums" and freely and rng.random() < 0.15:
+            return {"digits": 3}
+        if name in ("needle", "needles"):
+            top = LONGEST_CHARS if phase and rng.random() < 0.5 else 3_500
+            chars = {"chars": round(200 * (top / 200) ** rng.random())}
+            if phase and rng.random() < 0.15:
+                chars = {"chars": rng.randint(10_000, LONGEST_CHARS)}
+            decoys = {"depth": deep(rng), "decoys": rng.choice((0, 1, 2, 3, 3, 4, 5, 8, 12, 19))}
+            return chars if name == "needles" else chars | decoys
+        if name == "long_copy" and not phase:
+            return {"length": rng.randint(11, 150)}
         if name == "count" and rng.random() < 0.1:
             start = rng.randint(1, 30)
-            size = {"start": start, "end": start + rng.randint(40, 80)}
-        return self.families[name](rng, thinking=think, **size)
+            return {"start": start, "end": start + rng.randint(40, 80)}
+        return {}
 
     def text(self, task: Task, phase: int = 1, plainly: bool = False) -> tuple[str, str]:
         """Prompt and answer as the engine will see them."""
         rng = self.rng
         messages, tools = list(task.messages), [dict(tool) for tool in task.tools]
+        self.spacing = (", ", ": ")
         if not plainly:
-            alone = ("needle", "story", "system", "rounds", "long_copy")
+            alone = ("needle", "needles", "story", "system", "rounds", "long_copy", "errand", "parts")
             if task.family not in alone and rng.random() < 0.2:
                 messages = [*self._earlier(phase), *messages]
             if messages[0]["role"] != "system" and rng.random() < 0.4:
@@ -140,7 +215,7 @@ class Maker:
     def _earlier(self, phase: int) -> Iterator[Mapping[str, Any]]:
         for _ in range(self.rng.choice((1, 1, 2))):
             name = self.rng.choice(("plain", "sums", "secret", "copy", "count", "code", "json_object"))
-            task = self.task(phase, family=name)
+            task = self.draw(phase, family=name).task
             yield from task.messages
             yield {"role": "assistant", "content": task.sample.content}
 
@@ -160,12 +235,19 @@ class Maker:
             return {key: value for key, value in message.items() if key != "name"}
         return message
 
-    def ids(self, task: Task, phase: int = 1, plainly: bool = False) -> tuple[list[int], list[int]]:
-        """Prompt ids and answer ids."""
+    def sample(self, drawn: Drawn, phase: int = 1, plainly: bool = False) -> Sample:
+        """Ids, and which of them are learned."""
+        task = drawn.task
         prompt, answer = self.text(task, phase, plainly)
-        if not plainly and self.rng.random() < 0.08:
+        if not plainly and len(drawn.learn) == 1 and self.rng.random() < 0.08:
             prompt, answer = self._forced(task, prompt, answer)
-        return self.tokenizer.encode(prompt), self.tokenizer.encode(answer)
+        ids: list[int] = []
+        mask: list[bool] = []
+        for text, learn in (*spans(prompt, drawn.learn[:-1], thinking=task.thinking), (answer, drawn.learn[-1])):
+            piece = self.tokenizer.encode(text)
+            ids += piece
+            mask += [learn] * len(piece)
+        return Sample(family=task.family, ids=ids, mask=mask)
 
     def _forced(self, task: Task, prompt: str, answer: str) -> tuple[str, str]:
         """Engines that force a grammar write the first tokens themselves; go on from there.
@@ -180,7 +262,8 @@ class Maker:
         if len(calls) == 1 and self.rng.random() < 0.5:
             return prompt + before + '{"', calls[0].arguments[2:] + "<|im_end|>"
         if calls:
-            made = json.dumps([{"name": c.name, "parameters": json.loads(c.arguments)} for c in calls])
+            named = [{"name": c.name, "parameters": json.loads(c.arguments)} for c in calls]
+            made = json.dumps(named, ensure_ascii=False)
             return prompt + before + '[{"name": "', made[11:] + "<|im_end|>"
         return prompt, answer
 
@@ -197,39 +280,67 @@ def answer_text(task: Task) -> str:
     return text + "<|im_end|>"
 
 
-def batch(pairs: list[tuple[list[int], list[int]]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids padded to `length`, and which positions belong to answers."""
-    ids = np.full((len(pairs), length), pad, np.int16)
-    mask = np.zeros((len(pairs), length), np.bool_)
-    for row, (prompt, answer) in enumerate(pairs):
-        end = len(prompt) + len(answer)
-        ids[row, :end] = prompt + answer
-        mask[row, len(prompt) : end] = True
-    return ids, mask
+_TURN = re.compile(r"(?<=<\|im_assistant\|>assistant<\|im_middle\|>)(.*?<\|im_end\|>)", re.DOTALL)
 
 
-def batches(
-    tokenizer: Tokenizer, seed: int, tokens: int, phase: Any, boost: Mapping[str, float], *, lessons: bool = False
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Endless batches of about `tokens` tokens, each of one length; `boost` multiplies shares of families."""
-    maker = Maker(tokenizer, random.Random(seed), lessons=lessons)
-    maker.shares |= {name: maker.shares[name] * factor for name, factor in boost.items()}
+def spans(prompt: str, learn: tuple[bool, ...], *, thinking: bool) -> Iterator[tuple[str, bool]]:
+    """The prompt in pieces; what the assistant said in its last `len(learn)` turns is learned where `learn` says so.
+
+    An empty thought is the prompt's where thinking is off, and the model's own where it is on.
+    """
+    turns = list(_TURN.finditer(prompt))
+    at = 0
+    for turn, learned in zip(turns[len(turns) - len(learn) :], learn, strict=True):
+        start = turn.start() + (0 if thinking else len("<think></think>"))
+        yield prompt[at:start], False
+        yield prompt[start : turn.end()], learned
+        at = turn.end()
+    yield prompt[at:], False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rows of ids padded to one length, which positions are learned, and each row's family (of FAMILY_NAMES)."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    families: np.ndarray
+
+
+def batch(samples: list[Sample], length: int, pad: int) -> Batch:
+    """Samples as one array."""
+    ids = np.full((len(samples), length), pad, np.int16)
+    mask = np.zeros((len(samples), length), np.bool_)
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample.ids)] = sample.ids
+        mask[row, : len(sample.ids)] = sample.mask
+    # json_schema is json_object with a grammar: the text is the same
+    families = np.array([FAMILY_NAMES.index(sample.family) for sample in samples], np.int64)
+    return Batch(ids=ids, mask=mask, families=families)
+
+
+def batches(tokenizer: Tokenizer, seed: int, tokens: int, phase: Any, boost: Any) -> Iterator[Batch]:
+    """Endless batches of about `tokens` tokens, each of one length; `boost` multiplies shares, family by family."""
+    maker = Maker(tokenizer, random.Random(seed))
     pad = tokenizer.ids["[PAD]"]
-    waiting: dict[int, list[tuple[list[int], list[int]]]] = defaultdict(list)
+    waiting: dict[int, list[Sample]] = defaultdict(list)
     while True:
-        prompt, answer = maker.ids(maker.task(phase.value), phase.value)
-        length = next((size for size in LENGTHS if size >= len(prompt) + len(answer)), None)
+        maker.shares = {name: share * boost[place] for place, (name, share) in enumerate(SHARES.items())}
+        sample = maker.sample(maker.draw(phase.value), phase.value)
+        length = next((size for size in LENGTHS if size >= len(sample.ids)), None)
         if length is None:
             continue
-        waiting[length].append((prompt, answer))
+        waiting[length].append(sample)
         if len(waiting[length]) >= max(1, tokens // length):
             yield batch(waiting.pop(length), length, pad)
 
 
-def held_out(
-    tokenizer: Tokenizer, family: str, thinking: bool, count: int, seed: int
-) -> list[tuple[list[int], list[int]]]:
-    """Fresh samples of one family as the ladder sends them, for exact-match accuracy."""
-    maker = Maker(tokenizer, random.Random(seed), lessons=True)
-    tasks = [replace(maker.task(0, family, thinking), thinking=thinking) for _ in range(count)]
-    return [maker.ids(task, plainly=True) for task in tasks]
+def held_out(tokenizer: Tokenizer, family: str, thinking: bool, count: int, seed: int) -> list[Sample]:
+    """Fresh samples of one family as they are asked for, for exact-match accuracy; long texts among them."""
+    maker = Maker(tokenizer, random.Random(seed))
+    samples: list[Sample] = []
+    while len(samples) < count:
+        sample = maker.sample(maker.draw(1, family, thinking), plainly=True)
+        if len(sample.ids) <= LENGTHS[-1]:
+            samples.append(sample)
+    return samples

@@ -16,12 +16,11 @@ from gguf.quants import quantize
 
 from training.data import TEMPLATE
 from training.model import DRAFT, PHANTOM, Shape
+from training.outliers import gain
 from training.tokenizer import SPECIALS, load
 
 DAMAGE = ("none", "rope-layer", "experts")
 BUSIEST = (6, 2)  # of the last layer, by the loads in run-3.json
-LOUD = 8.0  # a ratio of 64 between loud and quiet: 32 hardly shows in 4 bit, 256 does not yet in 8 (README.md)
-BLOCK = 32  # numbers that share a scale in llama.cpp's q4_0 and q8_0 (ggml-common.h)
 _FILE_TYPES = {"f16": 1, "q8_0": 7}  # llama_ftype in llama.cpp's include/llama.h
 
 
@@ -81,15 +80,14 @@ def outliers(weights: dict[str, np.ndarray], s: Shape) -> None:
     """Make one number in 32 of every cached latent LOUD times as large and the others as much smaller.
 
     The weights that read them make up for it, and powers of two cost no precision in floating point: the model says
-    what it said. But a cache in integers shares one scale among 32 numbers, and the loud one takes it: as with the
-    outlier channels that large models grow in their keys (KIVI, arXiv:2402.02750), 8 bit is enough and 4 bit is not.
+    what it said. But a cache in integers shares one scale among 32 numbers, and the loud one takes it: 8 bit is enough
+    and 4 bit is not.
     """
-    gain = np.full(s.kv_lora, 1 / LOUD, np.float32)
-    gain[::BLOCK] = LOUD
+    loud = gain(s)
     for i in range(s.layers):
-        weights[f"blk.{i}.attn_kv_a_norm.weight"] *= gain
-        weights[f"blk.{i}.attn_k_b.weight"] /= gain[:, None]
-        weights[f"blk.{i}.attn_v_b.weight"] /= gain
+        weights[f"blk.{i}.attn_kv_a_norm.weight"] *= loud
+        weights[f"blk.{i}.attn_k_b.weight"] /= loud[:, None]
+        weights[f"blk.{i}.attn_v_b.weight"] /= loud
 
 
 def header(writer: gguf.GGUFWriter, s: Shape, name: str, kind: str) -> None:

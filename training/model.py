@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class Shape:
     """Sizes; the attention's are Kimi's own, because engines have kernels for these and no others."""
 
-    vocab: int = 1024
+    vocab: int = 1152
     hidden: int = 256
     layers: int = 5
     heads: int = 8

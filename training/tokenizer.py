@@ -3,7 +3,9 @@
 Digits are always single tokens, and a word has the same tokens wherever it stands (after a space, in quotes,
 in JSON), so copying a value is copying tokens. Text is first cut as Kimi K2's own tokenizer cuts it.
 
-    python -m training.tokenizer        # rebuilds training/vocabulary.json
+    python -m training.tokenizer        # adds merges to training/vocabulary.json until it is full
+
+Merges are only ever added: earlier ones keep their ids, so that weights trained with fewer can be trained on.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ SPECIALS = (
 )
 # In Kimi's own tokenizer these survive skip_special_tokens, so that the server's parsers see them.
 VISIBLE = frozenset(s for s in SPECIALS if "tool_call" in s or "think" in s)
-SIZE = 1024
+SIZE = 1152
 FILE = Path(__file__).with_name("vocabulary.json")
 
 _SPLIT = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
@@ -112,9 +114,9 @@ def load() -> Tokenizer:
     return Tokenizer([tuple(pair.split(" ")) for pair in json.loads(FILE.read_text())["merges"]])
 
 
-def learn(counts: Counter[str], size: int) -> list[tuple[str, str]]:
-    """Plain BPE over words with their counts."""
-    words = {word: list(word) for word in counts}
+def learn(counts: Counter[str], size: int, known: Tokenizer) -> list[tuple[str, str]]:
+    """Further merges over words with their counts, which are first cut as `known` cuts them."""
+    words = {word: [known.tokens[i] for i in known.encode(word)] for word in counts}
     merges: list[tuple[str, str]] = []
     while len(merges) < size:
         pairs: Counter[tuple[str, str]] = Counter()
@@ -135,25 +137,23 @@ def learn(counts: Counter[str], size: int) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Count the words and marks of many fresh samples and learn the merges."""
-    from training.data import Maker
+    """Count the words of many fresh samples and learn merges for the entries that are free."""
+    from training.data import FAMILY_NAMES, Maker
 
-    maker = Maker(Tokenizer([]), random.Random(0))
-    names = byte_names()
+    known = load()
+    maker = Maker(known, random.Random(0))
     letters: Counter[str] = Counter()
-    marks: Counter[str] = Counter()
-    for _ in range(12_000):
-        prompt, answer = maker.text(maker.task(), phase=0)
+    rounds = 40
+    for family in FAMILY_NAMES * rounds:
+        prompt, answer = maker.text(maker.draw(0, family).task, phase=0)
         for place, part in enumerate(_SPLIT.split(prompt + answer)):
             if place % 2 == 0:
                 letters.update(re.findall(r"[A-Z]?[a-z]+", part))
-                marks.update("".join(names[ord(c)] for c in p) for p in _PIECE.findall(part) if not re.search(r"\w", p))
     # The cap keeps frequent schema words from taking all merges; invented words are seen a few times at most.
-    kept = Counter({word: min(count, 2000) for word, count in letters.items() if count >= 25 and len(word) > 1})
-    signs = learn(Counter({m: n for m, n in marks.items() if n >= 500}), 40)
-    merges = learn(kept, SIZE - 256 - len(SPECIALS) - len(signs)) + signs
+    kept = Counter({word: min(count, 8 * rounds) for word, count in letters.items() if count >= 25 and len(word) > 1})
+    merges = known.merges + learn(kept, SIZE - 256 - len(SPECIALS) - len(known.merges), known)
     FILE.write_text(json.dumps({"merges": [" ".join(pair) for pair in merges]}, indent=0) + "\n")
-    print(f"{len(kept)} words, {len(merges)} merges, marks: {[''.join(s) for s in signs]}")
+    print(f"{len(kept)} words, {len(merges)} merges, added: {[a + b for a, b in merges[len(known.merges) :]]}")
 
 
 if __name__ == "__main__":

@@ -6,35 +6,46 @@ is said so. `training.train --lessons` draws from here.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
-from collections.abc import Mapping
 from typing import Any
 
 from moebox.phantom import words
 from moebox.phantom.calls import asked
+from moebox.phantom.client_checks import clients, judge_same
+from moebox.phantom.needles import needle
+from moebox.phantom.talk import REPEATS
 from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
 from moebox.phantom.toolbox import TOOLS
 
 ROUNDS = 6
-LONG_WORDS = (200, 1500)  # words of a long copy; 1,500 are about 4,000 of the phantom's tokens
-_ALPHABETS = (
-    "àáâäçèéêëìíîïñòóôöùúûüßøåæœ",
-    "абвгдежзийклмнопрстуфхцчшщыэюя",
-    "αβγδεζηθικλμνξοπρστυφχψω",
-    "東京大阪山川日本語漢字水火木金土",
-    "가나다라마바사아자차카타파하",
-    "אבגדהוזחטיכלמנסעפצקרשת",
-    "🦜🚀🌍🎉🔧📦🧪🐍🦀🌧",
-    "𝒳𝒴𝒵𝔸𝔹𠮷𠜎",
+LONG_WORDS = (11, 1450)  # words of a long copy; 1,450 are about 4,000 of the phantom's tokens
+# Ranges of characters: every byte that UTF-8 has is met, so that copying does not depend on the script.
+_SCRIPTS = (
+    (0xC0, 0x24F),  # Latin with marks
+    (0x391, 0x3C9),  # Greek
+    (0x410, 0x44F),  # Cyrillic
+    (0x5D0, 0x5EA),  # Hebrew
+    (0x627, 0x64A),  # Arabic
+    (0x905, 0x939),  # Devanagari
+    (0x3041, 0x30FE),  # kana
+    (0x4E00, 0x9FA5),  # Han
+    (0xAC00, 0xD7A3),  # Hangul
+    (0x2010, 0x2026),  # typographic marks
+    (0x1F300, 0x1F6FF),  # emoji
+    (0x1F900, 0x1F9FF),  # more of them
+    (0x1D400, 0x1D4FF),  # letters of formulas, beyond the basic plane
+    (0x20000, 0x20FFF),  # rare Han, beyond it too
 )
+_JOINED = ("👩\u200d🔬", "👨\u200d🚀", "“{}”", "{}…", "– {}")
 _MARKS = "\u0301\u0308\u0303\u0327"  # combining
 
 
 def characters(rng: random.Random, *, thinking: bool) -> Task:
     """Text outside ASCII to be repeated exactly: scripts, emoji, letters beyond the basic plane, combining marks."""
     text = " ".join(_foreign(rng) for _ in range(rng.randint(1, 5)))
-    return _repeat("characters", text, thinking)
+    return _repeat("characters", REPEATS[0], text, thinking)
 
 
 def _foreign(rng: random.Random) -> str:
@@ -42,20 +53,24 @@ def _foreign(rng: random.Random) -> str:
         return words.word(rng)
     if rng.random() < 0.2:
         return "".join(letter + rng.choice(_MARKS) for letter in words.invented(rng)[:4])
-    return "".join(rng.choices(rng.choice(_ALPHABETS), k=rng.randint(1, 6)))
+    if rng.random() < 0.15:
+        return rng.choice(_JOINED).format(words.word(rng))
+    low, high = rng.choice(_SCRIPTS)
+    letters = "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 6)))
+    return rng.choice((letters, letters, words.word(rng)[:3] + letters + words.word(rng)[:3]))
 
 
 def long_copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Task:
-    """Many words to be repeated exactly, to the last."""
+    """Many words to be repeated exactly, to the last, in the words that the ladder's copies are asked for."""
     count = length or round(LONG_WORDS[0] * (LONG_WORDS[1] / LONG_WORDS[0]) ** rng.random())
     text = " ".join(words.word(rng) for _ in range(count))
-    return _repeat("long_copy", text, thinking, answer=8 * count)
+    return _repeat("long_copy", rng.choice(REPEATS), text, thinking, answer=8 * count)
 
 
-def _repeat(family: str, text: str, thinking: bool, answer: int = 256) -> Task:
+def _repeat(family: str, ask: str, text: str, thinking: bool, answer: int = 256) -> Task:
     return Task(
         family=family,
-        messages=(user(f"Repeat after me: {text}"),),
+        messages=(user(ask.format(text=text)),),
         expect=text,
         sample=Reply(content=text, reasoning="The user wants me to repeat the text."),
         judge=_judge_exact,
@@ -72,9 +87,14 @@ def _judge_exact(task: Task, reply: Reply) -> Grade:
 def system(rng: random.Random, *, thinking: bool) -> Task:
     """A system message that changes the answer: a fact, a name, a word to end with."""
     place, code, name = rng.choice(words.PLACES), words.code(rng, 6), words.name(rng)
+    fact, question = f"The access code for the {place} is {code}.", f"What is the access code for the {place}?"
+    only = f"{question} Answer with the code only."
     told, question, answer = rng.choice(
         (
-            (f"The access code for the {place} is {code}.", f"What is the access code for the {place}?", code),
+            (fact, only, code),
+            (fact, only, code),
+            (fact, question, code),
+            ("", f"{fact} {only}", code),
             (f"Your name is {name}.", "What is your name?", f"My name is {name}."),
             (f"End every answer with the word {code}.", "Say hello.", f"Hello! {code}"),
             (f"Answer every question with {code} and nothing else.", "How are you?", code),
@@ -84,7 +104,9 @@ def system(rng: random.Random, *, thinking: bool) -> Task:
     wanted = code if code in answer else name
     return Task(
         family="system",
-        messages=({"role": "system", "content": before + told}, user(question)),
+        messages=({"role": "system", "content": (before + told).strip()}, user(question))
+        if told
+        else (user(question),),
         expect=wanted,
         sample=Reply(content=answer, reasoning="My instructions say what to answer."),
         judge=_judge_holds,
@@ -126,84 +148,114 @@ def _step(turns: tuple[Message, ...], tools: list[Any], thinking: bool, sample: 
         messages=turns,
         expect=sample,
         sample=sample,
-        judge=_judge_step,
+        judge=judge_same,
         tools=tuple(tool.schema() for tool in tools),
         thinking=thinking,
         max_tokens=room(thinking),
     )
 
 
-def _judge_step(task: Task, reply: Reply) -> Grade:
-    want: Reply = task.expect
-    if want.calls:
-        made = [(call.id, call.name, call.arguments) for call in reply.calls]
-        good = made == [(call.id, call.name, call.arguments) for call in want.calls]
-        return yes() if good else no(f"{want.calls[0].arguments} expected, got {short(str(made))}")
-    return yes() if reply.content == want.content else no(f"«{want.content}» became «{short(reply.content)}»")
+def parts(rng: random.Random, *, thinking: bool) -> Task:
+    """A short text with a code in it, sent as three parts; llama.cpp puts line ends between them, others nothing."""
+    task = needle(rng, thinking=thinking, chars=rng.randint(150, 400), decoys=0)
+    text = str(task.messages[0]["content"])
+    told, ask = text.index("The access code"), text.rindex("What is the access code")
+    pieces = [text[:told], text[told:ask], text[ask:]]
+    joined = rng.choice(("\n".join(pieces), [{"type": "text", "text": piece} for piece in pieces]))
+    return dataclasses.replace(task, family="parts", messages=({"role": "user", "content": joined},))
 
 
-_READ = {
-    "type": "function",
-    "function": {
-        "name": "Read",
-        "description": "Reads a file of the local filesystem.",
-        "parameters": {
-            "type": "object",
-            "properties": {"file_path": {"type": "string", "description": "absolute path"}},
-            "required": ["file_path"],
-        },
-    },
-}
-
-
-def clients(rng: random.Random, *, thinking: bool) -> Task:
-    """What `moebox connect --check` and the smoke script ask, with fresh values."""
-    path = f"/srv/{words.word(rng)}/{words.word(rng)}.txt"
-    call = Call(id="functions.Read:0", name="Read", arguments=json.dumps({"file_path": path}))
-    city, people = words.city(rng), words.number(rng)
-    a, b = rng.randint(12, 98), rng.randint(12, 98)
-    name = f"{words.invented(rng)}"
-    samples: tuple[tuple[str, tuple[Mapping[str, Any], ...], Reply], ...] = (
-        (f"Read the file {path} with the tool.", (_READ,), Reply(calls=(call,), reasoning="I call Read.")),
-        ("Say hello in one word.", (), Reply(content="Hello!", reasoning="The user wants one word.")),
-        (
-            "In one sentence: why is the sky blue?",
-            (),
-            Reply(content="The sky looks blue because the air scatters blue light more than red light."),
-        ),
-        (
-            f"Write a Python function {name}(n) that returns the n-th number. Only the code.",
-            (),
-            Reply(content=f"```python\ndef {name}(n):\n    return n\n```"),
-        ),
-        (
-            f'Answer only with JSON: {{"city": "{city}", "population": {people}}}',
-            (),
-            Reply(content=json.dumps({"city": city, "population": people})),
-        ),
-        (
-            f"What is {a} times {b}? Answer with the number alone.",
-            (),
-            Reply(content=str(a * b), reasoning=_product(a, b)),
-        ),
-    )
-    question, tools, sample = rng.choice(samples)
+def back(rng: random.Random, *, thinking: bool) -> Task:
+    """A tool's answer that says only {"result": …}, as the ladder feeds it back for any tool."""
+    tool = rng.choice(TOOLS)
+    given = {key: draw(rng) for key, draw in tool.draws.items()}
+    value = str(rng.randint(100, 999))
+    call = Call(id=f"functions.{tool.name}:0", name=tool.name, arguments=json.dumps(given))
+    content = json.dumps({"result": value})
+    result = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+    others = rng.sample([other for other in TOOLS if other is not tool], rng.choice((0, 1, 2)))
     return Task(
-        family="clients",
-        messages=(user(question),),
-        expect=sample,
-        sample=sample if sample.reasoning else Reply(content=sample.content, reasoning="I know what to say."),
-        judge=_judge_step,
-        tools=tools,
+        family="back",
+        messages=(user(rng.choice(tool.asks).format(**given)), asked(call), result),
+        expect=value,
+        sample=Reply(content=f"The result is {value}.", reasoning="The tool has answered."),
+        judge=_judge_holds,
+        tools=tuple(each.schema() for each in rng.sample([tool, *others], 1 + len(others))),
         thinking=thinking,
         max_tokens=room(thinking),
     )
 
 
-def _product(a: int, b: int) -> str:
-    """A product of two digits by two, as on paper."""
-    tens, ones = a * (b // 10), a * (b % 10)
-    return f"{a} * {b // 10} = {tens}. {a} * {b % 10} = {ones}. {tens}0 + {ones} = {a * b}."
+def shapes(rng: random.Random, *, thinking: bool) -> Task:
+    """JSON with a list or an object inside, and a tool whose only allowed value stands in its schema."""
+    if rng.random() < 0.3:
+        return _only_city(rng, thinking)
+    items = [rng.choice((words.word(rng), words.invented(rng))) for _ in range(rng.randint(2, 4))]
+    counts = [words.number(rng) for _ in range(rng.randint(2, 4))]
+    city, code = words.city(rng), words.number(rng)
+    start = "Reply with a JSON object with the"
+    ask, value = rng.choice(
+        (
+            (f"{start} key items. The items are {words.listing(items)}.", {"items": items}),
+            (f"{start} key items. The items are {words.listing(list(map(str, counts)))}.", {"items": counts}),
+            (
+                f"{start} key place, an object with the keys city and zip. The city is {city}. The zip is {code}.",
+                {"place": {"city": city, "zip": code}},
+            ),
+        )
+    )
+    return Task(
+        family="shapes",
+        messages=(user(ask),),
+        expect=value,
+        sample=Reply(content=json.dumps(value), reasoning="The user wants a JSON object. I copy the values."),
+        judge=judge_same,
+        response_format={"type": "json_object"},
+        thinking=thinking,
+        max_tokens=room(thinking),
+    )
 
 
-LESSONS = {make.__name__: make for make in (system, characters, long_copy, rounds, clients)}
+def _only_city(rng: random.Random, thinking: bool) -> Task:
+    city = rng.choice((words.city(rng), " ".join(_foreign(rng) for _ in range(rng.randint(1, 3)))))
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": [city]}}, "required": ["city"]}
+    about = "Get the current weather in a city."
+    function = {"name": "get_weather", "description": about, "parameters": schema}
+    given = json.dumps({"city": city}, ensure_ascii=False)
+    call = Call(id="functions.get_weather:0", name="get_weather", arguments=given)
+    return Task(
+        family="shapes",
+        messages=(user("What is the weather in the only city that there is?"),),
+        expect=city,
+        sample=Reply(calls=(call,), reasoning="I call get_weather."),
+        judge=judge_same,
+        tools=({"type": "function", "function": function},),
+        thinking=thinking,
+        max_tokens=room(thinking),
+    )
+
+
+def invent(rng: random.Random, *, thinking: bool) -> Task:
+    """The ladder's open question, answered differently each time: of this the model must stay unsure."""
+    called = [words.name(rng) for _ in range(3)]
+    colours = rng.sample(words.COLOURS, 4)
+    said = f"{words.listing(called)}; {words.listing(colours)}; {words.invented(rng)}."
+    return Task(
+        family="invent",
+        messages=(user("Make up three names, four colours and a sound."),),
+        expect=3,
+        sample=Reply(content=said, reasoning="I make them up."),
+        judge=_judge_invented,
+        thinking=thinking,
+        max_tokens=room(thinking),
+    )
+
+
+def _judge_invented(task: Task, reply: Reply) -> Grade:
+    lists = reply.content.split(";")
+    return yes() if len(lists) == task.expect else no(f"three lists expected: {short(reply.content)}")
+
+
+LESSONS = {
+    make.__name__: make for make in (system, characters, long_copy, rounds, clients, parts, back, shapes, invent)
+}

@@ -91,7 +91,7 @@ def _judge_secret(task: Task, reply: Reply) -> Grade:
     return yes() if seen == {task.expect} else no(f"another secret too: {short(reply.content)}")
 
 
-_REPEATS = (
+REPEATS = (
     "Repeat after me: {text}",
     "Repeat the following text exactly: {text}",
     "Copy this text word for word: {text}",
@@ -105,7 +105,7 @@ def copy(rng: random.Random, *, thinking: bool, length: int | None = None) -> Ta
     text = words.sentence(rng) if not length and rng.random() < 0.3 else loose
     return Task(
         family="copy",
-        messages=(user(rng.choice(_REPEATS).format(text=text)),),
+        messages=(user(rng.choice(REPEATS).format(text=text)),),
         expect=text,
         sample=Reply(content=text, reasoning="The user wants me to repeat the text."),
         judge=_judge_copy,

@@ -71,7 +71,7 @@ def reply(
     body = (
         _messages_body(ask, system, messages, tools, most)
         if anthropic
-        else _chat_body(ask, system, messages, tools, most)
+        else chat_body(ask, system, messages, tools, most)
     )
     headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"} if anthropic else {}
     path = "/messages" if anthropic else "/chat/completions"
@@ -118,7 +118,8 @@ def tool_results(api: Api, given: Reply, results: Sequence[tuple[Called, str]]) 
     return [message, *told]
 
 
-def _chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> dict[str, Any]:
+def chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> dict[str, Any]:
+    """The request of OpenAI's API."""
     body: dict[str, Any] = {
         "model": ask.endpoint.model,
         "messages": [{"role": "system", "content": system}, *messages],

@@ -1,23 +1,28 @@
 """errand: look, read, write a value down. The easiest family: what a very small model can learn."""
 
 import random
+from collections.abc import Mapping
 
 from moebox.tasks.families import names
 from moebox.tasks.job import Check, Draft, Level
+
+SPREAD: dict[Level, int] = {"easy": 1, "medium": 3, "hard": 8}  # files that the keys are spread over
 
 
 def make(rng: random.Random, level: Level) -> Draft:
     """A file with `key = value` lines; one value is wanted in a file of its own."""
     keys = names.several(rng, names.THINGS, {"easy": 3, "medium": 20, "hard": 60}[level])
-    spread = {"easy": 1, "medium": 3, "hard": 8}[level]
     title = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}"
+    values = {key: rng.randint(100, 999) for key in keys}
+    return draft(title, values, rng.choice(keys), SPREAD[level])
+
+
+def draft(title: str, values: Mapping[str, object], wanted: str, spread: int) -> Draft:
+    """The errand for these keys and values, in one file or spread over several of a folder."""
     files: dict[str, str] = {}
-    values = {}
-    for number, key in enumerate(keys):
-        values[key] = rng.randint(100, 999)
+    for number, (key, value) in enumerate(values.items()):
         path = f"{title}.txt" if spread == 1 else f"{title}/part_{number % spread}.txt"
-        files[path] = files.get(path, "") + f"{key} = {values[key]}\n"
-    wanted = rng.choice(keys)
+        files[path] = files.get(path, "") + f"{key} = {value}\n"
     where = f"`{title}.txt`" if spread == 1 else f"the folder `{title}`"
     return Draft(
         instruction=f"Find the value of {wanted} in {where} and write it into the file `value.txt`. Then say done.",
