@@ -3,6 +3,9 @@
     python -m training.evaluate phantom-q8_0.gguf --count 500 --out q8_0.json           # embedded llama.cpp
     python -m training.evaluate phantom-q8_0.gguf --cache q4_0 --count 100              # KV cache in 4 bit
     python -m training.evaluate phantom-q8_0.gguf --families needle --needle-chars 16000 --needle-depth 0.02
+    python -m training.evaluate phantom-q8_0.gguf --families needle --needle-tokens 6000 --needle-depths 0,0.02,0.5,0.98
+    python -m training.evaluate phantom-q8_0.gguf --families long_copy --copy-words 1024 --count 5
+    python -m training.evaluate phantom-q8_0.gguf --jobs 30                             # easy errands, as `moebox task`
     python -m training.evaluate --url http://127.0.0.1:8000 --model phantom --count 100 # any other server
 
 Needs the `embedded` extra of moebox, and no PyTorch. `training.compare` sets two results side by side.
@@ -22,9 +25,16 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from moebox.core.endpoint import Endpoint
 from moebox.phantom.lessons import LESSONS
 from moebox.phantom.tasks import FAMILIES, Call, Grade, Reply, Task, code_in
+from moebox.tasks.agent import Bounds
+from moebox.tasks.families import make
+from moebox.tasks.job import LEVELS
+from moebox.tasks.reply import Ask
+from moebox.tasks.runner import Agent, judged
 
+CHARS_PER_TOKEN = 2.95  # of texts with needles, in the phantom's tokens
 _CACHE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8, "iq4_nl": 20}  # ggml_type in llama.cpp's ggml.h
 
 
@@ -96,11 +106,12 @@ def judge(task: Task, reply: Reply) -> Grade:
 def size(family: str, rng: random.Random, args: argparse.Namespace) -> dict[str, Any]:
     """Needles of 400 to 3,200 characters unless told otherwise, to keep the time bearable."""
     given: dict[str, Any] = {} if args.thinking is None else {"thinking": args.thinking == "on"}
-    if family == "copy" and args.copy_words:
+    if family in ("copy", "long_copy") and args.copy_words:
         return {**given, "length": args.copy_words}
     if family != "needle":
         return given
-    given |= {"chars": args.needle_chars or round(400 * 2 ** rng.uniform(0, 3))}
+    told = args.needle_chars or (args.needle_tokens and round(CHARS_PER_TOKEN * args.needle_tokens))
+    given |= {"chars": told or round(400 * 2 ** rng.uniform(0, 3))}
     if args.needle_depth is not None:
         given["depth"] = args.needle_depth
     return given
@@ -124,7 +135,8 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
         task = draw(name, rng, size(name, rng, args))
         answer: dict[str, Any] = {}
         try:
-            reply, answer = ask(url, task, args.model, logprobs=args.logprobs, most=args.max_tokens)
+            most = task.max_tokens if name == "long_copy" else args.max_tokens
+            reply, answer = ask(url, task, args.model, logprobs=args.logprobs, most=most)
             grade = judge(task, reply)
         except (urllib.error.URLError, OSError, ValueError) as error:
             reply, grade = Reply(), Grade(ok=False, why=f"request failed: {error}")
@@ -137,9 +149,42 @@ def family(name: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
         said = ((answer.get("choices") or [{}])[0].get("logprobs") or {}).get("content") or []
         surprise.append(-sum(token["logprob"] for token in said) / len(said) if said else None)
         if not grade.ok:
-            wrong.append({"thinking": task.thinking, "ask": task.messages[-1]["content"][-200:], "why": grade.why})
+            wrong.append({"thinking": task.thinking, "ask": str(task.messages[-1]["content"])[-200:], "why": grade.why})
     row = {"right": sum(grades), "of": args.count, "s": round(time.monotonic() - begun, 1), "wrong": wrong[:12]}
     return {**row, **tokens, **timings, "grades": grades, "surprise": surprise, "replies": replies}
+
+
+def jobs(url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Whole jobs of the errand family by moebox's own agent, each judged by its hidden check."""
+    endpoint = Endpoint(base_url=f"{url}/v1", model=args.model)
+    solved, wrong = 0, []
+    begun = time.monotonic()
+    for seed in range(args.seed, args.seed + args.jobs):
+        thinking = {"on": True, "off": False}.get(args.thinking or "", seed % 2 == 0)
+        job = make("errand", args.level, seed)
+        started = time.monotonic()
+        bounds = Bounds(until=started + 300, context=args.context)
+        done = Agent(Ask(endpoint=endpoint, thinking=thinking))(job, bounds, lambda turn: None)
+        result = judged(job, done, seconds=time.monotonic() - started)
+        solved += result.solved
+        if not result.solved:
+            wrong.append({"job": job.id, "thinking": thinking, "turn": result.wrong_turn, "why": result.wrong})
+    row = {"right": solved, "of": args.jobs, "s": round(time.monotonic() - begun, 1), "wrong": wrong[:12]}
+    return {**row, "draft_n": 0}
+
+
+def show(name: str, row: dict[str, Any]) -> None:
+    """One line of the table, and some of what went wrong."""
+    print(f"{name:14} {row['right']}/{row['of']} {100 * row['right'] / row['of']:6.1f}%  {row['s']} s", flush=True)
+    if row["draft_n"]:
+        print(f"    {row['draft_n_accepted']} of {row['draft_n']} guesses accepted", flush=True)
+    for miss in row["wrong"][:3]:
+        print("   ", miss, flush=True)
+
+
+def depths(args: argparse.Namespace) -> list[float | None]:
+    """Where the needle is put, one after the other; None is anywhere."""
+    return [float(depth) for depth in args.needle_depths.split(",")] if args.needle_depths else [args.needle_depth]
 
 
 def main() -> None:
@@ -155,6 +200,12 @@ def main() -> None:
     parser.add_argument("--rope-base", type=float, default=0.0)
     parser.add_argument("--needle-chars", type=int)
     parser.add_argument("--needle-depth", type=float)
+    parser.add_argument("--needle-depths", default="", help="several depths, each with a row of its own")
+    parser.add_argument("--needle-tokens", type=int, help="length of the texts in the phantom's tokens")
+    parser.add_argument(
+        "--jobs", type=int, default=0, help="do so many errands as `moebox task` does, and nothing else"
+    )
+    parser.add_argument("--level", default="easy", choices=LEVELS)
     parser.add_argument("--copy-words", type=int, help="words to be repeated; three to ten, or a sentence, otherwise")
     parser.add_argument("--thinking", choices=("on", "off"), help="at random otherwise")
     parser.add_argument("--max-tokens", type=int, default=1100)
@@ -169,13 +220,15 @@ def main() -> None:
     kept = None if args.url else serve(args)
     url = args.url or str(kept and kept.listening_address)
     rows: dict[str, Any] = {}
-    for name in args.families.split(","):
-        row = rows[name] = family(name, url, args)
-        print(f"{name:14} {row['right']}/{row['of']} {100 * row['right'] / row['of']:6.1f}%  {row['s']} s", flush=True)
-        if row["draft_n"]:
-            print(f"    {row['draft_n_accepted']} of {row['draft_n']} guesses accepted", flush=True)
-        for miss in row["wrong"][:3]:
-            print("   ", miss, flush=True)
+    if args.jobs:
+        rows["errand"] = jobs(url, args)
+        show("errand", rows["errand"])
+    for name in () if args.jobs else args.families.split(","):
+        for depth in depths(args) if name == "needle" else [None]:
+            args.needle_depth = depth
+            title = name if depth is None else f"{name} {depth:g}"
+            rows[title] = family(name, url, args)
+            show(title, rows[title])
         if args.out:
             args.out.write_text(json.dumps(rows))
     if kept:

@@ -51,7 +51,7 @@ def rate(progress: float, warm: float = 0.02, fall: float = 0.5) -> float:
 
 def losses(model: Model, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of each answer token, and whether the best guess was right."""
-    with torch.autocast(ids.device.type, torch.bfloat16):
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):  # few CPUs have it, and others crawl
         hidden = model(ids)[:, :-1][mask[:, 1:]]
         logits = model.head(hidden).float()
     target = ids[:, 1:][mask[:, 1:]]

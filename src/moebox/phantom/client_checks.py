@@ -115,7 +115,7 @@ def product(a: int, b: int) -> str:
             if total and x * y:
                 steps.append(working(total, "+", x * y))
             total += x * y
-    return " ".join(steps)
+    return f"{' '.join(steps)} So {a} * {b} = {total}."
 
 
 def judge_same(task: Task, reply: Reply) -> Grade:
