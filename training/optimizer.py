@@ -12,7 +12,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 @torch.no_grad()
 def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
     """The nearest (roughly) orthogonal matrices to a stack of matrices."""
-    x = g.bfloat16()
+    x = g.bfloat16() if g.is_cuda else g.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
