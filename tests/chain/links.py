@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from moebox import codec, engines
@@ -179,17 +179,18 @@ def problems(case: Case) -> list[str]:
     ]
 
 
-def launches(cases: list[Case]) -> list[list[str]]:
-    """Command lines of the plans of `cases` and their runners-up, natively, without the program's name."""
-    found: list[list[str]] = []
+def launches(cases: Iterable[Case], engine: str) -> list[list[str]]:
+    """Command lines of `engine` among the plans of `cases` and their runners-up, without what starts it."""
+    lines: list[list[str]] = []
     for case in cases:
         box, model = box_of(case.box), catalogue.model(case.model)
         try:
             plan = choose(box, model, catalogue.checkpoints(model.name), case.pins)
         except MoeboxError:
             continue
-        for recipe in (plan.recipe, *(other.recipe for other in plan.alternatives)):
-            deployment = deploy(recipe, box)
-            argv = engines.rooms.argv(recipe.engine)
-            found.append([part for word in argv.words(deployment) for part in word])
-    return found
+        recipes = [plan.recipe, *(other.recipe for other in plan.alternatives)]
+        for recipe in recipes:
+            if recipe.engine == engine:
+                words = engines.rooms.argv(engine).words(deploy(recipe, box))
+                lines.append([part for word in words for part in word])
+    return lines

@@ -9,12 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from moebox import engines
-from moebox.checkpoint import deploy
-from tests.chain.links import launches
-from tests.chain.test_chain import at_home, cases
-from tests.serve.rendered import recipes
-
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "dump_flags.py"
 # The venv that `make test-vllm` makes; only the tests marked `engine` need it.
 CPU = os.environ | {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
@@ -79,37 +73,3 @@ def test_the_vllm_catalogue_is_what_its_parser_says():
     shipped = json.loads(text)["flags"]
 
     assert made["flags"] == shipped
-
-
-# vLLM's own parser and its check of what was parsed, over command lines given as JSON; prints how many passed.
-PARSE = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
-lines = json.load(sys.stdin)
-for argv in lines:
-    validate_parsed_serve_args(parser.parse_args(argv))
-print(len(lines))
-"""
-
-
-@pytest.mark.engine
-def test_vllm_itself_parses_what_is_planned():
-    """Every pin on a box of B200, chosen and runners-up: the chain's last link is the engine's own parser."""
-    lines = launches(at_home(list(cases()), "vllm"))
-    assert len(lines) > 20
-    done = subprocess.run([VLLM, "-c", PARSE], env=CPU, input=json.dumps(lines), capture_output=True, text=True)
-
-    assert (done.returncode, done.stdout.strip()) == (0, str(len(lines))), done.stderr[-2000:]
-
-
-@pytest.mark.engine
-def test_vllm_itself_parses_what_is_rendered():
-    """Every shape of recipe, as `vllm serve` would be given it."""
-    found = [one for one in recipes().values() if one.engine == "vllm"]
-    ranks = [(one, rank) for one in found for rank in range(one.parallel.nodes)]
-    lines = [engines.launch(deploy(one), rank=rank, master="10.0.0.1").argv[2:] for one, rank in ranks]
-    done = subprocess.run([VLLM, "-c", PARSE], env=CPU, input=json.dumps(lines), capture_output=True, text=True)
-
-    assert (done.returncode, done.stdout.strip()) == (0, str(len(lines))), done.stderr[-2000:]

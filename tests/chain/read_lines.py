@@ -1,0 +1,60 @@
+"""Command lines read by an engine's own parser, in a process of its own: `read_lines.py vllm|sglang [SOURCE]`.
+
+Takes a JSON list of command lines on stdin and prints a JSON list of refusals, "" where the parser takes the line.
+Runs in the engine's environment, so it imports nothing of moebox.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+dump_flags = importlib.import_module("dump_flags")
+
+
+class Refused(Exception):
+    """The parser would end the program with this message."""
+
+
+def refuse(message: str) -> None:
+    """In place of argparse's way of ending the program."""
+    raise Refused(message)
+
+
+def reader(engine: str, source: Path | None) -> Callable[[list[str]], argparse.Namespace]:
+    """Parses a line, and checks what was parsed where the engine does that without loading a model."""
+    parser = dump_flags.real_parser(engine, source)
+    parser.error = refuse
+    if engine != "vllm":
+        return parser.parse_args
+
+    def parsed(line: list[str]) -> argparse.Namespace:
+        found = parser.parse_args(line)
+        dump_flags.vllm_arguments().validate_parsed_serve_args(found)
+        return found
+
+    return parsed
+
+
+def refusal(read: Callable[[list[str]], argparse.Namespace], line: list[str]) -> str:
+    """Why the engine would not start with `line`; "" where it would."""
+    try:
+        read(line)
+    except (Refused, TypeError, ValueError) as problem:
+        return str(problem) or type(problem).__name__
+    return ""
+
+
+def main() -> None:
+    """Every line of stdin."""
+    engine, *source = sys.argv[1:]
+    lines = json.load(sys.stdin)
+    read = reader(engine, Path(source[0]) if source else None)
+    sys.stdout.write(json.dumps([refusal(read, line) for line in lines]))
+
+
+if __name__ == "__main__":
+    main()
