@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +131,35 @@ def test_drift_is_seen_and_widens_the_band(run: Run) -> None:
     found = calibrate(acting("slows"), run, layers=(4, 8), budget_s=BUDGET_S)
     assert any("speed drifted by +" in note for note in found.notes)
     assert min(step.spread for boot in found.boots for step in boot.decode) > 0.02
+
+
+@dataclasses.dataclass
+class OneGpu:
+    """A driver with a GPU on which another program is busy, and a second one from the `later`th look on."""
+
+    later: int
+    looks: int = 0
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"GPU {index}"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        self.looks += 1
+        pids = (4711, 4712) if self.looks >= self.later else (4711,)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=8 * 2**30) for pid in pids]
+
+
+def test_another_process_on_the_gpu_is_named_whenever_it_comes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was there before the boots, once; one that came while the second boot was timed."""
+    driver = OneGpu(later=6)  # three looks a boot: before it, when it is up, when it is timed
+    monkeypatch.setattr("moebox.detect.nvml.load", lambda: driver)
+    monkeypatch.setattr("moebox.flows.calibrate.detect.box", lambda: box("1x-h200"))
+    recipe = dataclasses.replace(acting("good"), env={"CUDA_VISIBLE_DEVICES": "0"})
+    found = calibrate(recipe, run, layers=(4, 8), budget_s=BUDGET_S)
+
+    told = [note for note in found.notes if "another process" in note]
+    assert told == [f"another process used GPU 0: pid {pid}, 8.00 GiB" for pid in (4711, 4712)]
+    assert driver.looks == 6
 
 
 def test_ctrl_c_keeps_what_was_measured_and_stops_the_engine(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Calibrations: steps timed with few layers, carried to the depth of the whole model."""
 
-import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from moebox.checkpoint import resolve
 from moebox.core.calibration import Boot, Calibration, DecodeStep, Place, Prefill, layout_of, place_of, shape_of
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.planner.speed import Speed
-from moebox.planner.speed.measured import Measured, along, carried, measured_on, undisturbed, weights
+from moebox.planner.speed.measured import Measured, along, carried, in_proportion, measured_on, undisturbed, weights
 from tests.planner.deployed import on
 
 BATCHES, CONTEXTS, PROMPTS = (1, 8, 64), (128, 4096, 16384), (512, 2048, 8192, 32768)
@@ -65,7 +65,7 @@ def calibration(**more: object) -> Calibration:
         layout=layout_of(RECIPE),
         boots=(boot(4), boot(8)),
     )
-    return dataclasses.replace(usual, **more)  # type: ignore[arg-type]
+    return replace(usual, **more)  # type: ignore[arg-type]
 
 
 def test_a_deeper_model_is_what_its_engine_would_do() -> None:
@@ -133,9 +133,9 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     model, forms = resolve("kimi-k2.6")
     form = next(one for one in forms if one.quant == "int4-g32")
     plain = detect.box("8x-h200")
-    recipe = dataclasses.replace(RECIPE, parallel=dataclasses.replace(RECIPE.parallel, tp=8))
+    recipe = replace(RECIPE, parallel=replace(RECIPE.parallel, tp=8))
     found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout_of(recipe), quant=form.quant)
-    box = dataclasses.replace(plain, calibrations=(found,))
+    box = replace(plain, calibrations=(found,))
 
     speed = Speed.of(on(box, model, form, recipe))
     assert speed.measured is not None
@@ -144,18 +144,15 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     assert speed.band[1] < Speed.fitted(on(box, model, form, recipe)).band[1]
 
     others = (
-        dataclasses.replace(recipe, engine="sglang"),
-        dataclasses.replace(recipe, kv="fp8"),
-        dataclasses.replace(recipe, flags={"enforce-eager": True}),
-        dataclasses.replace(recipe, speculate=Speculate()),
-        dataclasses.replace(recipe, parallel=dataclasses.replace(recipe.parallel, tp=4)),
+        replace(recipe, engine="sglang"),
+        replace(recipe, kv="fp8"),
+        replace(recipe, flags={"enforce-eager": True}),
+        replace(recipe, speculate=Speculate()),
+        replace(recipe, parallel=replace(recipe.parallel, tp=4)),
     )
     assert [measured_on(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
-    assert (
-        measured_on(dataclasses.replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK)
-        is None
-    )
-    assert measured_on(box, model, dataclasses.replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
+    assert measured_on(replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK) is None
+    assert measured_on(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
 
 
 def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None:
@@ -163,17 +160,17 @@ def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None
     model, forms = resolve("kimi-k2.6")
     box = detect.box("8x-h200")
     half = calibration(shape=shape_of(model), place=place_of(box), quant=forms[0].quant, boots=(boot(4),))
-    box = dataclasses.replace(box, calibrations=(half,))
+    box = replace(box, calibrations=(half,))
     assert measured_on(box, model, forms[0], RECIPE, chunk=CHUNK) is None
 
 
 def test_a_host_calibration_wants_the_same_cpu() -> None:
     """llama.cpp's steps are the CPU's as well; vLLM's are not."""
     here = Place(gpus="2x rtx-pro-6000-max-q", cpu="EPYC 9554", cores=64, ram_bytes=768 * 2**30)
-    other = dataclasses.replace(here, cpu="Xeon 6972P")
+    other = replace(here, cpu="Xeon 6972P")
     assert here.same(other, host=False)
     assert not here.same(other, host=True)
-    assert here.same(dataclasses.replace(here, ram_bytes=760 * 2**30), host=True)
+    assert here.same(replace(here, ram_bytes=760 * 2**30), host=True)
 
 
 def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
@@ -181,14 +178,14 @@ def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
     model, forms = resolve("kimi-k2.6")
     form = next(one for one in forms if one.format == "gguf")
     box = detect.box("2x-rtx-pro-6000-max-q", ram="768GiB", ram_bandwidth="614GB/s")
-    recipe = dataclasses.replace(RECIPE, engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), ())))
+    recipe = replace(RECIPE, engine="ik_llama.cpp", hybrid=Hybrid(experts=((1, 2, 3), ())))
     usual = calibration(
         engine="ik_llama.cpp", shape=shape_of(model), place=place_of(box), quant=form.quant, layout=layout_of(recipe)
     )
-    third = dataclasses.replace(boot(8), gpu_experts=3)
-    assert measured_on(dataclasses.replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
-    more = dataclasses.replace(usual, boots=(*usual.boots, third))
-    assert measured_on(dataclasses.replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
+    third = replace(boot(8), gpu_experts=3)
+    assert measured_on(replace(box, calibrations=(usual,)), model, form, recipe, chunk=CHUNK) is None
+    more = replace(usual, boots=(*usual.boots, third))
+    assert measured_on(replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
 
 
 H200 = Path(__file__).parent / "h200"  # vLLM 0.26, Kimi shapes in int4, 15 November 2026; benchmarks/calibration_gpu.py
@@ -230,3 +227,36 @@ def test_a_step_that_does_less_never_takes_longer():
     steps = [DecodeStep(batch=batch, context=context, seconds=seconds) for batch, context, seconds in seen]
 
     assert [found.seconds for found in undisturbed(steps)] == [0.00191, 0.0018, 0.00191]
+
+
+def test_a_longer_context_adds_no_more_with_fewer_layers():
+    """The shallow boot was disturbed at 4,096 tokens: what they cost over 256 shows at the deep one."""
+    shallow = Boot(layers=4, decode=(DecodeStep(batch=1, context=256, seconds=0.0016), OFF))
+    deep = Boot(layers=8, decode=tuple(replace(step, seconds=0.0023 + 2e-8 * step.context) for step in shallow.decode))
+
+    (_, capped), kept = in_proportion((shallow, deep))
+    assert capped.seconds == pytest.approx(0.0016 + 2e-8 * (4096 - 256))
+    assert kept == list(deep.decode)
+
+
+OFF = DecodeStep(batch=1, context=4096, seconds=0.0019)
+
+
+def test_one_stream_is_foretold_within_five_percent_by_the_shorter_look():
+    """The kept timings are means of two looks that differ; at the first point both are known from mean and spread.
+
+    Measuring takes the shorter look now, so this is what the same two boots would have said of 12 layers.
+    """
+    reading, real = h200()
+    boots = tuple(replace(boot, decode=tuple(map(shorter_look, boot.decode))) for boot in reading.calibration.boots)
+    reading = replace(reading, calibration=replace(reading.calibration, boots=boots))
+
+    for step in real.decode:
+        if step.batch in (1, 8, 16, 32, 64):
+            assert reading.decode_s(step.batch, step.context) == pytest.approx(step.seconds, rel=0.05)
+
+
+def shorter_look(step: DecodeStep) -> DecodeStep:
+    """The first of the two looks at one stream with 256 tokens: the drift that was seen is twice the spread."""
+    alone = (step.batch, step.context) == (1, 256)
+    return replace(step, seconds=step.seconds / (1 + step.spread)) if alone else step

@@ -128,7 +128,9 @@ class _Work:
         self.version = subject.recipe.engine_version
 
     def note(self, text: str) -> None:
-        """Something that a reader of the calibration must know."""
+        """Something that a reader of the calibration must know, said once."""
+        if text in self.notes:
+            return
         self.notes.append(text)
         self.run.event("calibrate.note", text=text)
         self.tell(f"note: {text}")
@@ -162,7 +164,7 @@ class _Work:
         try:
             facts = self.subject
             small = calibrate_recipe.at_depth(facts.recipe, facts.model, facts.checkpoint, depth, dummy)
-            for text in calibrate_recipe.disturbances(small, self.subject.box):
+            for text in calibrate_recipe.disturbances(small, facts.box):
                 self.note(text)
             whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
@@ -176,7 +178,9 @@ class _Work:
                     sampled=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)
-                measured_boot(self.current, session, self.subject.model, deadline=deadline, tell=self.tell)
+                there = calibrate_recipe.on_gpus(small, facts.box)  # the engine's own, and those named already
+                measured_boot(self.current, session, facts.model, deadline=deadline, tell=self.tell)
+                self.current.notes += calibrate_recipe.arrivals(small, facts.box, there)
         finally:
             dummy.unlink(missing_ok=True)
             self._take()

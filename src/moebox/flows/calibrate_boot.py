@@ -16,7 +16,9 @@ from moebox.serve.session import Session
 from moebox.units import seconds
 
 POINT_S = 1.5  # decoding at each point, in seconds
-STEPS = (12, 96)  # at least and at most
+STEPS = (12, 768)  # at least and at most
+LOOKS = 5  # at most, at one point
+SHORT_S = 0.01  # steps below are looked at twice in any case: a busy host adds as much as a layer takes
 DRIFT = 0.05  # by which the first point may differ when it is timed again at the end
 WARM = 16  # tokens decoded before anything counts
 WARM_S = 8.0  # longest prompt that is read for that alone
@@ -30,12 +32,19 @@ class Measuring:
     chunk: int  # prompt tokens a step
     sampled: bool = False  # see timing.Target
     known: Boot | None = None  # an earlier boot: the same points are timed, no others
-    decode: list[DecodeStep] = field(default_factory=list)
+    longest: int = 0  # tokens of one request, prompt and reply
+    pace_s: float = 0.0  # of a step, as far as it is known before the first look
+    looks: dict[Point, list[DecodeStep]] = field(default_factory=dict)
     prefill: list[Prefill] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     weights_bytes: int = 0
     cache_tokens: int = 0
     startup_s: float = 0.0
+
+    @property
+    def decode(self) -> list[DecodeStep]:
+        """Every point by what its looks agree on."""
+        return [timing.together_seen(looks) for looks in self.looks.values()]
 
     @property
     def boot(self) -> Boot:
@@ -64,10 +73,36 @@ class Measuring:
         return tokens * min(rates) if rates else 0.0
 
     def steps(self, point: Point) -> int:
-        """How many steps are decoded at a point: for about as long everywhere."""
+        """How many steps are decoded at a point: for about as long everywhere, and not beyond the context."""
         alike = [step.seconds for step in self.decode if step.batch <= point.batch]
+        pace = max(alike, default=self.pace_s)
         least, most = STEPS
-        return max(least, min(most, round(POINT_S / max(alike)))) if alike else 2 * least
+        wanted = max(least, min(most, round(POINT_S / pace))) if pace else 2 * least
+        room = self.longest - point.context - timing.lead(point.batch, point.context, self.chunk)
+        return max(timing.LEAST_STEPS, min(wanted, room)) if self.longest else wanted
+
+    def look(self, target: timing.Target, point: Point) -> None:
+        """Time a decode point once more."""
+        steps, room = self.steps(point), max(self.longest - point.context, 0)
+        step = timing.decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
+        self.looks.setdefault(point, []).append(step)
+
+    def doubtful(self, *, all_again: bool) -> list[Point]:
+        """Points that need another look: their shortest two differ, or one look is no proof."""
+        return [point for point, looks in self.looks.items() if unsure(looks, all_again=all_again)]
+
+    def takes_s(self, point: Point) -> float:
+        """About how long a look takes."""
+        return self.prefill_s(point.context * max(point.batch, 1)) + POINT_S
+
+
+def unsure(looks: list[DecodeStep], *, all_again: bool) -> bool:
+    """Whether these looks do not settle how long a step takes."""
+    if len(looks) >= LOOKS:
+        return False
+    if len(looks) > 1:
+        return timing.disagreement([step.seconds for step in looks]) > timing.QUIET
+    return all_again or looks[0].seconds < SHORT_S or looks[0].spread > timing.QUIET
 
 
 def measured_boot(
@@ -81,31 +116,36 @@ def measured_boot(
     work.cache_tokens = round(float(facts.get("kv_tokens", 0)))
     target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, sampled=work.sampled)
     longest = min(int(facts.get("context") or 0) or session.recipe.context or model.context, model.context)
+    work.longest = longest
     points = grid(session.recipe, chunk=work.chunk, longest=longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]
     tell(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
     try:
-        warm(target, points)
+        work.pace_s = warm(target, points)
         timed(work, target, points, deadline=deadline, tell=tell)
-        again(work, target, points, deadline=deadline)
+        again(work, target, deadline=deadline)
     except Outside as problem:
         raise died(session, work, problem) from None
 
 
-def warm(target: timing.Target, points: list[Point]) -> None:
+def warm(target: timing.Target, points: list[Point]) -> float:
     """Prompts from short to long, and the widest batch: kernels are compiled and pages are read before anything counts.
 
-    An engine so slow that a prompt would take long is not kept reading for the sake of it.
+    An engine so slow that a prompt would take long is not kept reading for the sake of it. Returns about the seconds
+    of a step of one stream.
     """
-    took, last = 0.0, 0
+    took, last, pace = 0.0, 0, 0.0
     for tokens in sorted({point.context for point in points}):
         if last and took * tokens / last > WARM_S:
             break
         began = time.monotonic()
-        timing.together(target, [target.body(tokens, WARM)])
+        streams = timing.together(target, [target.body(tokens, WARM)])
         took, last = time.monotonic() - began, tokens
+        gaps = timing.shared_gaps([stream.times for stream in streams])
+        pace = statistics.median(gaps) if gaps else pace
     widest = max(point.batch for point in points)
     timing.together(target, [target.body(16, WARM) for _ in range(max(widest, 1))])
+    return pace
 
 
 def timed(
@@ -115,44 +155,39 @@ def timed(
     left_out = 0
     for number, point in enumerate(points, 1):
         takes = work.prefill_s(point.context * max(point.batch, 1))
-        if time.monotonic() + takes > deadline and (work.decode or point.batch != 1):
+        if time.monotonic() + takes > deadline and (work.looks or point.batch != 1):
             left_out += 1
             continue
         if number == 1 or number % 5 == 0:
             tell(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
         if point.batch:
-            steps = work.steps(point)
-            work.decode.append(timing.decode(target, point.batch, point.context, chunk=work.chunk, steps=steps))
+            work.look(target, point)
         else:
             work.prefill.append(timing.prefill(target, point.context, deadline=deadline))
     if left_out:
         work.notes.append(f"{work.depth.text}: {left_out} of {len(points)} kinds of step left out, time was up")
 
 
-def again(work: Measuring, target: timing.Target, points: list[Point], *, deadline: float) -> None:
-    """The first decode point once more; clocks that moved meanwhile widen every band, after one more look at all."""
-    first = next((step for step in work.decode), None)
+def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
+    """Further looks, minutes after the first: at what is short or noisy, and at everything where speed has moved.
+
+    What a busy host adds comes and goes, so looks lie apart: all points once, then all doubtful ones once more.
+    """
+    first = next(iter(work.looks), None)
     if first is None:
         return
-    point = Point(batch=first.batch, context=first.context)
-    off = second_look(work, target, point).seconds / first.seconds - 1
-    if abs(off) <= DRIFT:
-        return
-    for step in list(work.decode):
-        if time.monotonic() > deadline:
-            break
-        repeated = second_look(work, target, Point(batch=step.batch, context=step.context))
-        mean = statistics.fmean((step.seconds, repeated.seconds))
-        apart = abs(step.seconds - repeated.seconds) / 2 / mean
-        work.decode[work.decode.index(step)] = replace(step, seconds=mean, spread=max(step.spread, apart))
-    work.decode = [replace(step, spread=max(step.spread, abs(off) / 2)) for step in work.decode]
-    work.prefill = [replace(prompt, spread=max(prompt.spread, abs(off) / 2)) for prompt in work.prefill]
-    work.notes.append(f"{work.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, band widened")
-
-
-def second_look(work: Measuring, target: timing.Target, point: Point) -> DecodeStep:
-    """A decode point timed again."""
-    return timing.decode(target, point.batch, point.context, chunk=work.chunk, steps=work.steps(point))
+    work.look(target, first)
+    sooner, later = (step.seconds for step in work.looks[first])
+    off = later / sooner - 1
+    drifted = abs(off) > DRIFT
+    for _ in range(LOOKS - 1):
+        for point in work.doubtful(all_again=drifted):
+            if time.monotonic() + work.takes_s(point) < deadline:
+                work.look(target, point)
+    if drifted:
+        text = f"{work.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, band widened"
+        work.notes.append(text)
+        work.prefill = [replace(prompt, spread=max(prompt.spread, abs(off) / 2)) for prompt in work.prefill]
 
 
 def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Outside:

@@ -1,7 +1,7 @@
 """A recipe cut down to a depth: the same flags with dummy weights, even routing and fewer layers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,12 +64,28 @@ def disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     load = os.getloadavg()[0]
     if load > BUSY * cores and reads_gguf(recipe):
         yield f"the machine was busy: load average {load:.1f} on {cores} cores"
+    yield from (named(pid, gpu, size) for (gpu, pid), size in on_gpus(recipe, box).items())
+
+
+def arrivals(recipe: Recipe, box: Box, before: Mapping[tuple[int, int], int]) -> Iterator[str]:
+    """Processes that came to the engine's GPUs after `before` was seen, in a line each."""
+    for (gpu, pid), size in on_gpus(recipe, box).items():
+        if (gpu, pid) not in before:
+            yield named(pid, gpu, size)
+
+
+def on_gpus(recipe: Recipe, box: Box) -> dict[tuple[int, int], int]:
+    """Bytes by GPU and process, on the GPUs that the recipe takes."""
     driver = nvml.load() if box.gpus else None
     if driver is None:
-        return
-    for gpu in preflight.gpus_taken(checkpoint.deploy(recipe)):
-        for pid, size in nvml.processes(driver, gpu):
-            yield f"another process used GPU {gpu}: pid {pid}, {gib(size)}"
+        return {}
+    taken = preflight.gpus_taken(checkpoint.deploy(recipe))
+    return {(gpu, pid): size for gpu in taken for pid, size in nvml.processes(driver, gpu)}
+
+
+def named(pid: int, gpu: int, size: int) -> str:
+    """A process that may have disturbed the timing."""
+    return f"another process used GPU {gpu}: pid {pid}, {gib(size)}"
 
 
 def left_out(recipe: Recipe, model: Model, form: Checkpoint) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Steps of a live engine, timed through its own endpoint: prompts alone, and streams that decode together.
 
 Prompts are token ids drawn anew for every request, so no prefix cache knows them and their length is exact.
+Whatever disturbs a step only ever adds time, so a step is looked at until its two shortest looks agree.
 """
 
 import itertools
@@ -10,7 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebox.core.calibration import DecodeStep, Prefill
@@ -20,11 +21,13 @@ from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
-BLOCKS = 4  # a decode window is cut into so many; they tell its noise
+BLOCK_STEPS = 8  # steps of a block: tokens that arrive in pairs are evened out, a pause spoils one block alone
+BLOCKS = 4  # at least, where a look has few steps
 LEAST_STEPS = 8  # steps in which all streams must decode together
+LONGER = (1, 3, 9)  # times the steps, while streams do not decode together
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
-QUIET = 0.02  # relative standard error below which nothing is repeated
+QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,34 +97,66 @@ def together(target: Target, bodies: Sequence[dict[str, Any]]) -> list[Stream]:
 
 
 def prefill(target: Target, tokens: int, *, deadline: float) -> Prefill:
-    """A new prompt alone, a few times, until they agree or time is up; the mean of those that were not disturbed."""
-    seconds: list[float] = []
-    while len(seconds) < TRIES + 2:
+    """A new prompt alone, a few times, until the shortest two agree or time is up."""
+    looks: list[float] = []
+    while len(looks) < TRIES + 2:
         began = time.monotonic()
         stream = together(target, [target.body(tokens, 1)])[0]
         if not stream.times:
             raise Outside(f"a prompt of {tokens:,} tokens brought no token")
-        seconds.append(stream.times[0] - began)
-        agreed = len(seconds) >= TRIES and error_of(undisturbed(seconds)) < QUIET
-        if agreed or time.monotonic() + seconds[-1] > deadline:
+        looks.append(stream.times[0] - began)
+        agreed = len(looks) >= TRIES and disagreement(looks) < QUIET
+        if agreed or time.monotonic() + looks[-1] > deadline:
             break
-    kept = undisturbed(seconds)
-    return Prefill(tokens=tokens, seconds=statistics.fmean(kept), spread=error_of(kept))
+    return Prefill(
+        tokens=tokens, seconds=shortest(looks), spread=max(disagreement(looks), error_of(undisturbed(looks)))
+    )
 
 
-def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int) -> DecodeStep:
-    """`batch` streams decoding together at `context`, for `steps` steps after the last of them has begun."""
-    # While later prompts are read the first streams go on decoding, about a token for every chunk.
-    lead = math.ceil(batch * context / max(chunk, 1)) + 2
-    for more in (1, 3):
-        streams = together(target, [target.body(context, lead + steps * more) for _ in range(batch)])
+def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
+    """One look at `batch` streams decoding together at `context`, for `steps` steps after the last has begun.
+
+    Streams that begin far apart on a busy host get longer replies, up to `room` tokens.
+    """
+    ahead = lead(batch, context, chunk)
+    for more in LONGER:
+        reply = ahead + steps * more
+        streams = together(target, [target.body(context, min(reply, room or reply)) for _ in range(batch)])
         gaps = shared_gaps([stream.times for stream in streams])
         if len(gaps) >= min(LEAST_STEPS, steps):
-            blocks = [statistics.fmean(block) for block in cut(gaps, BLOCKS)]
-            return DecodeStep(
-                batch=batch, context=context, seconds=statistics.fmean(undisturbed(blocks)), spread=error_of(blocks)
-            )
+            return look(gaps, batch=batch, context=context)
     raise Outside(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
+
+
+def lead(batch: int, context: int, chunk: int) -> int:
+    """Tokens that the first streams decode while later prompts are read: about one for every chunk."""
+    return math.ceil(batch * context / max(chunk, 1)) + 2
+
+
+def look(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
+    """The usual step among `gaps`: the median of blocks, so that pauses count for nothing."""
+    blocks = [statistics.fmean(block) for block in cut(gaps, max(BLOCKS, len(gaps) // BLOCK_STEPS))]
+    seconds = statistics.median(blocks)
+    return DecodeStep(batch=batch, context=context, seconds=seconds, spread=error_of(undisturbed(blocks)))
+
+
+def together_seen(looks: Sequence[DecodeStep]) -> DecodeStep:
+    """All looks at one point as one: the time its shortest two agree on, and by how much they do not."""
+    times = [step.seconds for step in looks]
+    noise = min(looks, key=lambda step: step.seconds).spread
+    return replace(looks[0], seconds=shortest(times), spread=max(noise, disagreement(times)))
+
+
+def shortest(looks: Sequence[float]) -> float:
+    """The mean of the two shortest looks where they agree, the shortest alone where they do not."""
+    two = sorted(looks)[:2]
+    return statistics.fmean(two) if disagreement(looks) < QUIET else two[0]
+
+
+def disagreement(looks: Sequence[float]) -> float:
+    """By what share the second shortest look is longer than the shortest; 0 of a single one."""
+    two = sorted(looks)[:2]
+    return two[-1] / two[0] - 1
 
 
 def shared_gaps(times: Sequence[Sequence[float]]) -> list[float]:

@@ -8,7 +8,7 @@ them go on as the last two did.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -133,11 +133,41 @@ def reaches(boots: Sequence[Boot], gpu_experts: int) -> bool:
 def decode_series(boots: Sequence[Boot]) -> dict[tuple[int, int], Series]:
     """Every (batch, context) that two depths have in common."""
     table: dict[tuple[int, int], dict[Depth, tuple[float, float]]] = {}
-    for boot in boots:
-        for step in undisturbed(boot.decode):
+    for boot, steps in zip(boots, in_proportion(boots), strict=True):
+        for step in steps:
             rows = table.setdefault((step.batch, step.context), {})
             rows[boot.layers, boot.gpu_experts] = (step.seconds, step.spread)
     return {key: rows for key, rows in sorted(table.items()) if _solvable(rows)}
+
+
+def in_proportion(boots: Sequence[Boot]) -> list[list[DecodeStep]]:
+    """The steps of every boot without what came between, as far as the boots show it of one another.
+
+    A longer context or more sequences cost time in every layer, so with fewer layers they add no more than with more.
+    Where a shallow boot says otherwise its longer step was disturbed: short steps are, before long ones.
+    """
+    steps = [undisturbed(boot.decode) for boot in boots]
+    kept: list[list[DecodeStep]] = []
+    for boot, here in zip(boots, steps, strict=True):
+        deeper = [there for other, there in zip(boots, steps, strict=True) if _has_more(other, boot)]
+        bounds = [min([step.seconds, *_added(step, here, deeper)]) for step in here]
+        kept.append([replace(step, seconds=bound) for step, bound in zip(here, bounds, strict=True)])
+    return kept
+
+
+def _has_more(other: Boot, boot: Boot) -> bool:
+    return other.layers > boot.layers and other.gpu_experts >= boot.gpu_experts
+
+
+def _added(step: DecodeStep, here: Sequence[DecodeStep], deeper: Sequence[Sequence[DecodeStep]]) -> Iterator[float]:
+    """What `step` takes at most: one of the same boot that does less, and what a deeper boot adds from that to this."""
+    for there in deeper:
+        seconds = {(other.batch, other.context): other.seconds for other in there}
+        same = seconds.get((step.batch, step.context))
+        for less in here:
+            before = seconds.get((less.batch, less.context))
+            if same is not None and before is not None and _does_more(step, less):
+                yield less.seconds + same - before
 
 
 def undisturbed(steps: Sequence[DecodeStep]) -> list[DecodeStep]:

@@ -1,0 +1,57 @@
+"""How long a step takes, as told by looks that a busy host disturbs."""
+
+import dataclasses
+import random
+
+import pytest
+
+from moebox.core.calibration import DecodeStep
+from moebox.flows import calibrate_timing as timing
+from moebox.flows.calibrate_boot import LOOKS, Measuring, unsure
+from moebox.flows.calibrate_depths import Depth
+from moebox.flows.calibrate_grid import Point
+
+
+def noisy_gaps(seconds: float, count: int, chance: random.Random, *, busy: bool) -> list[float]:
+    """Steps as a client sees them: in pairs now and then, paused for 30 ms now and then, all slower on a busy host."""
+    gaps: list[float] = []
+    while len(gaps) < count:
+        step = seconds * (1.3 if busy else 1.0) * chance.uniform(0.99, 1.03)
+        gaps += [0.0, 2 * step] if chance.random() < 0.1 else [step]
+        gaps[-1] += 0.03 if chance.random() < 0.01 else 0.0
+    return gaps
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_short_steps_on_a_disturbed_host_are_timed_within_three_percent(seed: int) -> None:
+    """2 ms steps, every third look in a busy phase: the mean of all was 10 % and more too long."""
+    chance = random.Random(seed)
+    phases = [chance.random() < 0.33 for _ in range(5)]
+    looks: list[DecodeStep] = []
+    for busy in phases:
+        looks.append(timing.look(noisy_gaps(0.002, 700, chance, busy=busy), batch=1, context=256))
+        if not unsure(looks, all_again=False):
+            break
+    step = timing.together_seen(looks)
+    assert step.seconds == pytest.approx(0.00202, rel=0.03) or phases[: len(looks)].count(False) < 2
+    assert step.spread < 0.35
+
+
+def test_two_looks_that_agree_are_enough_and_others_are_taken_again() -> None:
+    """A short step is never settled by one look; a long quiet one is."""
+    short = [DecodeStep(batch=1, context=256, seconds=0.002, spread=0.001)]
+    assert unsure(short, all_again=False)
+    assert not unsure([dataclasses.replace(short[0], seconds=0.02)], all_again=False)
+    assert unsure([*short, dataclasses.replace(short[0], seconds=0.0026)], all_again=False)
+    assert not unsure([*short, dataclasses.replace(short[0], seconds=0.00201)], all_again=False)
+    assert not unsure(
+        [dataclasses.replace(short[0], seconds=0.002 * 1.1**times) for times in range(LOOKS)], all_again=True
+    )
+
+
+def test_a_reply_never_goes_beyond_the_context() -> None:
+    """Many steps of 2 ms, as far as prompt and reply fit together."""
+    work = Measuring(depth=Depth(layers=4), chunk=8192, longest=1024, pace_s=0.002)
+    assert work.steps(Point(batch=1, context=256)) == 750
+    assert work.steps(Point(batch=1, context=832)) == 1024 - 832 - 3
+    assert Measuring(depth=Depth(layers=4), chunk=8192).steps(Point(batch=1, context=256)) == 24
