@@ -76,6 +76,23 @@ def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
     assert state.instances() == []
 
 
+def test_a_machine_that_becomes_faster_is_not_taken_for_a_setting(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The step before is measured once more after a gain: it has gained as much, so the setting has done nothing."""
+    monkeypatch.setenv("ORACLE_DRIFT", str(tmp_path / "starts"))
+    walk = dataclasses.replace(recipe, climb=Climb(contexts=(2048,), speculate=(), settings={"kv": ["q8_0"]}))
+    run = Run.create("climb")
+    trial = climb(walk, run, effort=LIGHT).trials[1]
+
+    assert len((tmp_path / "starts").read_text().splitlines()) == 3  # the start, the step, the start again
+    assert not trial.kept
+    assert trial.why.startswith("no difference seen")
+    assert trial.gain
+    assert trial.gain.high > 0.5  # what it would have claimed
+    assert state.instances() == []
+
+
 def test_an_engine_that_is_no_good_ends_the_climb(recipe: Recipe):
     """Nothing to climb from is an answer, with the reason."""
     broken = codec.decode(Recipe, {**codec.plain(recipe), "kv": "q4_0"}, where="test")

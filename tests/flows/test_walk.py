@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
 from moebox.errors import BadInput
-from moebox.flows.gain import Gain, gain
+from moebox.flows.gain import Gain, bracketed, gain
 from moebox.flows.guesses import Guesses, accepted, read
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
@@ -81,6 +81,19 @@ def test_too_little_says_nothing_and_the_same_is_no_difference():
     same = gain([100, 101, 99], [100, 99, 101])
     assert same
     assert str(same).startswith("no difference seen")
+
+
+def test_a_bracketed_gain_holds_both_sides_and_no_drift_passes_for_a_gain():
+    """A B A: the interval covers B against each A, so what the machine gained meanwhile is inside it."""
+    before, after, again = [100.0, 101, 99], [145.0, 146, 144], [144.0, 145, 146]
+    gained = bracketed(before, after, again)
+    assert gained
+    assert not gained.seen
+    assert gained.low < 0 < 0.4 < gained.high
+    steady = bracketed(before, after, [99.0, 100, 101])
+    assert steady
+    assert steady.low > 0.4
+    assert bracketed(before, after, [100.0]) is None
 
 
 def test_the_walk_is_context_then_guessing_then_settings():

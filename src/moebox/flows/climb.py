@@ -24,9 +24,9 @@ from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
 from moebox.flows import answers, guesses, settings
 from moebox.flows.compare_tasks import lost_work
 from moebox.flows.fit import misfit
-from moebox.flows.gain import gain
+from moebox.flows.gain import bracketed, gain
 from moebox.flows.pace import pace
-from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
+from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, pointless, steps
 from moebox.serve import ports, session, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.store import Run
@@ -95,7 +95,7 @@ def climb(
             continue
         trial = _try(recipe, step, best, len(trials), run, effort, tell)
         trials.append(trial)
-        best = trial if trial.kept else best
+        best = trial if trial.kept else _newest(best, trial)
         _write_down(run, trials, best, passed_over)
         run.event("climb.kept" if trial.kept else "climb.dropped", sync=True, **_row(trial))
         tell("done", trial)
@@ -126,6 +126,8 @@ def _try(
         folder=f"climb/{run.id}-{number:02d}",
     )
     trial = _tried(trial, step, best, run, effort, tell)
+    if best and by_speed(step, trial):
+        trial = _bracketed(trial, best, run, effort, tell)
     kept, why = decide(step, trial, best)
     return dataclasses.replace(trial, kept=kept, why=why, seconds=time.monotonic() - began)
 
@@ -149,6 +151,34 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
             break
         run.event("climb.again", change=step.change, why=spoilt)
     return found
+
+
+def _bracketed(trial: Trial, best: Trial, run: Run, effort: Effort, tell: Listener) -> Trial:
+    """The step with its gain over the last good one as measured before and after it: A, B, A.
+
+    Minutes lie between two steps, and a machine that warms up or has company would be taken for the setting.
+    """
+    tell("news", f"measuring {best.change} once more, to tell the setting from the machine")
+    folder = run.path / f"{trial.folder}-again"
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = Run(folder, strict=run.strict)
+    try:
+        started = ports.start(
+            deploy(best.recipe), mine, on_news=lambda text: tell("news", text), patience_s=effort.patience_s
+        )
+        with started as live:
+            speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
+    except MoeboxError as problem:
+        run.event("climb.unsure", change=trial.change, why=problem.message)
+        return dataclasses.replace(trial, gain=None)
+    mine.write_json("measurements/pace.json", speed)
+    sure = bracketed(best.samples, trial.samples, speed.tok_s)
+    return dataclasses.replace(trial, again=speed.tok_s, gain=sure)
+
+
+def _newest(best: Trial | None, dropped: Trial) -> Trial | None:
+    """The last good step with its newest measurement."""
+    return dataclasses.replace(best, samples=dropped.again) if best and dropped.again else best
 
 
 def _ending(run: Run, trial: Trial) -> str:
@@ -303,7 +333,7 @@ def _write_down(
 def _row(trial: Trial) -> dict[str, Any]:
     """A step for the journal: the table's columns."""
     row: dict[str, Any] = codec.plain(trial)
-    return {key: value for key, value in row.items() if key not in ("recipe", "samples")}
+    return {key: value for key, value in row.items() if key not in ("recipe", "samples", "again")}
 
 
 def recipe_of(run: Run) -> Recipe:

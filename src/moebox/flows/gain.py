@@ -44,6 +44,19 @@ def gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     return Gain(share=math.expm1(middle), low=math.expm1(middle - reach), high=math.expm1(middle + reach))
 
 
+def bracketed(before: Sequence[float], after: Sequence[float], again: Sequence[float]) -> Gain | None:
+    """How `after` compares with a setting measured before and `again` after it: the hull of both intervals.
+
+    A machine that became faster or slower meanwhile widens it, and is not taken for the setting's doing.
+    """
+    sides = [gain(before, after), gain(again, after)]
+    known = [side for side in sides if side]
+    if len(known) < len(sides):
+        return None
+    middle = statistics.fmean(math.log1p(side.share) for side in known)
+    return Gain(share=math.expm1(middle), low=min(side.low for side in known), high=max(side.high for side in known))
+
+
 def paired(before: Sequence[float], after: Sequence[float], *, confidence: float = CONFIDENCE) -> Gain | None:
     """The interval on the ratio of measurements made in pairs, one right after the other: what drifts falls out.
 

@@ -47,6 +47,7 @@ class Trial:
     kv_tokens: int = 0
     gain: Gain | None = None
     samples: tuple[float, ...] = ()
+    again: tuple[float, ...] = ()  # of the last good step, measured once more after this one
     right: int = 0  # of `asked` questions with known answers
     asked: int = 0
     same: int = 0  # answers word for word as those of the last good step
@@ -92,6 +93,14 @@ def pointless(step: Step, best: Trial | None, trials: list[Trial], recipe: Recip
     return ""
 
 
+def by_speed(step: Step, trial: Trial) -> bool:
+    """Whether the step is about to be judged by a difference in speed, so that the difference must be sure."""
+    gain = trial.gain
+    if trial.verdict == "fail" or gain is None:
+        return False
+    return gain.high < SLOWER if step.group == "context" else gain.seen
+
+
 def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
     """Keep it or not, and why."""
     if trial.verdict == "fail":
@@ -107,7 +116,7 @@ def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
     if step.group == "context":
         if gain and gain.high < SLOWER:
             return False, f"longer, but slower: {told}"
-        # A longer context makes nothing faster: the two were measured minutes apart, so a gain is the machine's.
+        # A longer context makes nothing faster: a gain is the machine's.
         return True, f"verified at {count(trial.recipe.context)} tokens, no slower"
     if gain and gain.low > 0:
         return True, f"faster: {told}"
