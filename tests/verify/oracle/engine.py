@@ -6,7 +6,7 @@
 ORACLE_HOLDS      (environment) PATH,WHICH,N: leaves PATH and waits until PATH.go is there, once: before it listens when
                   WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH or of `any`
 ORACLE_OOM        (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
-ORACLE_DRIFT      (environment) PATH: counts its starts there; from the second on the machine is twice as fast
+ORACLE_DRIFT      (environment) PATH: counts its starts there; at the first one the machine is four times slower
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
 
@@ -74,14 +74,14 @@ def kill_parent_once(marker: str, context: int) -> None:
 
 
 def drifted() -> int:
-    """How much faster the machine has become since the first start."""
+    """How much slower the machine is at the first start."""
     path = os.environ.get("ORACLE_DRIFT")
     if not path:
         return 1
     with open(path, "a+") as file:
         file.write("started\n")
         file.seek(0)
-        return min(len(file.readlines()), 2)
+        return 4 if len(file.readlines()) == 1 else 1
 
 
 class Holds:
@@ -107,7 +107,7 @@ class Holds:
 def app(given: argparse.Namespace, holds: Holds) -> Starlette:
     """The routes of a llama-server."""
     made = itertools.count()
-    delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) / drifted()
+    delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) * drifted()
 
     def bent(reply: Reply, body: bend.Body) -> Reply:
         if given.ctk == "q4_0" and reply.content.isdigit():
