@@ -157,7 +157,7 @@ def write(state: dict[str, np.ndarray], s: Shape, path: Path, kind: str, broken:
     for name, value in weights.items():
         if value.ndim == 1 or "ffn_gate_inp" in name:
             writer.add_tensor(name, value)
-        elif kind == "f16" or "attn_v_b" in name:  # a scale of q8_0 would span loud and quiet columns
+        elif kind == "f16" or (s == PHANTOM and "attn_v_b" in name):  # q8_0's scale would span loud and quiet columns
             writer.add_tensor(name, value.astype(np.float16))
         else:
             writer.add_tensor(name, quantize(value, Type.Q8_0), raw_dtype=Type.Q8_0)

@@ -15,6 +15,7 @@ import multiprocessing as mp
 import signal
 import time
 from pathlib import Path
+from queue import Full
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,20 @@ CHECK_TOKENS = 65536
 
 
 def feed(queue: Any, seed: int, tokens: int, phase: Any, boost: Any) -> None:
-    """A worker: makes batches until it is ended."""
+    """A worker: makes batches until it is ended, or whoever wanted them is gone."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    parent = mp.parent_process()
     for made in batches(load(), seed, tokens, phase, boost):
-        queue.put(made)
+        while parent is not None and parent.is_alive():
+            try:
+                queue.put(made, timeout=5)
+                break
+            except Full:
+                continue
+        else:
+            queue.cancel_join_thread()
+            return
 
 
 def rate(progress: float, warm: float = 0.02, fall: float = 0.5) -> float:
