@@ -29,7 +29,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded]' --group dev
 	@touch $@
 
-run: $(READY) ## The whole story on the rehearsal model: plan, start, verify, climb, measure, report
+run: $(READY) ## The whole pipeline on the rehearsal model: plan, start, verify, climb, measure, report
 	@$(BIN)/moebox run --yes
 
 check: lint ## The inner loop: style, types, the import rule, and the tests that take no time

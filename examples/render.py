@@ -16,6 +16,8 @@ from typing import Any
 
 from moebox import codec
 from moebox.core.box import Box, Cpu, Link
+from moebox.core.engine_facts import DeviceFacts, EngineFacts
+from moebox.core.event import AttemptEnded, EngineFactsSaid, EngineFinding
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
 from moebox.report.files import write_report
@@ -102,15 +104,16 @@ def write(run: Run, example: dict[str, Any], row: dict[str, Any], where: Box, no
     if row.get("step"):
         run.write_json("climb.json", {"steps": row["step"]})
     for attempt in row.get("attempt", []):
-        run.event("attempt.ended", undated=True, model=recipe.served_name, **attempt)
+        run.event(AttemptEnded(undated=True, model=recipe.served_name, **attempt))
     for problem in row.get("problem", []):
-        run.event("engine.finding", **problem)
-    facts = {
-        "devices": [one for part in row.get("memory", []) for one in devices(part)],
-        "kv_tokens": row.get("kv_tokens"),
-    }
-    if facts["devices"] or facts["kv_tokens"]:
-        run.event("engine.facts", facts={**facts, "memory_note": row.get("memory_note", "")})
+        run.event(EngineFinding(**problem))
+    facts = EngineFacts(
+        devices=tuple(device for part in row.get("memory", []) for device in devices(part)),
+        kv_tokens=row.get("kv_tokens"),
+        memory_note=row.get("memory_note", ""),
+    )
+    if facts.devices or facts.kv_tokens:
+        run.event(EngineFactsSaid(facts=facts))
 
 
 def table(measured: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,7 +122,7 @@ def table(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**shared, **dict(zip(measured["columns"], row, strict=True))} for row in measured.get("rows", [])]
 
 
-def devices(part: dict[str, Any]) -> list[dict[str, Any]]:
+def devices(part: dict[str, Any]) -> list[DeviceFacts]:
     """ "gpu0-gpu7" as eight alike; sizes in bytes, what is left over as overhead."""
     first, _, last = part["devices"].partition("-")
     head = first.rstrip("0123456789")
@@ -127,7 +130,8 @@ def devices(part: dict[str, Any]) -> list[dict[str, Any]]:
     sizes = {f"{key.removesuffix('_gib')}_bytes": round(value * GIB) for key, value in part.items() if key != "devices"}
     spent = sum(value for key, value in sizes.items() if key != "total_bytes")
     rest = "free_bytes" if "used_bytes" in sizes else "overhead_bytes"
-    return [{"device": f"{head}{number}", **sizes, rest: sizes["total_bytes"] - spent} for number in numbers]
+    sizes[rest] = sizes["total_bytes"] - spent
+    return [DeviceFacts(device=f"{head}{number}", **sizes) for number in numbers]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 
 from moebox.cli import main, output
 from moebox.core import catalogue
+from moebox.core.event import PipelineBegan
 from moebox.store import Run
 from tests.report.making import a_run
 
@@ -70,7 +71,7 @@ def test_a_serving_forecast_warns_of_its_own_requests(capsys: pytest.CaptureFixt
 def test_a_run_can_be_copied_from_the_list(capsys: pytest.CaptureFixture[str]):
     """The name of a run stands in one piece, whatever else the row holds."""
     run = Run.create("verify-gpt-oss-120b-fp8")
-    run.event("story.begin", simulation=True)
+    run.event(PipelineBegan(simulation=True))
     run.release()
     shown = lines(capsys, "runs")
     assert max(map(len, shown)) <= 80

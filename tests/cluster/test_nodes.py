@@ -131,7 +131,7 @@ def test_an_agent_that_is_killed_takes_its_rank_and_the_others_with_it(
 def test_a_killed_head_leaves_no_rank_and_no_allocation(victim: str, slurm: Cluster, spanning: Spanning) -> None:
     with session(spanning(), SLURM) as running:
         running.wait_ready(patience_s=60)
-        pid = running.guard.pid if victim == "guard" else int(running.instance.life["engine"])
+        pid = running.guard.pid if victim == "guard" else running.instance.life.engine
         os.kill(pid, signal.SIGKILL)
         ranks_gone(state.mark(running.run.id))
         until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .stories import ROOT, Hold, oracle_recipe
+from .pipelines import ROOT, Hold, oracle_recipe
 
 
 @pytest.fixture

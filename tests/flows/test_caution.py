@@ -6,6 +6,7 @@ import pytest
 
 from moebox import codec, detect
 from moebox.checkpoint import deploy
+from moebox.core.event import ClimbTry
 from moebox.core.recipe import Climb, Recipe
 from moebox.errors import AnswerIsNo
 from moebox.flows.climb import climb
@@ -14,7 +15,7 @@ from moebox.serve import oom
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 
-from .stories import events, gone
+from .pipelines import events, gone
 from .test_climb import LIGHT
 
 
@@ -54,7 +55,7 @@ def test_a_step_that_took_the_machine_down_is_not_tried_again(recipe: Recipe):
     """It was begun before the machine last started, and nothing came of it."""
     run = Run.create("climb")
     run.write("start.toml", codec.to_toml(recipe))
-    run.event("climb.try", change="start", boot="another-start-of-the-machine")
+    run.event(ClimbTry(change="start", boot="another-start-of-the-machine"))
     with pytest.raises(AnswerIsNo, match="the machine restarted while it was tried"):
         climb(recipe, run, effort=LIGHT)
     assert not (run.path / "climb").exists()

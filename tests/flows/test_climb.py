@@ -21,7 +21,7 @@ from moebox.serve import state
 from moebox.store import Run
 
 from ..verify.oracle.engine import PACED
-from .stories import weights
+from .pipelines import weights
 
 ROOT = Path(__file__).parents[2]
 LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, parallel=4, patience_s=120)
@@ -70,7 +70,7 @@ def test_a_climb_keeps_what_is_verified_and_better(recipe: Recipe):
     assert steps["hybrid.ubatch 4096"].same == LIGHT.questions
     best = codec.read_toml(Recipe, run.path / "best.toml")
     assert (best.context, best.hybrid and best.hybrid.ubatch, best.kv) == (4096, 4096, "auto")
-    kinds = [event["kind"] for event in run.events()]
+    kinds = [event.kind for event in run.events()]
     assert kinds.count("climb.kept") == 3
     assert kinds.count("climb.dropped") == 4
     assert state.instances() == []

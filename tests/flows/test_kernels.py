@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from moebox import codec, detect
-from moebox.flows.run import Teller
-from moebox.flows.story import Request, Step, begin
+from moebox.flows.pipeline import Request, Step, begin
+from moebox.flows.run import Runner
 from moebox.report.reading import read
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
@@ -20,7 +20,7 @@ def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     run.write("recipe.toml", codec.to_toml(recipe))
     story = begin(Request(model="kimi-k2.6", until="doctor"), run).with_step(Step(name="plan", state="done"))
     news: list[str] = []
-    teller = Teller(
+    teller = Runner(
         run,
         story,
         awake=Awake(),

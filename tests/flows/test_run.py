@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from moebox.cli import main
-from moebox.flows.story import FILE
+from moebox.flows.pipeline import PIPELINE
 from moebox.serve import state
 from moebox.store import Run
 
-from .stories import begin, events, gone, oracles, the_run, until
+from .pipelines import begin, events, gone, oracles, the_run, until
 
 QUICK = ["--skip", "doctor,rehearse", "--concurrency", "1,2"]
 
@@ -37,7 +37,7 @@ def test_an_interrupt_says_how_to_go_on(story_recipe: Path):
     """Ctrl-C: exit code 130, the engine stopped, and the command that resumes."""
     moebox = begin("--recipe", str(story_recipe), *QUICK)
     run = the_run()
-    until(lambda: events(run, "story.running", step="verify"), "it verifies")
+    until(lambda: events(run, "pipeline.running", step="verify"), "it verifies")
     moebox.send_signal(signal.SIGINT)
     output, _ = moebox.communicate(timeout=60)
     assert moebox.returncode == 130, output
@@ -62,7 +62,7 @@ def test_a_simulated_story_is_marked_everywhere(capsys: pytest.CaptureFixture[st
     assert "simulation" in shown
     run = the_run()
     assert "simulation" in (run.path / "report.html").read_text().lower()
-    assert json.loads((run.path / FILE).read_text())["simulated"] is True
+    assert json.loads((run.path / PIPELINE).read_text())["simulated"] is True
 
 
 @pytest.mark.parametrize(

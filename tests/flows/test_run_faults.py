@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from moebox.cli import main
-from moebox.flows.story import FILE, Name
+from moebox.flows.pipeline import PIPELINE, Name
 from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S
 
-from .stories import Hold, begin, events, gone, halves, measured, only, oracles, resume, the_run, until, weights
+from .pipelines import Hold, begin, events, gone, halves, measured, only, oracles, resume, the_run, until, weights
 
 MEASURED = 64  # max_tokens of a measurement in a story without a model's name
 # The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
@@ -69,7 +69,7 @@ def test_moebox_killed_while_it_plans_resumes(story_recipe: Path, capsys: pytest
     """kill -9 in the plan, which measures the memory's bandwidth first: nothing was decided, and --resume plans."""
     moebox = begin("--recipe", str(story_recipe), "--until", "plan")
     run = the_run()
-    until(lambda: events(run, "story.running", step="plan"), "the plan has begun")
+    until(lambda: events(run, "pipeline.running", step="plan"), "the plan has begun")
     moebox.kill()
     moebox.communicate()
     assert not (run.path / "recipe.toml").exists()
@@ -97,7 +97,7 @@ def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pyte
     pipe = run.path / "report.html"
     os.mkfifo(pipe)
     moebox = begin("--resume", run.id, "--until", "report")
-    until(lambda: events(run, "story.running", step="report"), "the report has begun")
+    until(lambda: events(run, "pipeline.running", step="report"), "the report has begun")
     moebox.kill()
     moebox.communicate()
     assert not pipe.is_file()
@@ -120,9 +120,9 @@ def test_a_measurement_that_was_cut_short_is_measured_again(
     kept = measured(run)
     path = run.path / "measurements" / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    told = run.read_json(FILE)
+    told = run.read_json(PIPELINE)
     told["steps"] = [{**step, "state": "waiting"} if step["name"] == "bench" else step for step in told["steps"]]
-    run.write_json(FILE, told)
+    run.write_json(PIPELINE, told)
     resume(run, capsys)
     whole = {other: text for other, text in kept.items() if "c2" in other.name}
     assert all(other.read_bytes() == text for other, text in whole.items())
@@ -146,7 +146,7 @@ def test_an_engine_killed_while_it_starts_is_started_by_resume(
 
 
 @pytest.mark.parametrize(
-    ("step", "kind"), [("verify", "story.engine_lost"), ("climb", "climb.again"), ("bench", "story.engine_lost")]
+    ("step", "kind"), [("verify", "pipeline.engine_lost"), ("climb", "climb.again"), ("bench", "pipeline.engine_lost")]
 )
 def test_an_engine_killed_under_a_step_is_started_again(step: Name, kind: str, story_recipe: Path, hold: Hold):
     """kill -9 of the engine: the story notes it, goes on with a fresh one, and keeps no figure of the dead one."""
@@ -161,7 +161,7 @@ def test_an_engine_killed_under_a_step_is_started_again(step: Name, kind: str, s
 
 @pytest.mark.parametrize(
     ("step", "which", "number", "kind"),
-    [("climb", "any", 8, "climb.again"), ("bench", 4, 1, "story.engine_lost")],
+    [("climb", "any", 8, "climb.again"), ("bench", 4, 1, "pipeline.engine_lost")],
     ids=["climb's questions", "as bench begins"],
 )
 def test_an_engine_killed_between_measurements_is_started_again(
@@ -224,12 +224,12 @@ def test_a_sleep_in_a_step_is_in_no_figure(step: Name, story_recipe: Path, hold:
     with asleep(moebox):
         hold.go()
     over(moebox)
-    assert len(events(run, "story.slept", step=step)) == 1
+    assert len(events(run, "pipeline.slept", step=step)) == 1
     assert events(run, "bench.slept") or step != "bench"
-    told = Run(run.path).read_json(FILE)
+    told = Run(run.path).read_json(PIPELINE)
     took = next(one["seconds"] for one in told["steps"] if one["name"] == step)
-    slept = events(run, "story.slept")[0]["data"]["seconds"]
-    begun, done = (events(run, f"story.{state}", step=step)[0]["time"] for state in ("running", "done"))
+    slept = events(run, "pipeline.slept")[0].event.data["seconds"]
+    begun, done = (events(run, f"pipeline.{state}", step=step)[0].time for state in ("running", "done"))
     assert took < done - begun - slept / 2, "the step's time leaves the sleep out"
     for path in run.path.glob("measurements/*.json"):
         figures = Run(run.path).read_json(f"measurements/{path.name}")
@@ -261,9 +261,9 @@ def test_a_port_stolen_before_the_climb_is_left_to_the_thief(story_recipe: Path,
     with socket.socket() as thief:
         thief.bind(("127.0.0.1", port))
         thief.listen()
-        document = run.read_json(FILE)
+        document = run.read_json(PIPELINE)
         document["request"]["skip"] = [*document["request"]["skip"], "verify"]
-        run.write_json(FILE, document)
+        run.write_json(PIPELINE, document)
         assert main(["run", "--resume", run.id, "--until", "climb"]) == 0
     assert f"port {port} is taken; using" in capsys.readouterr().out
     assert events(run, "climb.kept", change="start")

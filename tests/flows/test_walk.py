@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox.core.gain import Gain
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
 from moebox.errors import BadInput
-from moebox.flows.gain import Gain, bracketed, gain
+from moebox.flows.gain import bracketed, gain
 from moebox.flows.guesses import Guesses, accepted, read
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.core.engine_facts import DeviceFacts, EngineFacts
+from moebox.core.event import AttemptReady, AttemptStarted
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.store import Run
@@ -49,11 +51,10 @@ def a_run(runs: Path, *, name: str = "k26", factor: float = 1.0, levels: tuple[i
     run.write_json("run.json", {**run.read_json("run.json"), "label": name})
     run.write("recipe.toml", codec.to_toml(RECIPE))
     run.write("box.toml", codec.to_toml(box_of("8x-rtx-pro-6000-server")))
-    run.event(
-        "attempt.started", id="a", model="int4", engine="vllm", argv=["vllm", "serve", "--api-key", "sk-verysecret99"]
-    )
-    devices = [{"device": f"gpu{n}", "weights_bytes": 72 * 2**30, "kv_bytes": 10 * 2**30} for n in range(8)]
-    run.event("attempt.ready", id="a", facts={"kv_tokens": 600_000, "devices": devices})
+    argv = ("vllm", "serve", "--api-key", "sk-verysecret99")
+    run.event(AttemptStarted(id="a", model="int4", engine="vllm", argv=argv))
+    devices = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=72.0 * 2**30, kv_bytes=10.0 * 2**30) for n in range(8))
+    run.event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=600_000, devices=devices)))
     rung = {"name": "arithmetic", "verdict": "pass", "score": {"passed": 10, "trials": 10, "low": 0.72, "high": 1.0}}
     run.write_json("verdicts/02-arithmetic.json", rung)
     for number in levels:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding
 from moebox.report.decision import DecisionCell, decide, decided
 from moebox.report.expect import foretold
 from moebox.report.markdown import markdown
@@ -24,19 +25,20 @@ def failing(runs: Path) -> Run:
     """A run whose engine died of a known cause."""
     run = Run.create("k26", runs=runs)
     run.release()
-    run.event("attempt.started", id="a", model="int4", engine="vllm", argv=["vllm", "serve"])
+    run.event(AttemptStarted(id="a", model="int4", engine="vllm", argv=("vllm", "serve")))
     run.event(
-        "engine.finding",
-        symptom="kv-too-small",
-        title="The cache is too small",
-        cause="the KV cache holds fewer tokens than one request of full length",
-        remedy="`moebox plan kimi-k2.6 --context 32768` fits",
-        excerpt="ValueError: To serve at least one request <script>",
-        severity="fatal",
+        EngineFinding(
+            symptom="kv-too-small",
+            title="The cache is too small",
+            cause="the KV cache holds fewer tokens than one request of full length",
+            remedy="`moebox plan kimi-k2.6 --context 32768` fits",
+            excerpt="ValueError: To serve at least one request <script>",
+            severity="fatal",
+        )
     )
-    run.event("attempt.failed", id="a", why="the engine exited with 1")
+    run.event(AttemptFailed(id="a", message="the engine exited with 1"))
     steps = [{"name": "plan", "state": "done"}, {"name": "up", "state": "failed", "why": "the engine exited with 1"}]
-    run.write_json("story.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
     return run
 
 
@@ -108,7 +110,7 @@ def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
     run = Run.create("big", runs=tmp_path)
     run.release()
     step = {"name": "plan", "state": "failed", "why": "Kimi K2.6 does not fit on 1x-rtx-5090", "hint": "208 GiB of RAM"}
-    run.write_json("story.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
     found = answers(read(run))
 
     assert "does not fit" in found["failed"].text

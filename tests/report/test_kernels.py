@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moebox import detect
 from moebox.checkpoint import deploy
+from moebox.core.event import KernelsJudged
 from moebox.core.kernel import KernelLaunch, KernelScan, NotCovered
 from moebox.core.recipe import Recipe
 from moebox.flows.kernels import compiled, keep, looked_up
@@ -53,8 +54,8 @@ def test_a_scan_reaches_the_report(tmp_path: Path) -> None:
     """What was judged and how, what will not launch and why, what was not covered; escaped; the event is there."""
     run = a_run(tmp_path)
     keep(run, compiled(SCAN))
-    (event,) = [one for one in run.events() if one["kind"] == "kernels.judged"]
-    assert (event["data"]["by"], event["data"]["bad"]) == ("compiling", 1)
+    (event,) = [event for event in run.events() if isinstance(event, KernelsJudged)]
+    assert (event.by, event.bad) == ("compiling", 1)
     page = report([run])
     text = markdown(page)
     assert "by compiling (Triton 3.7.1)" in text

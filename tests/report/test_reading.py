@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moebox.core.event import Unknown
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.report.page import html
@@ -70,7 +71,7 @@ def test_a_folder_of_another_version_is_read_as_far_as_it_goes(tmp_path: Path) -
     (run.path / "recipe.toml").write_text(
         recipe.replace("[parallel]", "[parallel]\nquantum = 3\n") + "\n[telepathy]\nrange = 4\n"
     )
-    run.event("attempt.teleported", where={"a": [1, 2]})
+    run.event(Unknown(name="attempt.teleported", fields={"where": {"a": [1, 2]}}))
     run.write("holiday.png", b"\x89PNG")
     story = read(run)
     assert story.recipe is not None
@@ -99,7 +100,7 @@ def test_a_torn_journal_and_a_full_disk_are_told(tmp_path: Path) -> None:
     """The report says that the last event was torn and which writes a full disk refused."""
     run = a_run(tmp_path)
     run.lost["measurements/x.json"] = 2
-    run.event("later")
+    run.event(Unknown(name="later"))
     with open(run.path / "events.jsonl", "a") as journal:
         journal.write('{"time": 3, "kind": "att')
     text = html(report([run]))
@@ -169,7 +170,15 @@ def test_keys_in_evidence_and_commands_are_hidden(tmp_path: Path) -> None:
 )
 @given(
     st.sampled_from(
-        ["run.json", "plan.json", "climb.json", "story.json", "kernels.json", "measurements/a.json", "verdicts/a.json"]
+        [
+            "run.json",
+            "plan.json",
+            "climb.json",
+            "pipeline.json",
+            "kernels.json",
+            "measurements/a.json",
+            "verdicts/a.json",
+        ]
     ),
     JSON | st.dictionaries(st.sampled_from(["steps", "memory", "forecast", "levels", "rungs", "facts", "scans"]), JSON),
     st.sampled_from(
@@ -185,7 +194,7 @@ def test_any_document_anywhere_gives_a_report(
     """Whatever JSON stands in any file or event, there is a page."""
     run = Run(tmp_path_factory.mktemp("run"))
     run.write_json(name, document)
-    run.event(kind, **data)
+    run.event(Unknown(name=kind, fields=data))
     assert html(report([run]))
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.core.event import EngineStopped
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import BadInput, Outside
 from moebox.serve.faults import LaunchFailed
@@ -35,7 +36,7 @@ def refused(recipe: Recipe, run: Run, *, patience_s: float = 30.0) -> LaunchFail
         pass
     assert caught.value.exit_code == 3
     assert not marked(run.id)
-    assert "attempt.failed" in [event["kind"] for event in run.events()]
+    assert "attempt.failed" in [event.kind for event in run.events()]
     return caught.value
 
 
@@ -175,8 +176,8 @@ def test_a_gigabyte_of_log_stays_bounded_on_disk_and_in_memory(acting: Acting, r
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with start(deploy(acting("flood", env={"FLOOD_BYTES": str(size)})), run, patience_s=60, ladder=QUICK) as session:
         guard = Path(f"/proc/{session.guard.pid}/status").read_text()
-    stopped = next(event["data"] for event in run.events() if event["kind"] == "engine.stopped")
-    assert stopped["log_bytes"] > 0.99 * size
+    stopped = next(event for event in run.events() if isinstance(event, EngineStopped))
+    assert (stopped.log_bytes or 0) > 0.99 * size
     kept = sum(path.stat().st_size for path in pieces(run.path / "engine.log"))
     assert kept < 200 * 2**20
     peak = int(next(line for line in guard.splitlines() if line.startswith("VmHWM")).split()[1])

@@ -2,17 +2,18 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox import http
-from moebox.doctor.logs import Finding
+from moebox.core.symptom import Finding
 from moebox.engines import rooms
 from moebox.engines.events import Event
 from moebox.serve import facts
-from moebox.serve.guard import Guard, descendants, spawn
+from moebox.serve.guard import Guard, GuardOrder, descendants, spawn
 from moebox.serve.tail import Tail
 from moebox.serve.watch import Seen, Watch
 from moebox.store.log import EngineLog
@@ -20,13 +21,16 @@ from moebox.store.log import EngineLog
 SECRET = b"sk-abab-abc"
 
 
+def order(**given: Any) -> GuardOrder:
+    """What a guard is told."""
+    return GuardOrder(**{"mark": "x", "argv": ("true",), "env": {}, "log": "log", "life": "life.json", **given})
+
+
 @pytest.fixture(scope="module")
 def guard(tmp_path_factory: pytest.TempPathFactory) -> Guard:
     """A guard that has not started anything."""
     folder = tmp_path_factory.mktemp("guard")
-    return Guard(
-        {"life": str(folder / "life.json"), "log": str(folder / "log"), "hide": [SECRET.decode(), "other-one"]}
-    )
+    return Guard(order(life=str(folder / "life.json"), log=str(folder / "log"), hide=(SECRET.decode(), "other-one")))
 
 
 @given(before=st.binary(max_size=20), after=st.binary(max_size=20), cuts=st.lists(st.integers(0, 60), max_size=6))
@@ -46,7 +50,7 @@ def test_a_program_that_cannot_be_executed_is_an_error_of_the_caller() -> None:
     """exec's errno comes back through the fork, and no child is left."""
     before = descendants()
     with pytest.raises(FileNotFoundError):
-        spawn({"argv": ["/no/such/program"], "env": {}, "mark": "x"})
+        spawn(order(argv=("/no/such/program",)))
     assert descendants() == before
 
 

@@ -27,7 +27,7 @@ def guarded(tmp_path: Path, program: str, *, join: str = "") -> dict[str, Any]:
         "log": str(tmp_path / "log"),
         "life": str(tmp_path / "life.json"),
         "cwd": str(tmp_path),
-        "oom": None if join else [str(counter)],
+        "oom": [] if join else [str(counter)],
     }
 
     def enter() -> None:

@@ -58,7 +58,7 @@ def test_kill_9_of_the_guard_kills_the_engine_and_ps_names_what_is_left(acting: 
     """The engine itself dies with its guard; workers that hid are named by ps and cleared by down."""
     with up(acting("forks"), tmp_path) as shown:
         (instance,) = state.instances()
-        engine = instance.life["engine"]
+        engine = instance.life.engine
         os.kill(instance.guard, signal.SIGKILL)
         assert not gone_within(lambda: alive(engine), 10)
         assert shown.wait(30) == 3

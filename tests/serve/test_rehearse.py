@@ -29,7 +29,7 @@ def test_a_rehearsal_boots_prompts_beyond_a_block_decodes_and_cleans_up(embedded
     assert not (run.path / "rehearsal.gguf").exists()
     assert any("layers are left out" in note for note in found.not_rehearsed)
     assert {"rehearse.started", "attempt.ready", "engine.stopped", "rehearse.finished"} <= {
-        e["kind"] for e in run.events()
+        event.kind for event in run.events()
     }
 
 

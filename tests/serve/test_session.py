@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from moebox.checkpoint import deploy
+from moebox.core.event import AttemptReady, EngineStopped
 from moebox.core.recipe import Recipe
-from moebox.doctor.logs import Finding
+from moebox.core.symptom import Finding
 from moebox.engines.events import Event
 from moebox.errors import BadInput, Outside
 from moebox.serve import state
@@ -31,7 +32,7 @@ def test_the_embedded_engine_answers_a_chat_and_is_gone_afterwards(embedded: Rec
         )
         with urllib.request.urlopen(request, timeout=60) as reply:
             assert json.load(reply)["usage"]["completion_tokens"] == 4
-        pid = session.instance.life["engine"]
+        pid = session.instance.life.engine
 
     assert gone_within(lambda: alive(pid), 10) is False
     assert not state.instances()
@@ -55,11 +56,11 @@ def test_a_run_tells_its_story(embedded: Recipe, run: Run) -> None:
     with start(deploy(embedded), run, patience_s=60):
         pass
 
-    kinds = [event["kind"] for event in run.events()]
+    kinds = [event.kind for event in run.events()]
     assert kinds[0] == "attempt.started"
     assert kinds.index("attempt.ready") < kinds.index("engine.stopped")
-    ready = next(event["data"] for event in run.events() if event["kind"] == "attempt.ready")
-    assert ready["facts"]["kv_tokens"] == 4096
+    ready = next(event for event in run.events() if isinstance(event, AttemptReady))
+    assert ready.facts.kv_tokens == 4096
     assert (run.path / "recipe.toml").exists()
     assert b"listening" in (run.path / "engine.log").read_bytes()
 
@@ -70,7 +71,7 @@ def test_two_on_one_port_are_refused_before_anything_starts(embedded: Recipe, ru
         other = Run.create("second", runs=tmp_path / "runs")
         with pytest.raises(Outside, match=rf"port {session.recipe.listen.port} is in use by {run.id}"):
             launch(prepare(deploy(session.recipe)), other)
-        assert "attempt.started" not in [event["kind"] for event in other.events()]
+        assert "attempt.started" not in [event.kind for event in other.events()]
         assert not marked(other.id)
 
 
@@ -99,9 +100,9 @@ def test_a_stubborn_engine_is_killed_with_all_that_came_from_it(acting, run: Run
         assert len(marked(session.instance.id)) == 3
 
     assert not marked(session.instance.id)
-    stopped = next(event["data"] for event in run.events() if event["kind"] == "engine.stopped")
-    assert stopped["signals"] == ["SIGINT", "SIGTERM", "SIGKILL"]
-    assert stopped["killed"] >= 2
+    stopped = next(event for event in run.events() if isinstance(event, EngineStopped))
+    assert stopped.signals == ("SIGINT", "SIGTERM", "SIGKILL")
+    assert (stopped.killed or 0) >= 2
 
 
 def test_a_key_is_in_no_artefact_of_a_run(acting, run: Run, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from moebox import codec
+from moebox.core.event import StepRunning
 from moebox.core.recipe import Climb
 from moebox.detect.machine import detect
 from moebox.flows import phantom
-from moebox.flows.story import FILE, STEPS
+from moebox.flows.pipeline import PIPELINE, STEPS
 from moebox.serve import state
 from moebox.store import Run
 
@@ -77,16 +78,14 @@ def begin(*words: str) -> "subprocess.Popen[bytes]":
 def the_run() -> Run | None:
     """The run that was begun, once it is there."""
     home = Path(os.environ["MOEBOX_RUNS"])
-    found = [folder for folder in home.glob("*") if (folder / FILE).exists()]
+    found = [folder for folder in home.glob("*") if (folder / PIPELINE).exists()]
     return Run(found[0]) if found else None
 
 
 def reached(step: str) -> bool:
     """The run has begun this step."""
     run = the_run()
-    return run is not None and any(
-        event["kind"] == "story.running" and event["data"].get("step") == step for event in run.events()
-    )
+    return run is not None and StepRunning(step=step) in run.events()
 
 
 def pids_of(victim: str, moebox: "subprocess.Popen[bytes]") -> list[int]:
@@ -96,7 +95,7 @@ def pids_of(victim: str, moebox: "subprocess.Popen[bytes]") -> list[int]:
     instances = state.instances()
     if victim == "guard":
         return [instance.guard for instance in instances if instance.alive]
-    return [int(instance.life.get("engine") or 0) for instance in instances]
+    return [instance.life.engine for instance in instances]
 
 
 def kill(moment: Moment, moebox: "subprocess.Popen[bytes]") -> None:
@@ -150,7 +149,7 @@ def besiege(moment: Moment) -> int:
 
 def complete(run: Run) -> bool:
     """Every step is done or left out, and the report is there."""
-    document = run.read_json(FILE)
+    document = run.read_json(PIPELINE)
     states = {step["name"]: step["state"] for step in document["steps"]}
     return all(states[name] in ("done", "skipped") for name in STEPS) and (run.path / "report.html").is_file()
 

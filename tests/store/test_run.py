@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox.core.event import Unknown
 from moebox.errors import BadInput
 from moebox.store import EngineLog, Run, briefs, rotate
 from moebox.store.log import pieces
@@ -57,7 +58,7 @@ def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Pat
     old.mkdir()
     (old / "run.json").write_text('{"created": 17')
     (old / "events.jsonl").write_text('{"time": 5, "kind": "up.ready", "data": {}}\n{"time": 6, "ki')
-    Run.create("new", runs=tmp_path).event("plan.made", simulation=True)
+    Run.create("new", runs=tmp_path).event(Unknown(name="plan.made", fields={"simulation": True}))
     new, first = briefs(tmp_path)
     assert new.simulation
     assert new.last_kind == "plan.made"

@@ -15,6 +15,7 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
+from moebox.core.event import LevelBegan
 from moebox.core.recipe import Recipe
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
@@ -80,7 +81,7 @@ def test_a_run_is_stopped_as_ctrl_c_stops_it(serve: Serve, tmp_path: Path):
     fields = {"model": "kimi-k2.6", "box": "8x-b200", "twin": "1"}
     name = json.loads(post(url, "runs", fields)[1])["go"].split("/")[2]
     run = Run(tmp_path / name)
-    until(lambda: "bench" in str(run.read_json("story.json")) and run.held)
+    until(lambda: "bench" in str(run.read_pipeline()) and run.held)
 
     assert post(url, f"runs/{name}/stop", {})[0] == 200
     until(lambda: not run.held)
@@ -133,7 +134,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(summary, "summarize", lambda run: read.append(run.id) or original(run))
     summaries(tmp_path)
     assert read == []
-    first.event("bench.begin", concurrency=1)
+    first.event(LevelBegan(concurrency=1))
     summaries(tmp_path)
     assert read == [first.id]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding
 from moebox.report.files import write_report
 from moebox.store import Run
 from tests.report.making import a_run
@@ -19,8 +20,9 @@ def page(tmp_path: Path) -> str:
     exchange = {"method": "POST", "url": HOSTILE, "request": {"q": HOSTILE}, "status": 200, "response": HOSTILE}
     probe = {"name": HOSTILE, "verdict": "fail", "reason": HOSTILE, "evidence": [exchange]}
     run.write_json("verdicts/plain.json", {"name": "plain", "verdict": "fail", "reason": HOSTILE, "probes": [probe]})
-    run.event("engine.finding", title=HOSTILE, cause=HOSTILE, remedy=f"`{HOSTILE}`", excerpt=HOSTILE)
-    run.event("attempt.failed", model=HOSTILE, why=HOSTILE, argv=["vllm", HOSTILE])
+    run.event(EngineFinding(title=HOSTILE, cause=HOSTILE, remedy=f"`{HOSTILE}`", excerpt=HOSTILE))
+    run.event(AttemptStarted(model=HOSTILE, argv=("vllm", HOSTILE)))
+    run.event(AttemptFailed(message=HOSTILE))
     run.write_json("measurements/odd.json", {"name": HOSTILE, "workload": HOSTILE, "tg_tok_s": 3.5, "note": HOSTILE})
     write_report([run], tmp_path / "report.html")
     return (tmp_path / "report.html").as_uri()

@@ -13,8 +13,9 @@ from moebox.units import count, parse_size
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from moebox.core.symptom import Finding
     from moebox.doctor.box import Check
-    from moebox.doctor.logs import Finding, Search
+    from moebox.doctor.logs import Search
 
 _MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "unknown": "[dim]?[/]"}
 

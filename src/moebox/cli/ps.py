@@ -37,8 +37,8 @@ def listing() -> list[dict[str, Any]]:
         life = one.life
         row: dict[str, Any] = {"id": one.id, "status": one.status, "engine": one.engine, "recipe": one.recipe}
         row |= {"base_url": one.base_url, "model": one.model, "gpus": one.gpus, "run": one.run}
-        row |= {"pid": life.get("engine"), "started": one.started, "code": life.get("code")}
-        row |= {"lost_log_bytes": life.get("lost_bytes", 0), "left": strays.pop(one.id, []), "container": one.container}
+        row |= {"pid": life.engine or None, "started": one.started, "code": life.code}
+        row |= {"lost_log_bytes": life.lost_bytes, "left": strays.pop(one.id, []), "container": one.container}
         boxes.pop(one.id, None) if one.alive else None
         rows.append(row)
     for name in sorted({*strays, *boxes}):

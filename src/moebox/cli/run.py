@@ -1,4 +1,4 @@
-"""`moebox run`: the whole story in one command."""
+"""`moebox run`: the whole pipeline in one command."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox.cli.output import emit, people, talk
 from moebox.errors import BadInput
 from moebox.flows import boxes, recipes
-from moebox.flows import story as stories
+from moebox.flows import pipeline as pipelines
 from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
@@ -56,40 +56,40 @@ def run(
         runs: Where run folders live.
         json: Print the run as one JSON document at the end.
     """
-    from moebox.flows.run import Teller
+    from moebox.flows.run import Runner
     from moebox.stream.awake import Awake
 
     if resume:
         folder = Run.open(resume, runs=runs)
         if not folder.hold():
             raise BadInput(f"{folder.path} is being worked on by another moebox")
-        stories.check([until] if until else [])
-        with stories.room(folder):
-            story = stories.take_up(folder, until=until or None)  # type: ignore[arg-type]
+        pipelines.check([until] if until else [])
+        with pipelines.room(folder):
+            pipeline = pipelines.resume(folder, until=until or None)  # type: ignore[arg-type]
     else:
         request = asked(model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep)
         check_names(request)
         name = Path(model).name.removesuffix(".gguf") or (Path(recipe).stem if recipe else "phantom")
         folder = Run.create(f"run-{name}", runs=runs)
-        with stories.room(folder):
-            story = stories.begin(request, folder)
+        with pipelines.room(folder):
+            pipeline = pipelines.begin(request, folder)
     from moebox.cli.run_view import View
 
     awake = Awake()
-    view = View(story, folder, stories.expected(folder, story.request.model), now=awake.now, quiet=json)
-    teller = Teller(folder, story, awake=awake, tell=view.hear, ask=lambda question: yes or confirm(question))
+    view = View(pipeline, folder, pipelines.expected(folder, pipeline.request.model), now=awake.now, quiet=json)
+    runner = Runner(folder, pipeline, awake=awake, tell=view.hear, ask=lambda question: yes or confirm(question))
     try:
         with awake, view:
-            told = teller.go()
+            told = runner.go()
     except KeyboardInterrupt:
         talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
     finally:
         folder.release()
         if json:
-            emit({"run": str(folder.path), **_plain(teller.story)})
+            emit({"run": str(folder.path), **_plain(runner.pipeline)})
     if not json:
-        view.close(told, teller)
+        view.close(told, runner)
     return 0
 
 
@@ -105,13 +105,13 @@ def asked(
     concurrency: str,
     port: int | None,
     keep: bool,
-) -> stories.Request:
+) -> pipelines.Request:
     """The words of the command line as a request; BadInput for what cannot be meant."""
     left_out = [name.strip() for part in skip or () for name in part.split(",") if name.strip()]
-    stories.check([until, *left_out])
+    pipelines.check([until, *left_out])
     if box:
         boxes.box(box)
-    if box and not twin and stories.STEPS.index(until) > 0 and not recipe:
+    if box and not twin and pipelines.STEPS.index(until) > 0 and not recipe:
         raise BadInput(f"{box} is not this machine", hint="add --twin to simulate it, or --until plan")
     if twin and not (box or recipe) and not model:
         raise BadInput("--twin simulates a box: name one with --box, and a model")
@@ -121,7 +121,7 @@ def asked(
         raise BadInput(f"--concurrency {concurrency!r}: write it like 1,8,32") from None
     if any(not 1 <= level <= 65_536 for level in levels):
         raise BadInput(f"--concurrency {concurrency}: each is at least 1")
-    return stories.Request(
+    return pipelines.Request(
         model=model,
         recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
         box=box,
@@ -136,7 +136,7 @@ def asked(
     )
 
 
-def check_names(request: stories.Request) -> None:
+def check_names(request: pipelines.Request) -> None:
     """BadInput or UnknownName for a box, recipe or model that does not exist: before a run folder is made."""
     from moebox.checkpoint import resolve
 

@@ -1,4 +1,4 @@
-"""The story as it is told: a ladder of steps with their state, the figures as they come, and the time left."""
+"""The pipeline as it is told: a ladder of steps with their state, the figures as they come, and the time left."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.cli.output import people, talk
-from moebox.flows.story import STEPS, Step, Story
+from moebox.flows.pipeline import STEPS, Pipeline, Step
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
@@ -32,14 +32,14 @@ _ABOUT = {
 
 
 class View:
-    """Hears the story and draws it: live on a terminal, a line a step elsewhere."""
+    """Hears the pipeline and draws it: live on a terminal, a line a step elsewhere."""
 
     def __init__(
-        self, story: Story, run: Run, expected: dict[str, float], *, now: Callable[[], float], quiet: bool
+        self, pipeline: Pipeline, run: Run, expected: dict[str, float], *, now: Callable[[], float], quiet: bool
     ) -> None:
         self.run, self.expected, self.now, self.quiet = run, expected, now, quiet
-        self.steps = {step.name: step for step in story.steps}
-        self.until, self.simulated = story.request.until, story.simulated
+        self.steps = {step.name: step for step in pipeline.steps}
+        self.until, self.simulated = pipeline.request.until, pipeline.simulated
         self.started: dict[str, float] = {}
         self.lines: list[str] = []  # of the running step
         self.live: Live | None = None
@@ -136,14 +136,14 @@ class View:
                 rest += max(0.0, self.expected.get(name, 0.0) - (self.now() - self.started.get(name, 0.0)))
         return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
 
-    def close(self, story: Story, teller: Any) -> None:
+    def close(self, pipeline: Pipeline, teller: Any) -> None:
         """The four answers, where the files are, and how to reach or start the endpoint."""
         from moebox.cli import decision_view
         from moebox.report.decision import decided
 
         people().print()
         decision_view.show(decided(self.run))
-        report = story.step("report").figures.get("report")
+        report = pipeline.step("report").figures.get("report")
         if report:
             people().print(f"\nreport    {escape(str(report))}", soft_wrap=True)
         people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)

@@ -19,8 +19,8 @@ from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
+    from moebox.core.event import PlannedAndReal
     from moebox.serve.faults import LaunchFailed
-    from moebox.serve.reality import Row
     from moebox.serve.session import Session
     from moebox.store import Run
 
@@ -105,6 +105,7 @@ def serve(
     where: Where = HERE,
 ) -> int:
     """Start, show, and stay or let go."""
+    from moebox.core.event import PlanReality, RemedyApplied
     from moebox.serve import reality
     from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import refuse_missing
@@ -122,12 +123,12 @@ def serve(
         if fixed is None:
             raise
         recipe, change = fixed
-        run.event("remedy.applied", symptom=problem.finding and problem.finding.symptom, change=change)
+        run.event(RemedyApplied(symptom=problem.finding.symptom if problem.finding else None, change=change))
         talk().print(f"{problem.message}\ntrying the remedy: {as_text(change)}", markup=False)
         session = attempt(deployment.with_recipe(recipe), run, patience_s, where)
     try:
         rows = reality.compare(session.facts, reality.planned(session.order.deployment))
-        run.event("plan.reality", rows=rows)
+        run.event(PlanReality(rows=tuple(rows)))
         document = about(session, rows)
         if json:
             emit(document)
@@ -193,7 +194,7 @@ def remedy(recipe: Recipe, problem: "LaunchFailed") -> tuple[Recipe, dict[str, A
     return (fixed, change) if fixed != recipe else None
 
 
-def about(session: "Session", rows: "list[Row]") -> dict[str, Any]:
+def about(session: "Session", rows: "list[PlannedAndReal]") -> dict[str, Any]:
     """The document of a ready engine."""
     return {
         "id": session.instance.id,
@@ -202,7 +203,7 @@ def about(session: "Session", rows: "list[Row]") -> dict[str, Any]:
         "engine": session.recipe.engine,
         "base_url": session.endpoint.base_url,
         "model": session.endpoint.model,
-        "pid": session.instance.life.get("engine"),
+        "pid": session.instance.life.engine or None,
         "startup_s": session.startup_s,
         "facts": session.facts,
         "reality": [

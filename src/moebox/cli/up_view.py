@@ -6,9 +6,9 @@ from typing import Any
 
 from moebox.cli.eta import Estimate
 from moebox.cli.output import people, talk
-from moebox.doctor.logs import Finding
+from moebox.core.event import PlannedAndReal
+from moebox.core.symptom import Finding
 from moebox.engines.events import Event
-from moebox.serve.reality import Row
 from moebox.units import count, gib, percent, seconds
 
 
@@ -90,7 +90,7 @@ class Phases:
         talk().print(text, markup=False, soft_wrap=True)
 
 
-def ready(document: dict[str, Any], rows: list[Row], *, detached: bool) -> None:
+def ready(document: dict[str, Any], rows: list[PlannedAndReal], *, detached: bool) -> None:
     """The endpoint, what the engine reports beside the plan, and what to do next."""
     from rich.table import Table
 

@@ -61,6 +61,7 @@ def verify(
         json: Print JSON.
     """
     from moebox.cli.verify_view import View
+    from moebox.core.event import VerifyBegan, VerifyEnded
     from moebox.store import Run
     from moebox.verify.junit import junit as to_junit
     from moebox.verify.ladder import choose, document
@@ -92,13 +93,13 @@ def verify(
     )
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     run = Run.create(f"verify-{endpoint.model}")
-    run.event("verify.begin", url=endpoint.base_url, model=endpoint.model)
+    run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model))
     with View(quiet=json) as view:
         tell = None if json else view.rung
         ladder = climb(
             endpoint, options, only=names, start=from_, keep_going=keep_going, run=run, tell=tell, watch=view.watch
         )
-    run.event("verify.end", verdict=ladder.verdict, stopped=ladder.stopped)
+    run.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
         _write(junit, to_junit(ladder))
     if json:

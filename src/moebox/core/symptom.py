@@ -67,6 +67,26 @@ class Symptom:
         return filled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A known symptom seen in a log."""
+
+    symptom: str
+    area: str
+    severity: str
+    line: int  # counted from 1
+    text: str
+    cause: str
+    remedy: str
+    change: dict[str, Flag] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def change_text(self) -> str:
+        """The recipe change in words, or nothing."""
+        return as_text(self.change)
+
+
 @functools.cache
 def symptoms() -> tuple[Symptom, ...]:
     """The whole base, in file order: the more telling pattern stands first."""

@@ -8,12 +8,10 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from moebox.core.recipe import Flag
-from moebox.core.symptom import Symptom, as_text, symptoms
+from moebox.core.symptom import Finding, Symptom, symptoms
 from moebox.doctor.literals import required
 from moebox.errors import BadInput
 
@@ -42,26 +40,6 @@ _MAYBE = (
     "terminate",
     "Segm",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A known symptom seen in a log."""
-
-    symptom: str
-    area: str
-    severity: str
-    line: int  # counted from 1
-    text: str
-    cause: str
-    remedy: str
-    change: dict[str, Flag] = field(default_factory=dict)
-    source: str = ""
-
-    @property
-    def change_text(self) -> str:
-        """The recipe change in words, or nothing."""
-        return as_text(self.change)
 
 
 Watched = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains

@@ -14,6 +14,7 @@ from moebox.checkpoint import deploy
 from moebox.core.box import Box
 from moebox.core.calibration import Boot, Calibration, layout_of, place_of, shape_of
 from moebox.core.deployment import Deployment
+from moebox.core.event import CalibrateFinished, CalibrateNote, CalibrateStarted
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.errors import AnswerIsNo, BadInput, Outside, Unsupported
@@ -132,13 +133,15 @@ class _Work:
         if text in self.notes:
             return
         self.notes.append(text)
-        self.run.event("calibrate.note", text=text)
+        self.run.event(CalibrateNote(text=text))
         self.tell(f"note: {text}")
 
     def boots(self, layers: tuple[int, ...], patience_s: float) -> None:
         """Every depth, the shallowest first; one that runs out of memory is taken shallower."""
         depths = depths_for(self.subject.recipe, self.subject.model, self.subject.checkpoint, self.subject.box, layers)
-        self.run.event("calibrate.started", recipe=self.subject.recipe.name, depths=[depth.layers for depth in depths])
+        self.run.event(
+            CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
+        )
         left = seconds(len(depths) * self.clock.startup_s + 0.5 * (self.clock.budget_s - 2 * self.clock.startup_s))
         words = ", ".join(depth.text for depth in depths)
         self.tell(f"booting with {words}; about {left}, at most {seconds(self.clock.budget_s)}")
@@ -206,7 +209,7 @@ class _Work:
         if decode_series(found.boots):
             whole = calibrate_merge.with_earlier(found)
             calibrations.keep(whole)
-            self.run.event("calibrate.finished", id=whole.id, depths=whole.depths)
+            self.run.event(CalibrateFinished(id=whole.id, depths=tuple(whole.depths)))
             return whole
         if final:
             raise AnswerIsNo("no step was timed at two depths, so nothing can be said of the whole model")

@@ -110,12 +110,11 @@ def measured_boot(
 ) -> None:
     """Time every point of the grid, then the first again; raises AnswerIsNo when the engine dies of it."""
     facts = session.facts
-    devices = facts.get("devices") or [{}]
     work.startup_s = session.startup_s
-    work.weights_bytes = round(max(float(row.get("weights_bytes", 0)) for row in [facts, *devices]))
-    work.cache_tokens = round(float(facts.get("kv_tokens", 0)))
+    work.weights_bytes = round(max(place.weights_bytes or 0.0 for place in (facts, *facts.devices)))
+    work.cache_tokens = round(facts.kv_tokens or 0.0)
     target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, sampled=work.sampled)
-    longest = min(int(facts.get("context") or 0) or session.recipe.context or model.context, model.context)
+    longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
     work.longest = longest
     points = grid(session.recipe, chunk=work.chunk, longest=longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]
@@ -197,7 +196,7 @@ def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Ou
     hint = f"{cause.cause} {cause.remedy}" if cause else f"the log is {session.log}"
     if session.alive:
         return AnswerIsNo(f"{problem.message} ({work.depth.text})", hint=hint)
-    how = ending(session.instance.life.get("code"))
+    how = ending(session.instance.life.code)
     return AnswerIsNo(f"{session.recipe.engine} {how} while {work.depth.text} were measured", hint=hint)
 
 

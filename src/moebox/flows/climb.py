@@ -18,6 +18,19 @@ from typing import Any
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
+from moebox.core.event import (
+    ClimbAgain,
+    ClimbBegan,
+    ClimbDropped,
+    ClimbKept,
+    ClimbPassedOver,
+    ClimbResumed,
+    ClimbStep,
+    ClimbTry,
+    ClimbUnsure,
+    Failed,
+    Stopped,
+)
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
@@ -37,7 +50,6 @@ from moebox.verify.ladder import verify
 FIRST = Step(group="start").change
 TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
 CHANCES = 2  # of a step whose engine was killed
-ENDINGS = ("attempt.failed", "attempt.stopped", "engine.died", "engine.stopped")
 SETTLE_S = 120.0  # longer than a guard's whole way from a polite stop to a kill
 
 
@@ -91,13 +103,13 @@ def climb(
         why = pointless(step, best, trials, recipe) or _unwise(recipe, step, best, run, box)
         if why:
             passed_over[step.change] = why
-            run.event("climb.passed_over", change=step.change, why=why)
+            run.event(ClimbPassedOver(change=step.change, why=why))
             continue
         trial = _try(recipe, step, best, len(trials), run, effort, tell)
         trials.append(trial)
         best = trial if trial.kept else _newest(best, trial)
         _write_down(run, trials, best, passed_over)
-        run.event("climb.kept" if trial.kept else "climb.dropped", sync=True, **_row(trial))
+        run.event(_result(trial), sync=True)
         tell("done", trial)
         if step.group == "start" and not trial.kept:
             break
@@ -115,7 +127,7 @@ def _try(
     """One step: start, verify, ask, measure, judge. Whatever goes wrong is its result."""
     began = time.monotonic()
     tell("try", step)
-    run.event("climb.try", sync=True, change=step.change, boot=_boot())
+    run.event(ClimbTry(change=step.change, boot=_boot()), sync=True)
     trial = Trial(
         number=number,
         change=step.change,
@@ -149,7 +161,7 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
         spoilt = "the machine slept" if awake.away_s else "its engine was killed" if ended == "killed" else ""
         if found.verdict != "fail" or not spoilt or not left:
             break
-        run.event("climb.again", change=step.change, why=spoilt)
+        run.event(ClimbAgain(change=step.change, why=spoilt))
     return found
 
 
@@ -169,7 +181,7 @@ def _bracketed(trial: Trial, best: Trial, run: Run, effort: Effort, tell: Listen
         with started as live:
             speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
     except MoeboxError as problem:
-        run.event("climb.unsure", change=trial.change, why=problem.message)
+        run.event(ClimbUnsure(change=trial.change, why=problem.message))
         return dataclasses.replace(trial, gain=None)
     mine.write_json("measurements/pace.json", speed)
     sure = bracketed(best.samples, trial.samples, speed.tok_s)
@@ -183,13 +195,13 @@ def _newest(best: Trial | None, dropped: Trial) -> Trial | None:
 
 def _ending(run: Run, trial: Trial) -> str:
     """How the step's engine ended: "oom" by the kernel for want of memory, "killed" by anybody's SIGKILL but ours."""
-    ends = [event for event in Run(run.path / trial.folder).events() if event["kind"] in ENDINGS]
-    data = ends[-1]["data"] if ends else {}
-    if data.get("oom") or data.get("fault") == "oom":
-        return "oom"
-    if "message" in data:  # it never served
-        return "killed" if "was killed by SIGKILL" in str(data["message"]) else ""
-    killed = data.get("code") == -signal.SIGKILL and "SIGKILL" not in (data.get("signals") or ())
+    ends = [event for event in Run(run.path / trial.folder).events() if isinstance(event, Failed | Stopped)]
+    last = ends[-1] if ends else None
+    if isinstance(last, Failed):
+        return "oom" if last.fault == "oom" else "killed" * ("was killed by SIGKILL" in last.message)
+    if last is None or last.oom:
+        return "oom" if last else ""
+    killed = last.code == -signal.SIGKILL and "SIGKILL" not in (last.signals or ())
     return "killed" if killed else ""
 
 
@@ -208,12 +220,9 @@ def _took_machine_down(step: Step, run: Run) -> bool:
     """Whether the step was begun before the machine last started, and never ended."""
     begun = ""
     for event in run.events():
-        if event["data"].get("change") != step.change:
+        if not isinstance(event, ClimbTry | ClimbStep) or event.change != step.change:
             continue
-        if event["kind"] == "climb.try":
-            begun = str(event["data"].get("boot", ""))
-        elif event["kind"] in ("climb.kept", "climb.dropped"):
-            begun = ""
+        begun = event.boot if isinstance(event, ClimbTry) else ""
     return bool(begun) and begun != _boot()
 
 
@@ -232,7 +241,7 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
     deployment = deploy(trial.recipe)
     started = ports.start(deployment, mine, on_news=lambda text: tell("news", text), patience_s=effort.patience_s)
     with started as live:
-        kv_tokens = int(live.facts.get("kv_tokens") or 0)
+        kv_tokens = int(live.facts.kv_tokens or 0)
         options = _options(trial.recipe, effort)
         rungs = effort.first if step.group == "start" and effort.first else step.rungs
         ladder = verify(live.endpoint, options, only=rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
@@ -296,13 +305,13 @@ def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
     begun = run.path / START
     if not begun.exists():
         run.write(START, text)
-        run.event("climb.begin", recipe=recipe.name)
+        run.event(ClimbBegan(recipe=recipe.name))
         return []
     if codec.read_toml(Recipe, begun) != recipe:
         raise BadInput(f"{run.path} is the climb of another recipe", hint=f"its recipe is {begun}")
     table = run.read_json(TABLE) or {"steps": []}
     trials = [codec.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
-    run.event("climb.resumed", steps=len(trials))
+    run.event(ClimbResumed(steps=len(trials)))
     _settle(run)
     again = not any(trial.kept or "out of memory" in trial.why for trial in trials)
     return [] if again else trials  # a start that failed is tried again, unless it might take the machine down
@@ -330,10 +339,10 @@ def _write_down(
     run.write_json(TABLE, document)
 
 
-def _row(trial: Trial) -> dict[str, Any]:
+def _result(trial: Trial) -> ClimbStep:
     """A step for the journal: the table's columns."""
-    row: dict[str, Any] = codec.plain(trial)
-    return {key: value for key, value in row.items() if key not in ("recipe", "samples", "again")}
+    kind = ClimbKept if trial.kept else ClimbDropped
+    return kind(**{name: getattr(trial, name) for name in kind.__struct_fields__})
 
 
 def recipe_of(run: Run) -> Recipe:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
+from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
 from moebox.flows import guesses
 from moebox.flows.answers import QUESTIONS, Judgement, Said, collect, collect_both, judge
-from moebox.flows.gain import CONFIDENCE, Gain, paired
+from moebox.flows.gain import CONFIDENCE, paired
 from moebox.flows.pace import ROUNDS, Pace, Pacer, in_turn, pace
 from moebox.serve import ports
 from moebox.store import Run

@@ -127,7 +127,7 @@ def _loaded(endpoint: Endpoint, size: int, load: BenchLoad) -> Measured:
 
 def _cpu(program: Program) -> float:
     """CPU seconds of the router and all its processes so far."""
-    pid = program.instance.life.get("engine")
+    pid = program.instance.life.engine
     try:
         root = psutil.Process(int(pid or 0))
         family = [root, *root.children(recursive=True)]

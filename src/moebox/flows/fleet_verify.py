@@ -264,7 +264,7 @@ def _reasons(seen: Crowd) -> dict[str, int]:
 
 def _kill(member: MemberRecord) -> None:
     instance = next((one for one in state.instances() if one.id == member.instance), None)
-    pid = instance.life.get("engine") if instance else None
+    pid = instance.life.engine if instance else 0
     if isinstance(pid, int) and pid > 1:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

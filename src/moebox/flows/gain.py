@@ -3,31 +3,13 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from moebox.core.gain import Gain
 
 CONFIDENCE = 0.95
 # Student's t, two-sided 95%, by degrees of freedom; any table of the distribution.
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 _T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 10**9: 1.960}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """A relative change and the interval in which the true one lies (95%); 0.1 is ten per cent more."""
-
-    share: float
-    low: float
-    high: float
-
-    @property
-    def seen(self) -> bool:
-        """The interval leaves out zero: there is a difference."""
-        return self.low > 0 or self.high < 0
-
-    def __str__(self) -> str:
-        if not self.seen:
-            return f"no difference seen ({self.low:+.1%} to {self.high:+.1%})"
-        return f"{self.share:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
 
 
 def gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:

@@ -10,6 +10,7 @@ from moebox import engines
 from moebox.codec import plain
 from moebox.core import catalogue
 from moebox.core.deployment import Deployment
+from moebox.core.event import KernelsJudged
 from moebox.core.kernel import KernelScan, arch, known_bad
 from moebox.errors import BadInput, UnknownName
 from moebox.kernels.judged import judged
@@ -104,7 +105,7 @@ def keep(run: Run, found: Findings) -> None:
     others = [one for one in scans or [] if isinstance(one, dict) and _key(one) != _key(found)]
     run.write_json(FILE, {"scans": [*others, found]})
     figures = {name: found[name] for name in (*_SAME, "by", "launches")}
-    run.event("kernels.judged", sync=True, **figures, bad=len(found["bad"]))
+    run.event(KernelsJudged(**figures, bad=len(found["bad"])), sync=True)
 
 
 def _key(found: Findings) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The measurements of a story: a sweep over concurrency, each level kept as soon as it is done."""
+"""The measurements of a pipeline: a sweep over concurrency, each level kept as soon as it is done."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,6 +8,7 @@ from moebox.bench import samples
 from moebox.bench.measure import Measured, Subject, subject_of
 from moebox.bench.measure import measure as one_measurement
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import LevelBegan, LevelDone, LevelSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload
 from moebox.core.result import document
 from moebox.errors import AnswerIsNo, BadInput, Outside
@@ -48,7 +49,7 @@ def measure(
             kept = document(replace(made.result, samples=f"random-c{level}.samples"))
             run.write(f"{name}.samples", made.samples.pack())
             run.write_json(f"{name}.json", kept)
-            run.event("bench.level", sync=True, concurrency=level, output_tok_s=kept["output_throughput"])
+            run.event(LevelDone(concurrency=level, output_tok_s=kept["output_throughput"]), sync=True)
         rows.append(kept)
         limited = " (the client was the limit)" if kept.get("client_limited") else ""
         ttft = kept.get("mean_ttft_ms") or 0.0
@@ -66,11 +67,11 @@ def _kept(run: Run, name: str) -> dict[str, Any] | None:
             return None
         samples.read(run.path / f"{name}.samples")
     except BadInput as problem:
-        run.event("bench.damaged", file=f"{name}.json", why=problem.message)
+        run.event(MeasurementDamaged(file=f"{name}.json", why=problem.message))
         return None
     whole = isinstance(document, dict) and all(isinstance(document.get(key), int | float) for key in FIGURES)
     if not whole:
-        run.event("bench.damaged", file=f"{name}.json", why="figures are missing")
+        run.event(MeasurementDamaged(file=f"{name}.json", why="figures are missing"))
     return document if whole else None
 
 
@@ -83,14 +84,14 @@ def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callabl
     """One level; once more where the machine slept meanwhile."""
     load = Load(concurrency=level, requests=ROUNDS * level)
     for left in reversed(range(TRIES)):
-        run.event("bench.begin", concurrency=level)
+        run.event(LevelBegan(concurrency=level))
         made = one_measurement(subject, SHORT if short else LONG, load, warmup=min(level, 4), label="random")
         if made.interrupted:
             raise KeyboardInterrupt
         away_s = made.result.away_s
         if not away_s:
             break
-        run.event("bench.slept", concurrency=level, away_s=away_s)
+        run.event(LevelSlept(concurrency=level, away_s=away_s))
         tell(
             f"{streams(level)}: the machine slept for {seconds(away_s)}; {'once more' if left else 'kept, and marked'}"
         )

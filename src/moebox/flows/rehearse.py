@@ -9,11 +9,12 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moebox import checkpoint, http
 from moebox.core import registry
 from moebox.core.deployment import Deployment
+from moebox.core.engine_facts import EngineFacts
+from moebox.core.event import RehearsalStep, RehearseFinished, RehearseStarted
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines import rooms
@@ -38,22 +39,13 @@ ALWAYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One thing that worked."""
-
-    name: str
-    detail: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     """A rehearsal that went well."""
 
     recipe: Recipe  # what was really started
     layers: int
-    steps: tuple[Step, ...]
-    facts: dict[str, Any]
+    steps: tuple[RehearsalStep, ...]
+    facts: EngineFacts
     not_rehearsed: tuple[str, ...]
 
     @property
@@ -75,18 +67,18 @@ def rehearse(
     dummy = run.path / "rehearsal.gguf"
     try:
         small, kept, notes = with_phantom(deployment.recipe) if phantom else reduced(deployment, dummy, layers)
-        run.event("rehearse.started", recipe=deployment.recipe.name, layers=kept, phantom=phantom)
+        run.event(RehearseStarted(recipe=deployment.recipe.name, layers=kept, phantom=phantom))
         began = time.monotonic()
         as_real = with_weights(deployment, small)  # its flags are those of the real model
         with start(as_real, run, patience_s=patience_s, listener=listener) as session:
-            steps = [Step(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
+            steps = [RehearsalStep(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
             steps += [long_prompt(session, small), decode(session)]
             steps += [answers(session, small, run)] if phantom else []
             facts = session.facts
     finally:
         dummy.unlink(missing_ok=True)
-    steps.append(Step(name="down", detail="stopped", seconds=0.0))
-    run.event("rehearse.finished", steps=steps, not_rehearsed=notes)
+    steps.append(RehearsalStep(name="down", detail="stopped", seconds=0.0))
+    run.event(RehearseFinished(steps=tuple(steps), not_rehearsed=notes))
     return Rehearsal(recipe=small, layers=kept, steps=tuple(steps), facts=facts, not_rehearsed=notes)
 
 
@@ -170,7 +162,7 @@ def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     return small, model.layers, notes
 
 
-def long_prompt(session: Session, recipe: Recipe) -> Step:
+def long_prompt(session: Session, recipe: Recipe) -> RehearsalStep:
     """One prompt that needs more than one prefill step, counted by the server itself."""
     own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
     block = own or registry.traits(recipe.engine).step_tokens
@@ -189,19 +181,19 @@ def long_prompt(session: Session, recipe: Recipe) -> Step:
         words = grown
     over = "more" if counted > block else "not more, for the context is no longer,"
     detail = f"answered a prompt of {counted:,} tokens ({over} than a prefill block of {block:,})"
-    return Step(name="long prompt", detail=detail, seconds=time.monotonic() - began)
+    return RehearsalStep(name="long prompt", detail=detail, seconds=time.monotonic() - began)
 
 
-def decode(session: Session) -> Step:
+def decode(session: Session) -> RehearsalStep:
     """A short prompt with a longer answer."""
     began = time.monotonic()
     _, problem = prompted(session, "Count to twenty:", tokens=4 * DECODE)
     if problem:
         raise AnswerIsNo(f"{session.recipe.engine} failed while decoding: {problem}", hint=explain(session))
-    return Step(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
+    return RehearsalStep(name="decode", detail=f"decoded up to {4 * DECODE} tokens", seconds=time.monotonic() - began)
 
 
-def answers(session: Session, recipe: Recipe, run: Run) -> Step:
+def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
     """The ladder, which the phantom can climb: rope, cache, routing, template and parsers of this very launch."""
     began = time.monotonic()
     options = Options(context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,))
@@ -211,7 +203,7 @@ def answers(session: Session, recipe: Recipe, run: Run) -> Step:
         failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
         raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({failing})", hint=f"evidence in {run.path}")
     detail = f"answered right on {len(marks) - marks.count('skip')} rungs of the ladder"
-    return Step(name="answers", detail=detail, seconds=time.monotonic() - began)
+    return RehearsalStep(name="answers", detail=detail, seconds=time.monotonic() - began)
 
 
 def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""`moebox run`: plan, doctor, rehearse, up, verify, climb, bench, task, report, as one story that can be interrupted.
+"""`moebox run`: plan, doctor, rehearse, up, verify, climb, bench, task, report, as one pipeline.
 
 Each step is the same function that its own command calls. The engine lives across steps and is started again where a
 step needs it and it is not there: after a crash, a resume, or a climb that found a better recipe.
@@ -14,15 +14,16 @@ from moebox import codec
 from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine_here
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import boxes, kernels, phantom, recipes
 from moebox.flows.climb import BEST, Effort, climb
+from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
-from moebox.flows.stand import Stand
-from moebox.flows.story import STEPS, Name, NoRoom, Request, Step, Story, room, save
+from moebox.flows.pipeline import STEPS, Name, NoRoom, Pipeline, Request, Step, room, save
 from moebox.flows.work import work
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
@@ -39,13 +40,15 @@ LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps t
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 
 
-class Teller:
-    """Tells one story in one run folder."""
+class Runner:
+    """Runs one pipeline in one run folder."""
 
-    def __init__(self, run: Run, story: Story, *, awake: Awake, tell: Listener, ask: Callable[[str], bool]) -> None:
-        self.run, self.story, self.awake, self.tell, self.ask = run, story, awake, tell, ask
-        self.request: Request = story.request
-        self.stand = Stand(run, twin=story.request.twin, box=story.request.box, tell=self.news)
+    def __init__(
+        self, run: Run, pipeline: Pipeline, *, awake: Awake, tell: Listener, ask: Callable[[str], bool]
+    ) -> None:
+        self.run, self.pipeline, self.awake, self.tell, self.ask = run, pipeline, awake, tell, ask
+        self.request: Request = pipeline.request
+        self.engine = LiveEngine(run, twin=pipeline.request.twin, box=pipeline.request.box, tell=self.news)
         self._figures: dict[str, Any] = {}
         self._work: dict[Name, Callable[[], None]] = {
             "plan": self._plan,
@@ -59,23 +62,23 @@ class Teller:
             "report": self._report,
         }
 
-    def go(self) -> Story:
+    def go(self) -> Pipeline:
         """Every step that is left, up to the one asked for; the report is made whatever happened before it."""
         problem: MoeboxError | None = None
         last = STEPS.index(self.request.until)
         try:
             for name in STEPS[: last + 1]:
-                if self.story.step(name).state in ("done", "skipped"):
+                if self.pipeline.step(name).state in ("done", "skipped"):
                     continue
                 if problem and (name != "report" or isinstance(problem, NoRoom)):
                     continue
                 problem = self._step(name) or problem
         finally:
-            kept = self.request.keep and problem is None and self.stand.live is not None
-            self.stand.close(detach=kept)
+            kept = self.request.keep and problem is None and self.engine.live is not None
+            self.engine.close(detach=kept)
         if problem:
             raise problem
-        return self.story
+        return self.pipeline
 
     def _step(self, name: Name) -> MoeboxError | None:
         """One step, marked before and after; its failure is its result."""
@@ -91,7 +94,7 @@ class Teller:
             with room(self.run):
                 self._work[name]()
                 if self.awake.away_s > away:
-                    self.run.event("story.slept", step=name, seconds=self.awake.away_s - away)
+                    self.run.event(PipelineSlept(step=name, seconds=self.awake.away_s - away))
                 done = dataclasses.replace(step, state="done", figures=self._figures)
                 self._mark(dataclasses.replace(done, seconds=self.awake.now() - began))
         except MoeboxError as found:
@@ -99,17 +102,17 @@ class Teller:
             failed = dataclasses.replace(
                 step, state="failed", why=found.message, hint=found.hint or "", figures=self._figures
             )
-            with contextlib.suppress(NoRoom), room(self.run):  # then the story on disk still says that it waits
+            with contextlib.suppress(NoRoom), room(self.run):  # then the file still says that it waits
                 self._mark(dataclasses.replace(failed, seconds=self.awake.now() - began))
         return problem
 
     def _mark(self, step: Step) -> None:
-        self.story = self.story.with_step(step)
-        self.run.event(f"story.{step.state}", sync=step.state == "done", step=step.name, why=step.why)
+        self.pipeline = self.pipeline.with_step(step)
+        self.run.event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
         if step.state == "failed":
             self.tell("step", step)
         if step.state != "running":
-            save(self.story, self.run)
+            save(self.pipeline, self.run)
         if step.state != "failed":
             self.tell("step", step)
 
@@ -196,10 +199,10 @@ class Teller:
         self._figures |= {"rehearsed": str(getattr(found, "summary", "") or "booted, prompted, stopped")}
 
     def _up(self) -> None:
-        endpoint = self.stand.up(self._recipe())
-        self._figures |= {"url": endpoint.base_url, "startup": seconds(self.stand.startup_s)}
-        if self.stand.facts.get("kv_tokens"):
-            self._figures["kv_tokens"] = int(self.stand.facts["kv_tokens"])
+        endpoint = self.engine.up(self._recipe())
+        self._figures |= {"url": endpoint.base_url, "startup": seconds(self.engine.startup_s)}
+        if self.engine.facts.kv_tokens:
+            self._figures["kv_tokens"] = int(self.engine.facts.kv_tokens)
 
     def _verify(self) -> None:
         only = TWIN_RUNGS if self.request.twin else ()
@@ -221,7 +224,7 @@ class Teller:
         self._with_engine(climb_ladder)
 
     def _climb(self) -> None:
-        self.stand.down()
+        self.engine.down()
         short = not self.request.model
         # It was verified just before, so the first step of a short climb looks only whether it is there.
         quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
@@ -247,7 +250,7 @@ class Teller:
         short = not self.request.model
         rows = self._with_engine(
             lambda endpoint: measure(
-                endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.stand.died()
+                endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.engine.died()
             )
         )
         best = max(rows, key=lambda row: float(row["output_throughput"]))
@@ -276,12 +279,12 @@ class Teller:
         """Do `work` against the live engine; once more when the engine dies under it, or when it slept and failed."""
         deaths, naps = 0, NAPS
         while True:
-            endpoint = self.stand.up(self._recipe())
+            endpoint = self.engine.up(self._recipe())
             away = self.awake.away_s
             try:
                 return work(endpoint)
             except MoeboxError:
-                if self.stand.died():
+                if self.engine.died():
                     deaths += 1
                 elif self.awake.away_s > away and naps:  # deadlines passed while nobody was here
                     naps -= 1
@@ -289,8 +292,8 @@ class Teller:
                     continue
                 else:
                     raise
-            self.run.event("story.engine_lost", attempt=deaths)
-            if self.stand.down():
+            self.run.event(EngineLost(attempt=deaths))
+            if self.engine.down():
                 raise Outside(f"the engine {OUT_OF_MEMORY}", hint=LESS)
             if deaths == LIVES:
                 log = f"{self.run.path}/engine.log"
@@ -299,7 +302,7 @@ class Teller:
 
     def _recipe(self) -> Recipe:
         best = self.run.path / BEST
-        path = best if best.exists() and self.story.step("climb").state == "done" else self.run.path / "recipe.toml"
+        path = best if best.exists() and self.pipeline.step("climb").state == "done" else self.run.path / "recipe.toml"
         if not path.exists():
             raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)

@@ -1,4 +1,4 @@
-"""A twin for the length of a story: the simulated box in a process of its own, which dies with this one."""
+"""A twin for the length of a pipeline: the simulated box in a process of its own, which dies with this one."""
 
 import json
 import signal

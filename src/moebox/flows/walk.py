@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
-from moebox.flows.gain import Gain
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.units import count
 from moebox.verify.rungs import NAMES

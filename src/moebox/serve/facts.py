@@ -2,11 +2,13 @@
 
 import json
 import re
-from typing import Any
+
+import msgspec
 
 from moebox import http
 from moebox.core import registry
 from moebox.core.endpoint import Endpoint
+from moebox.core.engine_facts import DeviceFacts, EngineFacts
 from moebox.serve.watch import Seen
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -14,14 +16,15 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 CACHE_LABELS = {"kv_cache_size_tokens": "kv_tokens", "kv_cache_max_concurrency": "max_concurrency"}
 
 
-def gather(endpoint: Endpoint, seen: Seen) -> dict[str, Any]:
-    """Facts of the whole engine, and rows of each device under `devices`."""
-    found: dict[str, Any] = dict(seen.facts)
+def gather(endpoint: Endpoint, seen: Seen) -> EngineFacts:
+    """Facts of the whole engine and of each device."""
+    figures = dict(seen.facts)
     told_by = registry.traits(endpoint.engine).tells_cache if endpoint.engine in registry.names() else ""
     if told_by:
         text = http.get(f"{endpoint.root}{told_by}", headers=endpoint.headers).text
-        found |= of_props(text) if told_by == "/props" else of_metrics(text)
-    return {**found, "devices": [{"device": name, **told} for name, told in by_device(seen).items()]}
+        figures |= of_props(text) if told_by == "/props" else of_metrics(text)
+    devices = tuple(msgspec.convert({**sizes, "device": name}, DeviceFacts) for name, sizes in by_device(seen).items())
+    return EngineFacts.of(figures, devices)
 
 
 def by_device(seen: Seen) -> dict[str, dict[str, float]]:

@@ -10,7 +10,8 @@ oom      ended by the kernel for want of memory, before or after
 
 from typing import Literal
 
-from moebox.doctor.logs import Finding, Search
+from moebox.core.symptom import Finding
+from moebox.doctor.logs import Search
 from moebox.errors import Outside
 
 Fault = Literal["exited", "quit", "stuck", "mute", "died", "unstartable", "oom"]

@@ -21,7 +21,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from moebox.serve import oom
 from moebox.store.log import EngineLog
@@ -44,7 +43,7 @@ LADDER: tuple[tuple[signal.Signals, float], ...] = (
 class Life:
     """What became of the engine, as others read it in life.json."""
 
-    guard: int
+    guard: int = 0
     engine: int = 0
     status: str = "starting"  # starting, running, stopping, exited
     asked: bool = False  # it was told to stop
@@ -58,26 +57,49 @@ class Life:
     error: str = ""  # why it could not even be started
     ended: float = 0.0
 
+    @property
+    def known(self) -> bool:
+        """A guard has written it."""
+        return self.guard > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardOrder:
+    """What a guard is told on its first line of stdin."""
+
+    mark: str  # which engine it is, and of whose records
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    log: str
+    life: str
+    cwd: str = "/"
+    hide: tuple[str, ...] = ()  # secrets that must not reach the log
+    leases: tuple[int, ...] = ()
+    oom: tuple[str, ...] = ()  # the kernel's counters of kills for want of memory
+    ladder: tuple[tuple[str, float], ...] = ()  # signals by name, and seconds
+    after: tuple[str, ...] = ()  # run at the end: killing `docker run` does not end the container
+    log_limit: int = 32 * 2**20
+
 
 class Guard:
     """One engine and its log."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: GuardOrder) -> None:
         self.order = order
         self.life = Life(guard=os.getpid())
         self.told = ""
-        self.path = Path(order["life"])
-        self.log = EngineLog(Path(order["log"]), limit=order.get("log_limit") or 32 * 2**20)
-        self.ladder = [(signal.Signals[name], wait) for name, wait in order.get("ladder") or _named(LADDER)]
+        self.path = Path(order.life)
+        self.log = EngineLog(Path(order.log), limit=order.log_limit)
+        self.ladder = [(signal.Signals[name], wait) for name, wait in order.ladder] or LADDER
         self.step = -1
         self.until = 0.0
         self.detached = False
         self.output = -1
-        self.secrets = [secret.encode() for secret in order.get("hide", ()) if secret]
-        self.oom_files: list[str] = order.get("oom") or oom.counters()
+        self.secrets = [secret.encode() for secret in order.hide if secret]
+        self.oom_files = list(order.oom) or oom.counters()
         self.oom_kills = oom.kills(self.oom_files)
         self.held = b""  # the end of the last piece, where it may be the beginning of a secret
-        for lease in order.get("leases", ()):  # held open as long as this process lives; not the engine's business
+        for lease in order.leases:  # held open as long as this process lives; not the engine's business
             os.set_inheritable(lease, False)
 
     def run(self) -> None:
@@ -87,7 +109,7 @@ class Guard:
         try:
             self.life.engine, self.output = spawn(self.order)
         except OSError as problem:
-            self.life.error, self.life.status = f"{problem.strerror}: {self.order['argv'][0]}", "exited"
+            self.life.error, self.life.status = f"{problem.strerror}: {self.order.argv[0]}", "exited"
             self.note()
             return
         self.life.status = "running"
@@ -211,9 +233,9 @@ class Guard:
             if time.monotonic() >= patience:
                 self.kill_rest()
             self.reap()
-        if self.order.get("after"):  # the container's own removal: killing `docker run` does not end it
+        if self.order.after:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(self.order["after"], capture_output=True, timeout=60, check=False)
+                subprocess.run(self.order.after, capture_output=True, timeout=60, check=False)
         self.log.close()
 
     def kill_rest(self) -> None:
@@ -235,7 +257,7 @@ class Guard:
             self.told = text
 
 
-def spawn(order: dict[str, Any]) -> tuple[int, int]:
+def spawn(order: GuardOrder) -> tuple[int, int]:
     """Fork and execute the engine; its pid and the pipe it prints to. OSError when it cannot be executed."""
     read, write = os.pipe()
     told, tell = os.pipe()  # closed by exec; carries errno when that fails
@@ -252,8 +274,8 @@ def spawn(order: dict[str, Any]) -> tuple[int, int]:
                 os.dup2(source, target)
             for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(sign, signal.SIG_DFL)
-            os.chdir(order.get("cwd") or "/")
-            os.execvpe(order["argv"][0], order["argv"], {**os.environ, **order["env"], MARK: order["mark"]})  # noqa: S606
+            os.chdir(order.cwd or "/")
+            os.execvpe(order.argv[0], order.argv, {**os.environ, **order.env, MARK: order.mark})  # noqa: S606
         except OSError as problem:
             os.write(tell, str(problem.errno).encode())
         os._exit(127)
@@ -306,10 +328,6 @@ def _wake_on_signals() -> int:
     return read
 
 
-def _named(ladder: tuple[tuple[signal.Signals, float], ...]) -> list[tuple[str, float]]:
-    return [(sign.name, wait) for sign, wait in ladder]
-
-
 def main() -> None:
     """Read the order from stdin and carry it out."""
     line = b""
@@ -319,7 +337,7 @@ def main() -> None:
             return
         line += piece
     os.environ.pop(MARK, None)
-    Guard(json.loads(line)).run()
+    Guard(GuardOrder(**json.loads(line))).run()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 from moebox import codec, engines
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_of
+from moebox.core.event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import BadInput, Outside
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import Conducted, RankOrder, agent_source, open_agents
@@ -65,21 +66,6 @@ class Nodes:
             step = ("srun", f"--jobid={self.job}", "--nodes", count, "--ntasks-per-node=1", "--overlap")
             return ((*step, "--unbuffered", "--kill-on-bad-exit=0", "--quit-on-interrupt", *words),)
         return tuple((*SSH, node.name, shlex.join(words)) for node in self.nodes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What a node says of itself."""
-
-    rank: int
-    host: str
-    time: float
-    program: str
-    version: str = ""
-    gpus: tuple[str, ...] = ()
-    weights: bool = True
-    asked_at: float = 0.0  # our clock around its answer
-    heard_at: float = 0.0
 
 
 def read_hosts(path: Path) -> tuple[NodeAt, ...]:
@@ -256,11 +242,11 @@ def check(deployment: Deployment, nodes: Nodes, run: Run) -> float:
     """Raise for the first thing that differs or is closed; bytes a second from the other nodes to the first (TCP)."""
     order = conducted(deployment, nodes, run.id)
     facts = probe(deployment, order)
-    run.event("nodes.probed", nodes=[codec.plain(one) for one in facts])
+    run.event(NodesProbed(nodes=tuple(facts)))
     alike(facts, order.names)
     rates = reach(order, deployment.engine.meets_at)
     slowest = min(rates, default=0.0)
-    run.event("nodes.reached", tcp_bytes_s=slowest)
+    run.event(NodesReached(tcp_bytes_s=slowest))
     return slowest
 
 

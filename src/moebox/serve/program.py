@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import ProgramStarted
 from moebox.errors import Outside
 from moebox.serve import preflight, state
-from moebox.serve.guard import LADDER
+from moebox.serve.guard import LADDER, GuardOrder
 from moebox.serve.spawn import under_guard
 from moebox.serve.stop import stop as stop_instance
 from moebox.store import Run
@@ -45,23 +46,22 @@ class Program:
         with state.leases([f"port-{port}" for port in ports], run.id) as leases:
             for port in ports:
                 preflight.port(order.host, port)
-            run.event("program.started", id=run.id, kind=order.kind, argv=order.argv, port=order.port)
-            held = [lease.descriptor for lease in leases]
-            self.guard = under_guard(run.id, run, {**self._guarded(), "leases": held}, held)
+            run.event(ProgramStarted(id=run.id, program=order.kind, argv=order.argv, port=order.port))
+            self.guard = under_guard(run.id, run, self._guarded(tuple(lease.descriptor for lease in leases)))
         self.instance = state.save(self._instance())
 
-    def _guarded(self) -> dict[str, object]:
+    def _guarded(self, leases: tuple[int, ...]) -> GuardOrder:
         order = self.order
-        return {
-            "mark": state.mark(self.run.id),
-            "argv": order.argv,
-            "env": {"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
-            "hide": list(order.secrets.values()),
-            "log": str(self.log),
-            "life": str(state.life_path(self.run.id)),
-            "cwd": order.cwd or os.getcwd(),
-            "ladder": [(sign.name, wait) for sign, wait in LADDER],
-        }
+        return GuardOrder(
+            mark=state.mark(self.run.id),
+            argv=order.argv,
+            env={"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
+            hide=tuple(order.secrets.values()),
+            log=str(self.log),
+            life=str(state.life_path(self.run.id)),
+            cwd=order.cwd or os.getcwd(),
+            leases=leases,
+        )
 
     def _instance(self) -> state.Instance:
         order = self.order
@@ -105,7 +105,7 @@ class Program:
 
     def last_words(self) -> str:
         """The last line it printed that says something, short."""
-        error = str(self.instance.life.get("error") or "")
+        error = self.instance.life.error
         try:
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         except OSError:

@@ -1,30 +1,16 @@
 """What the plan promised beside what the engine reports."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from moebox import engines
 from moebox.core.deployment import Deployment
+from moebox.core.engine_facts import DeviceFacts, EngineFacts
+from moebox.core.event import PlannedAndReal
 from moebox.core.plan import Memory
 from moebox.errors import MoeboxError
 
 CPU_NAMES = ("cpu", "host", "ram")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure twice."""
-
-    what: str
-    device: str
-    planned: float | None
-    real: float
-    unit: str  # bytes or tokens
-
-    @property
-    def off(self) -> float | None:
-        """How far reality is from the plan, as a share of the plan."""
-        return self.real / self.planned - 1 if self.planned else None
+COMPARED = ("weights", "kv", "activation", "graph")
 
 
 def planned(deployment: Deployment) -> Memory | None:
@@ -39,34 +25,33 @@ def planned(deployment: Deployment) -> Memory | None:
         return None
 
 
-def compare(facts: dict[str, Any], memory: Memory | None) -> list[Row]:
+def compare(facts: EngineFacts, memory: Memory | None) -> list[PlannedAndReal]:
     """Rows for every figure the engine reported; `planned` is None where there is no plan for it."""
     rows = []
-    if facts.get("kv_tokens"):
+    if facts.kv_tokens:
         planned = float(memory.kv_tokens) if memory else None
-        rows.append(Row(what="cache", device="", planned=planned, real=float(facts["kv_tokens"]), unit="tokens"))
-    for place in merged(facts.get("devices", [])):
-        for what in ("weights", "kv", "activation", "graph"):
-            real = place.get(f"{what}_bytes")
+        rows.append(PlannedAndReal(what="cache", planned=planned, real=facts.kv_tokens, unit="tokens"))
+    for place in merged(facts.devices):
+        sizes = place.sizes()
+        for what in COMPARED:
+            real = sizes.get(f"{what}_bytes")
             if real:
-                planned = expected(memory, str(place["device"]), what)
-                rows.append(
-                    Row(what=what, device=str(place["device"]), planned=planned, real=float(real), unit="bytes")
-                )
+                planned = expected(memory, place.device, what)
+                rows.append(PlannedAndReal(what=what, device=place.device, planned=planned, real=real, unit="bytes"))
     return rows
 
 
-def merged(devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(devices: Sequence[DeviceFacts]) -> list[DeviceFacts]:
     """llama.cpp's several host buffers (CPU, CPU_Mapped, CPU_REPACK, CUDA_Host) as one place."""
-    places: dict[str, dict[str, Any]] = {}
+    places: dict[str, DeviceFacts] = {}
     for row in devices:
-        name = str(row["device"])
-        name = "ram" if name.lower().startswith(CPU_NAMES) or name.endswith("_Host") else name
-        place = places.setdefault(name, {"device": name})
-        for key, value in row.items():
-            if key != "device":
-                place[key] = place.get(key, 0.0) + value
+        name = "ram" if _on_host(row.device) else row.device
+        places[name] = places.get(name, DeviceFacts(device=name)).plus(row)
     return list(places.values())
+
+
+def _on_host(device: str) -> bool:
+    return device.lower().startswith(CPU_NAMES) or device.endswith("_Host")
 
 
 def expected(memory: Memory | None, device: str, what: str) -> float | None:

@@ -15,12 +15,26 @@ from typing import Any
 
 from moebox import codec, engines, http
 from moebox.core.deployment import Deployment
-from moebox.doctor.logs import Finding
+from moebox.core.engine_facts import EngineFacts
+from moebox.core.event import (
+    AttemptFailed,
+    AttemptReady,
+    AttemptStarted,
+    AttemptStopped,
+    EngineDetached,
+    EngineDied,
+    EngineFinding,
+    EngineStopped,
+    PhaseDone,
+    PhaseStarted,
+    Stopped,
+)
+from moebox.core.symptom import Finding
 from moebox.engines.events import Event
 from moebox.errors import BadInput
 from moebox.serve import ask, facts, oom, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
-from moebox.serve.guard import LADDER
+from moebox.serve.guard import LADDER, GuardOrder, Life
 from moebox.serve.order import Order, prepare
 from moebox.serve.spawn import under_guard
 from moebox.serve.watch import Listener, Watch
@@ -57,7 +71,7 @@ class Session:
         self.recipe = order.recipe
         self.listener = listener
         self.watch = Watch(run.path / "engine.log", order.recipe.engine, start=start, listener=self._hear)
-        self.facts: dict[str, Any] = {}
+        self.facts = EngineFacts()
         self.startup_s = 0.0
         self.oom = False  # the kernel ended it for want of memory; known once it is over
         self._detached = self._failed = self._lossy = False
@@ -74,7 +88,7 @@ class Session:
     @property
     def alive(self) -> bool:
         """The engine's process is there."""
-        return self.guard.poll() is None and self.instance.life.get("status") in ("starting", "running")
+        return self.guard.poll() is None and self.instance.life.status in ("starting", "running")
 
     @property
     def log(self) -> Path:
@@ -127,10 +141,10 @@ class Session:
             self._tell_losses()
             if self.guard.poll() is not None:
                 life = self.instance.life
-                if life.get("asked"):
+                if life.asked:
                     return
-                fault = "oom" if life.get("oom") else "died"
-                how = ending(life.get("code"), oom=bool(life.get("oom")))
+                fault = "oom" if life.oom else "died"
+                how = ending(life.code, oom=life.oom)
                 raise self._fail(fault, f"{self.recipe.engine} {how} after it was ready")
             time.sleep(ASK_S)
 
@@ -146,21 +160,30 @@ class Session:
         if not (self.run.path / "guard.log").stat().st_size:
             (self.run.path / "guard.log").unlink()
         life = self.instance.life
-        self.oom = bool(life.get("oom"))
-        if life and not self._failed:
-            told: dict[str, Any] = {
-                name: life.get(name) for name in ("code", "signals", "oom", "killed", "log_bytes", "lost_bytes")
-            }
-            self.run.event("engine.stopped" if self.instance.ready else "attempt.stopped", id=self.instance.id, **told)
+        self.oom = life.oom
+        if life.known and not self._failed:
+            self.run.event(self._stopped(life))
         state.forget(self.instance.id)
         self.watch.tail.close()
+
+    def _stopped(self, life: Life) -> Stopped:
+        kind = EngineStopped if self.instance.ready else AttemptStopped
+        return kind(
+            id=self.instance.id,
+            code=life.code,
+            signals=tuple(life.signals),
+            oom=life.oom,
+            killed=life.killed,
+            log_bytes=life.log_bytes,
+            lost_bytes=life.lost_bytes,
+        )
 
     def detach(self) -> None:
         """Let it go on without us."""
         self._say(b"detach\n")
         self.instance = state.changed(self.instance, detached=True)
         self._detached = True
-        self.run.event("engine.detached", id=self.instance.id)
+        self.run.event(EngineDetached(id=self.instance.id))
 
     def settle(self) -> None:
         """Let the log catch up with what was just seen on the wire, until it names a cause."""
@@ -190,18 +213,16 @@ class Session:
         while self.watch.look():
             pass
         life = self.instance.life
-        if life.get("error"):
-            raise self._fail("unstartable", f"{self.recipe.engine} cannot be started: {life['error']}")
-        code = life.get("code")
-        if code == 0:
+        if life.error:
+            raise self._fail("unstartable", f"{self.recipe.engine} cannot be started: {life.error}")
+        if life.code == 0:
             raise self._fail("quit", f"{self.recipe.engine} ended with code 0 without ever serving")
-        memory = bool(life.get("oom"))
-        what = f"{self.recipe.engine} {ending(code, oom=memory)} while {self.watch.seen.where}"
-        raise self._fail("oom" if memory else "exited", what)
+        what = f"{self.recipe.engine} {ending(life.code, oom=life.oom)} while {self.watch.seen.where}"
+        raise self._fail("oom" if life.oom else "exited", what)
 
     def _raise_if_dying(self) -> None:
         """A broken connection is often the first sign of an end that the guard is still cleaning up after."""
-        engine = int(self.instance.life.get("engine") or 0)
+        engine = self.instance.life.engine
         until = time.monotonic() + DYING_S
         while engine and state.start_tick(engine) >= 0 and time.monotonic() < until:
             time.sleep(LOOK_S / 2)
@@ -222,9 +243,17 @@ class Session:
         if fault == "mute":
             self.settle()
         problem = failed(fault, what, self.watch.search, log=str(self.log))
-        told: dict[str, Any] = {"message": problem.message, "remedy": problem.hint, "finding": problem.finding}
-        kind = "engine.died" if self.instance.ready else "attempt.failed"
-        self.run.event(kind, id=self.instance.id, fault=fault, seconds=time.monotonic() - self.watch.started, **told)
+        kind = EngineDied if self.instance.ready else AttemptFailed
+        self.run.event(
+            kind(
+                id=self.instance.id,
+                fault=fault,
+                seconds=time.monotonic() - self.watch.started,
+                message=problem.message,
+                remedy=problem.hint,
+                finding=problem.finding,
+            )
+        )
         self._failed = True
         return problem
 
@@ -233,14 +262,21 @@ class Session:
         self._tell_losses()
         self.instance = state.changed(self.instance, ready=time.time())
         self.facts = facts.gather(self.endpoint, self.watch.seen)
-        about: dict[str, Any] = {"base_url": self.endpoint.base_url, "model": self.endpoint.model, "facts": self.facts}
-        self.run.event("attempt.ready", id=self.instance.id, startup_s=self.startup_s, **about)
+        self.run.event(
+            AttemptReady(
+                id=self.instance.id,
+                model=self.endpoint.model,
+                base_url=self.endpoint.base_url,
+                startup_s=self.startup_s,
+                facts=self.facts,
+            )
+        )
         self._note_phase()
 
     def _hear(self, news: Event | Finding) -> None:
         """Journal what the log tells, and pass it on."""
         if isinstance(news, Finding):
-            self.run.event("engine.finding", **codec.plain(news))
+            self.run.event(EngineFinding(**codec.plain(news)))
         elif self.watch.seen.phase != self._phase:
             self._note_phase()
         if self.listener:
@@ -249,19 +285,27 @@ class Session:
     def _tell_losses(self) -> None:
         """A full disk does not stop an engine; it is told once."""
         life = self.instance.life
-        if life.get("lost_bytes") and not self._lossy:
+        if life.lost_bytes and not self._lossy:
             self._lossy = True
-            cause = f"{self.log} cannot be written ({life.get('lost_why')}): the engine goes on, its log is being lost"
-            remedy = "free space where runs live, or give another place with --runs"
-            told = {"symptom": "host-disk-full", "area": "host", "severity": "warning", "line": 0, "text": ""}
-            self._hear(Finding(**told, cause=cause, remedy=remedy))  # type: ignore[arg-type]
+            cause = f"{self.log} cannot be written ({life.lost_why}): the engine goes on, its log is being lost"
+            self._hear(
+                Finding(
+                    symptom="host-disk-full",
+                    area="host",
+                    severity="warning",
+                    line=0,
+                    text="",
+                    cause=cause,
+                    remedy="free space where runs live, or give another place with --runs",
+                )
+            )
 
     def _note_phase(self) -> None:
         before, self._phase = self._phase, self.watch.seen.phase if not self.instance.ready else "ready"
         if before:
-            self.run.event("engine.done", phase=before)
+            self.run.event(PhaseDone(phase=before))
         if self._phase not in ("ready", before):
-            self.run.event("engine.started", phase=self._phase)
+            self.run.event(PhaseStarted(phase=self._phase))
 
 
 def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None) -> Session:
@@ -276,16 +320,20 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
         if not order.nodes:  # which were looked at by `nodes.check`
             preflight.check(order.deployment, order.launch, order.argv)
         run.write("recipe.toml", codec.to_toml(recipe))
-        told: dict[str, Any] = {
-            "argv": order.argv,
-            "env": order.launch.env,
-            "port": order.launch.port,
-            "gpus": order.gpus,
-        }
-        run.event("attempt.started", id=name, model=recipe.checkpoint, engine=recipe.engine, **told)
+        run.event(
+            AttemptStarted(
+                id=name,
+                model=recipe.checkpoint,
+                engine=recipe.engine,
+                argv=tuple(order.argv),
+                env=dict(order.launch.env),
+                port=order.launch.port,
+                gpus=tuple(order.gpus),
+            )
+        )
         log = run.path / "engine.log"
         begins = log.stat().st_size if log.exists() else 0
-        guard = _spawn(order, run, name, [lease.descriptor for lease in leases], ladder or ())
+        guard = _spawn(order, run, name, tuple(lease.descriptor for lease in leases), ladder or ())
     instance = state.save(
         state.Instance(
             id=name,
@@ -318,24 +366,25 @@ def _ended(name: str) -> bool:
         time.sleep(LOOK_S)
 
 
-def _spawn(order: Order, run: Run, name: str, leases: list[int], ladder: Ladder) -> "subprocess.Popen[bytes]":
+def _spawn(order: Order, run: Run, name: str, leases: tuple[int, ...], ladder: Ladder) -> "subprocess.Popen[bytes]":
     contained = engines.contained(order.recipe)
-    after = [order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}"] if contained else []
-    document = {
-        "mark": state.mark(name),
-        "argv": order.argv,
+    after = (order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if contained else ()
+    env = {} if contained or order.nodes else order.launch.env
+    guarded = GuardOrder(
+        mark=state.mark(name),
+        argv=tuple(order.argv),
         # Unbuffered: what a Python engine prints must be in the log before it dies, not after.
-        "env": {"PYTHONUNBUFFERED": "1", **({} if contained or order.nodes else order.launch.env), **order.secrets},
-        "hide": list(order.secrets.values()),
-        "log": str(run.path / "engine.log"),
-        "life": str(state.life_path(name)),
-        "cwd": os.getcwd(),
-        "leases": leases,
-        "oom": oom.counters(),
-        "ladder": list(ladder) or [(sign.name, wait) for sign, wait in LADDER],
-        "after": ["scancel", order.job] if order.job else after,
-    }
-    return under_guard(name, run, document, leases)
+        env={"PYTHONUNBUFFERED": "1", **env, **order.secrets},
+        hide=tuple(order.secrets.values()),
+        log=str(run.path / "engine.log"),
+        life=str(state.life_path(name)),
+        cwd=os.getcwd(),
+        leases=leases,
+        oom=tuple(oom.counters()),
+        ladder=tuple(ladder),
+        after=("scancel", order.job) if order.job else after,
+    )
+    return under_guard(name, run, guarded)
 
 
 @contextlib.contextmanager

@@ -10,16 +10,17 @@ A lease is a lock on an open file, so the kernel gives it back whatever happens 
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from moebox import codec, files
 from moebox.errors import BadInput, Outside, suggest
-from moebox.serve.guard import MARK
+from moebox.serve.guard import MARK, Life
 
 
 def state_dir() -> Path:
@@ -57,21 +58,22 @@ class Instance:
         return self.guard > 0 and start_tick(self.guard) == self.guard_started
 
     @property
-    def life(self) -> dict[str, Any]:
-        """What its guard last wrote."""
+    def life(self) -> Life:
+        """What its guard last wrote; blank before its first word."""
         try:
-            value = json.loads(life_path(self.id).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+            return msgspec.json.decode(life_path(self.id).read_bytes(), type=Life)
+        except (OSError, msgspec.DecodeError):
+            return Life()
 
     @property
     def status(self) -> str:
         """starting, ready, stopping, exited, or lost: the guard vanished without a word."""
-        life = self.life
-        if self.alive:
-            return "stopping" if life.get("status") == "stopping" else ("ready" if self.ready else "starting")
-        return "exited" if life.get("status") == "exited" else "lost"
+        written = self.life.status
+        if not self.alive:
+            return "exited" if written == "exited" else "lost"
+        if written == "stopping":
+            return written
+        return "ready" if self.ready else "starting"
 
 
 def instances_dir() -> Path:

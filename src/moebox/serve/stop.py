@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from moebox.core.event import EngineStopped
 from moebox.engines import LABEL
 from moebox.serve import state
 from moebox.serve.guard import LADDER
@@ -27,14 +28,14 @@ def stop(instance: state.Instance) -> list[str]:
         if instance.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(instance.guard, signal.SIGKILL)
-    signals = list(instance.life.get("signals", []))
+    signals = list(instance.life.signals)
     swept = sweep(instance.id)
     if instance.container:
         remove_container(instance.runtime, instance.container)
     if instance.job and shutil.which("scancel"):
         subprocess.run(["scancel", instance.job], capture_output=True, timeout=60, check=False)
     if os.path.isdir(instance.run):
-        Run(Path(instance.run)).event("engine.stopped", id=instance.id, signals=signals, swept=swept)
+        Run(Path(instance.run)).event(EngineStopped(id=instance.id, signals=tuple(signals), swept=swept))
     state.forget(instance.id)
     return signals + ["SIGKILL"] * bool(swept)
 

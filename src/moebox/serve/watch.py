@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moebox.doctor.logs import DIGITS, Finding, Search
+from moebox.core.symptom import Finding
+from moebox.doctor.logs import DIGITS, Search
 from moebox.engines import rooms
 from moebox.engines.events import Event
 from moebox.serve.tail import Tail

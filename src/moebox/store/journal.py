@@ -7,12 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebox import codec
+from moebox import codec, loose
+from moebox.core.event import Event, event_of
 from moebox.errors import BadInput
 from moebox.store import plain
 
 LARGEST = 512 * 2**20  # bytes of the whole
 LONGEST = 8 * 2**20  # bytes; a line longer than this is not an event of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An event and its moment (seconds since the epoch; 0 where the line does not say)."""
+
+    time: float
+    event: Event
+
+    @property
+    def kind(self) -> str:
+        """The event's."""
+        return self.event.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +42,7 @@ class Torn:
 class Journal:
     """What a journal holds, and what of it could not be read."""
 
-    events: tuple[dict[str, Any], ...] = ()
+    entries: tuple[Entry, ...] = ()
     torn: tuple[Torn, ...] = ()
 
     @property
@@ -41,9 +55,10 @@ class Journal:
         ]
 
 
-def line_of(time: float, kind: str, data: dict[str, Any]) -> bytes:
+def line_of(time: float, event: Event) -> bytes:
     """One event as it stands in the file, newline included."""
-    text = json.dumps({"time": time, "kind": kind, "data": finite(codec.plain(data))}, ensure_ascii=False)
+    document = {"time": time, "kind": event.kind, "data": finite(codec.plain(event.data))}
+    text = json.dumps(document, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -71,19 +86,19 @@ def read(path: Path) -> Journal:
         return Journal()
     except BadInput:  # a link, a pipe, or a file that no run wrote
         return Journal(torn=(Torn(line=0, bytes=0, last=False),))
-    events: list[dict[str, Any]] = []
+    entries: list[Entry] = []
     torn: list[Torn] = []
     lines = raw.split(b"\n")
     for number, line in enumerate(lines, 1):
-        event = parse(line)
-        if event is not None:
-            events.append(event)
+        entry = parse(line)
+        if entry is not None:
+            entries.append(entry)
         elif line.strip():
             torn.append(Torn(line=number, bytes=len(line), last=number == len(lines)))
-    return Journal(events=tuple(events), torn=tuple(torn))
+    return Journal(entries=tuple(entries), torn=tuple(torn))
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
+def parse(line: bytes) -> Entry | None:
     """The event on one line, or None where there is none."""
     if not line.startswith(b"{") or len(line) > LONGEST:
         return None
@@ -93,9 +108,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         return None
-    moment, data = value.get("time"), value.get("data")
-    time = float(moment) if isinstance(moment, int | float) and math.isfinite(moment) else 0.0
-    return {**value, "time": time, "data": data if isinstance(data, dict) else {}}
+    return Entry(time=loose.figure(value, "time") or 0.0, event=event_of(value["kind"], loose.inner(value, "data")))
 
 
 def finite(value: Any) -> Any:

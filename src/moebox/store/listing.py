@@ -4,9 +4,10 @@ import calendar
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from moebox.core.event import simulated
 from moebox.errors import BadInput
+from moebox.loose import figure, truth
 from moebox.store import plain
 from moebox.store.run import Run, runs_dir
 
@@ -46,27 +47,26 @@ def brief(run: Run) -> Brief:
     """One run in a list."""
     journal = run.journal()
     notes = list(journal.notes)
-    about: Any = {}
+    about: object = None
     try:
         about = run.read_json("run.json")
     except BadInput as problem:
         notes.append(problem.message)
-    about = about if isinstance(about, dict) else {}
-    times = [event["time"] for event in journal.events if event["time"] > 0]
-    created = about.get("created")
-    started = float(created) if isinstance(created, int | float) else stamp_of(run.id) or min(times, default=0.0)
+    entries = journal.entries
+    times = [entry.time for entry in entries if entry.time > 0]
+    started = figure(about, "created") or stamp_of(run.id) or min(times, default=0.0)
     return Brief(
         id=run.id,
         path=str(run.path),
         started=started,
         last=max(times, default=started),
-        last_kind=journal.events[-1]["kind"] if journal.events else "",
-        events=len(journal.events),
+        last_kind=entries[-1].kind if entries else "",
+        events=len(entries),
         measurements=len(list(run.path.glob("measurements/*.json"))),
         verdicts=len(list(run.path.glob("verdicts/*.json"))),
         bytes=sum(file.lstat().st_size for file in run.path.rglob("*") if plain.is_plain(file)),
         live=run.held,
-        simulation=bool(about.get("simulation")) or any(event["data"].get("simulation") for event in journal.events),
+        simulation=truth(about, "simulation") or any(simulated(entry.event) for entry in entries),
         report=(run.path / "report.html").exists(),
         notes=tuple(notes),
     )

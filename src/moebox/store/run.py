@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moebox import __version__, codec, files
+from moebox.core.event import Event, JournalLost
 from moebox.errors import BadInput
 from moebox.store import journal, plain
 
 FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the quota, the shell's file limit
 LATEST = "latest"
+PIPELINE, PIPELINE_BEFORE = "pipeline.json", "story.json"  # what `moebox run` keeps; its name up to 0.1
 
 
 def runs_dir() -> Path:
@@ -115,22 +117,22 @@ class Run:
             return False
         return False
 
-    def event(self, kind: str, /, *, sync: bool = False, **data: Any) -> None:
+    def event(self, event: Event, *, sync: bool = False) -> None:
         """Append one event; `sync` forces it to disk before going on."""
         path, now = self.path / "events.jsonl", time.time()
         lines = b""
         if self.lost:
-            lines = journal.line_of(now, "journal.lost", {"files": dict(self.lost)})
+            lines = journal.line_of(now, JournalLost(files=dict(self.lost)))
         try:
-            journal.append(path, lines + journal.line_of(now, kind, data), sync=sync)
+            journal.append(path, lines + journal.line_of(now, event), sync=sync)
         except OSError as problem:
             self._losing("events.jsonl", problem)
             return
         self.lost.clear()
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Event]:
         """Events in order; a torn line is passed over (`journal` tells which)."""
-        yield from self.journal().events
+        return (entry.event for entry in self.journal().entries)
 
     def journal(self) -> journal.Journal:
         """The events and what of the journal could not be read."""
@@ -160,6 +162,11 @@ class Run:
         """A JSON file of the run, or None where there is none."""
         path = self.path / name
         return plain.load_json(path) if path.is_symlink() or path.exists() else None
+
+    def read_pipeline(self) -> Any:
+        """The file of `moebox run`, also under its earlier name; None where the run is no pipeline."""
+        document = self.read_json(PIPELINE)
+        return self.read_json(PIPELINE_BEFORE) if document is None else document
 
     def _losing(self, name: str, problem: OSError) -> None:
         """Count a write that a full disk refused; anything else is raised."""

@@ -10,16 +10,18 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from moebox import codec, files
 from moebox.errors import BadInput
+from moebox.loose import Json, as_json, figure, rows, truth, words
 from moebox.store.listing import looks_like_one, stamp_of
-from moebox.store.run import Run, runs_dir
+from moebox.store.run import PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
 Verdict = Literal["", "pass", "warn", "fail"]
 LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
-WATCHED = ("events.jsonl", "story.json", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements")
+_FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements")
+WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
 FORMAT = 1
 
 
@@ -84,21 +86,20 @@ def _state(folder: Path) -> str:
 def summarize(run: Run) -> Summary:
     """One run's row, from what is there; a file that cannot be read costs its own columns."""
     recipe, box = _toml(run.path / "recipe.toml"), _toml(run.path / "box.toml")
-    story = _json(run.path / "story.json")
-    request = _table(story, "request")
+    pipeline = _json(run.path / PIPELINE) or _json(run.path / PIPELINE_BEFORE)
     best = _fastest(run.path / "measurements")
     return Summary(
         id=run.id,
         started=stamp_of(run.id),
-        model=_text(recipe, "served_name") or _text(recipe, "model") or _text(request, "model"),
+        model=_text(recipe, "served_name", "model") or _text(pipeline, "request.model"),
         engine=_text(recipe, "engine"),
         box=_text(box, "name"),
         verdict=_verdict(run.path),
-        output_tok_s=_number(best, "output_throughput"),
-        ttft_ms=_number(best, "mean_ttft_ms"),
-        failed=_failed(story),
-        step=_step(story),
-        simulation=story.get("simulated") is True or _table(_json(run.path / "run.json"), "").get("simulation") is True,
+        output_tok_s=figure(best, "output_throughput"),
+        ttft_ms=figure(best, "mean_ttft_ms"),
+        failed=_failed(pipeline),
+        step=_step(pipeline),
+        simulation=truth(pipeline, "simulated") or truth(_json(run.path / "run.json"), "simulation"),
     )
 
 
@@ -113,41 +114,25 @@ def _verdict(folder: Path) -> Verdict:
     return ""
 
 
-def _fastest(folder: Path) -> dict[str, Any]:
-    rows = [_json(path) for path in sorted(folder.glob("*.json"))[:256]]
-    return max(rows, key=lambda row: _number(row, "output_throughput") or 0.0, default={})
+def _fastest(folder: Path) -> Json:
+    documents = [_json(path) for path in sorted(folder.glob("*.json"))[:256]]
+    return max(documents, key=lambda row: figure(row, "output_throughput") or 0.0, default={})
 
 
-def _failed(story: dict[str, Any]) -> str:
-    for row in _steps(story):
-        if row.get("state") == "failed":
-            return f"{_text(row, 'name')}: {_text(row, 'why')}"[:300]
+def _failed(pipeline: Json) -> str:
+    for step in rows(pipeline, "steps"):
+        if step.get("state") == "failed":
+            return f"{_text(step, 'name')}: {_text(step, 'why')}"[:300]
     return ""
 
 
-def _step(story: dict[str, Any]) -> str:
-    begun = [_text(row, "name") for row in _steps(story) if row.get("state") in ("running", "done", "failed")]
-    return begun[-1] if begun else ""
+def _step(pipeline: Json) -> str:
+    begun = [step for step in rows(pipeline, "steps") if step.get("state") in ("running", "done", "failed")]
+    return _text(begun[-1], "name") if begun else ""
 
 
-def _steps(story: dict[str, Any]) -> list[dict[str, Any]]:
-    steps = story.get("steps")
-    return [row for row in steps if isinstance(row, dict)] if isinstance(steps, list) else []
-
-
-def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name) if name else document
-    return value if isinstance(value, dict) else {}
-
-
-def _text(document: dict[str, Any], name: str) -> str:
-    value = document.get(name)
-    return value[:200] if isinstance(value, str) else ""
-
-
-def _number(document: dict[str, Any], name: str) -> float | None:
-    value = document.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _text(document: Json, *names: str) -> str:
+    return words(document, *names)[:200]
 
 
 def _read(path: Path) -> bytes:
@@ -161,15 +146,14 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Json:
     try:
-        document = json.loads(_read(path) or b"{}")
-    except ValueError:
+        return as_json(json.loads(_read(path) or b"{}"))
+    except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path) -> Json:
     try:
         return tomllib.loads(_read(path).decode("utf-8", "replace"))
     except tomllib.TOMLDecodeError:

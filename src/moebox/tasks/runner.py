@@ -9,6 +9,7 @@ from typing import Protocol
 
 from moebox import codec, sandbox
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import TaskBegan, TaskEnded
 from moebox.errors import Outside
 from moebox.store import Run
 from moebox.stream.limits import served_limits
@@ -186,13 +187,13 @@ def _labour(
         except queue.Empty:
             return
         listener.began(name)
-        run.event("task.begin", job=name.id)
+        run.event(TaskBegan(job=name.id))
         result = _do_job(name, worker, run, options, listener, until, state)
         with state.lock:
             others = tuple(other for other in state.task_run.results if other.id != result.id)
             state.task_run = replace(state.task_run, results=(*others, result))
             save(state.task_run, run)
-            run.event("task.end", job=name.id, solved=result.solved, end=result.end, wrong=result.wrong)
+            run.event(TaskEnded(job=name.id, solved=result.solved, end=result.end, wrong=result.wrong))
         listener.ended(result)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from moebox import codec
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import RungDone
 from moebox.core.habits import recognised
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName
@@ -264,7 +265,7 @@ def _kept(run: Run | None, verdict: Verdict) -> Verdict:
         return verdict
     name = f"verdicts/{NAMES.index(verdict.name):02d}-{verdict.name}.json"
     run.write_json(name, _trimmed(codec.plain(verdict)))
-    run.event("verify.rung", name=verdict.name, verdict=verdict.verdict, reason=verdict.reason)
+    run.event(RungDone(name=verdict.name, verdict=verdict.verdict, reason=verdict.reason))
     return replace(verdict, evidence=name)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from moebox.doctor.logs import search
 from moebox.errors import BadInput
-from moebox.flows import story as stories
+from moebox.flows import pipeline as pipelines
+from moebox.loose import Json
 from moebox.report.block import Section
 from moebox.report.decision import Decision, decide
 from moebox.report.expect import foretold
@@ -18,7 +19,7 @@ from moebox.report.reading import read
 from moebox.report.sections import attempts, climb, ladder, performance, problems, tables
 from moebox.report.svg import sparkline
 from moebox.report.words import clock
-from moebox.store import Run
+from moebox.store import PIPELINE, PIPELINE_BEFORE, Run
 from moebox.units import seconds
 
 LOOK_S = 0.3  # how often the folder is looked at
@@ -83,7 +84,7 @@ def view(run: Run) -> View:
 def run_document(run: Run) -> dict[str, Any]:
     """The pipeline's own file; empty where the run is no pipeline."""
     try:
-        document = run.read_json(stories.FILE)
+        document = run.read_pipeline()
     except BadInput:
         return {}
     return document if isinstance(document, dict) else {}
@@ -122,7 +123,7 @@ def left(run: Run, document: dict[str, Any]) -> str:
     """How long the rest takes, going by the last run of the same model; "" when nobody knows."""
     request = document.get("request")
     model = request.get("model", "") if isinstance(request, dict) else ""
-    last = stories.expected(run, str(model))
+    last = pipelines.expected(run, str(model))
     if not last:
         return ""
     rest = sum(last.get(step.name, 0.0) for step in steps(document) if step.state in ("waiting", "running"))
@@ -150,11 +151,11 @@ def meaning(line: str) -> str:
 
 def events(run: Run) -> list[tuple[str, str, str]]:
     """The newest events, newest first: moment, kind, what of the data fits in a line."""
-    rows = run.journal().events[-SHOWN_EVENTS:]
-    return [(clock(event["time"])[11:19], event["kind"], brief(event["data"])) for event in reversed(rows)]
+    rows = run.journal().entries[-SHOWN_EVENTS:]
+    return [(clock(entry.time)[11:19], entry.kind, brief(entry.event.data)) for entry in reversed(rows)]
 
 
-def brief(data: dict[str, object]) -> str:
+def brief(data: Json) -> str:
     """An event's data in one line, numbers as people write them."""
     plain = ((key, value) for key, value in data.items() if isinstance(value, str | int | float) and value != "")
     words = [f"{key} {_shown(value)}" for key, value in plain]
@@ -164,7 +165,7 @@ def brief(data: dict[str, object]) -> str:
 
 def state(run: Run) -> tuple[int, ...]:
     """Changes whenever something was written: sizes and times of what the page shows."""
-    names = ("events.jsonl", stories.FILE, "engine.log")
+    names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log")
     paths = [run.path / name for name in names]
     paths += [*run.path.glob("verdicts/*.json"), *run.path.glob("measurements/*.json")]
     stats = [path.stat() for path in paths if path.exists()]

@@ -1,18 +1,19 @@
 """climb.json, or the climb's events, to the table of steps."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from moebox.core.event import ClimbStep
 from moebox.loose import Json, figure, inner, rows, truth, words
 from moebox.report.reading.verified import mark_of
 from moebox.report.story import Step
+from moebox.store import Entry
 
 
-def steps_of(document: Any, events: Sequence[dict[str, Any]]) -> list[Step]:
+def steps_of(document: object, entries: Sequence[Entry]) -> list[Step]:
     """Every step in order: from the finished table, else from the journal."""
     table = rows(document, "steps", "table", "rows")
     if not table:
-        table = [event["data"] for event in events if event["kind"] in ("climb.step", "climb.kept", "climb.dropped")]
+        table = [entry.event.data for entry in entries if isinstance(entry.event, ClimbStep)]
     return [step_of(row) for row in table]
 
 

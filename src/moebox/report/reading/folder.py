@@ -1,19 +1,20 @@
 """A run folder to a story: each file on its own, so that one bad file costs only itself."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from moebox import codec
 from moebox.core.box import Box
+from moebox.core.event import AttemptEnded, AttemptReady, AttemptStarted, EngineFactsSaid, simulated
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
-from moebox.loose import figure, inner, rows, texts, truth, words
+from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
-from moebox.report.story import Device, Story
-from moebox.store import FORMAT, Run, plain
+from moebox.report.story import Device, Level, Story
+from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
 from moebox.tasks import runner
 
@@ -22,7 +23,8 @@ OURS = {
     "run.json",
     "events.jsonl",
     "plan.json",
-    "story.json",
+    PIPELINE,
+    PIPELINE_BEFORE,
     "verify.json",
     "climb.json",
     "compare.json",
@@ -35,11 +37,10 @@ OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "
 def read(run: Run) -> Story:
     """The story of one run, as far as its folder tells."""
     gaps: list[str] = []
-    about = attempt(gaps, lambda: run.read_json("run.json"))
-    about = about if isinstance(about, dict) else {}
+    about = as_json(attempt(gaps, lambda: run.read_json("run.json")))
     journal = run.journal()
-    gaps += journal.notes + happened.losses_of(journal.events)
-    if not journal.events:
+    gaps += journal.notes + happened.losses_of(journal.entries)
+    if not journal.entries:
         gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
     form = figure(about, "format")
     if form is not None and form != FORMAT:
@@ -50,11 +51,11 @@ def read(run: Run) -> Story:
     levels, unread = measured.read(run.path / "measurements")
     rungs, unreadable = verified.read(run.path / "verdicts")
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
-    told = attempt(gaps, lambda: run.read_json("story.json"))
-    attempts = happened.attempts_of(journal.events)
-    problems = happened.problems_of(journal.events, attempts)
-    real, kv_tokens, real_note = happened.real_of(journal.events)
-    moments = [event["time"] for event in journal.events if event["time"] > 0]
+    told = attempt(gaps, lambda: run.read_pipeline())
+    attempts = happened.attempts_of(journal.entries)
+    problems = happened.problems_of(journal.entries, attempts)
+    real, kv_tokens, real_note = happened.real_of(journal.entries)
+    moments = [entry.time for entry in journal.entries if entry.time > 0]
     gaps += unread + unreadable
     gaps += absent(run.path, levels=bool(levels), rungs=bool(rungs))
     return Story(
@@ -67,7 +68,7 @@ def read(run: Run) -> Story:
         ended=max(moments, default=0.0),
         version=words(about, "moebox"),
         live=run.held,
-        simulation=truth(told, "simulated") or simulated(about, journal.events, levels),
+        simulation=truth(told, "simulated") or from_twin(about, journal.entries, levels),
         imported=truth(about, "imported"),
         sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
         box=box,
@@ -77,24 +78,24 @@ def read(run: Run) -> Story:
         real=tuple(filled(real, box)),
         real_note=real_note,
         kv_tokens=kv_tokens,
-        facts=facts_of(about, journal.events),
+        facts=facts_of(about),
         levels=tuple(levels),
         rungs=tuple(rungs),
         attempts=tuple(attempts),
-        steps=tuple(climbed.steps_of(climb, journal.events)),
+        steps=tuple(climbed.steps_of(climb, journal.entries)),
         problems=tuple(problems),
         failure=happened.failure_of(told, attempts, problems),
         tasks=attempt(gaps, lambda: runner.take_up(run)),
         kernels=tuple(kernels.kernels_of(attempt(gaps, lambda: run.read_json("kernels.json")))),
-        phases=tuple(steps_of(told) or happened.phases_of(journal.events)),
-        commands=commands_of(run.path, about, journal.events),
-        versions=versions_of(about, box, journal.events),
+        phases=tuple(steps_of(told) or happened.phases_of(journal.entries)),
+        commands=commands_of(run.path, about, journal.entries),
+        versions=versions_of(about, box, journal.entries),
         notes=tuple(texts(about, "notes")),
         gaps=tuple(gaps),
     )
 
 
-def steps_of(told: Any) -> list[tuple[str, float, float]]:
+def steps_of(told: object) -> list[tuple[str, float, float]]:
     """The steps of a whole story, one after the other."""
     spans, clock = [], 0.0
     for row in rows(told, "steps"):
@@ -171,30 +172,29 @@ def absent(folder: Path, *, levels: bool, rungs: bool) -> list[str]:
     return notes
 
 
-def simulated(about: dict[str, Any], events: tuple[dict[str, Any], ...], levels: list[Any]) -> bool:
+def from_twin(about: Json, entries: Sequence[Entry], levels: Sequence[Level]) -> bool:
     """Whether any of it came from the twin instead of an engine."""
     return (
         truth(about, "simulation")
-        or any(truth(event["data"], "simulation", "simulated") for event in events)
+        or any(simulated(entry.event) for entry in entries)
         or any(level.simulation for level in levels)
     )
 
 
-def facts_of(about: dict[str, Any], events: tuple[dict[str, Any], ...]) -> tuple[tuple[str, str], ...]:
-    """What the engine said of itself, and what an import says beside it."""
-    facts: dict[str, str] = {str(key): words({"value": value}, "value") for key, value in inner(about, "facts").items()}
-    for event in events:
-        if event["kind"].endswith(("facts", "fact", "ready")):
-            name = words(event["data"], "name")
-            if name:
-                facts[name.replace("_", " ")] = words(event["data"], "value", "text")
+def facts_of(about: Json) -> tuple[tuple[str, str], ...]:
+    """What an import says beside the figures."""
+    facts = {str(key): words({"value": value}, "value") for key, value in inner(about, "facts").items()}
     return tuple((key, value) for key, value in facts.items() if value)
 
 
-def commands_of(folder: Path, about: dict[str, Any], events: tuple[dict[str, Any], ...]) -> tuple[tuple[str, str], ...]:
+def commands_of(folder: Path, about: Json, entries: Sequence[Entry]) -> tuple[tuple[str, str], ...]:
     """The launch that worked last, and what an import brought along."""
     found = [(words(row, "title"), words(row, "text")) for row in rows(about, "commands")]
-    launches = [happened.command_of(event["data"]) for event in events if event["kind"].startswith("attempt")]
+    launches = [
+        happened.command_of(entry.event.argv)
+        for entry in entries
+        if isinstance(entry.event, AttemptStarted | AttemptEnded)
+    ]
     line = next((one for one in reversed(launches) if one), "")
     if line:
         found.append(("Launch", line))
@@ -204,19 +204,16 @@ def commands_of(folder: Path, about: dict[str, Any], events: tuple[dict[str, Any
     return tuple(found)
 
 
-def versions_of(
-    about: dict[str, Any], box: Box | None, events: tuple[dict[str, Any], ...]
-) -> tuple[tuple[str, str], ...]:
+def versions_of(about: Json, box: Box | None, entries: Sequence[Entry]) -> tuple[tuple[str, str], ...]:
     """Software as it was found."""
     found: dict[str, str] = {}
     if box and box.host:
         host = box.host
         found |= {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
         found |= {**host.engines, **host.runtimes}
-    for event in events:
-        version = words(event["data"], "engine_version", "facts.version")
-        if version:
-            found["engine"] = version
+    for entry in entries:
+        if isinstance(entry.event, AttemptReady | EngineFactsSaid) and entry.event.facts.version:
+            found["engine"] = entry.event.facts.version
     found |= {str(key): words({"value": value}, "value") for key, value in inner(about, "versions").items()}
     if about.get("moebox"):
         found.setdefault("moebox", str(about["moebox"]))

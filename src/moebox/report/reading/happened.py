@@ -1,112 +1,139 @@
-"""events.jsonl to attempts, problems, memory as it really was, and phases in time.
-
-Kinds are matched by their words, not by one exact list, so that journals of other versions still tell their story.
-"""
+"""events.jsonl to attempts, problems, memory as it really was, and phases in time."""
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from moebox.loose import figure, inner, rows, texts, truth, words
+from moebox import codec
+from moebox.core.event import (
+    AttemptEnded,
+    AttemptFailed,
+    AttemptReady,
+    AttemptStarted,
+    AttemptStopped,
+    EngineFactsSaid,
+    EngineFinding,
+    Event,
+    JournalLost,
+    PhaseDone,
+    PhaseStarted,
+)
+from moebox.loose import rows, words
 from moebox.report.reading.planned import device_of
 from moebox.report.story import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys
+from moebox.store import Entry
 
-Event = dict[str, Any]
-OUTCOMES: dict[str, Outcome] = {
-    **dict.fromkeys(("success", "ready", "ok"), "SUCCESS"),
-    **dict.fromkeys(("partial",), "PARTIAL"),
-    **dict.fromkeys(("failed", "fail", "died", "exited", "timeout", "refused"), "FAILED"),
-    **dict.fromkeys(("stopped", "interrupted"), "STOPPED"),
-    **dict.fromkeys(("started",), "RUNNING"),
+PUBLISHED: dict[str, Outcome] = {
+    "success": "SUCCESS",
+    "partial": "PARTIAL",
+    "failed": "FAILED",
+    "stopped": "STOPPED",
+    "": "RUNNING",
 }
+BEGINS, ENDS = ("started", "start", "begin"), ("finished", "done", "ready", "failed", "end", "stopped")
 
 
-def attempts_of(events: Sequence[Event]) -> list[Attempt]:
-    """Every try at a launch, in order; a try without an end is still running, or was cut off."""
-    tries: dict[int, dict[str, Any]] = {}
+def attempts_of(entries: Sequence[Entry]) -> list[Attempt]:
+    """Every attempt at a launch, in order; one without an end is still running, or was cut off."""
+    attempts: dict[int, Attempt] = {}
     current = 0
-    for event in events:
-        head, _, tail = event["kind"].partition(".")
-        if head != "attempt":
-            continue
-        data = event["data"]
-        number = int(figure(data, "number", "attempt") or (current + 1 if tail == "started" else max(current, 1)))
-        current = number
-        one = tries.setdefault(number, {"started": event["time"]})
-        one.update({key: value for key, value in data.items() if value not in (None, "")})
-        one["ended"] = event["time"]
-        outcome = OUTCOMES.get(words(data, "outcome", "result").lower()) or OUTCOMES.get(tail)
-        if outcome and not (outcome == "RUNNING" and "outcome_seen" in one):
-            one["outcome_seen"] = outcome
-    return [attempt_of(number, one) for number, one in sorted(tries.items())]
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, AttemptEnded):
+            current = event.number or current + 1
+            attempts[current] = published(event, current, entry.time)
+        elif isinstance(event, AttemptStarted):
+            current += 1
+            attempts[current] = begun(event, current, entry.time)
+        elif isinstance(event, AttemptReady | AttemptFailed | AttemptStopped):
+            current = max(current, 1)
+            before = attempts.get(current) or Attempt(number=current, outcome="RUNNING", started=entry.time)
+            attempts[current] = replace(ended(before, event), ended=entry.time)
+    return [attempt for _, attempt in sorted(attempts.items())]
 
 
-def attempt_of(number: int, row: dict[str, Any]) -> Attempt:
-    """One try."""
-    finding = inner(row, "finding", "symptom")
-    undated = truth(row, "undated")
+def published(event: AttemptEnded, number: int, time: float) -> Attempt:
+    """An attempt of somebody else's."""
+    moment = 0.0 if event.undated else time
     return Attempt(
         number=number,
-        outcome=row.get("outcome_seen", "RUNNING"),
-        model=words(row, "model", "checkpoint"),
-        configuration=words(row, "configuration", "title") or engine_of(row),
-        command=command_of(row),
-        why=hide_keys(words(row, "why", "reason", "cause", "error", "message") or words(finding, "title", "cause")),
-        remedy=words(row, "remedy") or words(finding, "remedy"),
-        started=0.0 if undated else row["started"],
-        ended=0.0 if undated else row["ended"],
-        source=words(row, "source"),
+        outcome=PUBLISHED[event.outcome],
+        model=event.model,
+        configuration=event.configuration,
+        command=command_of(event.argv),
+        why=hide_keys(event.why),
+        remedy=event.remedy,
+        started=moment,
+        ended=moment,
+        source=event.source,
     )
 
 
-def engine_of(row: dict[str, Any]) -> str:
-    """The engine and the cards it was given."""
-    cards = texts(row, "gpus")
-    words_ = [
-        words(row, "engine"),
-        f"GPU {', '.join(cards)}" if cards else "",
-        f"port {words(row, 'port')}" if row.get("port") else "",
-    ]
-    return ", ".join(word for word in words_ if word)
+def begun(event: AttemptStarted, number: int, time: float) -> Attempt:
+    """A launch, as far as its first event tells."""
+    gpus = f"GPU {', '.join(map(str, event.gpus))}" if event.gpus else ""
+    port = f"port {event.port}" if event.port else ""
+    return Attempt(
+        number=number,
+        outcome="RUNNING",
+        model=event.model,
+        configuration=", ".join(word for word in (event.engine, gpus, port) if word),
+        command=command_of(event.argv),
+        started=time,
+        ended=time,
+    )
 
 
-def command_of(row: dict[str, Any]) -> str:
+def ended(attempt: Attempt, event: AttemptReady | AttemptFailed | AttemptStopped) -> Attempt:
+    """The attempt with what a later event tells of it."""
+    if isinstance(event, AttemptReady):
+        return replace(attempt, outcome="SUCCESS", model=event.model or attempt.model)
+    if isinstance(event, AttemptStopped):
+        return replace(attempt, outcome="STOPPED")
+    cause, remedy = (event.finding.cause, event.finding.remedy) if event.finding else ("", "")
+    return replace(
+        attempt,
+        outcome="FAILED",
+        why=hide_keys(event.message or cause),
+        remedy=event.remedy or remedy,
+    )
+
+
+def command_of(argv: Sequence[str]) -> str:
     """The launch as one line."""
-    launch = inner(row, "launch") or row
-    return hide_keys(shlex.join(texts(launch, "argv", "command")))
+    return hide_keys(shlex.join(argv))
 
 
-def problems_of(events: Sequence[Event], attempts: Sequence[Attempt]) -> list[Problem]:
+def problems_of(entries: Sequence[Entry], attempts: Sequence[Attempt]) -> list[Problem]:
     """Findings of the log matcher and the doctor, the same one counted once."""
-    found: dict[str, Problem] = {}
-    mended = bool(attempts) and attempts[-1].outcome == "SUCCESS"
-    for event in events:
-        tail = event["kind"].rpartition(".")[2]
-        if tail not in ("finding", "symptom", "problem") and event["kind"] != "finding":
-            continue
-        data = inner(event["data"], "finding", "symptom") or event["data"]
-        cause = words(data, "cause")
-        title = (
-            words(data, "title", "name") or first_sentence(cause) or words(data, "symptom", "id") or "unnamed problem"
-        )
-        before = found.get(title)
-        found[title] = Problem(
-            title=title,
-            cause=cause if cause.rstrip(".") != title.rstrip(".") else "",
-            remedy=words(data, "remedy", "remedy_text"),
-            excerpt=hide_keys(words(data, "excerpt", "text", "match")),
-            severity=words(data, "severity") or "warning",
-            source=words(data, "source"),
-            count=(before.count if before else 0) + 1,
-            mended=truth(data, "mended") or (mended and words(data, "severity") == "fatal"),
-        )
-    return list(found.values())
+    problems: dict[str, Problem] = {}
+    fixed = bool(attempts) and attempts[-1].outcome == "SUCCESS"
+    for entry in entries:
+        if isinstance(entry.event, EngineFinding):
+            problem = problem_of(entry.event, fixed=fixed)
+            before = problems.get(problem.title)
+            problems[problem.title] = replace(problem, count=before.count + 1 if before else 1)
+    return list(problems.values())
 
 
-def failure_of(told: Any, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
+def problem_of(finding: EngineFinding, *, fixed: bool) -> Problem:
+    """One finding; a fatal one was fixed where a later attempt serves."""
+    title = finding.title or first_sentence(finding.cause) or finding.symptom or "unnamed problem"
+    return Problem(
+        title=title,
+        cause=finding.cause if finding.cause.rstrip(".") != title.rstrip(".") else "",
+        remedy=finding.remedy,
+        excerpt=hide_keys(finding.excerpt or finding.text),
+        severity=finding.severity or "warning",
+        source=finding.source,
+        mended=finding.mended or (fixed and finding.severity == "fatal"),
+    )
+
+
+def failure_of(told: object, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
     step = next((row for row in rows(told, "steps") if words(row, "state") == "failed"), {})
     launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
@@ -148,42 +175,48 @@ def first_sentence(text: str) -> str:
     return head if len(head) <= 140 else head[:139] + "…"
 
 
-def real_of(events: Sequence[Event]) -> tuple[list[Device], float | None, str]:
+def real_of(entries: Sequence[Entry]) -> tuple[list[Device], float | None, str]:
     """Memory as the engine reported it, its KV capacity in tokens, and a remark on it; the last word counts."""
     devices: list[Device] = []
     kv_tokens, note = None, ""
-    for event in events:
-        data = event["data"]
-        facts = inner(data, "facts") or data
-        found = rows(facts, "devices", "memory.devices", "per_device")
-        if found:
-            devices = [device for device in map(device_of, found) if device.total > 0] or devices
-            note = words(facts, "memory_note") or note
-        kv_tokens = figure(facts, "kv_tokens", "kv_cache_tokens") or kv_tokens
+    for entry in entries:
+        if not isinstance(entry.event, AttemptReady | EngineFactsSaid):
+            continue
+        facts = entry.event.facts
+        told = [device_of(codec.plain(row)) for row in facts.devices]
+        devices = [device for device in told if device.total > 0] or devices
+        note = facts.memory_note or note
+        kv_tokens = facts.kv_tokens or kv_tokens
     return devices, kv_tokens, note
 
 
-def phases_of(events: Sequence[Event]) -> list[tuple[str, float, float]]:
+def phases_of(entries: Sequence[Entry]) -> list[tuple[str, float, float]]:
     """What took how long: pairs of started and finished events by the word before the dot, and engine phases."""
     opened: dict[str, float] = {}
     spans: list[tuple[str, float, float]] = []
-    for event in events:
-        head, _, tail = event["kind"].partition(".")
-        name = words(event["data"], "phase", "step") if head in ("phase", "step", "engine") else head
-        if not name or not event["time"]:
+    for entry in entries:
+        name, tail = phase_of(entry.event)
+        if not name or not entry.time:
             continue
-        if tail in ("started", "start", "begin"):
-            opened.setdefault(name, event["time"])
-        elif tail in ("finished", "done", "ready", "failed", "end", "stopped") and name in opened:
-            spans.append((name, opened.pop(name), event["time"]))
+        if tail in BEGINS:
+            opened.setdefault(name, entry.time)
+        elif tail in ENDS and name in opened:
+            spans.append((name, opened.pop(name), entry.time))
     return spans
 
 
-def losses_of(events: Sequence[Event]) -> list[str]:
+def phase_of(event: Event) -> tuple[str, str]:
+    """What an event is about, and whether that begins or ends with it."""
+    if isinstance(event, PhaseStarted | PhaseDone):
+        return event.phase, event.kind.rpartition(".")[2]
+    head, _, tail = event.kind.partition(".")
+    return ("" if head == "engine" else head), tail
+
+
+def losses_of(entries: Sequence[Entry]) -> list[str]:
     """What a full disk swallowed."""
-    lost: dict[str, int] = {}
-    for event in events:
-        if event["kind"] == "journal.lost":
-            for name, count in inner(event["data"], "files").items():
-                lost[str(name)] = lost.get(str(name), 0) + int(count if isinstance(count, int) else 1)
+    lost: Counter[str] = Counter()
+    for entry in entries:
+        if isinstance(entry.event, JournalLost):
+            lost.update(entry.event.files)
     return [f"{name}: {count} write{'s' * (count != 1)} lost to a full disk" for name, count in lost.items()]

@@ -14,9 +14,9 @@ import pytest
 from moebox import codec
 from moebox.cli import main
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
-from moebox.flows.story import FILE, STEPS, Name
+from moebox.flows.pipeline import PIPELINE, STEPS, Name
 from moebox.phantom import gguf_path
-from moebox.store import Run
+from moebox.store import Entry, Run
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests.verify.oracle.engine"
@@ -86,13 +86,14 @@ def until(found: Any, what: str) -> Any:
 def the_run() -> Run:
     """The only run of this test."""
     home = Path(os.environ["MOEBOX_RUNS"])
-    found = until(lambda: [one for one in home.glob("*") if (one / FILE).exists()], "a run was begun")
+    found = until(lambda: [one for one in home.glob("*") if (one / PIPELINE).exists()], "a run was begun")
     return Run(found[0])
 
 
-def events(run: Run, kind: str, **data: object) -> list[dict[str, Any]]:
+def events(run: Run, kind: str, **data: object) -> list[Entry]:
     """Those of this kind with this data."""
-    return [one for one in run.events() if one["kind"] == kind and data.items() <= one["data"].items()]
+    entries = run.journal().entries
+    return [entry for entry in entries if entry.kind == kind and data.items() <= entry.event.data.items()]
 
 
 def oracles() -> list[psutil.Process]:

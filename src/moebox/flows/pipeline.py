@@ -1,6 +1,6 @@
-"""The story of one `moebox run`: what was asked, how far it came, and how it is taken up again.
+"""The pipeline of one `moebox run`: what was asked, how far it came, and how it is resumed.
 
-RUN/story.json holds both; it is written whole after every step, so that a story killed at any moment goes on from the
+RUN/pipeline.json holds both; it is written whole after every step, so that a run killed at any moment goes on from the
 last step that was done.
 """
 
@@ -12,13 +12,13 @@ from os import strerror
 from typing import Any, Literal
 
 from moebox import codec
+from moebox.core.event import PipelineBegan, PipelineResumed, StepState
 from moebox.errors import BadInput, Outside, UnknownName
-from moebox.store import FULL, Run
+from moebox.loose import figure, rows, words
+from moebox.store import FULL, PIPELINE, Run
 
 Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
 STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
-State = Literal["waiting", "running", "done", "failed", "skipped"]
-FILE = "story.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Step:
     """One step and what came of it."""
 
     name: Name
-    state: State = "waiting"
+    state: StepState = "waiting"
     why: str = ""
     hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Pipeline:
     """The request and its steps."""
 
     request: Request
@@ -62,8 +62,8 @@ class Story:
         """The step of that name."""
         return next(step for step in self.steps if step.name == name)
 
-    def with_step(self, step: Step) -> "Story":
-        """The story with one step changed."""
+    def with_step(self, step: Step) -> "Pipeline":
+        """The pipeline with one step changed."""
         return replace(self, steps=tuple(step if one.name == step.name else one for one in self.steps))
 
     @property
@@ -81,7 +81,7 @@ def check(names: Iterable[str]) -> None:
 
 
 class NoRoom(Outside):
-    """The disk is full; nothing is half-written, and the story can go on from where it was."""
+    """The disk is full; nothing is half-written, and the run can go on from where it was."""
 
 
 @contextmanager
@@ -99,53 +99,54 @@ def room(run: Run) -> Iterator[None]:
         raise NoRoom(f"{run.path} cannot be written: {refused.strerror}", hint=hint) from problem
 
 
-def begin(request: Request, run: Run) -> Story:
-    """A new story in a new run."""
+def begin(request: Request, run: Run) -> Pipeline:
+    """A new pipeline in a new run."""
     run.strict = True
-    story = Story(request=request, simulated=request.twin)
-    run.event("story.begin", sync=True, simulation=request.twin, **codec.plain(request))
-    return save(story, run)
+    pipeline = Pipeline(request=request, simulated=request.twin)
+    asked = {name: getattr(request, name) for name in PipelineBegan.__struct_fields__ if name != "simulation"}
+    run.event(PipelineBegan(simulation=request.twin, **asked), sync=True)
+    return save(pipeline, run)
 
 
-def take_up(run: Run, *, until: Name | None = None) -> Story:
-    """The story in a run folder, to go on `until` a step; what was cut off or failed is to be done again."""
+def resume(run: Run, *, until: Name | None = None) -> Pipeline:
+    """The pipeline in a run folder, to go on `until` a step; what was cut off or failed is to be done again."""
     run.strict = True
     run.tidy()
-    document = run.read_json(FILE)
+    document = run.read_pipeline()
     if document is None:
         raise BadInput(f"{run.path} was not made by `moebox run`", hint="only such runs can be resumed")
-    story = codec.decode(Story, document, where=str(run.path / FILE))
-    story = replace(story, request=replace(story.request, until=until or story.request.until))
-    there = {step.name: step for step in story.steps}
+    pipeline = codec.decode(Pipeline, document, where=str(run.path / PIPELINE))
+    pipeline = replace(pipeline, request=replace(pipeline.request, until=until or pipeline.request.until))
+    there = {step.name: step for step in pipeline.steps}
     known = [there.get(name, Step(name=name)) for name in STEPS]  # a run of an earlier moebox has fewer steps
     steps = tuple(Step(name=step.name) if step.state in ("running", "failed") else step for step in known)
     if any(step.state == "waiting" for step in steps[:-1]):  # a report of what was there is not one of what will be
         steps = (*steps[:-1], Step(name=STEPS[-1]) if steps[-1].state == "done" else steps[-1])
-    run.event("story.resumed", done=[step.name for step in steps if step.state == "done"])
-    return save(replace(story, steps=steps), run)
+    run.event(PipelineResumed(done=tuple(step.name for step in steps if step.state == "done")))
+    return save(replace(pipeline, steps=steps), run)
 
 
-def save(story: Story, run: Run) -> Story:
+def save(pipeline: Pipeline, run: Run) -> Pipeline:
     """Write it down."""
-    run.write_json(FILE, story)
-    return story
+    run.write_json(PIPELINE, pipeline)
+    return pipeline
 
 
 def expected(run: Run, model: str) -> dict[str, float]:
-    """Seconds each step took the last time such a story was told on this machine; empty when none was."""
+    """Seconds each step took the last time such a pipeline ran on this machine; empty when none did."""
     for folder in sorted(run.path.parent.iterdir(), reverse=True):
-        document = _document(Run(folder)) if folder != run.path and (folder / FILE).is_file() else {}
-        if document.get("request", {}).get("model") != model:
+        document = _document(Run(folder)) if folder != run.path else None
+        if document is None or words(document, "request.model") != model:
             continue
-        steps = {one["name"]: float(one["seconds"]) for one in document.get("steps", []) if one.get("state") == "done"}
+        done = [row for row in rows(document, "steps") if row.get("state") == "done"]
+        steps = {words(row, "name"): figure(row, "seconds") or 0.0 for row in done}
         if "bench" in steps:
             return steps
     return {}
 
 
-def _document(run: Run) -> dict[str, Any]:
+def _document(run: Run) -> object:
     try:
-        found = run.read_json(FILE)
+        return run.read_pipeline()
     except BadInput:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None

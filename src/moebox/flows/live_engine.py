@@ -1,4 +1,4 @@
-"""Where the story's engine stands: started when a step needs it, kept between steps, and never left behind."""
+"""The pipeline's engine: started when a step needs it, kept between steps, and never left behind."""
 
 import dataclasses
 import time
@@ -7,6 +7,7 @@ from typing import Any
 
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
+from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import Recipe
 from moebox.serve import ports, state
 from moebox.serve.session import Session
@@ -15,7 +16,7 @@ from moebox.store import Run
 DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before it is gone
 
 
-class Stand:
+class LiveEngine:
     """At most one live engine, or the twin of one."""
 
     def __init__(self, run: Run, *, twin: bool, box: str, tell: Callable[[str], None]) -> None:
@@ -49,7 +50,7 @@ class Stand:
             return bool(self._twin.alive)
         if self.live is None or not self.live.alive:
             return False
-        return state.start_tick(int(self.live.instance.life.get("engine", 0))) >= 0
+        return state.start_tick(self.live.instance.life.engine) >= 0
 
     def died(self) -> bool:
         """It is dead; one that has just been killed gets the moment that takes to show."""
@@ -68,9 +69,9 @@ class Stand:
         return self.live.endpoint
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> EngineFacts:
         """What the engine said about itself."""
-        return self.live.facts if self.live else {}
+        return self.live.facts if self.live else EngineFacts()
 
     @property
     def startup_s(self) -> float:
@@ -90,7 +91,7 @@ class Stand:
         return oom
 
     def close(self, *, detach: bool) -> None:
-        """The end of the story: leave it running, or leave nothing."""
+        """The end of the run: leave it running, or leave nothing."""
         if detach and self.live is not None and self.live.alive:
             self.live.detach()
             return

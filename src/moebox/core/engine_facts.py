@@ -1,0 +1,60 @@
+"""What a live engine says of itself, from its log and its endpoints: as `up` shows it and the journal keeps it."""
+
+from collections.abc import Mapping
+from typing import Self
+
+import msgspec
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Bytes by what they hold; None where the engine does not say."""
+
+    weights_bytes: float | None = None
+    kv_bytes: float | None = None
+    activation_bytes: float | None = None
+    graph_bytes: float | None = None
+    used_bytes: float | None = None
+    free_bytes: float | None = None
+
+    def sizes(self) -> dict[str, float]:
+        """Those that were said, by name."""
+        said = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_bytes")}
+        return {name: float(value) for name, value in said.items() if value is not None}
+
+
+class DeviceFacts(Sizes, frozen=True, omit_defaults=True):
+    """One device's part of it."""
+
+    device: str = ""
+    total_bytes: float | None = None
+    overhead_bytes: float | None = None
+
+    def plus(self, other: "DeviceFacts") -> "DeviceFacts":
+        """Both as one device, under this one's name."""
+        mine, theirs = self.sizes(), other.sizes()
+        both = {name: mine.get(name, 0.0) + theirs.get(name, 0.0) for name in {**mine, **theirs}}
+        return DeviceFacts(device=self.device, **both)
+
+
+class EngineFacts(Sizes, frozen=True, omit_defaults=True):
+    """The whole engine."""
+
+    kv_tokens: float | None = None
+    context: float | None = None
+    slots: float | None = None
+    max_concurrency: float | None = None
+    load_s: float | None = None
+    compile_s: float | None = None
+    graph_s: float | None = None
+    init_s: float | None = None
+    version: str = ""
+    memory_note: str = ""
+    other: dict[str, float] = msgspec.field(default_factory=dict)  # what engines of other packages say beside these
+    devices: tuple[DeviceFacts, ...] = msgspec.field(default_factory=lambda: ())  # by a function: written if empty too
+
+    @classmethod
+    def of(cls, figures: Mapping[str, float], devices: tuple[DeviceFacts, ...] = ()) -> Self:
+        """Facts from figures by name; a name that is in no log of moebox's own engines goes to `other`."""
+        known = {name: value for name, value in figures.items() if name in cls.__struct_fields__}
+        other = {name: value for name, value in figures.items() if name not in known}
+        return msgspec.convert({**known, "other": other, "devices": devices}, cls)

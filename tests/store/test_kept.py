@@ -1,0 +1,81 @@
+"""Run folders of earlier versions, kept as they were written: every reader still opens them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moebox.core.event import (
+    AttemptReady,
+    ClimbDropped,
+    EngineLost,
+    PipelineBegan,
+    RemedyApplied,
+    StepDone,
+    Unknown,
+)
+from moebox.flows import pipeline
+from moebox.report.files import report
+from moebox.report.page import html
+from moebox.report.reading import read
+from moebox.store import Run, briefs
+from moebox.store.summary import summaries
+
+KEPT = Path(__file__).parent / "kept"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """The folder of 0.1, which called the pipeline a story."""
+    shutil.copytree(KEPT, tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    return Run(folder)
+
+
+def test_the_journal_reads_as_types(run: Run) -> None:
+    """Every event of it but the foreign one has a type."""
+    events = list(run.events())
+    assert isinstance(events[0], PipelineBegan)
+    assert events[0].model == "kimi-k2.6"
+    assert [event.kind for event in events if isinstance(event, Unknown)] == ["weather.changed"]
+    ready = next(event for event in events if isinstance(event, AttemptReady))
+    assert ready.facts.devices[1].weights_bytes == 75e9
+    dropped = next(event for event in events if isinstance(event, ClimbDropped))
+    assert dropped.gain is not None
+    assert dropped.gain.share == -0.2
+    assert StepDone(step="bench") in events
+    assert EngineLost(attempt=1) in events
+    assert RemedyApplied(symptom="oom-context-too-long", change={"context": 155328}) in events
+
+
+def test_the_report_tells_it(run: Run) -> None:
+    """Attempts, problems, memory, the climb, losses and steps."""
+    story = read(run)
+    assert [attempt.outcome for attempt in story.attempts] == ["FAILED", "SUCCESS"]
+    assert story.attempts[0].configuration == "vllm, GPU 0, 1, 2, 3, 4, 5, 6, 7, port 8000"
+    assert "holds fewer tokens" in story.attempts[0].why
+    assert [problem.mended for problem in story.problems] == [True]
+    assert story.kv_tokens == 785872
+    assert [device.name for device in story.real] == ["TP0", "TP1"]
+    assert [(step.change, step.kept) for step in story.steps] == [("context 131072", False)]
+    assert "measurements/random-c1.samples: 2 writes lost to a full disk" in story.gaps
+    assert [phase[0] for phase in story.phases] == ["plan", "up", "verify", "bench", "report"]
+    assert story.simulation
+    assert "context 131072" in html(report([run]))
+
+
+def test_the_lists_show_it(run: Run) -> None:
+    """In `runs` and on the page."""
+    (brief,) = briefs(run.path.parent)
+    assert brief.simulation
+    assert brief.last_kind == "pipeline.done"
+    (row,) = summaries(run.path.parent)
+    assert (row.model, row.step, row.simulation) == ("Kimi-K2.6", "report", True)
+
+
+def test_it_can_be_resumed(run: Run) -> None:
+    """The story's file is taken up, and goes on under the new name."""
+    resumed = pipeline.resume(run)
+    assert resumed.over
+    assert (run.path / "pipeline.json").is_file()
+    assert pipeline.expected(Run(run.path.parent / "next"), "kimi-k2.6")["bench"] > 1
