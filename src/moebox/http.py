@@ -9,9 +9,10 @@ import functools
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from moebox.errors import Outside
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     import httpx2
 
-Trace = Callable[[str, dict[str, Any]], None]
 LARGEST = 4 << 20  # bytes of a reply that are read
 
 
@@ -44,11 +44,14 @@ class Reply:
             return None
 
 
-def client(*, timeout_s: float, headers: Mapping[str, str] | None = None) -> "httpx2.Client":
-    """A client for several requests."""
+def client(
+    *, timeout_s: float, headers: Mapping[str, str] | None = None, tls: "ssl.SSLContext | None" = None
+) -> "httpx2.Client":
+    """A client for several requests; `tls` says which certificates it trusts."""
     import httpx2
 
-    return httpx2.Client(timeout=timeout_s, headers=dict(headers or {}), trust_env=False, verify=_certificates())
+    verify = tls or _certificates()
+    return httpx2.Client(timeout=timeout_s, headers=dict(headers or {}), trust_env=False, verify=verify)
 
 
 @functools.cache
@@ -59,58 +62,90 @@ def _certificates() -> "ssl.SSLContext":
     return httpx2.create_ssl_context()
 
 
-def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0) -> Reply:
+def get(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
+    tls: "ssl.SSLContext | None" = None,
+) -> Reply:
     """One GET, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
-    return _send("GET", url, headers=headers, timeout_s=timeout_s)
+    with Session(headers=headers, tls=tls) as session:
+        return session.get(url, timeout_s=timeout_s)
 
 
 def post_json(
     url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
 ) -> Reply:
     """One POST of a JSON document, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
-    return _send("POST", url, headers=headers, timeout_s=timeout_s, body=body)
+    with Session(headers=headers) as session:
+        return session.post_json(url, body, timeout_s=timeout_s)
 
 
-def _send(
-    method: str, url: str, *, headers: Mapping[str, str] | None, timeout_s: float, body: Mapping[str, Any] | None = None
-) -> Reply:
-    import httpx2
+class Session:
+    """Requests one after another over connections that are kept, each over after its own time whatever arrives."""
 
-    try:
-        with (
-            client(timeout_s=timeout_s, headers=headers) as http,
-            _deadline(timeout_s) as (trace, over),
-            http.stream(method, url, json=body, extensions={"trace": trace}) as response,
-        ):
-            reply = Reply(status=response.status_code, text=_text(response))
-            return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
-    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-        return Reply(status=0, text=str(problem) or type(problem).__name__)
+    def __init__(self, *, headers: Mapping[str, str] | None = None, tls: "ssl.SSLContext | None" = None) -> None:
+        self._client = client(timeout_s=10.0, headers=headers, tls=tls)
+        self._sockets: list[socket.socket] = []
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[tuple[Trace, threading.Event]]:
-    """Hang up when the time is over: the client's own timeouts begin again with every byte that arrives."""
-    sockets: list[socket.socket] = []
-    over = threading.Event()
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
-    def trace(name: str, info: dict[str, Any]) -> None:
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def get(self, url: str, *, timeout_s: float) -> Reply:
+        """A GET; a refused connection is a Reply too."""
+        return self._send("GET", url, timeout_s)
+
+    def post_json(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> Reply:
+        """A POST of a JSON document; a refused connection is a Reply too."""
+        return self._send("POST", url, timeout_s, body)
+
+    def _send(self, method: str, url: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Reply:
+        import httpx2
+
+        try:
+            with (
+                self._deadline(timeout_s) as over,
+                self._client.stream(
+                    method, url, json=body, timeout=timeout_s, extensions={"trace": self._trace}
+                ) as response,
+            ):
+                reply = Reply(status=response.status_code, text=_text(response))
+                return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
+            return Reply(status=0, text=str(problem) or type(problem).__name__)
+
+    def _trace(self, name: str, info: dict[str, Any]) -> None:
         if name == "connection.connect_tcp.complete":
-            sockets.append(info["return_value"].get_extra_info("socket"))
+            self._sockets.append(info["return_value"].get_extra_info("socket"))
 
-    def hang_up() -> None:
-        over.set()
-        for each in sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+    @contextlib.contextmanager
+    def _deadline(self, seconds: float) -> Iterator[threading.Event]:
+        """Hang up when the time is over: the client's own timeouts begin again with every byte that arrives."""
+        over = threading.Event()
 
-    timer = threading.Timer(seconds, hang_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield trace, over
-    finally:
-        timer.cancel()
+        def hang_up() -> None:
+            over.set()
+            for each in self._sockets:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield over
+        finally:
+            timer.cancel()
 
 
 async def post_stream(

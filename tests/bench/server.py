@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -74,12 +74,14 @@ class Server:
         look: Behaviour | None = None,
         metrics: Callable[[], str] | None = None,
         aside: Behaviour | None = None,
+        models: Sequence[str] = (),
     ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.asked: list[dict[str, object]] = []
         self.headers: list[tuple[str, str]] = []
         self.connections = 0
         self._behaviour, self._wrap = behaviour, wrap
+        self._models = models  # what /v1/models lists
         self._metrics, self._aside = metrics, aside  # what /metrics says; what all but completions does
         self._counts, self._tokenizes, self._look = counts, tokenizes, look or self._looked
         threading.Thread(target=self._accept, daemon=True).start()
@@ -107,6 +109,8 @@ class Server:
                 elif self._metrics and path == "/metrics":
                     text = self._metrics().encode()
                     peer.send(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(text) + text)
+                elif self._models and path == "/v1/models":
+                    peer.json(200, {"data": [{"id": name} for name in self._models]})
                 elif self._aside and "completions" not in path:
                     if not self._aside(peer, body):
                         return

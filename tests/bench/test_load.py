@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -338,22 +337,6 @@ def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
 
     assert ("authorization", "Bearer sk-secret-1") in server.headers
     assert "sk-secret-1" not in json.dumps(document(made.result))
-
-
-def test_streams_over_tls(tmp_path: Path) -> None:
-    """Certificates are checked unless told otherwise, and kernel times are kept."""
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*command, "-days", "1", *subject], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    with serving(good, wrap=lambda sock: context.wrap_socket(sock, server_side=True)) as server:
-        endpoint = endpoint_of(server.url.replace("http://", "https://"), "m")
-        subject_ = look(endpoint, text_for(endpoint), ca_file=str(cert))
-        result = measure(subject_, WORK, LOAD, scrape=False).result
-
-    assert (result.completed, result.total_output_tokens) == (12, 72)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

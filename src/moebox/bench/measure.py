@@ -59,7 +59,7 @@ def measure(
     workload = salted(replace(workload, ignore_eos=workload.ignore_eos and subject.ignores_eos))
     if workload.kind == "code":
         subject = replace(subject, text=code_text(subject, workload.api))
-    count = counter(subject.endpoint, subject.text)
+    has_tokenizer = bool(subject.text.tokenizer)
     job = Job(
         target=subject.target,
         path=path_of(workload.api),
@@ -69,19 +69,15 @@ def measure(
         load=load,
         text=subject.text,
         offset=offset,
-        keep_text=count is not None and not subject.counts,
-        keep_first=CHECKED if count is not None else 0,
+        keep_text=has_tokenizer and not subject.counts,
+        keep_first=CHECKED if has_tokenizer else 0,
     )
     if warmup:
         job = replace(job, offset=offset + _warm_up(job, warmup))
-    with Awake() as awake, Scraper(subject.endpoint, enabled=scrape) as scraper:
+    with Awake() as awake, Scraper(subject.endpoint, enabled=scrape, tls=subject.tls if scrape else None) as scraper:
         driven = drive(job, watch=watch)
-    checked: UsageCheck | None = None
-    try:
-        if count is not None:
-            checked = check(driven.samples, count) if subject.counts else None
-            recount(driven.samples, count)
-    except Outside:  # the server's tokenizer is gone: what was measured is not
+    counted, checked = _count(subject, driven.samples)
+    if not counted:
         job = replace(job, keep_text=False)
     away_s = max([awake.away_s, *(gauge.clock_step_s for gauge in driven.gauges)])
     result = _figures(subject, job, driven, slo=slo, away_s=away_s)
@@ -97,6 +93,19 @@ def measure(
         usage_check=checked,
     )
     return Measured(result=_flagged(subject, job, driven.samples, result), samples=driven.samples)
+
+
+def _count(subject: Subject, samples: Samples) -> tuple[bool, UsageCheck | None]:
+    """Count replies by the tokenizer, or check the server's count; False where a tokenizer there was is gone."""
+    try:
+        with counter(subject.endpoint, subject.text, tls=subject.tls) as count:
+            if count is None:
+                return False, None
+            checked = check(samples, count) if subject.counts else None
+            recount(samples, count)
+            return True, checked
+    except Outside:  # what was measured is not
+        return False, None
 
 
 def _warm_up(job: Job, requests: int) -> int:

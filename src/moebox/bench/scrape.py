@@ -6,12 +6,15 @@ import re
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.metrics import anywhere
 from moebox.core.result import Power, ServerView
+
+if TYPE_CHECKING:
+    import ssl
 
 EVERY_S = 1.0
 PATIENCE_S = 3.0  # for one answer
@@ -60,8 +63,9 @@ def pick(metrics: dict[str, float]) -> dict[str, float]:
 class Scraper:
     """Asks once a second, in a thread of the process that drives no load."""
 
-    def __init__(self, endpoint: Endpoint, *, enabled: bool = True) -> None:
+    def __init__(self, endpoint: Endpoint, *, enabled: bool = True, tls: "ssl.SSLContext | None" = None) -> None:
         self._endpoint = endpoint
+        self._tls = tls
         self._over = threading.Event()
         self._rows: list[tuple[int, dict[str, float]]] = []
         self._power: list[tuple[int, float, float]] = []  # when, watts, bytes in use
@@ -114,7 +118,8 @@ class Scraper:
     def _ask(self) -> bool:
         """One more row; False where /metrics has nothing for us."""
         url, headers = f"{self._endpoint.root}/metrics", self._endpoint.headers
-        reply = http.get(url, headers=headers, timeout_s=PATIENCE_S)
+        # A connection of its own each time: one that is kept would hold a thread of the server that is measured.
+        reply = http.get(url, headers=headers, timeout_s=PATIENCE_S, tls=self._tls)
         row = pick(parse(reply.text)) if reply.ok else {}
         if row:
             self._rows.append((time.monotonic_ns(), row))

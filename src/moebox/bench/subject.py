@@ -1,6 +1,7 @@
 """An endpoint looked at before it is measured: is it there, what does it understand, how are its tokens counted?"""
 
 import random
+import ssl
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,11 @@ class Subject:
     simulation: bool = False  # its replies say that no model wrote them
     template_tokens: int = 0  # that its chat template adds to a prompt, where it counts prompts
 
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """Which certificates its other pages (/tokenize, /metrics) are trusted by; None where it speaks no TLS."""
+        return sockets.tls_context(self.target) if self.target.tls else None
+
 
 def subject_of(
     endpoint: Endpoint,
@@ -45,7 +51,8 @@ def subject_of(
 ) -> Subject:
     """Look at the server, and then choose words by its tokenizer or a local one."""
     subject = look(endpoint, PLAIN, api=api, insecure=insecure, ca_file=ca_file, timeout_s=timeout_s)
-    return replace(subject, text=text_for(endpoint, tokenizer=tokenizer, timeout_s=timeout_s))
+    text = text_for(endpoint, tokenizer=tokenizer, timeout_s=timeout_s, tls=subject.tls)
+    return replace(subject, text=text)
 
 
 def look(

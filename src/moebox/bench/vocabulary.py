@@ -1,18 +1,22 @@
 """Words whose length in tokens is known: by the server's tokenizer, a local one, or by calibration."""
 
+import contextlib
 import importlib.util
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from moebox import http
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, Outside
+
+if TYPE_CHECKING:
+    import ssl
 
 Count = Callable[[str], int]
 REMOTE = "/tokenize"
@@ -23,28 +27,34 @@ FEWEST_PER_WORD, MOST_PER_WORD = 0.2, 20.0  # tokens: outside of it no tokenizer
 PLAIN = Text(words=filler.common(), tokens_per_word=1.0, how="calibrated words (no tokenizer at hand)")
 
 
-def text_for(endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKENIZE_S) -> Text:
+def text_for(
+    endpoint: Endpoint, *, tokenizer: str = "", timeout_s: float = TOKENIZE_S, tls: "ssl.SSLContext | None" = None
+) -> Text:
     """Words to write prompts from; exact where a tokenizer is at hand (`tokenizer` names a local tokenizer.json).
 
     A server whose /tokenize is not done after `timeout_s`, or makes no sense, has none.
     """
     if tokenizer:
         return replace(calibrated(_local(tokenizer), "tokenizer.json"), tokenizer=tokenizer)
-    count = _remote(endpoint, time.monotonic() + min(timeout_s, TOKENIZE_S))
-    try:
-        text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
-    except Outside:
-        return PLAIN
+    with http.Session(headers=endpoint.headers, tls=tls) as session:
+        count = _remote(endpoint, session, time.monotonic() + min(timeout_s, TOKENIZE_S))
+        try:
+            text = calibrated(count, "the server's /tokenize") if count is not None else PLAIN
+        except Outside:
+            return PLAIN
     sizes = (text.tokens_per_word, text.tokens_per_code_word)
     sane = all(FEWEST_PER_WORD <= size <= MOST_PER_WORD for size in sizes)
     return replace(text, tokenizer=REMOTE) if count is not None and sane else PLAIN
 
 
-def counter(endpoint: Endpoint, text: Text) -> Count | None:
+@contextlib.contextmanager
+def counter(endpoint: Endpoint, text: Text, *, tls: "ssl.SSLContext | None" = None) -> Iterator[Count | None]:
     """What counts the tokens of a text, where there is a tokenizer."""
-    if not text.tokenizer:
-        return None
-    return _remote(endpoint, math.inf) if text.tokenizer == REMOTE else _local(text.tokenizer)
+    if text.tokenizer != REMOTE:
+        yield _local(text.tokenizer) if text.tokenizer else None
+        return
+    with http.Session(headers=endpoint.headers, tls=tls) as session:
+        yield _remote(endpoint, session, math.inf)
 
 
 def calibrated(count: Count, how: str) -> Text:
@@ -76,29 +86,29 @@ def _single(candidates: list[str], count: Count) -> list[str]:
     return _single(candidates[:half], count) + _single(candidates[half:], count)
 
 
-def _remote(endpoint: Endpoint, until: float) -> Count | None:
+def _remote(endpoint: Endpoint, session: http.Session, until: float) -> Count | None:
     """The server's own tokenizer, in the words of vLLM and SGLang or of llama.cpp; its counts raise Outside."""
 
-    def ask(body: dict[str, Any]) -> list[int] | None:
+    def ask(body: Mapping[str, object]) -> list[int] | None:
         left = min(TOKENIZE_S, until - time.monotonic())
         if left <= 0:
             return None
-        reply = http.post_json(f"{endpoint.root}/tokenize", body, headers=endpoint.headers, timeout_s=left)
+        reply = session.post_json(f"{endpoint.root}/tokenize", body, timeout_s=left)
         document = reply.json() if reply.ok else None
         tokens = document.get("tokens") if isinstance(document, dict) else None
         return tokens if isinstance(tokens, list) else None
 
-    def vllm(text: str) -> dict[str, Any]:
+    def vllm(text: str) -> Mapping[str, object]:
         return {"model": endpoint.model, "prompt": text, "add_special_tokens": False}
 
-    def llama(text: str) -> dict[str, Any]:
+    def llama(text: str) -> Mapping[str, object]:
         return {"content": text, "add_special": False}
 
     for body in (vllm, llama):
         short, long = ask(body("one two")), ask(body("one two three four five six"))
         if short and long and len(long) > len(short):
 
-            def count(text: str, body: Callable[[str], dict[str, Any]] = body) -> int:
+            def count(text: str, body: Callable[[str], Mapping[str, object]] = body) -> int:
                 tokens = ask(body(text))
                 if tokens is None:
                     raise Outside(f"{endpoint.root}/tokenize does not answer")

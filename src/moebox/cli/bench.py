@@ -78,7 +78,7 @@ def bench(
     if any(tests):
         refuse_load(asked, preset)
     plan = plan_of(asked, preset)
-    endpoint = targets.endpoint(target, model=model, key_env=key_env)
+    endpoint = targets.endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
     subject = subject_of(
         endpoint,
         tokenizer=tokenizer,

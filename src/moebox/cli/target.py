@@ -7,14 +7,25 @@ from moebox import http
 from moebox.core import grammar
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
+from moebox.stream import sockets
 
 
-def endpoint(target: str = "", *, model: str = "", key_env: str = "") -> Endpoint:
-    """The endpoint meant; the key is read from the environment variable named, and from nowhere else."""
+def endpoint(
+    target: str = "", *, model: str = "", key_env: str = "", insecure: bool = False, ca_file: str = ""
+) -> Endpoint:
+    """The endpoint meant; the key is read from the environment variable named, and from nowhere else.
+
+    `insecure` and `ca_file` say which certificates are trusted while its model's name is asked for.
+    """
+    found = _endpoint(target, model=model, key_env=key_env)
+    return found if found.model else _only_model(found, insecure=insecure, ca_file=ca_file)
+
+
+def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     if target.endswith(".toml"):
         recipe = grammar.read(Path(target))
         if not recipe.listen.port:  # chosen when it started
-            return endpoint(recipe.name, model=model, key_env=key_env)
+            return _endpoint(recipe.name, model=model, key_env=key_env)
         url = f"http://{recipe.listen.host}:{recipe.listen.port}"
         return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
     if "://" in target or ":" in target or target.startswith("localhost"):
@@ -34,14 +45,15 @@ def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
         key = os.environ.get(key_env)
         if not key:
             raise BadInput(f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
-    found = endpoint_of(url, model, key=key, engine=engine)
-    return found if model else _only_model(found)
+    return endpoint_of(url, model, key=key, engine=engine)
 
 
-def _only_model(endpoint: Endpoint) -> Endpoint:
+def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint:
     """The endpoint with the one model it serves; BadInput when that is not clear."""
     hint = "`--model NAME` says which model is meant"
-    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
+    target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
+    tls = sockets.tls_context(target) if target.tls else None
+    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
         raise Outside(f"{endpoint.base_url}: {reply.text}", hint="is the server up?")
     try:
