@@ -33,7 +33,28 @@ COMPOSE = closed(
                     "image": TEXT,
                     "entrypoint": TEXTS,
                     "command": TEXTS,
-                    "ipc": {"enum": ["host"]},
+                    "ipc": {"enum": ["host", "private", "shareable", "none"]},
+                    **dict.fromkeys(
+                        ("shm_size", "mem_limit", "memswap_limit", "mem_reservation", "cpus", "cpuset", "runtime"), TEXT
+                    ),
+                    **dict.fromkeys(("user", "working_dir", "hostname", "platform"), TEXT),
+                    **dict.fromkeys(
+                        ("cap_add", "cap_drop", "security_opt", "group_add", "labels", "tmpfs", "sysctls", "devices"),
+                        TEXTS,
+                    ),
+                    **{key: {"type": "integer"} for key in ("pids_limit", "oom_score_adj")},
+                    **{key: {"enum": [True]} for key in ("init", "read_only", "oom_kill_disable")},
+                    "pull_policy": {"enum": ["always", "missing", "never"]},
+                    "logging": closed({"driver": TEXT, "options": {"type": "object", "additionalProperties": TEXT}}),
+                    "ulimits": {
+                        "type": "object",
+                        "additionalProperties": {
+                            "oneOf": [
+                                {"type": "integer"},
+                                closed({"soft": {"type": "integer"}, "hard": {"type": "integer"}}, ("soft", "hard")),
+                            ]
+                        },
+                    },
                     "privileged": {"type": "boolean"},
                     "network_mode": {"enum": ["host"]},
                     "ports": {
@@ -73,7 +94,7 @@ COMPOSE = closed(
                             "retries": {"type": "integer"},
                         }
                     ),
-                    "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+                    "restart": {"type": "string", "pattern": r"^(no|always|unless-stopped|on-failure(:\d+)?)$"},
                     "stop_grace_period": TEXT,
                 },
                 ("image", "command"),

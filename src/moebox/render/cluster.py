@@ -11,7 +11,7 @@ from moebox.engines import Node, launch
 from moebox.engines.assemble import around_image, image, weights_folder
 from moebox.engines.reasons import variable_reason
 from moebox.errors import BadInput
-from moebox.render import comments, machine, quoting
+from moebox.render import comments, machine, options, quoting
 from moebox.render import pieces as parts
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
@@ -75,6 +75,7 @@ def k8s(deployment: Deployment) -> dict[str, Any]:
         "health": deployment.engine.health,
         "host_folder": recipe.runtime.models_dir,
         "storage": _storage(deployment),
+        "shared_memory": options.shared_memory(recipe),
     }
 
 

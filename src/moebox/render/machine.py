@@ -20,7 +20,7 @@ from moebox.engines.assemble import (
 )
 from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import BadInput
-from moebox.render import comments, quoting
+from moebox.render import comments, options, quoting
 from moebox.render import pieces as parts
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
@@ -76,13 +76,13 @@ def _container(deployment: Deployment, whole: Pieces) -> dict[str, Any]:
     started = launch(deployment)
     before, after = around_image(deployment, started)
     shown = [published(started)] if network(recipe) != "host" else []
-    options = [option for option in container_options(deployment, started) if option not in ("-p", *shown)]
+    given = [option for option in container_options(deployment, started) if option not in ("-p", *shown)]
     head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
     own = weights_folder(deployment)  # the script mounts what MODEL_PATH says instead
     mounts = {outside: inside for outside, inside in started.mounts.items() if outside != own}
     return {
         "tool": recipe.runtime.kind,
-        "options": comments.lines(_paired(options)),
+        "options": comments.lines(_paired(given)),
         "publish": shown[0].removesuffix(f"{started.port}:{started.port}") if shown else None,
         "mounts": [_mounted(*mount) for mount in mounts.items()],
         "image": shlex.quote(image(deployment)),
@@ -177,10 +177,17 @@ def compose(deployment: Deployment) -> dict[str, Any]:
         "volumes": [outside for outside in started.mounts if not outside.startswith(("/", "~", "."))],
         "publish": _published(started) if network(recipe) != "host" else "",
         "shares_memory": deployment.engine.shares_memory,
+        "options": _service(deployment),
         "uses_gpus": uses_gpus(deployment),
         "privileged": bool(preset and "--privileged" in preset.options),
         "health": deployment.engine.health,
     }
+
+
+def _service(deployment: Deployment) -> dict[str, str]:
+    """Keys of the service that the recipe's options may set, with what they are without."""
+    usual = {"ipc": "host"} if deployment.engine.shares_memory else {}
+    return usual | {"restart": "unless-stopped", "stop_grace_period": "60s"} | options.compose_keys(deployment.recipe)
 
 
 def systemd(deployment: Deployment) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""A recipe's `runtime.options`, which are those of `docker run`, in the words of Compose and Kubernetes.
+
+What has no counterpart there is refused by name: a file that leaves an option out starts something else.
+"""
+
+from moebox.core import containers
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput
+from moebox.render import quoting
+
+# Option -> key of a Compose service, by how its value is written.
+TEXTS = {
+    "--shm-size": "shm_size",
+    "--memory": "mem_limit",
+    "-m": "mem_limit",
+    "--memory-swap": "memswap_limit",
+    "--memory-reservation": "mem_reservation",
+    "--cpus": "cpus",
+    "--cpuset-cpus": "cpuset",
+    "--ipc": "ipc",
+    "--runtime": "runtime",
+    "--user": "user",
+    "-u": "user",
+    "--workdir": "working_dir",
+    "-w": "working_dir",
+    "--hostname": "hostname",
+    "-h": "hostname",
+    "--platform": "platform",
+    "--restart": "restart",
+}
+NUMBERS = {"--pids-limit": "pids_limit", "--oom-score-adj": "oom_score_adj"}
+FLAGS = {"--init": "init", "--read-only": "read_only", "--oom-kill-disable": "oom_kill_disable"}
+LISTS = {
+    "--cap-add": "cap_add",
+    "--cap-drop": "cap_drop",
+    "--security-opt": "security_opt",
+    "--group-add": "group_add",
+    "--label": "labels",
+    "--tmpfs": "tmpfs",
+    "--sysctl": "sysctls",
+}
+PULL = ("always", "missing", "never")
+# What the pod of k8s.yaml.j2 has anyway: shared memory, the lock on it, the GPUs and the cluster's network.
+OF_EVERY_POD = (
+    ("--ipc", "host"),
+    ("--cap-add", "IPC_LOCK"),
+    ("--cap-add", "CAP_IPC_LOCK"),
+    ("--gpus", "all"),
+    ("--runtime", "nvidia"),
+    ("--device", "nvidia.com/gpu=all"),
+    ("--network", "bridge"),
+    ("--net", "bridge"),
+    ("--pull", "missing"),
+)
+
+
+def compose_keys(recipe: Recipe) -> dict[str, str]:
+    """Key of the service -> its value as YAML."""
+    keys: dict[str, str] = {}
+    lists: dict[str, list[str]] = {}
+    logging: dict[str, str] = {}
+    for name, value in containers.options(recipe.runtime.options):
+        if name in TEXTS:
+            keys[TEXTS[name]] = _text(value)
+        elif name in NUMBERS:
+            keys[NUMBERS[name]] = str(int(value))
+        elif name in FLAGS:
+            keys[FLAGS[name]] = "true"
+        elif name in LISTS:
+            lists.setdefault(LISTS[name], []).append(_text(value))
+        elif name == "--device" and value.startswith("/dev/"):
+            lists.setdefault("devices", []).append(_text(f"{value}:{value}"))
+        elif name == "--ulimit":
+            lists.setdefault("ulimits", []).append(_ulimit(value))
+        elif name == "--log-opt":
+            option, _, given = value.partition("=")
+            logging[option] = given
+        else:
+            keys |= _single(name, value)
+    keys |= {
+        key: f"{{{', '.join(items)}}}" if key == "ulimits" else f"[{', '.join(items)}]" for key, items in lists.items()
+    }
+    if logging:
+        pairs = ", ".join(f"{option}: {_text(given)}" for option, given in logging.items())
+        driver = keys.get("logging", "").removeprefix("{").removesuffix("}")
+        keys["logging"] = f"{{{driver}{', ' if driver else ''}options: {{{pairs}}}}}"
+    return keys
+
+
+def _single(name: str, value: str) -> dict[str, str]:
+    """Options whose values are not all Compose's; BadInput where it has no word for one."""
+    if name == "--stop-timeout":
+        return {"stop_grace_period": _text(f"{int(value)}s")}
+    if name == "--log-driver":
+        return {"logging": f"{{driver: {_text(value)}}}"}
+    if name == "--pull" and value in PULL:
+        return {"pull_policy": _text(value)}
+    if name in ("--network", "--net") and value != "none":
+        return {}  # the template says which
+    if (name, value) in (("--gpus", "all"), ("--device", "nvidia.com/gpu=all")):
+        return {}  # asked for in `deploy`
+    raise _refused("compose", name, value)
+
+
+def shared_memory(recipe: Recipe) -> str:
+    """How much of a pod's memory may be shared, as Kubernetes writes sizes; BadInput for what a pod has no word for."""
+    size = "32Gi"
+    for name, value in containers.options(recipe.runtime.options):
+        if name == "--shm-size":
+            size = _quantity(value)
+        elif (name, value) not in OF_EVERY_POD:
+            raise _refused("k8s", name, value)
+    return size
+
+
+def _ulimit(value: str) -> str:
+    name, _, limits = value.partition("=")
+    soft, _, hard = limits.partition(":")
+    return f"{name}: {int(soft)}" if not hard else f"{name}: {{soft: {int(soft)}, hard: {int(hard)}}}"
+
+
+def _quantity(size: str) -> str:
+    """docker's 64g, in powers of two, as 64Gi."""
+    digits = size.rstrip("bkmgtBKMGT")
+    unit = size[len(digits) :].lower().removesuffix("b")
+    return digits + (f"{unit.upper()}i" if unit else "")
+
+
+def _text(value: str) -> str:
+    return quoting.yaml(quoting.compose(value))
+
+
+def _refused(form: str, name: str, value: str) -> BadInput:
+    given = f"{name}={value}" if value else name
+    return BadInput(
+        f"runtime.options: {form} has no counterpart of {given}",
+        hint="leave it out of the recipe, or render it as docker, podman, script or systemd",
+    )
