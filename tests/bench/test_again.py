@@ -1,6 +1,8 @@
 """How to reproduce, in a report, reproduces: the flags it prints are parsed back to what was asked."""
 
+import json
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,24 +11,64 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.bench.command import flags_of
+from moebox.bench.presets import presets
+from moebox.bench.search import parse_slo
 from moebox.cli import main
-from moebox.cli.bench_plan import Asked, Plan, plan_of
-from moebox.core.measure import Load, Workload
+from moebox.cli.bench_plan import Asked, Plan, counts, plan_of
+from moebox.core import result
+from moebox.core.measure import Load, Slo, Workload
+from moebox.core.result import PrefillDecode, document
+from moebox.report.reading import measured
 from moebox.report.sections.reproduce import benched
 from moebox.report.story import Level
 from moebox.store import Run
+from tests.bench.example import measurement
 from tests.bench.server import good, serving
 
 
-def parsed(flags: list[str]) -> Plan:
-    """What `moebox bench` makes of these flags."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What `moebox bench` makes of its flags."""
+
+    plan: Plan
+    slo: Slo | None = None
+    tests: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    repeat: int = 3
+
+    @property
+    def asked(self) -> tuple[object, ...]:
+        """All of it but a preset's name."""
+        return self.plan.workload, self.plan.loads, self.plan.warmup, self.slo, self.tests, self.repeat
+
+
+def words_of(flags: list[str]) -> Words:
+    """The command line's own reading of these flags."""
     app = App()
 
     @app.default
-    def bench(asked: Asked = Asked()) -> Asked:  # noqa: B008
-        return asked
+    def bench(
+        asked: Asked = Asked(),  # noqa: B008
+        preset: str = "",
+        slo: str = "",
+        slo_share: float = 0.9,
+        pp: str = "",
+        tg: str = "",
+        repeat: int = 3,
+    ) -> Words:
+        return Words(
+            plan=plan_of(asked, preset),
+            slo=parse_slo(slo, share=slo_share) if slo else None,
+            tests=(counts("--pp", pp), counts("--tg", tg)),
+            repeat=repeat,
+        )
 
-    return plan_of(app(flags, exit_on_error=False, print_error=False, result_action="return_value"), "")
+    found: Words = app(flags, exit_on_error=False, print_error=False, result_action="return_value")
+    return found
+
+
+def parsed(flags: list[str]) -> Plan:
+    """The workload and loads of these flags."""
+    return words_of(flags).plan
 
 
 WORKLOADS = st.one_of(
@@ -39,7 +81,6 @@ WORKLOADS = st.one_of(
         reuse_prompts=st.booleans(),
         api=st.sampled_from(["chat", "completions"]),
         ignore_eos=st.booleans(),
-        think_s=st.just(1.0),
         extra=st.sampled_from([{}, {"top_k": 1, "chat_template_kwargs": {"thinking": False}}]),
     ),
     st.builds(Workload, kind=st.just("turns"), turns=st.integers(2, 40), think_s=st.sampled_from([0.0, 0.5, 2.0])),
@@ -48,7 +89,6 @@ WORKLOADS = st.one_of(
         kind=st.just("prefix"),
         prefix_tokens=st.integers(1, 9999),
         prefixes=st.integers(1, 9),
-        think_s=st.just(1.0),
     ),
 )
 CLOSED = st.builds(
@@ -76,6 +116,133 @@ def test_flags_are_read_back_as_what_was_asked(workload: Workload, loads: list[L
 
     assert all(plan.workload == workload for plan in plans)
     assert sorted(repr(load) for plan in plans for load in plan.loads) == sorted(repr(load) for load in loads)
+
+
+def flag(name: str, values: st.SearchStrategy[str]) -> st.SearchStrategy[list[str]]:
+    """The flag with one of these values, or not at all."""
+    return st.just([]) | values.map(lambda value: [name, value])
+
+
+def texts(low: int, high: int) -> st.SearchStrategy[str]:
+    """Whole numbers as they are typed."""
+    return st.integers(low, high).map(str)
+
+
+def switch(name: str) -> st.SearchStrategy[list[str]]:
+    """The flag, or not."""
+    return st.sampled_from([[], [name]])
+
+
+TIMES = st.builds("{}{}".format, st.integers(1, 900), st.sampled_from(["", "ms", "s", "m"])) | st.just("0.0125s")
+LISTS = st.lists(st.integers(1, 300), min_size=1, max_size=4).map(lambda found: ",".join(map(str, found)))
+RATES = st.lists(st.floats(0.001, 99999.0), min_size=1, max_size=3).map(lambda found: ",".join(map(repr, found)))
+BOUNDS = (flag("--timeout", TIMES), flag("--stall", TIMES), flag("--workers", texts(1, 4)))
+PROMPTS = (
+    flag("--seed", texts(0, 10**9)),
+    switch("--reuse-prompts"),
+    flag("--api", st.sampled_from(["chat", "completions"])),
+    switch("--stop-at-eos"),
+    flag("--extra-body", st.just('{"top_k": 1, "chat_template_kwargs": {"thinking": false}}')),
+)
+LIMITS = flag("--slo", st.builds("ttft={},tpot={}".format, TIMES, TIMES) | st.builds("e2e={}".format, TIMES))
+LOAD = (
+    flag("--concurrency", LISTS),
+    flag("--requests", texts(1, 5000)),
+    flag("--duration", TIMES),
+    flag("--ramp", TIMES),
+    flag("--warmup", texts(0, 20)),
+    LIMITS,
+    flag("--slo-share", st.sampled_from(["0.9", "0.5", "1.0"])),
+)
+OPEN_LOOP = (
+    RATES.map(lambda rates: ["--rate", rates]),
+    flag("--arrivals", st.sampled_from(["poisson", "constant"])),
+    flag("--burstiness", st.floats(0.01, 9.0).map(repr)),
+)
+KINDS = {
+    "random": (),
+    "code": (),
+    "turns": (flag("--turns", texts(1, 40)), flag("--think", TIMES)),
+    "prefix": (flag("--prefix", texts(1, 9999)), flag("--prefixes", texts(1, 9))),
+}
+LENGTHS = (flag("--input", texts(1, 10**5)), flag("--output", texts(1, 10**5)))
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """Flags of one workload, or of a preset with what replaces parts of it, at any load."""
+    if draw(st.booleans()):
+        start = ["--preset", draw(st.sampled_from(sorted(presets())))]
+        kind = presets()[start[1]].workload.kind
+    else:
+        kind = draw(st.sampled_from(sorted(KINDS)))
+        start = ["--workload", kind]
+    several = (*KINDS[kind], *LENGTHS, *PROMPTS, *BOUNDS, *LOAD)
+    several += draw(st.sampled_from([(), OPEN_LOOP]))
+    return start + [word for each in several for word in draw(each)]
+
+
+@st.composite
+def lines_of_tests(draw: st.DrawFn) -> list[str]:
+    """Flags of --pp and --tg."""
+    lengths = [["--pp", draw(LISTS)], ["--tg", draw(LISTS)]]
+    several = (flag("--repeat", texts(1, 9)), *PROMPTS, *BOUNDS)
+    kept = draw(st.sampled_from([lengths, lengths[:1], lengths[1:]]))
+    return [word for each in (*kept, *(draw(one) for one in several)) for word in each]
+
+
+def typed_levels(stored: dict[str, object]) -> list[Level]:
+    """What the report makes of a file with this document."""
+    levels = measured.typed(json.loads(json.dumps(stored)), Path("result.json"))
+    assert levels is not None
+    return levels
+
+
+def printed(levels: list[Level]) -> list[list[str]]:
+    """The flags of every `moebox bench` in the report of these levels."""
+    return [shlex.split(line)[3:] for line in benched(levels)]
+
+
+@given(command_lines())
+def test_what_was_typed_is_stored_and_printed_and_asks_the_same_again(typed: list[str]) -> None:
+    """Command line -> files of measurements -> the report's commands -> command line."""
+    before = words_of(typed)
+    plan = before.plan
+    levels = []
+    for load in plan.loads:
+        stored = document(measurement(workload=plan.workload, load=load, warmup=plan.warmup, slo=before.slo))
+        levels += typed_levels(stored)
+    again = [words_of(flags) for flags in printed(levels)]
+
+    assert all((each.plan.workload, each.plan.warmup) == (plan.workload, plan.warmup) for each in again), again
+    assert {each.slo for each in again} == {before.slo}
+    loads = [load for each in again for load in each.plan.loads]
+    assert sorted(map(repr, loads)) == sorted(map(repr, plan.loads))
+
+
+ROW = result.TestRow(
+    test="", cold=True, tokens=0, mean_tok_s=1.0, std_tok_s=0.0, tries=1, mean_ttft_ms=1.0, prompt_tokens=9.0
+)  # fmt: skip
+
+
+@given(lines_of_tests())
+def test_tests_that_were_typed_are_printed_as_they_were(typed: list[str]) -> None:
+    """The same of --pp and --tg."""
+    before = words_of(typed)
+    rows = tuple(
+        replace(ROW, test=f"{kind}{n}", tokens=n)
+        for kind, lengths in zip(("pp", "tg"), before.tests, strict=True)
+        for n in dict.fromkeys(lengths)
+    )
+    stored = PrefillDecode(
+        tool="moebox 0", date="", model_id="m", tokenizer_id="", rows=rows, repeat=before.repeat,
+        workload=before.plan.workload, load=before.plan.loads[0],
+    )  # fmt: skip
+    (flags,) = printed(typed_levels(document(stored)))
+    again = words_of(flags)
+
+    assert again.tests == tuple(tuple(dict.fromkeys(lengths)) for lengths in before.tests)
+    assert (again.repeat, again.plan) == (before.repeat, before.plan)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +294,7 @@ def test_a_prompts_file_is_named(tmp_path: Path) -> None:
     """With its path, as it was given."""
     file = tmp_path / "my prompts.jsonl"
     file.write_text('{"prompt": "x"}\n')
-    workload = Workload(kind="prompts", file=str(file), think_s=1.0)
+    workload = Workload(kind="prompts", file=str(file))
     (flags,) = flags_of(workload, [Load(concurrency=1, requests=4)])
 
     assert parsed(flags).workload == workload

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 
-from moebox.core.measure import Load, Workload
+from moebox.core.measure import Load, Slo, Workload
 
 PER_STREAM = 4  # requests for each stream, where nothing says how many
-USUAL_LOAD, USUAL_WORK = Load(), Workload()
+USUAL_LOAD, USUAL_WORK, USUAL_SLO = Load(), Workload(), Slo()
 
 
-def flags_of(workload: Workload, loads: Sequence[Load], *, warmup: int = 0) -> list[list[str]]:
+def flags_of(workload: Workload, loads: Sequence[Load], *, warmup: int = 0, slo: Slo | None = None) -> list[list[str]]:
     """The flags for these loads of one workload, in as many commands as they need."""
     groups: dict[tuple[object, ...], list[Load]] = {}
     for load in loads:
@@ -23,16 +24,23 @@ def flags_of(workload: Workload, loads: Sequence[Load], *, warmup: int = 0) -> l
         + _of_loads(same, workload, usual=key[-1] == "usual")
         + _pair("--warmup", warmup, 0)
         + _of_bounds(same[0])
+        + (slo_flags(slo) if slo else [])
         for key, same in groups.items()
     ]
 
 
-def test_flags(tests: Sequence[str], workload: Workload, repeat: int) -> list[str]:
+def flags_of_tests(tests: Sequence[str], workload: Workload, repeat: int, load: Load = USUAL_LOAD) -> list[str]:
     """The flags for tests named like pp512 and tg128."""
     lengths = {kind: dict.fromkeys(test[2:] for test in tests if test.startswith(kind)) for kind in ("pp", "tg")}
     flags = [word for kind, found in lengths.items() if found for word in (f"--{kind}", ",".join(found))]
-    plain = replace(USUAL_WORK, seed=workload.seed, reuse_prompts=workload.reuse_prompts, api=workload.api)
-    return flags + _pair("--repeat", repeat or 3, 3) + _of_prompts(replace(plain, extra=workload.extra))
+    return flags + _pair("--repeat", repeat or 3, 3) + _of_prompts(workload) + _of_bounds(load)
+
+
+def slo_flags(slo: Slo) -> list[str]:
+    """The flags of what a good request keeps to."""
+    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s, "e2e": slo.e2e_s}
+    text = ",".join(f"{name}={_exact(limit)}s" for name, limit in limits.items() if limit is not None)
+    return ["--slo", text, *_pair("--slo-share", slo.share, USUAL_SLO.share)] if text else []
 
 
 def _of_workload(work: Workload) -> list[str]:
@@ -43,7 +51,7 @@ def _of_workload(work: Workload) -> list[str]:
         flags += ["--input", str(work.input_tokens)] if work.kind != "prompts" else []
         flags += ["--output", str(work.output_tokens)]
     if work.kind == "turns":
-        flags += ["--turns", str(work.turns), "--think", f"{work.think_s:g}s"]
+        flags += ["--turns", str(work.turns), "--think", f"{_exact(work.think_s)}s"]
     if work.kind == "prefix":
         flags += ["--prefix", str(work.prefix_tokens), *_pair("--prefixes", work.prefixes, 1)]
     return flags + _of_prompts(work)
@@ -60,7 +68,7 @@ def _of_prompts(work: Workload) -> list[str]:
 def _of_loads(loads: Sequence[Load], work: Workload, *, usual: bool) -> list[str]:
     first = loads[0]
     if first.rate:
-        flags = ["--rate", ",".join(f"{load.rate:g}" for load in loads)]
+        flags = ["--rate", ",".join(_exact(load.rate) for load in loads)]
         flags += ["--concurrency", str(first.concurrency)] if first.concurrency else []
         flags += _pair("--arrivals", first.arrivals, USUAL_LOAD.arrivals)
         flags += _pair("--burstiness", first.burstiness, USUAL_LOAD.burstiness)
@@ -79,8 +87,13 @@ def _of_bounds(load: Load) -> list[str]:
         ("--timeout", load.timeout_s, USUAL_LOAD.timeout_s),
         ("--stall", load.stall_s, USUAL_LOAD.stall_s),
     ):
-        flags += [name, f"{value:g}s"] if value != usual else []
+        flags += [name, f"{_exact(value)}s"] if value != usual else []
     return flags + _pair("--workers", load.workers, 0)
+
+
+def _exact(value: float) -> str:
+    """A number that is read back as the same one, without an exponent."""
+    return f"{Decimal(repr(value)).normalize():f}"
 
 
 def _pair(flag: str, value: object, usual: object) -> list[str]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from moebox import __version__
 from moebox.bench import metrics
@@ -141,7 +141,7 @@ def _figures(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, awa
         request_rate=load.rate or "inf",
         burstiness=load.burstiness,
         max_concurrency=load.concurrency or None,
-        **{name: getattr(figures, name) for name in figures.__slots__},
+        **{each.name: getattr(figures, each.name) for each in fields(figures)},
         partial=driven.interrupted,
         away_s=away_s,
         workload=work,

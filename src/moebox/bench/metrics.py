@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moebox.bench.samples import COMPLETED, OUTCOMES, Request, Samples
 from moebox.core.measure import Slo
-from moebox.core.result import PositionSpeed, Spread, Steady, Timeline
+from moebox.core.result import PositionSpeed, Spread, Steady, Summary, Timeline
 from moebox.stream.events import CONTENT, GUESSED, SILENT
 
 PERCENTILES = (50, 90, 95, 99)
@@ -61,35 +61,6 @@ def figures(samples: Samples) -> list[Figures]:
 def output_tokens(samples: Samples, request: Request) -> int:
     """Tokens of a reply: the server's count, else each for each event."""
     return request.output if request.output >= 0 else sum(samples.tokens[request.first : request.last])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The figures of a whole run, named as vLLM names them."""
-
-    duration: float
-    completed: int
-    failed: int
-    truncated: int
-    empty: int
-    cancelled: int
-    total_input_tokens: int
-    total_output_tokens: int
-    request_throughput: float
-    request_goodput: float | None
-    output_throughput: float
-    total_token_throughput: float
-    max_output_tokens_per_s: float
-    max_concurrent_requests: int
-    cached_input_tokens: int
-    silent: int
-    stopped_early: int
-    ttft: Spread
-    ttfc: Spread
-    tpot: Spread
-    itl: Spread
-    chunk_gap: Spread
-    e2el: Spread
 
 
 def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0) -> Summary:

@@ -46,6 +46,7 @@ def pp_tg(
         model_id=subject.endpoint.model,
         tokenizer_id=subject.text.how,
         workload=base,
+        load=load,
         repeat=repeat,
         flags=tuple(flag for row in rows if (flag := _cached(row, subject))),
         rows=tuple(rows),

@@ -94,8 +94,17 @@ def bench(
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
     words = ["moebox", "bench", *([target] if target else [])]
-    for flag, value in (("--model", model), ("--key-env", key_env), ("--slo", slo), ("--label", label), ("--run", run)):
+    for flag, value in (
+        ("--model", model),
+        ("--key-env", key_env),
+        ("--tokenizer", tokenizer),
+        ("--ca-file", ca_file),
+        ("--label", label),
+        ("--run", run),
+    ):
         words += [flag, value] if value else []
+    words += ["--insecure"] if insecure else []
+    words += ["--allow-failures"] if allow_failures else []
     return _serve(subject, plan, limits, search, keeper, json, allow_failures, words)
 
 
@@ -159,8 +168,9 @@ def _serve(
     elif results:
         show(people(), results, best=best)
     if interrupted:
-        finished = sum(not measured.interrupted for measured in done)
-        for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup):
+        finished = 0 if search else sum(not measured.interrupted for measured in done)
+        words += ["--search", search] if search else []
+        for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=slo):
             talk().print(Text(f"go on with: {shlex.join([*words, *flags])}"), soft_wrap=True)
         return INTERRUPTED
     if search and best is None:

@@ -18,6 +18,8 @@ TURNS = 16  # of a conversation, where neither a flag nor a preset says it
 THINK_S = 1.0
 # What a preset is made of: with other values it would be another benchmark under its name.
 OF_A_PRESET = ("workload", "file")
+# Flags of one workload alone.
+OF_A_KIND: dict[WorkloadKind, tuple[str, ...]] = {"turns": ("turns", "think"), "prefix": ("prefix", "prefixes")}
 # What --pp and --tg have no use for: they send one request at a time, and their own lengths.
 OF_A_LOAD: tuple[str, ...] = ("concurrency", "rate", "requests", "duration", "ramp", "warmup", "workload", "input")
 OF_A_LOAD += ("output", "file", "turns", "think", "prefix", "prefixes")
@@ -148,7 +150,10 @@ def _preset(name: str, asked: Asked) -> "Preset":
 
 
 def _workload(asked: Asked, base: "Preset | None") -> Workload:
-    before = base.workload if base else Workload(kind=asked.workload or "random", turns=TURNS, think_s=THINK_S)
+    before = base.workload if base else _usual_workload(asked.workload or "random")
+    for kind, names in OF_A_KIND.items():
+        if kind != before.kind and (others := asked.given(names)):
+            raise BadInput(f"{' and '.join(others)} belongs to --workload {kind}, not {before.kind}")
     if before.kind in ("prompts", "trace") and not asked.file and not before.file:
         raise BadInput(f"--workload {before.kind} needs --file")
     if asked.file and not asked.file.is_file():
@@ -171,6 +176,10 @@ def _workload(asked: Asked, base: "Preset | None") -> Workload:
     if min(workload.input_tokens, workload.output_tokens) < 1:
         raise BadInput("--input and --output are above 0")
     return workload
+
+
+def _usual_workload(kind: WorkloadKind) -> Workload:
+    return Workload(kind=kind, turns=TURNS, think_s=THINK_S) if kind == "turns" else Workload(kind=kind)
 
 
 def _common(asked: Asked) -> Load:

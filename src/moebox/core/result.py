@@ -14,6 +14,19 @@ from moebox.errors import BadInput
 
 FORMAT = 1
 STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
+FIRST = (
+    "format",
+    "kind",
+    "tool",
+    "date",
+    "label",
+    "simulation",
+    "backend",
+    "endpoint_type",
+    "model_id",
+    "tokenizer_id",
+)
+FIRST += ("num_prompts", "request_rate", "burstiness", "max_concurrency")  # in a file, before the figures
 LATENCIES = ("ttft", "ttfc", "tpot", "itl", "chunk_gap", "e2el")
 
 
@@ -142,23 +155,9 @@ class UsageCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One load, measured. Fields are named as in files, but for latencies, which are a Spread each."""
+class Summary:
+    """What the samples of one load come to (bench/metrics.py); latencies are a Spread each."""
 
-    format: int = FORMAT
-    kind: Literal["serving"] = "serving"
-    tool: str
-    date: str
-    label: str | None = None
-    simulation: bool = False
-    backend: str
-    endpoint_type: str
-    model_id: str
-    tokenizer_id: str
-    num_prompts: int
-    request_rate: float | Literal["inf"]
-    burstiness: float
-    max_concurrency: int | None
     duration: float
     completed: int
     failed: int
@@ -182,6 +181,26 @@ class Measurement:
     itl: Spread = Spread()
     chunk_gap: Spread = Spread()
     e2el: Spread = Spread()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement(Summary):
+    """One load, measured. Fields are named as in files, but for latencies, which are a Spread each."""
+
+    format: int = FORMAT
+    kind: Literal["serving"] = "serving"
+    tool: str
+    date: str
+    label: str | None = None
+    simulation: bool = False
+    backend: str
+    endpoint_type: str
+    model_id: str
+    tokenizer_id: str
+    num_prompts: int
+    request_rate: float | Literal["inf"]
+    burstiness: float
+    max_concurrency: int | None
     partial: bool = False
     away_s: float = 0.0
     workload: Workload
@@ -243,6 +262,7 @@ class PrefillDecode:
     model_id: str
     tokenizer_id: str
     workload: Workload = Workload()
+    load: Load = Load()
     repeat: int = 3
     flags: tuple[str, ...] = ()
     rows: tuple[TestRow, ...] = ()
@@ -254,7 +274,7 @@ def document(result: Measurement | PrefillDecode) -> dict[str, Any]:
     if isinstance(result, PrefillDecode):
         plain["rows"] = [{key: value for key, value in row.items() if not _unused(row, key)} for row in plain["rows"]]
         return plain
-    flat = _flat(plain)
+    flat = _flat({name: plain[name] for name in FIRST} | plain)
     if plain["steady"] is not None:
         flat["steady"] = _flat(plain["steady"])
     if plain["server"] is not None:

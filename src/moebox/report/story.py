@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from moebox.core.box import Box
-from moebox.core.measure import Load, Workload
+from moebox.core.measure import Load, Slo, Workload
 from moebox.core.recipe import Recipe
 from moebox.core.result import Spread
 from moebox.loose import Json
@@ -26,6 +26,7 @@ class Asked:
     workload: Workload
     load: Load | None = None
     warmup: int = 0
+    slo: Slo | None = None
     test: str = ""
     repeat: int = 0
 

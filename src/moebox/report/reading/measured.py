@@ -82,7 +82,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         partial=found.partial,
         simulation=found.simulation,
         samples=samples_of(document, path.parent, path.stem),
-        asked=Asked(workload=work, load=found.load, warmup=found.warmup),
+        asked=Asked(workload=work, load=found.load, warmup=found.warmup, slo=found.slo),
         raw=document,
     )
 
@@ -98,7 +98,7 @@ def tested(found: PrefillDecode, path: Path) -> list[Level]:
             ttft=Spread(mean=row.mean_ttft_ms),
             flags=tuple(printable(flag) for flag in found.flags if flag.startswith(f"{row.test} ") and row.cold),
             simulation=found.simulation,
-            asked=Asked(workload=found.workload, test=row.test, repeat=found.repeat),
+            asked=Asked(workload=found.workload, load=found.load, test=row.test, repeat=found.repeat),
             raw=codec.plain(row),
         )
         for row in found.rows

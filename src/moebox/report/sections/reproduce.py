@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from moebox import codec
-from moebox.bench.command import flags_of, test_flags
+from moebox.bench.command import flags_of, flags_of_tests
+from moebox.core.measure import Load
 from moebox.core.recipe import Recipe
 from moebox.report.block import Block, Part, Section, Table, columns, words
 from moebox.report.story import Asked, Level, Story
@@ -72,13 +73,18 @@ def again(levels: Sequence[Level]) -> list[list[str]]:
     """The flags of what moebox measured itself: they are kept with the figures."""
     groups: dict[str, list[Asked]] = {}
     for level in levels:
-        if level.asked is not None and level.asked.load is not None:
-            work = replace(level.asked.workload, salt="")
-            groups.setdefault(codec.to_json([work, level.asked.warmup]), []).append(replace(level.asked, workload=work))
+        if level.asked is not None and level.asked.load is not None and not level.asked.test:
+            asked = replace(level.asked, workload=replace(level.asked.workload, salt=""))
+            groups.setdefault(codec.to_json([asked.workload, asked.warmup, asked.slo]), []).append(asked)
     return [
         flags
-        for same in groups.values()
-        for flags in flags_of(same[0].workload, [each.load for each in same if each.load], warmup=same[0].warmup)
+        for first, *others in groups.values()
+        for flags in flags_of(
+            first.workload,
+            [each.load for each in (first, *others) if each.load],
+            warmup=first.warmup,
+            slo=first.slo,
+        )
     ]
 
 
@@ -87,7 +93,8 @@ def tests(levels: Sequence[Level]) -> list[list[str]]:
     asked = [level.asked for level in levels if level.asked is not None and level.asked.test]
     if not asked:
         return []
-    return [test_flags([each.test for each in asked], asked[0].workload, asked[0].repeat)]
+    first = asked[0]
+    return [flags_of_tests([each.test for each in asked], first.workload, first.repeat, first.load or Load())]
 
 
 def told(levels: Sequence[Level]) -> list[list[str]]:
