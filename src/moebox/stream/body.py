@@ -112,6 +112,10 @@ class Body:
         self.extra = self.extra or bool(data)
         return events
 
+    def finish(self) -> None:
+        """The empty chunk that ends the response came, and nothing in its trailer; only where `between`."""
+        self.state = State.OVER
+
     def end(self) -> list[bytes]:
         """The connection closed: the data of an event that lacked only its blank line."""
         if self.state == State.CLOSE:

@@ -97,13 +97,14 @@ class HotPath:
                 and data[text] != QUOTE
                 and find(b"\n", text) == length - 4
                 and data[text:close].isascii()
-            ):  # as in `template.is_text`, without the call
+            ):  # as in `template.are_texts`, without the call
                 times.append(came)
                 sizes.append(length - start + SIZE_LESS)
                 read_at[fd] = now
-            elif length < BUFFER and (together := recorder.alike(data, length)):
-                recorder.note(together, came, self.unseen_since(fd, came))
+                continue
+            segment = bytes(data[:length])
+            if length < BUFFER and recorder.quick(segment, came, self.unseen_since(fd, came)):
                 read_at[fd] = now
             else:
-                odd.append((fd, mask, bytes(data[:length]), came))
+                odd.append((fd, mask, segment, came))
         return oldest

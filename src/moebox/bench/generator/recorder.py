@@ -2,16 +2,19 @@
 
 A Recorder is fed the segments of one HTTP/1.1 response as they were read, each with its arrival time, and can be fed
 late and with many at once: nothing here looks at a clock or a socket. However the same bytes are cut, the record is the
-same. Segments that look like the one before but for their text (see `template`) never meet a JSON decoder; all others
-take the long way through `Body`, the event splitter and `decode`. Nothing is remembered beyond the reply.
+same. Events that look like the one before but for their text (see `template`) never meet a JSON decoder; all others are
+decoded, and what does not come as whole chunks of one event goes through `Body` and its event splitter before that.
+Nothing is remembered beyond the reply.
 """
 
 from array import array
 from collections.abc import Sequence
 
-from moebox.bench.generator.template import END, Template, payload_of, template_of
+from moebox.bench.generator.template import END, Template, chunk_at, template_of
 from moebox.stream.body import Body
 from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
+
+LAST = b"0\r\n\r\n"  # the empty chunk that ends a response
 
 
 class Recorder:
@@ -78,14 +81,16 @@ class Recorder:
         `since` says that the reader had been away since then: events that came apart may then be in one segment, whose
         time is that of the last. The others are placed at even steps, none before `since`, and marked as guessed.
         """
-        sizes = self.alike(segment, len(segment))
-        if sizes:
-            self.note(sizes, time, since)
-        return bool(sizes)
-
-    def alike(self, data: bytes | bytearray, length: int) -> list[int]:
-        """Bytes of each event in the first `length` of `data` if all are like the one before, else []."""
-        return self.template.spans(data, length) if self.template is not None else []
+        template = self.template
+        if template is None:
+            return False
+        sizes, end = template.run(segment)
+        if end < len(segment):
+            return False
+        self.catch_up()
+        self._keep(time, sizes, template.kind)
+        self._guess(len(self.times) - len(sizes), since)
+        return True
 
     def catch_up(self) -> None:
         """Note the kinds of events that were taken by adding to `times` and `sizes` alone."""
@@ -93,13 +98,6 @@ class Recorder:
         if missing and self.template is not None:
             self.kinds.frombytes(bytes((self.template.kind,)) * missing)
             self.events += missing
-
-    def note(self, sizes: Sequence[int], time: int, since: int) -> None:
-        """Events like the one before that came in one segment; `since` as in `quick`."""
-        assert self.template is not None
-        self.catch_up()
-        self._keep([time] * len(sizes), sizes, self.template.kind)
-        self._guess(len(self.times) - len(sizes), since)
 
     def feed(self, segments: Sequence[bytes], times: Sequence[int]) -> None:
         """Record what was read; `times[i]` is when `segments[i]` came."""
@@ -109,10 +107,9 @@ class Recorder:
     def record(self, segment: bytes, time: int, since: int = 0) -> None:
         """Record one segment, whatever is in it; `since` as in `quick`."""
         self.catch_up()
-        if not (self.quiet and self.quick(segment, time, since)):
-            before = len(self.times)
-            self._read(segment, time)
-            self._guess(before, since)
+        before = len(self.times)
+        self._read(segment, time)
+        self._guess(before, since)
 
     def _guess(self, first: int, since: int) -> None:
         """The events from `first` on were in one segment: if the reader was away, only the last one's time is known."""
@@ -155,40 +152,43 @@ class Recorder:
             self.text.extend([""] * len(shown))
 
     def _read(self, segment: bytes, time: int) -> None:
-        """Record a segment that needs a closer look."""
-        *parts, rest = segment.split(END)
-        at = 0
-        while at < len(parts):
-            upto = self._all_alike(parts, time, at)
-            if upto == at:
-                self._long_way(parts[at], time, whole=True)
-                upto += 1
-            at = upto
-        if rest:
-            self._long_way(rest, time, whole=False)
+        at, length, body = 0, len(segment), self.body
+        while at < length:
+            if body.between and body.streamed:
+                at = self._chunks(segment, at, time)
+                if at == length:
+                    return
+            # Up to where the next event may begin with its chunk; what follows a response's end is nobody's.
+            end = segment.find(b"\r\n\r\n" if body.fresh else END, at)
+            end = end + 4 if end >= 0 and not body.complete else length
+            self._take(body.feed(segment[at:end]), time)
+            self._settle()
+            at = end
 
-    def _all_alike(self, parts: Sequence[bytes], time: int, at: int) -> int:
-        """Record the parts from `at` on that look like the event before; where they end."""
-        template = self.template
-        if template is None or not self.quiet or template.opening not in parts[at]:
-            return at
-        upto = len(parts)
-        while upto - 1 > at and template.opening not in parts[upto - 1]:  # the end of a reply looks different
-            upto -= 1
-        sizes = template.sizes(parts[at:upto])
-        if sizes is None:  # something odd among them: only as far as single looks go
-            upto = at + 1
-            sizes = template.sizes(parts[at:upto])
-        if sizes is None:
-            return at
-        self._keep([time] * len(sizes), sizes, template.kind)
-        return upto
+    def _chunks(self, segment: bytes, at: int, time: int) -> int:
+        """Record chunks of one event each from `at` on, and the end behind them; where something else begins."""
+        length = len(segment)
+        while at < length:
+            if self.template is not None:
+                sizes, at = self.template.run(segment, at)
+                if sizes:
+                    self._keep(time, sizes, self.template.kind)
+            if (chunk := chunk_at(segment, at)) is None:
+                break
+            self._take((chunk[0],), time)
+            at = chunk[1]
+        if length - at == len(LAST) and segment.endswith(LAST):
+            self.body.finish()
+            return length
+        return at
 
-    def _keep(self, times: Sequence[int], sizes: Sequence[int], kind: int) -> None:
-        self.times.extend(times)
-        self.kinds.frombytes(bytes((kind,)) * len(times))
+    def _keep(self, time: int, sizes: Sequence[int], kind: int) -> None:
+        """Events of one kind that came at one time."""
+        count = len(sizes)
+        self.times.extend([time] * count)
+        self.kinds.frombytes(bytes((kind,)) * count)
         self.sizes.extend(sizes)
-        self.events += len(times)
+        self.events += count
 
     def end(self, time: int) -> None:
         """The connection closed; an event that was whole but for its blank line still counts."""
@@ -203,20 +203,6 @@ class Recorder:
     def tokens(self) -> "array[int]":
         """How many tokens each event carried, summing to the server's own count where it gave one."""
         return tokens_by_chunk(self.sizes, self.counts, self.completion_tokens)
-
-    def _long_way(self, part: bytes, time: int, *, whole: bool) -> None:
-        """Record bytes that need reading; `whole` parts were cut before the blank line of an event."""
-        body = self.body
-        if whole and body.fresh:
-            head, blank, rest = part.partition(b"\r\n\r\n")
-            if blank and rest:  # a first event that came with the head
-                body.feed(head + blank)
-                part = rest
-        if whole and body.between and body.streamed and (payload := payload_of(part)) is not None:
-            self._take((payload,), time)
-            return
-        self._take(body.feed(part + END if whole else part), time)
-        self._settle()
 
     def _settle(self) -> None:
         body = self.body

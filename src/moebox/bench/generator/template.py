@@ -16,9 +16,9 @@ _TEXT = {
     REASONING: re.compile(rb'("(?:reasoning_content|reasoning)"\s*:\s*")(?:[^"\\]|\\.)+"'),
 }
 QUOTE = ord('"')
-HEX = frozenset(b"0123456789abcdefABCDEF")
 END = b"\n\n\r\n"  # of an event that ends with its chunk
 BESIDES = len("\r\n") + len("data: ") + len(END)  # of a chunk, from the end of its size, that is not the event's data
+AROUND = len("data: ") + len("\n\n")  # bytes of an event beside its data
 LONGEST = 4096  # bytes of an event that a template is made from: longer ones are none of many
 LONGEST_CHUNK = 2 * LONGEST  # bytes of an HTTP chunk, with its size line and end, that may be told by a template
 
@@ -32,72 +32,57 @@ def _size_line(length: int) -> bytes:
     return b"\0"  # no chunk that holds anything has this length, and none opens so
 
 
-# Size lines and how long they are, by length of a chunk: arithmetic, written down once. Nothing of any reply is in it.
+# Size lines and how long they are, by length of a chunk; and sizes by the digits of such a line, which some servers
+# write in capitals. Arithmetic, written down once: nothing of any reply is in it.
 SIZE_LINES = tuple((line, len(line)) for line in map(_size_line, range(LONGEST_CHUNK + 1)))
+SIZES = {form % size: size for form in (b"%x", b"%X") for size in range(LONGEST_CHUNK + 1)}
 
 
 class Template:
     """The bytes around the text of one reply's events: `opening` before it, `tail` behind it."""
 
-    __slots__ = ("_close", "kind", "opening", "tail")
+    __slots__ = ("kind", "opening", "tail")
 
     def __init__(self, opening: bytes, close: bytes, kind: int) -> None:
         self.opening = opening  # from "data: " up to the text
-        self._close = close  # from the text's closing quote to the end of the event
-        self.tail = close + END
+        self.tail = close + END  # from the text's closing quote on
         self.kind = kind
 
-    def spans(self, data: bytes | bytearray, length: int) -> list[int]:
-        """Bytes of each event's data if the first `length` bytes are whole chunks of this template, else []."""
-        at, found = 0, []
-        while at < length:
-            line = data.find(b"\r\n", at, at + 10)
-            digits = data[at:line]
-            if line <= at or not HEX.issuperset(digits):
-                return []
-            end = line + 4 + int(digits, 16)
-            text, close = line + 2 + len(self.opening), end - len(self.tail)
-            if not (
-                end <= length
-                and data.startswith(self.opening, line + 2)
-                and data.startswith(self.tail, close)
-                and is_text(data[text:close])
-            ):
-                return []
-            found.append(end - line - BESIDES)
-            at = end
-        return found
+    def run(self, data: bytes, at: int = 0) -> tuple[list[int], int]:
+        """Bytes of the data of each event of this template from `at` on, and where they end.
 
-    def sizes(self, parts: Sequence[bytes]) -> list[int] | None:
-        """Bytes of the event in each part, if every one is of this template, else None.
-
-        A part is a chunk up to, but without, the blank line of its event.
+        They are whole chunks of one event each. Their texts are looked at together.
         """
-        sizes = []
-        for part in parts:
-            length = len(part) + len(END)
-            if length > LONGEST_CHUNK:
-                return None
-            line, start = SIZE_LINES[length]
-            if not (
-                part.startswith(line)
-                and part.startswith(self.opening, start)
-                and part.endswith(self._close)
-                and is_text(part[start + len(self.opening) : len(part) - len(self._close)])
-            ):
-                return None
-            sizes.append(length - start + 2 - BESIDES)
-        return sizes
+        opening, tail, length = self.opening, self.tail, len(data)
+        before, behind = 2 + len(opening), len(tail)
+        find, startswith, size_of = data.find, data.startswith, SIZES.get
+        sizes: list[int] = []
+        texts: list[bytes] = []
+        start = at
+        while at < length:
+            line = find(b"\r\n", at, at + 10)
+            size = size_of(data[at:line]) if line > at else None
+            if size is None:
+                break
+            end = line + 4 + size
+            text, close = line + before, end - behind
+            if end > length or text >= close or not startswith(opening, line + 2) or not startswith(tail, close):
+                break
+            texts.append(data[text:close])
+            sizes.append(size - AROUND)
+            at = end
+        return (sizes, at) if are_texts(texts) else ([], start)
 
 
-def is_text(text: bytes | bytearray) -> bool:
-    """What stands between the quotes is a token: not empty, on one line, and UTF-8."""
-    if not text or text[0] == QUOTE or b"\n" in text:
+def are_texts(texts: Sequence[bytes]) -> bool:
+    """What stands between the quotes of each is a token: not empty, on one line, and UTF-8."""
+    together = b"\0" + b"\0".join(texts)  # a character that is cut off does not go on behind a NUL
+    if b'\0"' in together or b"\n" in together:
         return False
-    if text.isascii():
+    if together.isascii():
         return True
     try:
-        text.decode()
+        together.decode()
     except UnicodeDecodeError:
         return False
     return True
@@ -112,12 +97,13 @@ def template_of(payload: bytes, kind: int) -> Template | None:
     return Template(b"data: " + payload[: found.end(1)], payload[found.end() - 1 :], kind)
 
 
-def payload_of(part: bytes) -> bytes | None:
-    """The data of the one event in a part that is a whole chunk holding one line of data; None for any other."""
-    line = part.find(b"\r\n")
-    start = line + 8
-    if part[line + 2 : start] != b"data: ":
+def chunk_at(data: bytes, at: int) -> tuple[bytes, int] | None:
+    """The data of the one event in the chunk at `at`, and where the chunk ends; None where it is anything else."""
+    line = data.find(b"\r\n", at, at + 10)
+    size = SIZES.get(data[at:line]) if line > at else None
+    if not size:
         return None
-    payload = part[start:]
-    whole = part[:line].lower() == b"%x" % (len(payload) + len(b"data: \n\n"))
-    return payload if whole and b"\n" not in payload else None
+    end = line + 4 + size
+    payload = data[line + 8 : end - 4]
+    plain = data.startswith(b"data: ", line + 2) and data[end - 4 : end] == END
+    return (payload, end) if plain and b"\n" not in payload and payload[-1:] != b"\r" else None
