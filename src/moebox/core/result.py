@@ -14,19 +14,9 @@ from moebox.errors import BadInput
 
 FORMAT = 1
 STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
-FIRST = (
-    "format",
-    "kind",
-    "tool",
-    "date",
-    "label",
-    "simulation",
-    "backend",
-    "endpoint_type",
-    "model_id",
-    "tokenizer_id",
-)
-FIRST += ("num_prompts", "request_rate", "burstiness", "max_concurrency")  # in a file, before the figures
+# What stands before the figures in a file.
+FIRST: tuple[str, ...] = ("format", "kind", "tool", "date", "label", "simulation", "backend", "endpoint_type")
+FIRST += ("model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
 LATENCIES = ("ttft", "ttfc", "tpot", "itl", "chunk_gap", "e2el")
 
 
