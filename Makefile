@@ -11,11 +11,12 @@ MCP_VENV     ?= $(abspath .venv-mcp)
 SGLANG_SOURCE ?= $(abspath .venv-sglang)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
+DOCS_VENV    ?= $(abspath .venv-docs)
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege test-chain test-parsers lint format bench accuracy examples clean
+.PHONY: help run check test docs screenshots test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege test-chain test-parsers lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,7 +36,7 @@ run: $(READY) ## The whole pipeline on the rehearsal model: plan, start, verify,
 check: lint ## The inner loop: style, types, the import rule, and the tests that take no time
 	@$(BIN)/python -m pytest -m 'not gpu and not engine and not siege and not slow'
 
-test: lint ## Lint, types, import rule, and the whole suite
+test: lint docs ## Lint, types, import rule, the docs site, and the whole suite
 	@$(BIN)/python -m pytest
 
 lint: $(READY) ## Style, types and the import rule
@@ -47,6 +48,18 @@ lint: $(READY) ## Style, types and the import rule
 format: $(READY) ## Put the code into the house's form
 	@$(BIN)/ruff check --fix --quiet
 	@$(BIN)/ruff format
+
+docs: $(DOCS_VENV)/.ready ## The docs site into out/site; a link or anchor that leads nowhere fails it
+	@$(DOCS_VENV)/bin/zensical build --strict --config-file mkdocs.yml > $(DOCS_VENV)/build.log 2>&1 || { cat $(DOCS_VENV)/build.log; exit 1; }
+	@echo "docs site: out/site/index.html"
+
+$(DOCS_VENV)/.ready:
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<0.1'
+	@touch $@
+
+screenshots: $(READY) ## Pictures of reports and pages into docs/images (needs Chromium)
+	@$(BIN)/python scripts/screenshots.py
 
 bench: $(READY) ## The load generator against a server whose schedule is known, beside other clients
 	@$(BIN)/python benchmarks/clients.py

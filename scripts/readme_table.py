@@ -5,8 +5,12 @@ python scripts/readme_table.py --write  # put it between the markers in README.m
 """
 
 import argparse
+import csv
 import re
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from moebox import detect
@@ -31,26 +35,54 @@ class Row:
     title: str
     ram: str = ""
     bandwidth: str = ""
-    published: str = ""
+    published: Callable[[], str] = lambda: "–"
+
+
+def published_decode() -> str:
+    """One stream at an empty context with TP8 and no draft, of all runs with the community's image (rtx6kpro wiki)."""
+    plain = {"tp": "8", "dcp": "1", "guesses": "0", "context": "0", "concurrency": "1"}
+    rows = csv.DictReader(_published("decode.csv").splitlines())
+    found = [float(row["decode_tok_s"]) for row in rows if plain.items() <= row.items()]
+    return f"{_span(found, 0)} at 1 (patched vLLM, TP8)"
+
+
+def published_hybrid() -> str:
+    """One stream of Kimi K2.6 on two of these GPUs and RAM, in the form that most people run there."""
+    wanted = {"model": MODEL, "gpu": "rtx-pro-6000-max-q", "gpus": 2, "engine": "ik_llama.cpp", "checkpoint": "IQ3_K"}
+    runs = tomllib.loads(_published("hybrid.toml"))["run"]
+    found = [run["tg_tok_s"] for run in runs if wanted.items() <= run.items() and "tg_tok_s" in run]
+    return f"{_span(found, 1)} at 1 (ik_llama.cpp, IQ3_K)"
+
+
+def published_serving() -> str:
+    """The serving benchmark of Lambda's guide."""
+    run = next(run for run in tomllib.loads(_published("serving.toml"))["run"] if run["name"] == "lambda-k2.6")
+    row = run["rows"][0]
+    lengths = f"{run['input'] // 1024}k in, {run['output'] // 1024}k out"
+    return f"{count(row['output_tok_s'])} output at {row['concurrency']} requests, {lengths}, EAGLE3 (vLLM)"
+
+
+def _published(name: str) -> str:
+    return resources.files("moebox.data").joinpath("published", name).read_text(encoding="utf-8")
+
+
+def _span(figures: list[float], digits: int) -> str:
+    return f"{min(figures):.{digits}f} to {max(figures):.{digits}f}"
 
 
 ROWS = (
-    Row(
-        box="8x-rtx-pro-6000-server",
-        title="8× RTX PRO 6000 Server",
-        published="87 to 92 at 1 (patched vLLM, TP8)",
-    ),
+    Row(box="8x-rtx-pro-6000-server", title="8× RTX PRO 6000 Server", published=published_decode),
     Row(box="4x-rtx-pro-6000-server", title="4× RTX PRO 6000 Server, 512 GiB RAM", ram="512GiB", bandwidth="460GB/s"),
     Row(
         box="2x-rtx-pro-6000-max-q",
         title="2× RTX PRO 6000 Max-Q, 768 GiB RAM",
         ram="768GiB",
         bandwidth="614GB/s",
-        published="18.9 to 20.9 at 1 (ik_llama.cpp, IQ3_K)",
+        published=published_hybrid,
     ),
     Row(box="1x-rtx-5090", title="RTX 5090, 768 GiB RAM", ram="768GiB", bandwidth="460GB/s"),
     Row(box="8x-h200", title="8× H200"),
-    Row(box="8x-b200", title="8× B200", published="1,408 output at 32 requests, 8k in, 2k out, EAGLE3 (vLLM)"),
+    Row(box="8x-b200", title="8× B200", published=published_serving),
 )
 
 
@@ -67,8 +99,8 @@ def line(row: Row) -> str:
     try:
         plan = choose(box, model, checkpoints, Pins())
     except DoesNotFit as problem:
-        return f"| {row.title} | does not fit: {problem.hint or problem.message} | – | {row.published or '–'} |"
-    return f"| {row.title} | {what(plan)} | {rates(plan)} | {row.published or '–'} |"
+        return f"| {row.title} | does not fit: {problem.hint or problem.message} | – | {row.published()} |"
+    return f"| {row.title} | {what(plan)} | {rates(plan)} | {row.published()} |"
 
 
 def what(plan: Plan) -> str:

@@ -28,6 +28,41 @@ def test_every_link_leads_to_a_file(page: Path):
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_anchor_is_a_heading(page: Path):
+    """`page.md#a-heading` scrolls to it."""
+    broken = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        file, mark, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if mark and "://" not in link and target.suffix == ".md" and anchor not in anchors(target):
+            broken.append(link)
+
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as the site's builder and GitHub name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_of_the_site_can_be_reached():
+    """`make docs` builds what is in nav; a page that is not there, or links out of docs/, would be lost."""
+    docs = ROOT / "docs"
+    named = set(re.findall(r"^\s*- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    outside = [
+        f"{page.name}: {link}"
+        for page in docs.rglob("*.md")
+        for link in LINK.findall(page.read_text(encoding="utf-8"))
+        if "://" not in link and not (page.parent / link.partition("#")[0]).resolve().is_relative_to(docs)
+    ]
+
+    assert named == pages
+    assert outside == []
+
+
 def commands(page: Path) -> list[list[str]]:
     """Every `moebox …` line of a page, as words."""
     found = []
