@@ -10,7 +10,7 @@ from rich.table import Table
 from moebox.cli.output import emit, people, talk
 from moebox.core.calibration import Calibration
 from moebox.errors import BadInput
-from moebox.planner.speed.measured import Measured
+from moebox.report.calibration import depths, error, reading_of, solved, step_times
 from moebox.store import calibrations as store
 from moebox.units import count, gib, seconds
 
@@ -25,7 +25,9 @@ def calibrations(*, json: Json = False) -> int:
     """
     shelf = store.shelf()
     if json:
-        emit({"calibrations": [brief(one) for one in shelf.calibrations], "unreadable": shelf.unreadable})
+        emit(
+            {"calibrations": [brief(calibration) for calibration in shelf.calibrations], "unreadable": shelf.unreadable}
+        )
         return 0
     for line in shelf.unreadable:
         talk().print(f"warning: {line}", markup=False)
@@ -35,8 +37,13 @@ def calibrations(*, json: Json = False) -> int:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("id", "box", "layers from", "error"):
         table.add_column(title, overflow="fold")
-    for one in shelf.calibrations:
-        table.add_row(one.id, one.place.text, f"{one.layers} from {depths(one)}", error(one))
+    for calibration in shelf.calibrations:
+        table.add_row(
+            calibration.id,
+            calibration.place.text,
+            f"{calibration.layers} from {depths(calibration)}",
+            error(calibration),
+        )
     people().print(table)
     return 0
 
@@ -120,55 +127,33 @@ def take(path: Path, *, json: Json = False) -> int:
     return 0
 
 
-def brief(one: Calibration) -> dict[str, Any]:
+def brief(calibration: Calibration) -> dict[str, Any]:
     """One in a list, for scripts."""
-    reading = reading_of(one)
+    reading = reading_of(calibration)
     return {
-        "id": one.id,
-        "date": one.date,
-        "box": one.place.text,
-        "engine": one.engine,
-        "version": one.version,
-        "model": one.model,
-        "quant": one.quant,
-        "layout": one.layout.text,
-        "layers": one.layers,
-        "depths": one.depths,
+        "id": calibration.id,
+        "date": calibration.date,
+        "box": calibration.place.text,
+        "engine": calibration.engine,
+        "version": calibration.version,
+        "model": calibration.model,
+        "quant": calibration.quant,
+        "layout": calibration.layout.text,
+        "layers": calibration.layers,
+        "depths": calibration.depths,
         "error": round(reading.decode_spread, 4) if reading.decode else None,
-        "imported": one.imported,
+        "imported": calibration.imported,
     }
 
 
-def reading_of(one: Calibration) -> Measured:
-    """It at the depth of its whole model."""
-    most = max((prompt.tokens for boot in one.boots for prompt in boot.prefill), default=1)
-    return Measured(calibration=one, layers=one.layers, chunk=one.layout.chunk or most)
-
-
-def solved(one: Calibration) -> bool:
-    """Whether it says anything of the whole model."""
-    return bool(reading_of(one).decode)
-
-
-def depths(one: Calibration) -> str:
-    """Its boots' layers in words."""
-    return " and ".join(str(depth) for depth in one.depths)
-
-
-def error(one: Calibration) -> str:
-    """How far off it may be."""
-    return f"±{reading_of(one).decode_spread:.0%}" if solved(one) else "unfinished"
-
-
-def table_of(one: Calibration) -> Table:
+def table_of(calibration: Calibration) -> Table:
     """Steps of the whole model at what was measured."""
-    reading = reading_of(one)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), title=f"{one.layers} layers", title_justify="left")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 2), title=f"{calibration.layers} layers", title_justify="left"
+    )
     for title in ("", "streams", "context", "step", "tok/s"):
         table.add_column(title, justify="right" if title else "left")
-    for batch, line in sorted(reading.decode.items()):
-        for context, step in line:
-            table.add_row("decode", str(batch), count(int(context)), seconds(step), f"{batch / step:,.1f}")
-    for tokens, time in reading.prompts:
-        table.add_row("prompt", "1", count(int(tokens)), seconds(time), f"{tokens / time:,.0f}")
+    for step in step_times(calibration):
+        rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
+        table.add_row(step.kind, str(step.streams), count(step.tokens), seconds(step.seconds), rate)
     return table

@@ -100,8 +100,9 @@ def measured(
     recipe: Recipe, depths: tuple[int, ...], *, budget: str, patience_s: float, runs: Path | None, json: bool
 ) -> int:
     """`rehearse --measure`: time the steps, then show what they say of the whole model."""
-    from moebox.cli.calibrations import brief, reading_of, table_of
+    from moebox.cli.calibrations import brief, table_of
     from moebox.flows.calibrate import calibrate
+    from moebox.report.calibration import reading_of
     from moebox.serve.faults import LaunchFailed
     from moebox.store import Run
 

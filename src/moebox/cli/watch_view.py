@@ -1,7 +1,6 @@
 """What `moebox watch` draws: a line of small bars a figure, then alerts and rungs; plain lines where it cannot."""
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -10,24 +9,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from moebox.flows.watch import Look, Watcher
-from moebox.units import count, percent, seconds
+from moebox.flows.watch import SHOWN, Look, Watcher
+from moebox.units import seconds
 
 BARS = " ▁▂▃▄▅▆▇█"
 WIDE = 40  # looks shown
 PLAIN_EVERY_S = 10.0  # between lines where nothing can be drawn over
-ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("running", "running", lambda value: f"{value:.0f}"),
-    ("waiting", "waiting", lambda value: f"{value:.0f}"),
-    ("output_tokens_s", "output tok/s", lambda value: count(round(value))),
-    ("prompt_tokens_s", "prompt tok/s", lambda value: count(round(value))),
-    ("kv_use", "KV cache", percent),
-    ("ttft", "TTFT, mean", seconds),
-    ("tpot", "TPOT, mean", seconds),
-    ("queue", "queue, mean", seconds),
-    ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
-    ("cache_hit_rate", "prefix hits", percent),
-)
 
 
 class Screen:
@@ -74,7 +61,7 @@ def line(look: Look) -> str:
     """One look as a line."""
     if not look.answered:
         return "no answer"
-    shown = [f"{title} {word(look.figures[name])}" for name, title, word in ROWS if name in look.figures]
+    shown = [f"{title} {word(look.figures[name])}" for name, title, word in SHOWN if name in look.figures]
     return ", ".join(shown) or "it answers, and shows no metrics"
 
 
@@ -84,7 +71,7 @@ def page(watcher: Watcher) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for _ in range(3):
         table.add_column(no_wrap=True)
-    for name, title, word in ROWS:
+    for name, title, word in SHOWN:
         values = [look.figures.get(name) for look in looks]
         if any(value is not None for value in values):
             last = next(value for value in reversed(values) if value is not None)

@@ -14,6 +14,7 @@ from moebox.bench.scrape import parse
 from moebox.core import metrics
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Verdict
+from moebox.units import count, percent, seconds
 from moebox.verify.ladder import verify
 from moebox.verify.options import Options
 
@@ -26,6 +27,20 @@ CANARIES = ("plain", "arithmetic", "streaming", "tools")  # cheap rungs, in turn
 TIMES = ("ttft", "tpot", "e2e", "queue")  # histograms, shown as the mean since the last look
 GAUGES = ("running", "waiting", "kv_use", "accept_length", "cache_hit_rate")
 RATES = ("prompt_tokens_total", "output_tokens_total", "preemptions_total", "finished_total")
+
+# What people see of them: figure, title, how it is written.
+SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("running", "running", lambda value: f"{value:.0f}"),
+    ("waiting", "waiting", lambda value: f"{value:.0f}"),
+    ("output_tokens_s", "output tok/s", lambda value: count(round(value))),
+    ("prompt_tokens_s", "prompt tok/s", lambda value: count(round(value))),
+    ("kv_use", "KV cache", percent),
+    ("ttft", "TTFT, mean", seconds),
+    ("tpot", "TPOT, mean", seconds),
+    ("queue", "queue, mean", seconds),
+    ("accept_length", "accepted a step", lambda value: f"{value:.2f}"),
+    ("cache_hit_rate", "prefix hits", percent),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,9 @@ def picture(body: str, *, width: float, height: float, label: str, data: str = "
     )
 
 
-def sparkline(values: Sequence[float], *, width: float = 160, height: float = 32) -> Markup:
+def sparkline(
+    values: Sequence[float], *, width: float = 160, height: float = 32, label: str = "output tok/s by load, so far"
+) -> Markup:
     """A small line without axes; nothing for fewer than two values."""
     if len(values) < 2:
         return Markup("")
@@ -61,7 +63,7 @@ def sparkline(values: Sequence[float], *, width: float = 160, height: float = 32
     points = " ".join(f"{x.at(place):.1f},{y.at(value):.1f}" for place, value in enumerate(values))
     line = tag("polyline", points=points, fill="none", stroke="var(--s1)", stroke_width=2)
     end = tag("circle", cx=x.at(len(values) - 1), cy=y.at(values[-1]), r=3, fill="var(--s1)")
-    return picture(line + end, width=width, height=height, label="output tok/s by load, as measured so far")
+    return picture(line + end, width=width, height=height, label=label)
 
 
 def settle(html: str) -> str:

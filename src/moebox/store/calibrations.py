@@ -18,6 +18,14 @@ class Shelf:
     unreadable: tuple[str, ...] = ()  # one line each
 
 
+def stamp() -> tuple[tuple[str, int], ...]:
+    """Names and times of the files; another one means other calibrations."""
+    try:
+        return tuple(sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(folder())))
+    except OSError:
+        return ()
+
+
 def folder() -> Path:
     """Where they are."""
     own = os.environ.get("MOEBOX_CALIBRATIONS")

@@ -15,7 +15,7 @@ from moebox import codec
 from moebox.core import catalogue, registry
 from moebox.errors import MoeboxError
 from moebox.report.block import Prose
-from moebox.web import chat, engines, planning, recipes, runs
+from moebox.web import calibrations, chat, engines, planning, recipes, runs, tasks, watching
 from moebox.web.gate import Gate, Site
 from moebox.web.pages import failed, page, refusal, rendered, script
 
@@ -55,6 +55,12 @@ def application(site: Site) -> "ASGIApp":
         get("/engines", engines.listing),
         get("/engines/{name}/metrics", engines.metrics),
         post("/engines/{name}/stop", engines.stop),
+        get("/engines/{name}/watch", watching.shown),
+        get("/engines/{name}/watch/events", watching.events),
+        get("/tasks", tasks.listing),
+        get("/calibrations", calibrations.listing),
+        get("/calibrations/{name}", calibrations.shown),
+        post("/calibrations/{name}/remove", calibrations.remove),
         get("/chat", chat.shown),
         post("/chat", chat.send),
         get("/recipes", recipes.listing),
@@ -77,6 +83,7 @@ async def no_page(request: Request, problem: Exception, *, site: Site) -> Respon
 
 def answer_of(request: Request) -> planning.Answer:
     """The plan that the address asks for; with `layout`, only that one is weighed again."""
+    planning.refresh()
     asked = planning.asked(request.query_params)
     layout = planning.before(asked, request.query_params.get("layout", ""))
     return planning.quick(asked, layout) if layout else planning.full(asked)
@@ -84,6 +91,7 @@ def answer_of(request: Request) -> planning.Answer:
 
 async def plan_page(request: Request, *, site: Site) -> Response:
     """The controls, and the plan in the page where it is known already; else the page asks for it once it is there."""
+    planning.refresh()
     asked = planning.asked(request.query_params)
     models = [(model.name, model.title) for model in catalogue.models().values()]
     ready = planning.known(asked) or "wait" in request.query_params

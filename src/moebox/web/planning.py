@@ -31,6 +31,7 @@ from moebox.report.decision import Decision, DecisionCell
 from moebox.report.palette import colour
 from moebox.report.reading.planned import planned_of
 from moebox.report.words import milliseconds, number, short
+from moebox.store import calibrations
 
 CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576
 CONCURRENCIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -92,6 +93,17 @@ class Answer:
 
 _answers: dict[Asked, Answer] = {}
 MOST_ANSWERS = 256
+_calibrated: tuple[tuple[str, int], ...] = ()
+
+
+def refresh() -> None:
+    """Forget answers that rest on other calibrations than there are now."""
+    global _calibrated
+    now = calibrations.stamp()
+    if now != _calibrated:
+        _calibrated = now
+        _answers.clear()
+        quick.cache_clear()
 
 
 def full(one: Asked) -> Answer:
@@ -201,11 +213,16 @@ def decision(answer: Answer) -> Decision:
             DecisionCell(name="chosen", text=" · ".join(word for word in words if word)),
             DecisionCell(name="fits", text=fits, tone="good" if enough else "warn"),
             DecisionCell(
-                name="forecast", text=f"{number(rate)} tok/s", detail=f"{number(low)} to {number(high)}; not measured"
+                name="forecast", text=f"{number(rate)} tok/s", detail=f"{number(low)} to {number(high)}; {basis(plan)}"
             ),
             DecisionCell(name="next", text=command(asked), command=True, detail="or save the recipe below"),
         )
     )
+
+
+def basis(plan: Plan) -> str:
+    """What the forecast rests on: a calibration of this box, or published measurements of others."""
+    return f"steps {plan.measured}" if plan.measured else "no calibration of this box: fitted to published results"
 
 
 def streams_of(answer: Answer) -> int:

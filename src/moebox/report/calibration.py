@@ -1,0 +1,53 @@
+"""A calibration for people: how sure it is, and the steps it says the whole model takes."""
+
+from dataclasses import dataclass
+
+from moebox.core.calibration import Calibration
+from moebox.planner.speed.measured import Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One step of the whole model: decoding `streams` at a context, or reading a prompt."""
+
+    kind: str  # decode or prompt
+    streams: int
+    tokens: int  # context, or length of the prompt
+    seconds: float
+    tok_s: float
+
+
+def reading_of(calibration: Calibration) -> Measured:
+    """It at the depth of its whole model."""
+    most = max((prompt.tokens for boot in calibration.boots for prompt in boot.prefill), default=1)
+    return Measured(calibration=calibration, layers=calibration.layers, chunk=calibration.layout.chunk or most)
+
+
+def solved(calibration: Calibration) -> bool:
+    """Whether it says anything of the whole model."""
+    return bool(reading_of(calibration).decode)
+
+
+def depths(calibration: Calibration) -> str:
+    """Its boots' layers in words."""
+    return " and ".join(str(depth) for depth in calibration.depths)
+
+
+def error(calibration: Calibration) -> str:
+    """How far off it may be."""
+    return f"±{reading_of(calibration).decode_spread:.0%}" if solved(calibration) else "unfinished"
+
+
+def step_times(calibration: Calibration) -> tuple[StepTime, ...]:
+    """Steps of the whole model at what was measured."""
+    reading = reading_of(calibration)
+    decoded = [
+        StepTime(kind="decode", streams=batch, tokens=int(context), seconds=step, tok_s=batch / step)
+        for batch, line in sorted(reading.decode.items())
+        for context, step in line
+    ]
+    prompts = [
+        StepTime(kind="prompt", streams=1, tokens=int(tokens), seconds=time, tok_s=tokens / time)
+        for tokens, time in reading.prompts
+    ]
+    return (*decoded, *prompts)

@@ -1,0 +1,68 @@
+"""Agents at work: every run that did jobs, how many it solved, and by which agent."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moebox.errors import MoeboxError
+from moebox.report.sections.tasks import share
+from moebox.store import Run, runs_dir
+from moebox.tasks import runner
+from moebox.tasks.result import FamilyScore
+from moebox.tasks.score import families, interval
+from moebox.web.gate import Site
+from moebox.web.pages import page
+
+SHOWN = 50  # runs read for one page, the newest
+FILE = "tasks.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """One run's jobs."""
+
+    run: str
+    model: str
+    agent: str
+    solved: str  # "3 of 4 (30–95%)"
+    share: float
+    left: int  # jobs that have no result yet
+    families: tuple[FamilyScore, ...]
+
+
+async def listing(request: Request, *, site: Site) -> Response:
+    """The newest runs with jobs."""
+    folders = await run_in_threadpool(folders_with_jobs, site.runs or runs_dir())
+    rows = await run_in_threadpool(lambda: [row for folder in folders[:SHOWN] if (row := row_of(folder))])
+    return page(site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), share=share)
+
+
+def folders_with_jobs(home: Path) -> list[Path]:
+    """Run folders that hold results of jobs, newest first; nothing of them is read."""
+    if not home.is_dir():
+        return []
+    return sorted((folder for folder in home.iterdir() if (folder / FILE).is_file()), reverse=True)
+
+
+def row_of(folder: Path) -> TaskRow | None:
+    """One run's row; None for a folder whose results cannot be read."""
+    try:
+        found = runner.take_up(Run(folder))
+    except MoeboxError:
+        return None
+    if found is None:
+        return None
+    results = found.finished
+    score = interval(sum(result.solved for result in results), len(results))
+    return TaskRow(
+        run=folder.name,
+        model=found.model,
+        agent="moebox" if found.agent == "moebox" else found.agent,
+        solved=share(score) if results else "none finished",
+        share=score.share if results else 0.0,
+        left=len(found.left),
+        families=tuple(families(results)) if results else (),
+    )
