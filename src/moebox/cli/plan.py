@@ -11,7 +11,6 @@ from moebox.checkpoint import look_up
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
 from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
-from moebox.core.recipe import PlannedFor
 from moebox.errors import DoesNotFit, Outside
 from moebox.flows import boxes
 from moebox.planner.choose import choose
@@ -60,9 +59,7 @@ def plan(
         raise
     notes = tuple(Caution(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
-    named = "" if box is None or Path(box).is_file() else box
-    planned_for = PlannedFor(box=named, ram=ram, ram_bandwidth=ram_bandwidth)
-    chosen = replace(chosen, recipe=replace(chosen.recipe, planned_for=planned_for))
+    chosen = boxes.planned_for(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
     if output:
         write(chosen, output)
     if json:

@@ -1,10 +1,12 @@
 """The box that is planned for, with what rehearsals measured on it."""
 
 import re
+from dataclasses import replace
 
 from moebox import detect
 from moebox.core.box import Box
-from moebox.core.recipe import Recipe
+from moebox.core.plan import Plan
+from moebox.core.recipe import PlannedFor, Recipe
 from moebox.errors import BadInput
 from moebox.store import calibrations
 
@@ -19,6 +21,13 @@ def box_for(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandw
     if not re.fullmatch(NAME, planned.box):
         raise BadInput(f"planned_for.box: {planned.box!r} is no box", hint="COUNTxGPU, such as 8x-rtx-pro-6000-server")
     return box(planned.box, ram=ram or planned.ram, ram_bandwidth=ram_bandwidth or planned.ram_bandwidth)
+
+
+def planned_for(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Plan:
+    """The plan with its box kept in the recipe; a box from a file is left out, for files move."""
+    named = name if name and re.fullmatch(NAME, name) else ""
+    place = PlannedFor(box=named, ram=ram, ram_bandwidth=ram_bandwidth)
+    return replace(plan, recipe=replace(plan.recipe, planned_for=place))
 
 
 def box(name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:

@@ -163,6 +163,7 @@ def answered(one: Asked, pins: Pins) -> Answer:
     model, checkpoints = resolve(one.model)
     box = boxes.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     plan = choose(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
+    plan = boxes.planned_for(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     form = next(form for form in checkpoints if plan.recipe.checkpoint in (form.name, form.repo, form.path))
     return Answer(asked=one, plan=plan, speed=Speed.of(Deployment.of(plan.recipe, model, form, box)))
 
