@@ -16,13 +16,15 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import triton.language as tl
 
-from moebox.kernels.probe import importing, tune_experts
+from moebox.kernels.probe import sglang, tune_experts, vllm
+from moebox.kernels.probe.protocol import Target
 from moebox.kernels.probe.space import Shape
 
 CHOICE = {
     "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2,
 }  # fmt: skip
 BF16 = torch.bfloat16
+TARGET = Target(capability=80, sms=100, device_name="A GPU", memory=0, smem=0)
 
 
 def values(device: str, *sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -35,10 +37,10 @@ def main(engine: str, root: Path) -> None:
     torch.manual_seed(1)
     experts: Any
     if engine == "sglang":
-        importing.open_sglang(root, 80)
+        sglang.open_files(root, TARGET)
         experts, choice = tune_experts.SglangExperts(root), CHOICE
     else:
-        importing.open_vllm(root, 80, "A GPU", 100)
+        vllm.open_files(root, TARGET)
         experts, choice = tune_experts.VllmExperts(), {**CHOICE, "SPLIT_K": 1}
     tune_experts.values = values
     tune_experts.tl = types.SimpleNamespace(bfloat16=tl.float16)

@@ -11,12 +11,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput, MoeboxError, Outside
 from moebox.kernels import fix, patch
 from moebox.kernels.patch import BACKUP, Patch
+from moebox.kernels.probe.protocol import LaunchRecord
 from moebox.kernels.scan import scan
 from tests.kernels.test_scan import HERE, engine, python_that_answers, request
 
@@ -227,7 +229,7 @@ def test_what_cannot_be_meant_is_one_line(
 def test_only_what_a_patch_can_say_is_proposed() -> None:
     """vLLM's decode writes its warps down as a number: candidates keep them."""
     lines = (HERE / "vllm-0.32.0-sm_120-fp8.jsonl").read_text().splitlines()
-    one = next(json.loads(line)["launch"] for line in lines if "stage1" in line)
+    one = msgspec.convert(next(json.loads(line)["launch"] for line in lines if "stage1" in line), LaunchRecord)
     from moebox.core.kernel import arch
 
-    assert {choice["num_warps"] for choice in fix.proposals(one, arch("sm_120"))} == {one["num_warps"]}
+    assert {choice["num_warps"] for choice in fix.proposals(one, arch("sm_120"))} == {one.num_warps}

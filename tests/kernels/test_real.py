@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import moebox
@@ -15,6 +16,7 @@ from moebox.core.kernel import KernelScan, arch
 from moebox.errors import Outside
 from moebox.kernels import blocktable, moefiles, tuning
 from moebox.kernels.probe import space
+from moebox.kernels.probe.protocol import TunedRow
 from moebox.kernels.scan import Request, scan
 
 pytestmark = pytest.mark.engine
@@ -103,7 +105,7 @@ def test_a_tuned_block_table_reaches_the_launch(venv: Path, tmp_path: Path, rele
     for name, sizes in tuned.items():
         choice = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), sizes, strict=True))
         about = {"case": f"extend {name}, 4096 new on 4096", "best": choice, "ms": 1.0, "baselines": {}}
-        rows.append({**about, "field": [{"config": choice, "ms": 1.0}]})
+        rows.append(msgspec.convert({**about, "field": [{"config": choice, "ms": 1.0}]}, TunedRow))
     found = tuning.Tuned(engine="sglang", triton="3.7.1", rows=rows)
     (made,) = blocktable.patches(found, root, arch("sm_120"))
     shutil.copytree(root.resolve() / "sglang", tmp_path / "sglang", copy_function=os.symlink)
@@ -167,14 +169,15 @@ ASK = """
 import json, sys
 from importlib import import_module
 from pathlib import Path
-from moebox.kernels.probe import importing, sglang
+from moebox.kernels.probe import sglang, vllm
+from moebox.kernels.probe.protocol import Target
 
 engine, root, device, shapes = sys.argv[1], Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 if engine == "sglang":
-    importing.open_sglang(root, 120, device)
+    sglang.open_files(root, Target(120, 188, device, 0, 0))
     module = sglang.module(root, "moe_config")
 else:
-    importing.open_vllm(root, 120, device, 188)
+    vllm.open_files(root, Target(120, 188, device, 0, 0))
     module = import_module("vllm.model_executor.layers.fused_moe.fused_moe")
 import_module(module.__name__.rpartition(".")[0]).get_config = lambda: None
 more = {"return_down_config": True} if engine == "sglang" else {}
@@ -220,7 +223,7 @@ def test_engines_find_the_files_that_are_written(venv: Path, tmp_path: Path, rel
             assert found["mark"] == number
 
 
-def marked_rows(engine: str, kind: str, number: int) -> list[dict[str, object]]:
+def marked_rows(engine: str, kind: str, number: int) -> list[TunedRow]:
     """A whole tuning of one kind whose entries can be told from any other file's."""
     rows = []
     for tokens in space.SIZES:
@@ -229,7 +232,7 @@ def marked_rows(engine: str, kind: str, number: int) -> list[dict[str, object]]:
             best = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "mark": mark}
             case = f"SGLang fused MoE {kind} {product}" if engine == "sglang" else f"fused MoE {kind}"
             about = {"case": f"{case}, {tokens} tokens", "best": best, "ms": 1.0, "baselines": {"default": own}}
-            rows.append({**about, "groups": {"16": {"config": best, "ms": 1.0}}})
+            rows.append(msgspec.convert({**about, "groups": {"16": {"config": best, "ms": 1.0}}}, TunedRow))
     return rows if engine == "sglang" else rows[::2]
 
 

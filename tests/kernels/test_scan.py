@@ -8,6 +8,7 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moebox.cli import main
@@ -15,6 +16,7 @@ from moebox.core import catalogue
 from moebox.core.kernel import arch
 from moebox.errors import BadInput, MoeboxError, Outside, UnknownName, Unsupported
 from moebox.kernels import fix
+from moebox.kernels.probe.protocol import LaunchRecord
 from moebox.kernels.scan import Request, engine_version, scan
 from moebox.report.files import report
 from moebox.report.markdown import markdown
@@ -146,7 +148,7 @@ def test_a_version_is_read_from_the_wheel(tmp_path: Path):
 def test_candidates_that_cannot_fit_are_not_compiled():
     """The estimate prunes; the engine's own blocks with fewer stages are always among them."""
     lines = (HERE / "vllm-0.32.0-sm_120-fp8.jsonl").read_text().splitlines()
-    launch = next(json.loads(line)["launch"] for line in lines if "stage1" in line)
+    launch = msgspec.convert(next(json.loads(line)["launch"] for line in lines if "stage1" in line), LaunchRecord)
     tried = fix.proposals(launch, arch("sm_120"))
     assert {"BLOCK_N": 32, "num_warps": 4, "num_stages": 1} in tried
     assert all(fix.estimate(launch, one) <= 101_376 * fix.SLACK for one in tried)

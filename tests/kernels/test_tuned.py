@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from moebox.core import catalogue
@@ -13,6 +14,7 @@ from moebox.core.kernel import arch
 from moebox.errors import Outside, Unsupported
 from moebox.kernels import blocktable, moefiles, tuning
 from moebox.kernels.probe import space
+from moebox.kernels.probe.protocol import TunedRow
 from moebox.kernels.probe.tune import halved
 from moebox.kernels.scan import Request
 
@@ -25,12 +27,12 @@ def blocks(height: int = 16, wide: int = 64) -> dict[str, int]:
     return {"BLOCK_SIZE_M": height, "BLOCK_SIZE_N": wide, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3}
 
 
-def row(case: str, ms: float, default: float, *, fits: bool = True, **more: Any) -> dict[str, Any]:
+def row(case: str, ms: float, default: float, *, fits: bool = True, **more: Any) -> TunedRow:
     """A case as the timing process answers it."""
     own = {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1}
     beside = {"choice": {"tokens": 1}, "config": own, "ms": default, "fits": fits, "shared_bytes": 1}
     found = {"case": case, "best": blocks(), "ms": ms, "error": 0.001, "shared_bytes": 2}
-    return {**found, "baselines": {"the engine's default": beside}, **more}
+    return msgspec.convert({**found, "baselines": {"the engine's default": beside}, **more}, TunedRow)
 
 
 def vllm(kind: str, default: float = 1.2) -> tuning.Tuned:
@@ -71,7 +73,7 @@ def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
     """TP4 doubles heads and experts' width on a rank; vLLM's CUDA kernel ends where its tokens an expert do."""
     (tmp_path / "vllm").mkdir()
     asked = Request(engine="vllm", arch=arch("sm_120"), model=catalogue.model("kimi-k2.6"), tp=4)
-    shape = space.Shape(**tuning.question(asked, tmp_path, arch("sm_90"), limit=arch("sm_120"))["shape"])
+    shape = tuning.question(asked, tmp_path, arch("sm_90"), limit=arch("sm_120")).shape
     assert shape == space.Shape(heads=16, intermediate=512)
     assert moefiles.vllm_name("bf16", DEVICE, shape) == f"E=384,N=512,device_name={NAMED}.json"
     few = space.Shape(experts=64)
@@ -83,7 +85,7 @@ def test_another_split_has_other_sizes_and_another_name(tmp_path: Path):
 def test_a_file_has_every_batch_size_also_where_the_default_won(tmp_path: Path):
     """Engines take the nearest entry: a size left out would get its neighbour's blocks instead of the default."""
     tuned = vllm("bf16")
-    tuned.rows[3:5] = [tuning.settled(row(one["case"], 1.0, 1.01)) for one in tuned.rows[3:5]]
+    tuned.rows[3:5] = [tuning.settled(row(one.case, 1.0, 1.01)) for one in tuned.rows[3:5]]
     made, gaps = moefiles.write(tuned, tmp_path / "tuned", DEVICE)
     assert gaps == []
     assert [path.name for path in made] == ["tuned-vllm.json", f"E=384,N=256,device_name={NAMED}.json"]
@@ -164,7 +166,8 @@ def extended(case: str, **times: float) -> dict[str, Any]:
         rows, columns, stages = (int(part) for part in re.findall(r"\d+", name))
         choice = {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": 4, "num_stages": stages}
         field.append({"config": choice, "ms": ms})
-    return {"case": case, "best": field[0]["config"], "ms": field[0]["ms"], "baselines": {}, "field": field}
+    best = {"best": field[0]["config"], "ms": field[0]["ms"]}
+    return msgspec.convert({"case": case, **best, "baselines": {}, "field": field}, TunedRow)
 
 
 def test_one_choice_serves_every_length_and_becomes_a_patch(tmp_path: Path):

@@ -7,37 +7,39 @@ with the least time over the best of each, multiplied, is taken.
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from moebox.core import registry
 from moebox.core.kernel import Arch
 from moebox.kernels.patch import MARK, Patch, extend_blocks, read_text
+from moebox.kernels.probe.protocol import TunedRow
+from moebox.kernels.probe.space import Choice
 from moebox.kernels.tuning import Tuned
 
 _CASE = re.compile(r"(extend \d+/\d+|MLA decode).*?(bf16|fp8)?$")
 
 
-def block_table(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def block_table(rows: Sequence[TunedRow]) -> dict[str, Choice]:
     """The best choice of each attention kernel: {"extend 576/512": {"BLOCK_M": 32, …}, "MLA decode, fp8": …}."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[TunedRow]] = {}
     for row in rows:
-        found = _CASE.match(row["case"])
-        if found and row["best"]:
-            name = f"{found[1]}, {found[2]}" if found[2] else found[1]
+        case = _CASE.match(row.case)
+        if case and row.best:
+            name = f"{case[1]}, {case[2]}" if case[2] else case[1]
             kinds.setdefault(name, []).append(row)
     return {name: _common(cases) for name, cases in kinds.items()}
 
 
-def _common(cases: list[dict[str, Any]]) -> dict[str, int]:
+def _common(cases: Sequence[TunedRow]) -> Choice:
     """The choice that does best over all lengths; the longest one's own where none was timed at all of them."""
-    times = [{json.dumps(one["config"], sort_keys=True): one["ms"] for one in case["field"]} for case in cases]
-    shared = set.intersection(*(set(one) for one in times))
+    times = [{json.dumps(timed.config, sort_keys=True): timed.ms for timed in case.field} for case in cases]
+    shared = set.intersection(*(set(by_choice) for by_choice in times))
     if not shared:
-        return dict(max(cases, key=lambda case: float(case["ms"]))["best"])
+        return dict(max(cases, key=lambda case: case.ms or 0.0).best or {})
 
     def cost(mark: str) -> float:
-        return math.fsum(math.log(one[mark] / min(one.values())) for one in times)
+        return math.fsum(math.log(by_choice[mark] / min(by_choice.values())) for by_choice in times)
 
     return dict(json.loads(min(sorted(shared), key=cost)))
 

@@ -6,6 +6,7 @@ other kinds, and those for kernels that are not Triton's, are left to the compil
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,6 @@ def _check(path: Path, arch: Arch) -> TunedFile:
     return TunedFile(file=path.name, entries=len(rows), bad=bad)
 
 
-def _size(kind: str, row: dict[str, Any], deepest: int) -> int:
+def _size(kind: str, row: Mapping[str, int], deepest: int) -> int:
     """Bytes that an entry asks; `deepest` is the quantisation block, to which vLLM cuts BLOCK_SIZE_K."""
     return shared_bytes(kind, {**row, "BLOCK_SIZE_K": min(int(row["BLOCK_SIZE_K"]), deepest)})

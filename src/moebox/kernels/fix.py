@@ -6,20 +6,22 @@ what is proposed has been compiled for the architecture and fits.
 
 import itertools
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moebox.core.kernel import Arch, KernelLaunch
 from moebox.errors import Outside
 from moebox.kernels import scan as scans
+from moebox.kernels.probe.protocol import Constant, LaunchRecord, Search, Variant
+from moebox.kernels.probe.space import Choice
 
 SIDES = (16, 32, 64, 128)
 WARPS = (4, 8)
 STAGES = (1, 2, 3)
 COMPILED = 10  # candidates of each launch that are compiled, cheapest first
 # What the engines' launch code writes down as a number, out of a patch's reach.
-FIXED = {"_fwd_grouped_kernel_stage1": "num_warps"}
+FIXED = {"_fwd_grouped_kernel_stage1": ("num_warps",)}
 SLACK = 1.2  # the estimate was within 20% of the compiled size for both attention kernels (Triton 3.7.1, sm_120)
 
 
@@ -50,28 +52,32 @@ def search(request: scans.Request) -> tuple[Remedy, ...]:
     root = scans.engine_root(request)
     python = request.python or Path(sys.executable)
     question = scans.ask(request, root)
-    first = [answer["launch"] for answer in scans.run(python, question) if "launch" in answer]
-    bad: dict[str, dict[str, Any]] = {one["hash"]: one for one in first if one["shared_bytes"] > request.arch.smem}
+    first = [answer.launch for answer in scans.run(python, question) if answer.launch]
+    bad = {launch.hash: launch for launch in first if launch.shared_bytes > request.arch.smem}
     if not bad:
         return ()
-    searches = [{"hash": mark, "candidates": proposals(one, request.arch)} for mark, one in bad.items()]
-    answers = scans.run(python, {**question, "searches": searches})
-    variants = [answer["variant"] for answer in answers if "variant" in answer]
-    return tuple(_remedy(one, [v for v in variants if v["hash"] == mark], request.arch) for mark, one in bad.items())
+    searches = [Search(hash=mark, candidates=proposals(launch, request.arch)) for mark, launch in bad.items()]
+    answers = scans.run(python, replace(question, searches=searches))
+    variants: dict[str, list[Variant]] = {mark: [] for mark in bad}
+    for answer in answers:
+        if answer.variant:
+            variants[answer.variant.hash].append(answer.variant)
+    return tuple(_remedy(launch, variants[mark], request.arch) for mark, launch in bad.items())
 
 
-def proposals(launch: dict[str, Any], arch: Arch) -> list[dict[str, int]]:
+def proposals(launch: LaunchRecord, arch: Arch) -> list[Choice]:
     """Candidates worth compiling: cheapest first, those that cannot fit left out."""
-    names = axes(launch["constants"])
+    names = axes(launch.constants)
+    own = _own(launch)
+    settled = {name: own[name] for name in FIXED.get(launch.kernel, ())}
     combinations = itertools.product(*([SIDES] * len(names)), WARPS, STAGES)
-    choices = [dict(zip([*names, "num_warps", "num_stages"], values, strict=True)) for values in combinations]
-    settled = FIXED.get(launch["kernel"], "")
-    choices = [one for one in choices if not settled or one[settled] == launch[settled]]
-    fitting = [one for one in choices if estimate(launch, one) <= arch.smem * SLACK]
-    return sorted(fitting, key=lambda one: (cost(one, 0, 1), str(one)))[:COMPILED] + _least(launch)
+    choices = [dict(zip([*names, *own], values, strict=True)) for values in combinations]
+    choices = [choice for choice in choices if settled.items() <= choice.items()]
+    fitting = [choice for choice in choices if estimate(launch, choice) <= arch.smem * SLACK]
+    return sorted(fitting, key=lambda choice: (cost(choice, 0, 1), str(choice)))[:COMPILED] + _least(launch)
 
 
-def axes(constants: dict[str, Any]) -> list[str]:
+def axes(constants: Mapping[str, Constant]) -> list[str]:
     """The block sizes that may change without changing what the kernel computes."""
     for names in (("BLOCK_SIZE_M", "BLOCK_SIZE_N"), ("BLOCK_M", "BLOCK_N")):
         if all(name in constants for name in names):
@@ -79,38 +85,34 @@ def axes(constants: dict[str, Any]) -> list[str]:
     return ["BLOCK_N"] if "BLOCK_N" in constants else []
 
 
-def _least(launch: dict[str, Any]) -> list[dict[str, int]]:
+def _least(launch: LaunchRecord) -> list[Choice]:
     """The smallest change: the engine's own blocks with fewer stages."""
-    now = {name: int(launch["constants"][name]) for name in axes(launch["constants"])}
-    stages = range(1, int(launch["num_stages"]))
-    return [{**now, "num_warps": launch["num_warps"], "num_stages": count} for count in stages]
+    now = {name: int(launch.constants[name]) for name in axes(launch.constants)}
+    return [{**now, **_own(launch), "num_stages": count} for count in range(1, launch.num_stages)]
 
 
-def estimate(launch: dict[str, Any], choice: dict[str, int]) -> float:
+def estimate(launch: LaunchRecord, choice: Choice) -> float:
     """Shared memory of a variant, scaled from the compiled size of the engine's own choice."""
-    own = _tiles(launch, launch["constants"] | _own(launch))
-    return float(launch["shared_bytes"]) * _tiles(launch, choice) / own
+    own = _tiles(launch, {**launch.constants, **_own(launch)})
+    return launch.shared_bytes * _tiles(launch, choice) / own
 
 
-def _own(launch: dict[str, Any]) -> dict[str, int]:
-    return {"num_warps": launch["num_warps"], "num_stages": launch["num_stages"]}
+def _own(launch: LaunchRecord) -> Choice:
+    return {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
 
 
-def _tiles(launch: dict[str, Any], choice: dict[str, Any]) -> float:
+def _tiles(launch: LaunchRecord, choice: Mapping[str, Constant]) -> float:
     """Elements that a block keeps: tiles of both operands, the streamed ones once a stage."""
-    constants = launch["constants"]
-    stages = max(int(choice["num_stages"]) - 1, 1)
+    sizes = {name: int(value) for name, value in {**launch.constants, **choice}.items() if not isinstance(value, str)}
+    stages = sizes["num_stages"]
     if "BLOCK_SIZE_M" in choice:
-        depth = int(constants["BLOCK_SIZE_K"])
-        return float(stages * (choice["BLOCK_SIZE_M"] + choice["BLOCK_SIZE_N"]) * depth)
-    wide = int(constants.get("BLOCK_DMODEL", 128)) + int(constants.get("BLOCK_DPE", 0))
-    rows = int(choice.get("BLOCK_M", constants.get("BLOCK_H", 16)))
-    return float(
-        int(choice["num_stages"]) * int(choice["BLOCK_N"]) * wide + rows * int(constants.get("BLOCK_DV", wide))
-    )
+        return float(max(stages - 1, 1) * (sizes["BLOCK_SIZE_M"] + sizes["BLOCK_SIZE_N"]) * sizes["BLOCK_SIZE_K"])
+    wide = sizes.get("BLOCK_DMODEL", 128) + sizes.get("BLOCK_DPE", 0)
+    rows = sizes.get("BLOCK_M", sizes.get("BLOCK_H", 16))
+    return float(stages * sizes["BLOCK_N"] * wide + rows * sizes.get("BLOCK_DV", wide))
 
 
-def cost(choice: dict[str, int], spill: int, resident: int) -> float:
+def cost(choice: Choice, spill: int, resident: int) -> float:
     """What a candidate costs against others of the same kernel; only the order means anything.
 
     Attention reads the whole cache once for every tile of rows, a matrix product each operand once for every tile of
@@ -125,27 +127,25 @@ def cost(choice: dict[str, int], spill: int, resident: int) -> float:
     return reread / (busy * hidden) * (1 + spill / 256)
 
 
-def _remedy(launch: dict[str, Any], variants: list[dict[str, Any]], arch: Arch) -> Remedy:
-    names = axes(launch["constants"])
-    found = []
-    for one in variants:
-        if "error" in one or one["shared_bytes"] > arch.smem:
-            continue
-        choice, spill = one["choice"], one.get("spill_bytes", one.get("stack_bytes", 0))
-        resident = arch.blocks_per_sm(one["shared_bytes"], one.get("registers", 0), choice["num_warps"])
-        found.append(
-            Candidate(
-                blocks={name: choice[name] for name in names},
-                num_warps=choice["num_warps"],
-                num_stages=choice["num_stages"],
-                shared_bytes=one["shared_bytes"],
-                registers=one.get("registers", 0),
-                spill_bytes=spill,
-                blocks_per_sm=resident,
-                cost=cost(choice, spill, resident),
-            )
-        )
-    ranked = sorted({repr(one): one for one in found}.values(), key=lambda one: one.cost)
+def _remedy(launch: LaunchRecord, variants: Sequence[Variant], arch: Arch) -> Remedy:
+    fitting = [variant for variant in variants if not variant.error and variant.shared_bytes <= arch.smem]
+    candidates = [_candidate(launch, variant, arch) for variant in fitting]
+    ranked = sorted({repr(candidate): candidate for candidate in candidates}.values(), key=lambda each: each.cost)
     if not ranked:
-        raise Outside(f"{launch['kernel']}: no block sizes were found that fit {arch.name}")
-    return Remedy(launch=replace(scans.judge(launch, arch)), found=tuple(ranked))
+        raise Outside(f"{launch.kernel}: no block sizes were found that fit {arch.name}")
+    return Remedy(launch=scans.judge(launch, arch), found=tuple(ranked))
+
+
+def _candidate(launch: LaunchRecord, variant: Variant, arch: Arch) -> Candidate:
+    choice = variant.choice
+    resident = arch.blocks_per_sm(variant.shared_bytes, variant.registers, choice["num_warps"])
+    return Candidate(
+        blocks={name: choice[name] for name in axes(launch.constants)},
+        num_warps=choice["num_warps"],
+        num_stages=choice["num_stages"],
+        shared_bytes=variant.shared_bytes,
+        registers=variant.registers,
+        spill_bytes=variant.spilled,
+        blocks_per_sm=resident,
+        cost=cost(choice, variant.spilled, resident),
+    )

@@ -7,7 +7,9 @@ _AREAS = ("attention", "moe", "flashinfer")
 
 
 def judged(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCovered, ...]:
-    """Known troubles of this engine version on this architecture that no compile here can show."""
+    """Known problems of this engine version on this architecture that no compile here can show; none without one."""
+    if not version:
+        return ()
     sm = f"{arch.capability // 10}.{arch.capability % 10}"
     return tuple(
         NotCovered(what=f"{one.id}: {one.cause}", why=one.remedy)

@@ -6,18 +6,20 @@ written out, and a file that would have gaps is not written.
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from moebox import codec
 from moebox.core import registry
 from moebox.errors import Outside
 from moebox.files import write_atomic
-from moebox.kernels.probe.space import KIMI, SIZES, Shape
+from moebox.kernels.probe.protocol import Baseline, TunedRow
+from moebox.kernels.probe.space import KIMI, SIZES, Choice, Shape
 from moebox.kernels.tuning import NOISE, Tuned
 
-Configs = dict[int, dict[str, Any]]  # by batch size
+Configs = dict[int, Choice]  # by batch size
 # vLLM sends int4 batches to a CUDA kernel up to this many tokens an expert (fused_moe.py, should_moe_wna16_use_cuda).
 # That kernel reads the same file, and takes tiles meant for Triton, so its entries must leave them out.
 CUDA_TOKENS = 6
@@ -69,25 +71,29 @@ def files(tuned: Tuned, device: str) -> tuple[dict[str, Configs], list[str]]:
     return whole, gaps
 
 
-def _case(row: dict[str, Any], head: str) -> tuple[str, int] | None:
+def _case(row: TunedRow, head: str) -> tuple[str, int] | None:
     """Kind and tokens of a fused MoE row: "fused MoE fp8_w8a8 block, 64 tokens"."""
-    found = re.fullmatch(rf"{head} (.+), (\d+) tokens", row["case"])
+    found = re.fullmatch(rf"{head} (.+), (\d+) tokens", row.case)
     return (found[1], int(found[2])) if found else None
 
 
-def _vllm(rows: list[dict[str, Any]], shape: Shape) -> dict[str, tuple[Configs, ...]]:
+def _vllm(rows: Sequence[TunedRow], shape: Shape) -> dict[str, tuple[Configs, ...]]:
     """By kind; each entry serves both products."""
-    found: dict[str, tuple[Configs, ...]] = {}
+    kinds: dict[str, tuple[Configs, ...]] = {}
     for row in rows:
         case = _case(row, "fused MoE")
-        if case and row["best"]:
+        if case and row.best:
             kind, tokens = case
-            default = next(iter(row["baselines"].values()))["config"]
             own = kind == "int4_w4a16" and tokens * shape.used <= CUDA_TOKENS * shape.experts
-            found.setdefault(kind, ({},))[0][tokens] = default if own else row["best"]
-    if "int4_w4a16" in found:
-        found["int4_w4a16"] = (_parted(found["int4_w4a16"][0], CUDA_TOKENS * shape.experts // shape.used),)
-    return found
+            kinds.setdefault(kind, ({},))[0][tokens] = default_of(row).config if own else row.best
+    if "int4_w4a16" in kinds:
+        kinds["int4_w4a16"] = (_parted(kinds["int4_w4a16"][0], CUDA_TOKENS * shape.experts // shape.used),)
+    return kinds
+
+
+def default_of(row: TunedRow) -> Baseline:
+    """What the engine takes by itself."""
+    return next(iter(row.baselines.values()))
 
 
 def _parted(configs: Configs, last: int) -> Configs:
@@ -99,33 +105,32 @@ def _parted(configs: Configs, last: int) -> Configs:
     return dict(sorted(configs.items()))
 
 
-def _sglang(rows: list[dict[str, Any]]) -> dict[str, tuple[Configs, ...]]:
+def _sglang(rows: Sequence[TunedRow]) -> dict[str, tuple[Configs, ...]]:
     """By kind; an entry for each product, of one tile height: SGLang sorts tokens once for both."""
-    products: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    products: dict[tuple[str, int], dict[str, TunedRow]] = {}
     for row in rows:
         case = _case(row, "SGLang fused MoE")
-        if case and row["best"]:
+        if case and row.best:
             kind, product = case[0].rsplit(" ", 1)
             products.setdefault((kind, case[1]), {})[product] = row
-    found: dict[str, tuple[Configs, ...]] = {}
+    kinds: dict[str, tuple[Configs, ...]] = {}
     for (kind, tokens), both in products.items():
         chosen = pair(both["up"], both["down"]) if len(both) == 2 else None
         if chosen:
-            up, down = found.setdefault(kind, ({}, {}))
+            up, down = kinds.setdefault(kind, ({}, {}))
             up[tokens], down[tokens] = chosen
-    return found
+    return kinds
 
 
-def pair(up: dict[str, Any], down: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def pair(up: TunedRow, down: TunedRow) -> tuple[Choice, Choice] | None:
     """The fastest two of one tile height; the engine's default where they gain nothing on it; None where none agree."""
-    heights = up["groups"].keys() & down["groups"].keys()
-    default = [next(iter(row["baselines"].values())) for row in (up, down)]
-    whole = sum(one["ms"] for one in default) if all(one["fits"] for one in default) else float("inf")
-    sums = {height: up["groups"][height]["ms"] + down["groups"][height]["ms"] for height in heights}
+    default = (default_of(up), default_of(down))
+    whole = sum(base.ms for base in default) if all(base.fits for base in default) else math.inf
+    sums = {height: up.groups[height].ms + down.groups[height].ms for height in up.groups.keys() & down.groups.keys()}
     best = min(sums, key=lambda height: (sums[height], height), default=None)
-    if whole < float("inf") and (best is None or whole <= sums[best] * (1 + NOISE)):
-        return default[0]["config"], default[1]["config"]
-    return (up["groups"][best]["config"], down["groups"][best]["config"]) if best is not None else None
+    if best is not None and sums[best] * (1 + NOISE) < whole:
+        return up.groups[best].config, down.groups[best].config
+    return (default[0].config, default[1].config) if whole < math.inf else None
 
 
 def write(
@@ -133,7 +138,7 @@ def write(
 ) -> tuple[list[Path], list[str]]:
     """The files that the engine reads, the whole table and what goes beside it; and what was left out."""
     whole, gaps = files(tuned, device)
-    texts = {f"tuned-{tuned.engine}.json": json.dumps(tuned.rows, indent=1) + "\n", **(beside or {})}
+    texts = {f"tuned-{tuned.engine}.json": json.dumps(codec.plain(tuned.rows), indent=1) + "\n", **(beside or {})}
     texts |= {name: json.dumps(configs, indent=4) + "\n" for name, configs in whole.items()}
     made = [folder / name for name in texts]
     try:

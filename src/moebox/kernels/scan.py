@@ -1,20 +1,23 @@
 """Scans an engine: finds its files and a Python with Triton, runs the probe there, and judges what it launched."""
 
-import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import moebox
-from moebox import files
+from moebox import codec, files
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
 from moebox.core.model import Model
 from moebox.errors import BadInput, MoeboxError, Outside, Unsupported
 from moebox.kernels.judged import judged
+from moebox.kernels.probe.protocol import Answer, LaunchRecord, ScanRequest, Target
+from moebox.kernels.probe.space import Shape
 
 TRITON_LEAST, TRITON_MOST = (3, 5), (3, 9)  # the probe was tried on these, 2026-11
 _SECONDS = 900.0
@@ -45,17 +48,11 @@ def scan(request: Request) -> KernelScan:
     root = engine_root(request)
     python = request.python or Path(sys.executable)
     answers = run(python, ask(request, root))
-    done = next((answer["done"] for answer in answers if "done" in answer), None)
+    done = next((answer.done for answer in answers if answer.done), None)
     if done is None:
         raise Outside("the kernel probe ended before it was done")
-    launches = tuple(judge(answer["launch"], request.arch) for answer in answers if "launch" in answer)
-    missed = [NotCovered(what=a["missed"]["case"], why=a["missed"]["why"]) for a in answers if "missed" in a]
-    named = {one.what for one in missed}
-    missed += [
-        NotCovered(what=a["empty"]["case"], why="no Triton kernel was launched")
-        for a in answers
-        if "empty" in a and a["empty"]["case"] not in named
-    ]
+    launches = tuple(judge(answer.launch, request.arch) for answer in answers if answer.launch)
+    missed = not_covered(answers)
     version = engine_version(root, request.engine)
     if not launches:
         raise _nothing(request, missed)
@@ -69,13 +66,19 @@ def scan(request: Request) -> KernelScan:
         model=request.model.name,
         tp=request.tp,
         kv=request.kv,
-        triton=done["triton"],
+        triton=done.triton,
         launches=launches,
         not_covered=tuple(missed),
-        judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name)
-        if version
-        else (),
+        judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
     )
+
+
+def not_covered(answers: Sequence[Answer]) -> list[NotCovered]:
+    """Cases that could not be judged, each once."""
+    missed = {answer.missed.case: answer.missed.why for answer in answers if answer.missed}
+    empty = [answer.empty.case for answer in answers if answer.empty]
+    missed = {**dict.fromkeys(empty, "no Triton kernel was launched"), **missed}
+    return [NotCovered(what=case, why=why) for case, why in missed.items()]
 
 
 def _nothing(request: Request, missed: list[NotCovered]) -> MoeboxError:
@@ -120,57 +123,59 @@ def engine_version(root: Path, engine: str) -> str:
     return ""
 
 
-def ask(request: Request, root: Path) -> dict[str, Any]:
+def ask(request: Request, root: Path) -> ScanRequest:
     """The request in the probe's words: sizes on one rank."""
-    model, moe = request.model, request.model.moe
-    if model.mla is None or moe is None:
-        raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
-    if request.tp < 1 or model.mla.heads % request.tp or moe.intermediate % request.tp:
-        raise BadInput(f"--tp {request.tp} does not divide {model.mla.heads} heads and experts of {moe.intermediate}")
     arch = request.arch
-    return {
-        "engine": request.engine,
-        "root": str(root),
-        "cache": str(cache_dir()),
-        "only": request.only,
-        "arch": {
-            "capability": arch.capability,
-            "sms": arch.sms,
-            "device_name": arch.device,
-            "memory": arch.memory,
-            "smem": arch.smem,
-        },
-        "shape": {
-            "heads": model.mla.heads // request.tp,
-            "kv_lora": model.mla.kv_lora,
-            "rope": model.mla.rope,
-            "nope": model.mla.nope,
-            "v": model.mla.v,
-            "hidden": model.hidden,
-            "experts": moe.experts,
-            "used": moe.used,
-            "intermediate": moe.intermediate // request.tp,
-            "kv": request.kv,
-        },
-    }
+    return ScanRequest(
+        engine=request.engine,
+        root=str(root),
+        cache=str(cache_dir()),
+        only=request.only,
+        target=Target(
+            capability=arch.capability, sms=arch.sms, device_name=arch.device, memory=arch.memory, smem=arch.smem
+        ),
+        shape=rank_shape(request.model, request.tp),
+        kv=request.kv,
+    )
 
 
-def run(python: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+def rank_shape(model: Model, tp: int) -> Shape:
+    """One rank's share of the model."""
+    mla, moe = model.mla, model.moe
+    if mla is None or moe is None:
+        raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
+    if tp < 1 or mla.heads % tp or moe.intermediate % tp:
+        raise BadInput(f"--tp {tp} does not divide {mla.heads} heads and experts of {moe.intermediate}")
+    return Shape(
+        heads=mla.heads // tp,
+        kv_lora=mla.kv_lora,
+        rope=mla.rope,
+        nope=mla.nope,
+        v=mla.v,
+        hidden=model.hidden,
+        experts=moe.experts,
+        used=moe.used,
+        intermediate=moe.intermediate // tp,
+    )
+
+
+def run(python: Path, request: ScanRequest) -> list[Answer]:
     """Run the probe under `python` and collect its answers."""
     check_triton(python)
     package = str(Path(moebox.__file__).parent.parent)
     env = {**os.environ, "PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     command = [str(python), "-m", "moebox.kernels.probe"]
+    text = codec.to_json(request, indent=None)
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, env=env, timeout=_SECONDS, check=False
+            command, input=text, capture_output=True, text=True, env=env, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise Outside(f"the kernel probe did not finish in {_SECONDS:.0f} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise Outside(f"the kernel probe failed: {last[:300]}", hint="`--debug` shows more")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def check_triton(python: Path) -> None:
@@ -194,28 +199,32 @@ def check_triton(python: Path) -> None:
         raise Unsupported(f"Triton {words[0]} is not one the kernel doctor knows ({known})")
 
 
-def judge(launch: dict[str, Any], arch: Arch) -> KernelLaunch:
+def judge(launch: LaunchRecord, arch: Arch) -> KernelLaunch:
     """What the probe recorded, with a verdict for the architecture."""
-    shared, registers, warps = launch["shared_bytes"], launch.get("registers", 0), launch["num_warps"]
-    spill = launch.get("spill_bytes", launch.get("stack_bytes", 0))
-    error = launch.get("error", "")
-    verdict: Verdict = "does not fit" if shared > arch.smem else "spills" if spill else "launches"
-    verdict = "does not compile" if error else verdict
     return KernelLaunch(
-        case=launch["case"],
-        kernel=launch["kernel"],
-        file=launch["file"],
-        line=launch["line"],
-        launched_from=launch["launched_from"],
-        blocks=launch["blocks"],
-        num_warps=warps,
-        num_stages=launch["num_stages"],
-        shared_bytes=shared,
+        case=launch.case,
+        kernel=launch.kernel,
+        file=launch.file,
+        line=launch.line,
+        launched_from=launch.launched_from,
+        blocks=launch.blocks,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        shared_bytes=launch.shared_bytes,
         limit_bytes=arch.smem,
-        registers=registers,
-        stack_bytes=launch.get("stack_bytes", 0),
-        spill_bytes=spill,
-        blocks_per_sm=arch.blocks_per_sm(shared, registers, warps),
-        error=error,
-        verdict=verdict,
+        registers=launch.registers,
+        stack_bytes=launch.stack_bytes,
+        spill_bytes=launch.spilled,
+        blocks_per_sm=arch.blocks_per_sm(launch.shared_bytes, launch.registers, launch.num_warps),
+        error=launch.error,
+        verdict=verdict_of(launch, arch),
     )
+
+
+def verdict_of(launch: LaunchRecord, arch: Arch) -> Verdict:
+    """Whether the architecture can launch it."""
+    if launch.error:
+        return "does not compile"
+    if launch.shared_bytes > arch.smem:
+        return "does not fit"
+    return "spills" if launch.spilled else "launches"

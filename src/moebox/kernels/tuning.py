@@ -7,16 +7,20 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import moebox
+from moebox import codec
 from moebox.core.kernel import Arch, arch
 from moebox.errors import BadInput, Outside
 from moebox.files import scratch
+from moebox.kernels.probe.protocol import Baseline, TuneAnswer, TunedRow, TuneRequest
 from moebox.kernels.probe.space import KIMI, Shape
-from moebox.kernels.scan import Request, ask, cache_dir, check_triton, engine_root
+from moebox.kernels.scan import Request, cache_dir, check_triton, engine_root, rank_shape
 
 SECONDS = 1500.0  # for all of an engine's cases
 NOISE = 0.02  # a gain below this is none: the same configuration timed twice differed by up to 2% on an H200
@@ -28,7 +32,7 @@ class Tuned:
 
     engine: str
     triton: str
-    rows: list[dict[str, Any]]
+    rows: list[TunedRow]
     shape: Shape = KIMI
 
 
@@ -40,7 +44,7 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
     asked = question(request, root, here, limit=limit)
     with scratch("tuning") as folder:
         given, answer = folder / "request.json", folder / "answer.json"
-        given.write_text(json.dumps(asked))
+        given.write_text(codec.to_json(asked))
         command = [str(python), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
         env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
         try:
@@ -51,33 +55,30 @@ def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
             raise Outside("the tuner failed; its words are above", hint="`--debug` shows more")
         if not answer.exists():
             raise BadInput(f"--only {request.only}: no case that can be tuned has that in its name")
-        found = json.loads(answer.read_text())
-    rows = [settled(row) for row in found["rows"]]
-    return Tuned(engine=request.engine, triton=found["triton"], rows=rows, shape=Shape(**asked["shape"]))
+        timed = msgspec.convert(json.loads(answer.read_text()), TuneAnswer)  # msgspec's own reader knows no Infinity
+    rows = [settled(row) for row in timed.rows]
+    return Tuned(engine=request.engine, triton=timed.triton, rows=rows, shape=asked.shape)
 
 
-def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> dict[str, Any]:
+def question(request: Request, root: Path, here: Arch, *, limit: Arch) -> TuneRequest:
     """The request in the timing process's words."""
-    sizes = ask(request, root)["shape"]
-    return {
-        "shape": {one.name: sizes[one.name] for one in fields(Shape)},
-        "engine": request.engine,
-        "root": str(root),
-        "capability": here.capability,
-        "device": here.device,
-        "sms": here.sms,
-        "limit": limit.smem,
-        "limit_capability": limit.capability,
-        "cache": str(cache_dir()),
-        "seconds": SECONDS,
-        "only": request.only,
-    }
+    return TuneRequest(
+        shape=rank_shape(request.model, request.tp),
+        engine=request.engine,
+        root=str(root),
+        capability=here.capability,
+        device=here.device,
+        sms=here.sms,
+        limit=limit.smem,
+        limit_capability=limit.capability,
+        cache=str(cache_dir()),
+        seconds=SECONDS,
+        only=request.only,
+    )
 
 
 def gpu_here() -> Arch:
     """The first GPU of this machine; Outside without one."""
-    from dataclasses import replace
-
     import pynvml
 
     try:
@@ -90,29 +91,31 @@ def gpu_here() -> Arch:
     return replace(arch(f"{major}.{minor}"), device=name if isinstance(name, str) else name.decode())
 
 
-def settled(row: dict[str, Any]) -> dict[str, Any]:
+def settled(row: TunedRow) -> TunedRow:
     """The row with the best choice that gains more than the noise; a baseline that fits wins otherwise."""
-    for name, one in row["baselines"].items():
-        if row["best"] and one["fits"] and one["ms"] <= row["ms"] * (1 + NOISE):
-            kept = {"best": one["config"], "ms": one["ms"], "shared_bytes": one["shared_bytes"], "kept": name}
-            return {**row, **kept}
+    if row.ms is None:
+        return row
+    for name, base in row.baselines.items():
+        if base.fits and base.ms <= row.ms * (1 + NOISE):
+            return replace(row, best=base.config, ms=base.ms, shared_bytes=base.shared_bytes, kept=name)
     return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: Sequence[TunedRow]) -> str:
     """What was found, as Markdown: the best, beside each baseline, and how much faster."""
     lines = ["| case | best found | ms | error | beside |", "| --- | --- | --- | --- | --- |"]
-    for row in rows:
-        best = row["best"]
-        if best is None:
-            lines.append(f"| {row['case']} | none that fits is right | | | |")
-            continue
-        blocks = " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in best.items())
-        if "tokens" in best or row.get("kept", "").endswith("default"):
-            blocks = "the engine's own default"
-        beside = "; ".join(
-            f"{name} {one['ms']:.3f} ms ({one['ms'] / row['ms']:.2f}x{'' if one['fits'] else ', does not fit'})"
-            for name, one in row["baselines"].items()
-        )
-        lines.append(f"| {row['case']} | {blocks} | {row['ms']:.3f} | {row['error']:.4f} | {beside} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *map(_line, rows)]) + "\n"
+
+
+def _line(row: TunedRow) -> str:
+    if row.best is None or row.ms is None:
+        return f"| {row.case} | none that fits is right | | | |"
+    blocks = " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in row.best.items())
+    if "tokens" in row.best or row.kept.endswith("default"):
+        blocks = "the engine's own default"
+    beside = "; ".join(_beside(name, base, row.ms) for name, base in row.baselines.items())
+    return f"| {row.case} | {blocks} | {row.ms:.3f} | {row.error or 0.0:.4f} | {beside} |"
+
+
+def _beside(name: str, base: Baseline, best_ms: float) -> str:
+    return f"{name} {base.ms:.3f} ms ({base.ms / best_ms:.2f}x{'' if base.fits else ', does not fit'})"

@@ -1,72 +1,88 @@
 """Reads one request on stdin, makes the engine launch its kernels, and writes what was recorded."""
 
+import dataclasses
+import importlib
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .protocol import Answer, Done, Missed, ScanRequest
+
+if TYPE_CHECKING:
+    from .driver import Recorder
+
+Case = tuple[str, Callable[[], Any]]
 
 
 def main() -> int:
     """Scan and report; problems with single cases are reported, not raised."""
-    request = json.load(sys.stdin)
-    cache = Path(request["cache"])
+    request = ScanRequest.of(json.load(sys.stdin))
+    cache = Path(request.cache)
     cache.mkdir(parents=True, exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str(cache)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a machine that has a GPU keeps it out of this process
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the engine prints goes to stderr; the answers have this pipe to themselves
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # whatever the engine prints goes to stderr; the answers have this pipe to themselves
+        for answer in scanned(request, cache):
+            told = {name: value for name, value in dataclasses.asdict(answer).items() if value is not None}
+            out.write(json.dumps(told, default=str) + "\n")
+            out.flush()
+    return 0
 
-    def tell(**record: Any) -> None:
-        out.write(json.dumps(record, default=str) + "\n")
-        out.flush()
 
+def scanned(request: ScanRequest, cache: Path) -> Iterator[Answer]:
+    """Every launch, what could not be judged, and the variants asked for."""
     import torch
     import triton
 
-    from . import driver, importing
+    from . import driver
     from .shapes import Shape
 
-    arch = driver.Arch(**request["arch"])
-    root = Path(request["root"]).resolve()
-    recorder = driver.Recorder(arch=arch, root=root, notes=cache / f"costs-{triton.__version__}.json")
+    root = Path(request.root).resolve()
+    recorder = driver.Recorder(target=request.target, root=root, notes=cache / f"costs-{triton.__version__}.json")
     recorder.load()
     driver.install(recorder)
-    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in request["shape"].items()}
-    shape = Shape(**given)
-    if request["engine"] == "sglang":
-        importing.open_sglang(root, arch.capability)
-        from .sglang import cases
-    else:
-        importing.open_vllm(root, arch.capability, arch.device_name, arch.sms)
-        from .vllm import cases
-    wanted = request.get("only") or ""
-    for name, run in cases(root, shape):
-        if wanted and wanted not in name:
-            continue
-        recorder.case, recorder.broken, before = name, None, len(recorder.launches)
-        try:
-            with torch.no_grad():
-                run()
-        except Exception as problem:
-            if recorder.broken and recorder.broken[1] is problem:
-                tell(launch=recorder.broken[0])
-                continue
-            tell(missed={"case": name, "why": f"{type(problem).__name__}: {str(problem).strip()[:300]}"})
-        for launch in recorder.launches[before:]:
-            tell(launch=launch)
-        if len(recorder.launches) == before:
-            tell(empty={"case": name})
-    for wanted_search in request.get("searches", []):
-        from .search import variants
-
-        index = next(i for i, one in enumerate(recorder.launches) if one["hash"] == wanted_search["hash"])
-        for axes in wanted_search["candidates"]:
-            for record in variants(recorder, index, {name: [value] for name, value in axes.items()}):
-                tell(variant={"hash": wanted_search["hash"], **record})
+    engine = importlib.import_module(f"{__package__}.{request.engine}")
+    engine.open_files(root, request.target)
+    for case in engine.cases(root, Shape(**dataclasses.asdict(request.shape), kv=request.kv)):
+        if request.only in case[0]:
+            yield from launched(case, recorder)
+    yield from searched(request, recorder)
     recorder.save()
-    tell(done={"triton": triton.__version__, "torch": torch.__version__, "python": sys.version.split()[0]})
-    return 0
+    yield Answer(done=Done(triton=triton.__version__, torch=torch.__version__, python=sys.version.split()[0]))
+
+
+def launched(case: Case, recorder: "Recorder") -> Iterator[Answer]:
+    """The launches of one case; compilers and engines raise anything, and what they raise is the case's result."""
+    import torch
+
+    name, run = case
+    before = recorder.begin(name)
+    try:
+        with torch.no_grad():
+            run()
+    except Exception as problem:
+        if recorder.broken and recorder.broken[1] is problem:
+            yield Answer(launch=recorder.broken[0])
+            return
+        yield Answer(missed=Missed(case=name, why=f"{type(problem).__name__}: {str(problem).strip()[:300]}"))
+    for launch in recorder.launches[before:]:
+        yield Answer(launch=launch)
+    if len(recorder.launches) == before:
+        yield Answer(empty=Missed(case=name))
+
+
+def searched(request: ScanRequest, recorder: "Recorder") -> Iterator[Answer]:
+    """The candidates of each search, compiled."""
+    from .search import variant
+
+    places = {launch.hash: place for place, launch in reversed(list(enumerate(recorder.launches)))}
+    for search in request.searches:
+        for choice in search.candidates:
+            yield Answer(variant=variant(recorder, places[search.hash], choice))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,15 @@ import sys
 import tempfile
 import traceback
 import types
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+
+from .protocol import LaunchRecord, Target
 
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -24,28 +27,17 @@ _ROOM = 1 << 30  # told to Triton as the limit, so that a kernel that asks too m
 
 
 @dataclasses.dataclass
-class Arch:
-    """The GPU to compile for."""
-
-    capability: int  # 120 for sm_120
-    sms: int
-    device_name: str
-    memory: int
-    smem: int
-
-
-@dataclasses.dataclass
 class Recorder:
     """What was launched, and what each compiled kernel costs; costs outlive the process in `notes`."""
 
-    arch: Arch
+    target: Target
     root: Path
     notes: Path
-    launches: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    launches: list[LaunchRecord] = dataclasses.field(default_factory=list)
     costs: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     sources: list[Any] = dataclasses.field(default_factory=list)
     case: str = ""
-    broken: tuple[dict[str, Any], BaseException] | None = None  # the last kernel that did not compile, and why
+    broken: tuple[LaunchRecord, BaseException] | None = None  # the last kernel that did not compile, and why
 
     def load(self) -> None:
         """Costs that earlier scans learned (Triton's cache answers without a compiler log)."""
@@ -61,28 +53,40 @@ class Recorder:
 
     def note(self, source: Any, metadata: Any, grid: tuple[int, int, int]) -> None:
         """Record one launch."""
+        cost = self.costs.get(metadata.hash, {})
         self.launches.append(
-            {
-                **self._about(source),
-                "kernel": metadata.name,
-                "grid": list(grid),
-                "num_warps": metadata.num_warps,
-                "num_stages": getattr(metadata, "num_stages", 0),
-                "shared_bytes": metadata.shared,
-                "hash": metadata.hash,
-                **self.costs.get(metadata.hash, {}),
-            }
+            dataclasses.replace(
+                self._about(source),
+                kernel=metadata.name,
+                grid=grid,
+                num_warps=metadata.num_warps,
+                num_stages=getattr(metadata, "num_stages", 0),
+                shared_bytes=metadata.shared,
+                hash=metadata.hash,
+                registers=cost.get("registers", 0),
+                stack_bytes=cost.get("stack_bytes", 0),
+                spill_bytes=cost.get("spill_bytes"),
+            )
         )
         self.sources.append((source, metadata))
 
-    def fail(self, source: Any, options: dict[str, Any], problem: BaseException) -> None:
+    def begin(self, case: str) -> int:
+        """Another case; how many launches there were before it."""
+        self.case, self.broken = case, None
+        return len(self.launches)
+
+    def fail(self, source: Any, options: Mapping[str, int], problem: BaseException) -> None:
         """Remember a kernel that does not compile; whether that ends the case is the engine's to say."""
         words = " ".join(str(problem).split())[:300]
-        about = {"num_warps": options.get("num_warps", 4), "num_stages": options.get("num_stages", 3)}
-        record = {**self._about(source), **about, "shared_bytes": 0, "hash": ""}
-        self.broken = ({**record, "error": f"{type(problem).__name__}: {words}"}, problem)
+        record = dataclasses.replace(
+            self._about(source),
+            num_warps=options.get("num_warps", 4),
+            num_stages=options.get("num_stages", 3),
+            error=f"{type(problem).__name__}: {words}",
+        )
+        self.broken = (record, problem)
 
-    def _about(self, source: Any) -> dict[str, Any]:
+    def _about(self, source: Any) -> LaunchRecord:
         function = source.fn
         code = function.fn.__code__
         names = function.arg_names
@@ -91,15 +95,15 @@ class Recorder:
             for path, value in source.constants.items()
             if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
         }
-        return {
-            "case": self.case,
-            "kernel": function.fn.__name__,
-            "file": _inside(code.co_filename, self.root),
-            "line": code.co_firstlineno,
-            "launched_from": self._site(),
-            "blocks": {name: value for name, value in blocks.items() if name.isupper() and not isinstance(value, bool)},
-            "constants": {name: value for name, value in blocks.items() if not isinstance(value, float)},
-        }
+        return LaunchRecord(
+            case=self.case,
+            kernel=function.fn.__name__,
+            file=_inside(code.co_filename, self.root),
+            line=code.co_firstlineno,
+            launched_from=self._site(),
+            blocks={name: value for name, value in blocks.items() if name.isupper() and _is_block(value)},
+            constants={name: value for name, value in blocks.items() if not isinstance(value, float)},
+        )
 
     def _site(self) -> str:
         """file:line of the engine's code that launched the kernel."""
@@ -107,6 +111,10 @@ class Recorder:
             if frame.filename.startswith(str(self.root)):
                 return f"{_inside(frame.filename, self.root)}:{frame.lineno}"
         return ""
+
+
+def _is_block(value: object) -> TypeGuard[int | str]:
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 def _inside(path: str, root: Path) -> str:
@@ -123,8 +131,8 @@ class Utils:
         self.recorder = recorder
         self.last: dict[str, int] = {}
 
-    def get_device_properties(self, device: int) -> dict[str, Any]:
-        arch = self.recorder.arch
+    def get_device_properties(self, device: int) -> Mapping[str, object]:
+        arch = self.recorder.target
         return {
             "max_shared_mem": _ROOM,
             "max_num_regs": 65536,
@@ -177,7 +185,7 @@ class Driver:
         return True
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.recorder.arch.capability, 32)
+        return GPUTarget("cuda", self.recorder.target.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -189,7 +197,7 @@ class Driver:
         return 0
 
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        major, minor = divmod(self.recorder.arch.capability, 10)
+        major, minor = divmod(self.recorder.target.capability, 10)
         return major, minor
 
     def get_active_torch_device(self) -> torch.device:
@@ -229,7 +237,7 @@ def install(recorder: Recorder) -> None:
         compiler.max_shared_mem.cache_clear()
     _keep_logs(recorder, compiler)
     _keep_costs(recorder, stand_in, compiler)
-    _torch_answers(recorder.arch)
+    _torch_answers(recorder.target)
 
 
 def sizes_only() -> None:
@@ -241,10 +249,10 @@ def sizes_only() -> None:
 
     original = CUDABackend.add_stages
 
-    def add_stages(self: Any, stages: dict[str, Any], *args: Any) -> None:
+    def add_stages(self: Any, stages: MutableMapping[str, object], *args: Any) -> None:
         original(self, stages, *args)
 
-        def ptx(source: Any, metadata: dict[str, Any]) -> str:
+        def ptx(source: Any, metadata: MutableMapping[str, object]) -> str:
             metadata["name"] = "unnamed"
             return ""
 
@@ -279,7 +287,7 @@ def _keep_logs(recorder: Recorder, compiler: Any) -> None:
             module.compile = compile_and_listen  # type: ignore[attr-defined]
 
 
-def _compiled(compile_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _compiled(compile_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Compile; a damaged entry of Triton's cache is compiled again, and mended by that."""
     try:
         return compile_(*args, **kwargs)
@@ -307,7 +315,7 @@ def _keep_costs(recorder: Recorder, stand_in: Driver, compiler: Any) -> None:
     compiler.CompiledKernel._init_handles = load_and_note
 
 
-def _torch_answers(arch: Arch) -> None:
+def _torch_answers(arch: Target) -> None:
     """torch.cuda says that it is that GPU, for the checks that engines make when they are imported."""
     major, minor = divmod(arch.capability, 10)
     properties = types.SimpleNamespace(
@@ -323,7 +331,7 @@ def _torch_answers(arch: Arch) -> None:
         gcnArchName="",
     )
     stream = types.SimpleNamespace(cuda_stream=0, wait_stream=lambda other: None, synchronize=lambda: None)
-    answers: dict[str, Any] = {
+    answers: Mapping[str, Callable[..., object]] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from .shapes import Shape, call, empty, whole
+from .shapes import Arguments, Shape, call, empty, whole
 
 KINDS = ("bf16", "fp8_w8a8", "fp8_w8a8 block", "int4_w4a16")
 
@@ -55,7 +55,7 @@ def launch(shape: Shape, kind: str, tokens: int, *, choose: Callable[..., Any], 
     )
 
 
-def _tensors(shape: Shape, name: str, block: list[int] | None, tokens: int, *, quantised: bool) -> dict[str, Any]:
+def _tensors(shape: Shape, name: str, block: list[int] | None, tokens: int, *, quantised: bool) -> Arguments:
     """Activations and weights with their scales; `quantised`: the caller has quantised the activations already."""
     experts, hidden, rows = shape.experts, shape.hidden, 2 * shape.intermediate
     if name == "int4_w4a16":

@@ -1,14 +1,21 @@
 """SGLang's Triton kernels for an MLA mixture-of-experts model, called as its backends call them."""
 
 import importlib
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import space
 from .experts import KINDS, launch
+from .importing import Engine, Names, no, opened, yes
+from .protocol import Target
 from .shapes import Shape, call, empty, whole
+
+if TYPE_CHECKING:
+    from . import tune_cases
 
 # The engine's files by name; where they lie changes from version to version, and the KV writer changed its name too.
 _FILES = {
@@ -20,6 +27,7 @@ _FILES = {
 }
 _ELSEWHERE = ("wave_ops", "multimodal", "/test", "dsv4", "cpu")  # other backends' files of the same name
 Case = tuple[str, Callable[[], Any]]
+PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's package
 
 
 def module(root: Path, part: str) -> Any:
@@ -125,3 +133,68 @@ def _writer(root: Path, shape: Shape) -> Callable[[], Any]:
         )
 
     return run
+
+
+def tuned_cases(root: Path, shape: space.Shape, *, smem: int, sms: int) -> list["tune_cases.Case"]:
+    """What a tuner times: prefill attention and the experts, each product by itself."""
+    from . import tune_cases, tune_experts
+
+    return tune_cases.extend_cases(root, shape) + tune_experts.sglang_cases(root, shape, smem, sms)
+
+
+def open_files(root: Path, target: Target) -> Engine:
+    """SGLang's files, told that they run on CUDA of this capability."""
+    capability = target.capability
+    utils: dict[str, object] = {
+        "is_cuda": yes,
+        "is_hip": no,
+        "is_sm120_supported": yes if capability // 10 == 12 else no,
+        "is_sm100_supported": yes if capability // 10 == 10 else no,
+        "is_sm90_supported": yes if capability // 10 == 9 else no,
+        "is_blackwell": yes if capability // 10 in (10, 12) else no,
+        "get_bool_env_var": no,
+        "get_int_env_var": lambda name, default=0: default,
+        "direct_register_custom_op": lambda *args, **kwargs: None,
+        "register_custom_op": lambda *args, **kwargs: lambda function: function,
+        "get_device_name": lambda *args: target.device_name,
+    }
+    for other in ("xpu", "npu", "cpu", "musa", "hpu", "mps"):
+        utils[f"is_{other}"] = no
+    for other in ("is_gfx95_supported", "is_gfx1250_supported", "cpu_has_amx_support"):
+        utils[other] = no
+    pdl = {"is_arch_support_pdl": yes if capability >= 90 else no}
+    stand_ins: dict[str, Names] = {
+        "sglang.srt.utils": utils,
+        "sglang.srt.utils.common": utils,
+        "sglang.srt.environ": {},
+        "sglang.srt.server_args": {},
+        "sglang.srt.runtime_context": {},
+        "sglang.srt.platforms": {"current_platform": _triton_platform()},
+        "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": no},
+        "sglang.srt.layers.moe.utils": {"get_moe_padding_size": lambda *args: 0},
+        "sglang.kernels.jit.utils": pdl,
+        "sglang.jit_kernel.utils": pdl,
+    }
+    for package in ("sglang.kernels.ops.quantization", "sglang.srt.layers.quantization"):
+        stand_ins[f"{package}.fp8_kernel"] = _activation_quant()
+        stand_ins[f"{package}.int8_kernel"] = {}
+    return opened(Engine(root, PACKAGE, stand_ins))
+
+
+def _triton_platform() -> Any:
+    """A platform that has Triton, for versions that ask."""
+    return types.SimpleNamespace(capabilities=types.SimpleNamespace(supports_triton=True))
+
+
+def _activation_quant() -> Names:
+    """SGLang quantises activations with compiled kernels first; here only the shapes they return matter."""
+
+    def scaled(values: Any, scale: Any = None, **kwargs: Any) -> Any:
+        return values.to(torch.float8_e4m3fn), scale
+
+    def grouped(values: Any, group: int, **kwargs: Any) -> Any:
+        sizes = (*values.shape[:-1], values.shape[-1] // group)
+        return values.to(torch.float8_e4m3fn), torch.empty(sizes, dtype=torch.float32, device="meta")
+
+    grouped_names = ("per_token_group_quant_fp8", "sglang_per_token_group_quant_fp8")
+    return {"scaled_fp8_quant": scaled, **dict.fromkeys(grouped_names, grouped)}

@@ -2,12 +2,14 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from . import space
+
+Arguments = Mapping[str, Any]  # of an engine's function: tensors, switches, anything
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ def call(function: Callable[..., Any], **values: Any) -> Any:
     return function(**taken(function, values))
 
 
-def taken(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+def taken(function: Callable[..., Any], values: Arguments) -> Arguments:
     """Those of `values` that this version of the function takes."""
     wanted = inspect.signature(function).parameters
     missing = [

@@ -7,6 +7,7 @@ architecture, to learn whether it fits there, and for the GPU at hand, to fill T
 them: all of them shortly, the better third longer, the best few and the baselines longest (successive halving).
 """
 
+import importlib
 import json
 import os
 import signal
@@ -15,8 +16,17 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .protocol import Baseline, Target, Timed, TuneAnswer, TunedRow, TuneRequest
+from .space import Choice
+
+if TYPE_CHECKING:
+    import torch
+
+    from .tune_cases import Bench, Case
 
 ROUNDS = ((10, 0.34), (40, 0.34), (120, 0.0))  # milliseconds a candidate, and the share that goes on
 HOPELESS = 2.5  # times slower than the best so far at first sight: not timed again
@@ -24,39 +34,31 @@ CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 LARGEST_ERROR = 1e-2  # relative, of a bf16 answer against float32
 
 
-def cases_of(request: dict[str, Any]) -> list[Any]:
-    """The cases asked for, with the engines' files opened."""
-    from . import importing, tune_cases, tune_experts
-    from .space import Shape
-
-    shape = Shape(**request["shape"])
-    limits = {"smem": request["limit"], "sms": request["sms"]}
-    root = Path(request["root"]).resolve()
-    if request["engine"] == "sglang":
-        importing.open_sglang(root, request["capability"])
-        found = tune_cases.extend_cases(root, shape) + tune_experts.sglang_cases(root, shape, **limits)
-    else:
-        importing.open_vllm(root, request["capability"], request["device"], request["sms"])
-        found = tune_cases.decode_cases(shape) + tune_experts.vllm_cases(shape, **limits)
-    return [case for case in found if request["only"] in case.name]
+def cases_of(request: TuneRequest) -> list["Case"]:
+    """The cases asked for, with the engine's files opened."""
+    root = Path(request.root).resolve()
+    engine = importlib.import_module(f"{__package__}.{request.engine}")
+    engine.open_files(root, target_of(request, request.capability))
+    cases = engine.tuned_cases(root, request.shape, smem=request.limit, sms=request.sms)
+    return [case for case in cases if request.only in case.name]
 
 
-def compile_share(request: dict[str, Any], capability: int, share: range) -> Iterator[tuple[str, int | None]]:
+def target_of(request: TuneRequest, capability: int) -> Target:
+    """The GPU that compilers are told of."""
+    return Target(capability, request.sms, request.device, memory=96 << 30, smem=1 << 30)
+
+
+def compile_share(request: TuneRequest, capability: int, share: range) -> Iterator[tuple[str, int | None]]:
     """Compile a share of the candidates for an architecture that need not be there: the shared memory each asks for."""
     from . import driver
 
-    notes = Path(request["cache"]) / f"tune-{capability}-{share.start}.json"
-    arch = driver.Arch(capability, request["sms"], request["device"], 96 << 30, 1 << 30)
-    driver.install(driver.Recorder(arch=arch, root=Path("/"), notes=notes))
-    if capability != request["capability"]:
+    notes = Path(request.cache) / f"tune-{capability}-{share.start}.json"
+    driver.install(driver.Recorder(target=target_of(request, capability), root=Path("/"), notes=notes))
+    if capability != request.capability:
         driver.sizes_only()  # nothing of this architecture is run here
-    jobs: dict[str, Any] = {}
-    for case in cases_of({**request, "capability": capability}):
-        for choice in [*case.candidates, *case.baselines.values()]:
-            jobs.setdefault(key(case, choice), (case, choice))
-    only = Path(request["cache"]) / "fits.json"
-    if capability != request["limit_capability"]:
-        fitting = set(json.loads(only.read_text()))
+    jobs = jobs_of(replace(request, capability=capability))
+    if capability != request.limit_capability:
+        fitting = set(json.loads((Path(request.cache) / "fits.json").read_text()))
         jobs = {name: job for name, job in jobs.items() if name in fitting}
     for name, (case, choice) in list(jobs.items())[share.start :: share.step]:
         try:
@@ -66,28 +68,37 @@ def compile_share(request: dict[str, Any], capability: int, share: range) -> Ite
             yield name, None
 
 
+def jobs_of(request: TuneRequest) -> dict[str, tuple["Case", Choice]]:
+    """Every kernel that is to be compiled, once."""
+    jobs: dict[str, tuple[Case, Choice]] = {}
+    for case in cases_of(request):
+        for choice in [*case.candidates, *case.baselines.values()]:
+            jobs.setdefault(key(case, choice), (case, choice))
+    return jobs
+
+
 def tell(name: str, problem: Exception) -> None:
     """A candidate that does not compile or run is no candidate, but it is named."""
     print(f"{name}: {type(problem).__name__} {str(problem)[:100]}", file=sys.stderr)
 
 
-def key(case: Any, choice: dict[str, int]) -> str:
+def key(case: "Case", choice: Choice) -> str:
     """Candidates of one kind with one choice are one compiled kernel."""
     return f"{case.kind} {json.dumps(choice, sort_keys=True)}"
 
 
-def compile_all(request: dict[str, Any], path: str) -> dict[int, dict[str, int]]:
+def compile_all(request: TuneRequest, path: str) -> dict[int, dict[str, int]]:
     """Both architectures, in parallel processes that never see the GPU."""
     workers = os.cpu_count() or 1
     sizes: dict[int, dict[str, int]] = {}
-    for capability in dict.fromkeys((request["limit_capability"], request["capability"])):
+    for capability in dict.fromkeys((request.limit_capability, request.capability)):
         sizes[capability] = {}
         with ThreadPoolExecutor(workers) as pool:
             for found in pool.map(lambda n, c=capability: run_share(path, c, n, workers), range(workers)):
                 sizes[capability] |= found
-        fitting = [name for name, size in sizes[capability].items() if size <= request["limit"]]
-        if capability == request["limit_capability"]:
-            Path(request["cache"], "fits.json").write_text(json.dumps(fitting))
+        fitting = [name for name, size in sizes[capability].items() if size <= request.limit]
+        if capability == request.limit_capability:
+            Path(request.cache, "fits.json").write_text(json.dumps(fitting))
     return sizes
 
 
@@ -109,57 +120,88 @@ def run_share(path: str, capability: int, first: int, step: int) -> dict[str, in
         first += step * (len(lines) + 1)
 
 
-def measure(case: Any, sizes: dict[int, dict[str, int]], request: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Limit:
+    """What fits: the shared memory of every compiled kernel, under another architecture's limit."""
+
+    sizes: dict[str, int]
+    most: int
+
+    def size(self, case: "Case", choice: Choice) -> int | None:
+        """Bytes of a choice; None where it does not compile."""
+        return self.sizes.get(key(case, choice))
+
+    def fits(self, case: "Case", choice: Choice) -> bool:
+        """Whether it can be launched there."""
+        size = self.size(case, choice)
+        return size is not None and size <= self.most
+
+
+def measure(case: "Case", limit: Limit) -> TunedRow:
     """The best candidate of a case beside the baselines."""
-    limit, there = request["limit"], sizes[request["limit_capability"]]
     bench = case.build("cuda")
     watch = Watch(bench)
+    fitting = [choice for choice in case.candidates if limit.fits(case, choice)]
+    beside = [choice for choice in case.baselines.values() if limit.fits(case, choice)]
+    finalists, times = rounds(watch, watch.hopeful(fitting + beside), case.group)
+    good = [choice for choice in finalists if watch.error(choice) < LARGEST_ERROR]
+    timed = [Timed(config=bench.config(choice), ms=times[json.dumps(choice)]) for choice in good]
+    groups: dict[str, Timed] = {}
+    for one in timed if case.group else ():
+        groups.setdefault(str(one.config[case.group]), one)
+    row = TunedRow(
+        case=case.name,
+        tried=len(fitting),
+        of=len(case.candidates),
+        best=None,
+        ms=None,
+        wrong=len(finalists) - len(good),
+        field=timed,
+        baselines=baselines(case, bench, watch, limit),
+        groups=groups,
+    )
+    return with_best(row, case, watch, limit, good[0]) if good else row
 
-    def fits(choice: dict[str, int]) -> bool:
-        return bool(there.get(key(case, choice), 1 << 30) <= limit)
 
-    field = watch.hopeful([choice for choice in [*case.candidates, *case.baselines.values()] if fits(choice)])
+def rounds(watch: "Watch", field: list[Choice], group: str) -> tuple[list[Choice], dict[str, float]]:
+    """Successive halving: the choices that were timed longest, fastest first, and their times."""
     times: dict[str, float] = {}
     for milliseconds, share in ROUNDS:
         times = {json.dumps(choice): watch.timed(choice, milliseconds) for choice in field}
         field = sorted(field, key=lambda choice: times[json.dumps(choice)])
-        if share:
-            field = halved(field, share, case.group)
-    good = [choice for choice in field if watch.error(choice) < LARGEST_ERROR]
-    best = good[0] if good else None
-    baselines = {
-        name: {
-            "choice": choice,
-            "config": bench.config(choice),
-            "ms": watch.timed(choice, ROUNDS[-1][0]),
-            "shared_bytes": there.get(key(case, choice)),
-            "fits": fits(choice),
-        }
+        field = halved(field, share, group) if share else field
+    return field, times
+
+
+def baselines(case: "Case", bench: "Bench", watch: "Watch", limit: Limit) -> dict[str, Baseline]:
+    """What upstream chooses, timed whether it fits or not."""
+    return {
+        name: Baseline(
+            choice=choice,
+            config=bench.config(choice),
+            ms=watch.timed(choice, ROUNDS[-1][0]),
+            shared_bytes=limit.size(case, choice),
+            fits=limit.fits(case, choice),
+        )
         for name, choice in case.baselines.items()
     }
-    groups: dict[str, Any] = {}
-    for choice in good if case.group else []:
-        config = bench.config(choice)
-        groups.setdefault(str(config[case.group]), {"config": config, "ms": times[json.dumps(choice)]})
-    return {
-        "case": case.name,
-        "tried": len([choice for choice in case.candidates if fits(choice)]),
-        "of": len(case.candidates),
-        "best": bench.config(best) if best else None,
-        "ms": watch.timed(best, ROUNDS[-1][0]) if best else None,
-        "shared_bytes": there.get(key(case, best)) if best else None,
-        "error": watch.error(best) if best else None,
-        "wrong": len(field) - len(good),
-        "field": [{"config": bench.config(choice), "ms": times[json.dumps(choice)]} for choice in good],
-        "baselines": baselines,
-        **({"groups": groups} if case.group else {}),
-    }
 
 
-def halved(field: list[dict[str, int]], share: float, group: str) -> list[dict[str, int]]:
+def with_best(row: TunedRow, case: "Case", watch: "Watch", limit: Limit, best: Choice) -> TunedRow:
+    """The row with the winner, timed once more."""
+    return replace(
+        row,
+        best=watch.bench.config(best),
+        ms=watch.timed(best, ROUNDS[-1][0]),
+        shared_bytes=limit.size(case, best),
+        error=watch.error(best),
+    )
+
+
+def halved(field: list[Choice], share: float, group: str) -> list[Choice]:
     """The share of a field, fastest first, that goes on; and the fastest of each group."""
     kept = field[: max(4, round(len(field) * share))]
-    firsts: dict[int, dict[str, int]] = {}
+    firsts: dict[int, Choice] = {}
     for choice in field:
         if group in choice:
             firsts.setdefault(choice[group], choice)
@@ -169,11 +211,11 @@ def halved(field: list[dict[str, int]], share: float, group: str) -> list[dict[s
 class Watch:
     """Times and checks the choices of one case on the GPU at hand."""
 
-    def __init__(self, bench: Any) -> None:
+    def __init__(self, bench: "Bench") -> None:
         self.bench, self.wanted = bench, bench.references()
-        self.graphs: dict[str, Any] = {}
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
-    def timed(self, choice: dict[str, int], milliseconds: int) -> float:
+    def timed(self, choice: Choice, milliseconds: int) -> float:
         """The median in ms, L2 flushed between launches; infinite for what does not run."""
         import torch
         from triton.testing import do_bench
@@ -186,7 +228,7 @@ class Watch:
             torch.cuda.synchronize()
             return float("inf")
 
-    def captured(self, choice: dict[str, int]) -> Any:
+    def captured(self, choice: Choice) -> Any:
         """The launch as a CUDA graph, as engines decode: an engine's Python takes longer than a small kernel."""
         import torch
 
@@ -199,13 +241,13 @@ class Watch:
                 self.bench.run(choice)
         return self.graphs[name]
 
-    def hopeful(self, field: list[dict[str, int]]) -> list[dict[str, int]]:
+    def hopeful(self, field: list[Choice]) -> list[Choice]:
         """Without those that one launch shows to be far slower than the best."""
         seen = [(self.once(choice), choice) for choice in field]
         best = min((ms for ms, _ in seen), default=0.0)
         return [choice for ms, choice in seen if ms <= best * HOPELESS and ms != float("inf")]
 
-    def once(self, choice: dict[str, int]) -> float:
+    def once(self, choice: Choice) -> float:
         """One launch after one to warm up, in ms."""
         import torch
 
@@ -223,7 +265,7 @@ class Watch:
             torch.cuda.synchronize()
             return float("inf")
 
-    def error(self, choice: dict[str, int]) -> float:
+    def error(self, choice: Choice) -> float:
         """The largest relative error of what the choice computes."""
         self.bench.run(choice)
         pairs = zip(self.bench.outputs(), self.wanted, strict=True)
@@ -233,38 +275,44 @@ class Watch:
 def main() -> int:
     """Compile a share for the parent, or do the whole job."""
     path = sys.argv[1]
-    request = json.loads(Path(path).read_text())
-    os.environ["TRITON_CACHE_DIR"] = request["cache"]
-    Path(request["cache"]).mkdir(parents=True, exist_ok=True)
-    if "--share" in sys.argv:
-        capability, first, step = (int(word) for word in sys.argv[-3:])
-        if capability != request["capability"]:  # half-compiled kernels have a cache of their own
-            os.environ["TRITON_CACHE_DIR"] = str(Path(request["cache"]) / "sizes")
-        for found in compile_share(request, capability, range(first, sys.maxsize, step)):
-            print(json.dumps(found), flush=True)
-        return 0
+    request = TuneRequest.of(json.loads(Path(path).read_text()))
+    os.environ["TRITON_CACHE_DIR"] = request.cache
+    Path(request.cache).mkdir(parents=True, exist_ok=True)
+    if "--share" not in sys.argv:
+        return tune(request, path, Path(sys.argv[2]))
+    capability, first, step = (int(word) for word in sys.argv[-3:])
+    if capability != request.capability:  # half-compiled kernels have a cache of their own
+        os.environ["TRITON_CACHE_DIR"] = str(Path(request.cache) / "sizes")
+    for found in compile_share(request, capability, range(first, sys.maxsize, step)):
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+def tune(request: TuneRequest, path: str, out: Path) -> int:
+    """Compile everything, time one case after the other, and write down what is known after each."""
     import triton
 
     began = time.monotonic()
     sizes = compile_all(request, path)
     print(f"compiled {sum(map(len, sizes.values()))} kernels in {time.monotonic() - began:.0f} s", flush=True)
-    rows = []
+    limit = Limit(sizes=sizes[request.limit_capability], most=request.limit)
+    rows: list[TunedRow] = []
     for case in cases_of(request):
-        if time.monotonic() - began > request["seconds"]:
+        if time.monotonic() - began > request.seconds:
             print(f"out of time before {case.name}", flush=True)
             break
-        rows.append(measure(case, sizes, request))
-        row = rows[-1]
-        beside = "  ".join(_said(name, one) for name, one in row["baselines"].items())
-        shown = "none fits" if row["best"] is None else f"{row['ms']:.3f} ms {row['best']} error {row['error']:.4f}"
-        print(f"{row['case']}: {shown} | {beside}", flush=True)
-        answer = {"request": request, "triton": triton.__version__, "rows": rows}
-        Path(sys.argv[2]).write_text(json.dumps(answer, indent=1))
+        rows.append(measure(case, limit))
+        print(described(rows[-1]), flush=True)
+        answer = TuneAnswer(triton=triton.__version__, rows=rows)
+        out.write_text(json.dumps({"request": asdict(request), **asdict(answer)}, indent=1))
     return 0
 
 
-def _said(name: str, one: dict[str, Any]) -> str:
-    return f"{name} {one['ms']:.3f}{'' if one['fits'] else ' (does not fit)'}"
+def described(row: TunedRow) -> str:
+    """One case in a line."""
+    best = "none fits" if row.best is None else f"{row.ms:.3f} ms {row.best} error {row.error:.4f}"
+    beside = (f"{name} {base.ms:.3f}{'' if base.fits else ' (does not fit)'}" for name, base in row.baselines.items())
+    return f"{row.case}: {best} | {'  '.join(beside)}"
 
 
 if __name__ == "__main__":

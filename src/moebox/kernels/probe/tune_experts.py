@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 
 from . import sglang, space
-from .shapes import call, taken
+from .shapes import Arguments, call, taken
 from .space import Choice, Shape
 from .tune_cases import Bench, Case, Chosen, chosen, values
 
@@ -101,7 +101,7 @@ class VllmExperts:
         engine: Any = importlib.import_module(self.name)
         return dict(call(engine.get_default_config, **_about(shape, kind, tokens)))
 
-    def launcher(self, engine: Any, kind: str, quantised: Any, given: dict[str, Any]) -> Callable[..., Any]:
+    def launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
         """One product, all but its blocks settled."""
         if kind == "int4_w4a16":
             invoke = engine.invoke_fused_moe_wna16_triton_kernel
@@ -126,7 +126,7 @@ class SglangExperts:
         """What the engine takes without a file."""
         return dict(call(sglang.module(self.root, "moe_config").get_default_config, **_about(shape, kind, tokens)))
 
-    def launcher(self, engine: Any, kind: str, quantised: Any, given: dict[str, Any]) -> Callable[..., Any]:
+    def launcher(self, engine: Any, kind: str, quantised: Any, given: Arguments) -> Callable[..., Any]:
         """One product, all but its blocks settled; what the engine quantises first is quantised already."""
         for name in ("sglang_per_token_group_quant_fp8", "per_token_group_quant_fp8"):
             setattr(engine, name, lambda activations, group, **settings: quantised)
@@ -134,7 +134,7 @@ class SglangExperts:
         return functools.partial(invoke, **taken(invoke, given))
 
 
-def _about(shape: Shape, kind: str, tokens: int) -> dict[str, Any]:
+def _about(shape: Shape, kind: str, tokens: int) -> Arguments:
     return {
         "M": tokens, "E": shape.experts, "N": shape.intermediate, "K": shape.hidden, "topk": shape.used,
         "dtype": None if kind == "bf16" else kind.split()[0], "block_shape": _shape(kind), "is_marlin": False,

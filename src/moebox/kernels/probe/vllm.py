@@ -1,18 +1,27 @@
 """vLLM's Triton kernels for an MLA mixture-of-experts model, called as its backends call them."""
 
 import importlib
+import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from . import space
 from .experts import KINDS, launch
+from .importing import Engine, Names, no, opened, yes
+from .protocol import Target
 from .shapes import Shape, call, empty, whole
+
+if TYPE_CHECKING:
+    from . import tune_cases
 
 _DECODE = ("vllm.v1.attention.ops.triton_decode_attention", "vllm.attention.ops.triton_decode_attention")
 _MOE = "vllm.model_executor.layers.fused_moe.fused_moe"
 Case = tuple[str, Callable[[], Any]]
+PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's package
 
 
 def cases(root: Path, shape: Shape) -> Iterator[Case]:
@@ -67,3 +76,92 @@ def _moe(shape: Shape, kind: str, tokens: int) -> Callable[[], Any]:
 
 class NotTriton(Exception):
     """The engine takes a kernel that Triton does not compile."""
+
+
+def tuned_cases(root: Path, shape: space.Shape, *, smem: int, sms: int) -> list["tune_cases.Case"]:
+    """What a tuner times: decode attention and the experts, both products under one configuration."""
+    from . import tune_cases, tune_experts
+
+    return tune_cases.decode_cases(shape) + tune_experts.vllm_cases(shape, smem, sms)
+
+
+def open_files(root: Path, target: Target) -> Engine:
+    """vLLM's files, told that they run on CUDA of this capability."""
+    import triton
+    import triton.language as language
+
+    for name in ("info_once", "warning_once", "debug_once"):
+        setattr(logging.Logger, name, lambda self, *args, **kwargs: None)
+    tuned = "VLLM_TUNED_CONFIG_FOLDER"
+    stand_ins: dict[str, Names] = {
+        "vllm.platforms": {"current_platform": _platform(target)},
+        "vllm.logger": {"init_logger": logging.getLogger},
+        "vllm.triton_utils": {"tl": language, "triton": triton, "HAS_TRITON": True},
+        "vllm._custom_ops": {},
+        "vllm.triton_utils.allocation": {},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False, tuned: os.environ.get(tuned)},
+        "vllm.utils.torch_utils": {"direct_register_custom_op": lambda *args, **kwargs: None},
+        "vllm.utils.math_utils": {"next_power_of_2": triton.next_power_of_2, "cdiv": triton.cdiv},
+        "vllm.utils.platform_utils": {"get_device_name_as_file_name": lambda: target.device_name.replace(" ", "_")},
+    }
+    moe = "vllm.model_executor.layers.fused_moe"
+    stand_ins |= {f"{moe}.{part}": {} for part in ("modular_kernel", "activation", "config", "moe_align_block_size")}
+    stand_ins[f"{moe}.utils"] = {
+        "enable_swap_ab": lambda rows, columns: target.capability == 90 and rows < 64 <= columns,
+        "resolve_moe_use_td": no,
+        "warn_if_moe_use_td_ineffective": lambda *args, **kwargs: None,
+    }
+    return opened(Engine(root, PACKAGE, stand_ins))
+
+
+def _platform(target: Target) -> Any:
+    """vLLM's idea of the GPU."""
+    capability = target.capability
+
+    class Capability(NamedTuple):
+        major: int
+        minor: int
+
+        def to_int(self) -> int:
+            return self.major * 10 + self.minor
+
+        def as_version_str(self) -> str:
+            return f"{self.major}.{self.minor}"
+
+    def number(wanted: Any) -> int:
+        return wanted if isinstance(wanted, int) else wanted[0] * 10 + wanted[1]
+
+    class Platform:
+        device_type = device_name_kind = "cuda"
+        simple_compile_backend = "eager"
+        dispatch_key = "CUDA"
+
+        def get_device_capability(self, device: int = 0) -> Any:
+            return Capability(*divmod(capability, 10))
+
+        def has_device_capability(self, wanted: Any, device: int = 0) -> bool:
+            return capability >= number(wanted)
+
+        def is_device_capability(self, wanted: Any, device: int = 0) -> bool:
+            return capability == number(wanted)
+
+        def is_device_capability_family(self, wanted: int, device: int = 0) -> bool:
+            return capability // 10 == wanted // 10
+
+        def get_device_name(self, device: int = 0) -> str:
+            return target.device_name
+
+        def num_compute_units(self, device: int = 0) -> int:
+            return target.sms
+
+        def fp8_dtype(self) -> Any:
+            return torch.float8_e4m3fn
+
+        is_cuda = is_cuda_alike = supports_fp8 = yes
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return no  # is_rocm, is_cpu, is_fp8_fnuz and the like
+
+    return Platform()

@@ -1,0 +1,197 @@
+"""What moebox and the probe say to each other: requests on stdin or in a file, answers a line each.
+
+The probe runs under an engine's own Python, so nothing here needs more than the standard library.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from .space import Choice, Shape
+
+Constant = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class Target:
+    """The GPU to compile for."""
+
+    capability: int  # 120 for sm_120
+    sms: int
+    device_name: str
+    memory: int
+    smem: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """Other ways to compile one launch."""
+
+    hash: str
+    candidates: list[Choice]
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """Make an engine launch its kernels, and record what they ask for."""
+
+    engine: str  # a module of that name stands beside this one
+    root: str
+    cache: str
+    target: Target
+    shape: Shape
+    kv: str = "bf16"
+    only: str = ""
+    searches: list[Search] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, document: Any) -> "ScanRequest":
+        """From JSON."""
+        return cls(
+            **{
+                **document,
+                "target": Target(**document["target"]),
+                "shape": Shape(**document["shape"]),
+                "searches": [Search(**search) for search in document.get("searches", ())],
+            }
+        )
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One launch as it was recorded."""
+
+    case: str
+    kernel: str
+    file: str
+    line: int
+    launched_from: str = ""
+    blocks: dict[str, int | str] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    grid: tuple[int, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 0
+    shared_bytes: int = 0
+    hash: str = ""
+    registers: int = 0
+    stack_bytes: int = 0
+    spill_bytes: int | None = None  # None where the assembler's log was not seen
+    error: str = ""  # the compiler's words, where it does not compile
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that go to memory; the stack stands for them where only that is known."""
+        return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One launch compiled another way."""
+
+    hash: str  # of the launch
+    choice: Choice
+    shared_bytes: int = 0
+    registers: int = 0
+    stack_bytes: int = 0
+    spill_bytes: int | None = None
+    error: str = ""
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that go to memory; the stack stands for them where only that is known."""
+        return self.stack_bytes if self.spill_bytes is None else self.spill_bytes
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A case that ended before it launched anything, or launched nothing."""
+
+    case: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The scan is whole."""
+
+    triton: str
+    torch: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line of the probe: one of these."""
+
+    launch: LaunchRecord | None = None
+    missed: Missed | None = None
+    empty: Missed | None = None
+    variant: Variant | None = None
+    done: Done | None = None
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """Time candidates on the GPU at hand, under another architecture's limit."""
+
+    engine: str
+    root: str
+    cache: str
+    capability: int
+    device: str
+    sms: int
+    limit: int
+    limit_capability: int
+    seconds: float
+    only: str = ""
+    shape: Shape = field(default_factory=Shape)
+
+    @classmethod
+    def of(cls, document: Any) -> "TuneRequest":
+        """From JSON."""
+        return cls(**{**document, "shape": Shape(**document["shape"])})
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A configuration, as the engine's tuned files write it, and its time."""
+
+    config: Choice
+    ms: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What upstream chooses, timed."""
+
+    config: Choice
+    ms: float
+    fits: bool
+    shared_bytes: int | None = None
+    choice: Choice = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """The best candidate of a case, beside the baselines."""
+
+    case: str
+    best: Choice | None
+    ms: float | None
+    baselines: dict[str, Baseline]
+    shared_bytes: int | None = None
+    error: float | None = None
+    tried: int = 0
+    of: int = 0
+    wrong: int = 0
+    field: list[Timed] = dataclasses.field(default_factory=list)
+    groups: dict[str, Timed] = dataclasses.field(default_factory=dict)  # the best of each value of the case's group
+    kept: str = ""  # the baseline that won
+
+
+@dataclass(frozen=True)
+class TuneAnswer:
+    """Everything that was timed."""
+
+    triton: str
+    rows: list[TunedRow]
