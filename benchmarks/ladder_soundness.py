@@ -21,13 +21,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.verify.oracle.app import MODEL, serving
 from tests.verify.oracle.faults import FAULTS
 from tests.verify.oracle.odd import ODD
+from tests.verify.oracle.odd_third import ODD_THIRD
 from tests.verify.oracle.second import SECOND
+from tests.verify.oracle.third import THIRD
 
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder
 from moebox.verify.ladder import verify
 from moebox.verify.options import TRIALS, Effort, Options
 from moebox.verify.score import share_text, wilson
+
+FAMILIES = {
+    "first": tuple(name for name, fault in FAULTS.items() if fault.rung),
+    "second": tuple(SECOND),
+    "third": tuple(THIRD),
+}
 
 # A fault, the mode that shows it, and the rungs that must.
 KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -68,11 +76,12 @@ def main() -> int:
     """Climb, count, and say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("power", "family", "healthy"))
-    parser.add_argument("--rates", default="1,3,10,30", help="one request in N is broken")
+    parser.add_argument("--rates", default="1", help="one request in N is broken")
     parser.add_argument("--climbs", type=int, default=10)
     parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
+    parser.add_argument("--family", default="first,second,third", help="which families of broken servers")
     parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()
     began = time.monotonic()
@@ -124,8 +133,14 @@ def climb(url: str, name: str, trials: int, only: Sequence[str] = (), seed: int 
 
 
 def family(url: str, given: argparse.Namespace) -> bool:
-    """Every broken server of both families, and what the whole ladder makes of it."""
-    broken = [*(name for name, fault in FAULTS.items() if fault.rung), *SECOND]
+    """Every broken server of the families, and what the whole ladder makes of it."""
+    rates = [int(rate) for rate in given.rates.split(",")]
+    broken = [
+        f"{name}@{rate}" if rate > 1 else name
+        for rate in rates
+        for family in given.family.split(",")
+        for name in FAMILIES[family]
+    ]
     missed = []
     for effort in given.effort or ["default"]:
         for name in broken:

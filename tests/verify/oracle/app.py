@@ -37,7 +37,8 @@ async def models(request: Request) -> Response:
     if fault.gate and (refused := fault.gate(request, {})):
         return refused
     listed = {"id": MODEL, "object": "model", "owned_by": "oracle", "max_model_len": fault.limit or chat.CONTEXT}
-    return JSONResponse({"object": "list", "data": [listed]})
+    body = {"object": "list", "data": [listed]}
+    return JSONResponse(fault.listed(body) if fault.listed else body)
 
 
 async def health(request: Request) -> Response:
@@ -61,14 +62,15 @@ async def completions(request: Request) -> Response:
     except ValueError:
         return error(400, "not JSON")
     fault = drawn(request.path_params["fault"], body)
+    refused_by = fault.refusal or error
     if fault.gate and (refused := fault.gate(request, body)):
         return refused
     if body["model"] != MODEL:
-        return error(404, f"The model `{body['model']}` does not exist.")
+        return refused_by(404, f"The model `{body['model']}` does not exist.")
     try:
         made = chat.answer(fault.request(body) if fault.request else body, fault.reply)
     except chat.Refused as problem:
-        return error(problem.status, str(problem))
+        return refused_by(problem.status, str(problem))
     if fault.among:
         try:
             made = await fault.among(made)
@@ -76,12 +78,20 @@ async def completions(request: Request) -> Response:
             return error(problem.status, str(problem))
     if body.get("stream"):
         sent = fault.stream(made) if fault.stream else events(chat.chunks(made))
-        return StreamingResponse(sent, headers={"content-type": fault.media})
+        return StreamingResponse(sent, headers={"content-type": fault.media, **dict(fault.headers)})
     whole = chat.whole(made)
     if fault.whole:
         whole = fault.whole(whole, made)
     written = fault.body(whole) if fault.body else json.dumps(whole).encode()
-    return Response(written, media_type="application/json")
+    if fault.body_in_pieces:
+        return StreamingResponse(_pieces(written), media_type="application/json", headers=dict(fault.headers))
+    return Response(written, media_type="application/json", headers=dict(fault.headers))
+
+
+async def _pieces(written: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(written), 100):
+        yield written[at : at + 100]
+        await asyncio.sleep(0)
 
 
 async def events(chunks: list[dict[str, Any]]) -> AsyncIterator[bytes]:
@@ -98,6 +108,9 @@ async def messages(request: Request) -> Response:
     if fault.no_anthropic:
         return error(404, "Not Found")
     body = await request.json()
+    fault = drawn(request.path_params["fault"], body)
+    if fault.message_request:
+        body = fault.message_request(body)
     try:
         made = chat.answer(chat.from_anthropic(body), fault.reply)
     except chat.Refused as problem:

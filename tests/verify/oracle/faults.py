@@ -29,6 +29,7 @@ class Fault:
     among: Callable[[Made], Any] | None = None  # may wait for its neighbours
     whole: Callable[[Body, Made], Body] | None = None
     stream: Callable[[Made], Stream] | None = None
+    message_request: Callable[[Body], Body] | None = None  # Anthropic's
     message: Callable[[Body], Body] | None = None
     message_events: Callable[[list[Body]], list[Body]] | None = None
     no_anthropic: bool = False
@@ -36,6 +37,10 @@ class Fault:
     body: Callable[[Body], bytes] | None = None  # how a whole answer is written
     limit: int | None = None  # tokens that it says it takes
     bare: bool = False  # no /health, no /tokenize
+    listed: Callable[[Body], Body] | None = None  # /v1/models
+    refusal: Callable[[int, str], Response] | None = None  # how errors are worded
+    headers: tuple[tuple[str, str], ...] = ()
+    body_in_pieces: bool = False  # a whole answer without a length
 
 
 _held = itertools.count()

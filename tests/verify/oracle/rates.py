@@ -15,9 +15,11 @@ from moebox.phantom.task import Reply
 from .faults import FAULTS, Fault
 from .hostile import HOSTILE
 from .odd import ODD
+from .odd_third import ODD_THIRD
 from .second import SECOND
+from .third import THIRD
 
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **ODD, **HOSTILE}
+ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **ODD, **ODD_THIRD, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?")
 
 
