@@ -99,8 +99,9 @@ def window(all: list[Body]) -> list[Body]:
 
     def seen(turn: Body) -> Body:
         text = turn.get("content")
-        long = isinstance(text, str) and len(text) > 6000
-        return {**turn, "content": text[:100] + text[len(text) * 45 // 100 :]} if long else turn
+        if not isinstance(text, str) or len(text) < 6000:
+            return turn
+        return {**turn, "content": text[:100] + text[len(text) * 45 // 100 :]}
 
     return [seen(turn) for turn in all]
 
