@@ -47,6 +47,43 @@ def test_a_breakage_is_caught_by_the_rung_meant_for_it(oracle: str, fault: str):
     assert all(probe.reason for probe in rung.probes if probe.verdict == "fail")
 
 
+# Servers of bug reports that an earlier ladder let pass, with the checks that see them now.
+ONCE_MISSED = {
+    "nested-arguments-as-text": ("tools",),
+    "long-results-cut": ("agents",),
+    "results-swapped": ("agents",),
+    "result-parts-lost": ("agents",),
+    "null-content-crashes": ("agents",),
+    "thoughts-after-result-in-content": ("thinking", "agents"),
+    "thoughts-of-another": ("thinking", "concurrency"),
+    "cached-over-prompt": ("plain",),
+    "enum-of-numbers-empty": ("json",),
+    "tail-lost-with-stop": ("limits",),
+    "stop-of-many-tokens-ignored": ("limits",),
+    "piece-twice-with-stop": ("limits",),
+    "limit-of-sixteen": ("limits",),
+    "logprobs-too-few": ("sampling",),
+    "blanks-collapse": ("prompts",),
+    "html-escaped": ("prompts",),
+    "token-lost-at-512": ("streaming",),
+    "repeats-from-1000": ("streaming",),
+    "cancelled-words-return": ("errors",),
+    "anthropic-thoughts-as-text": ("thinking", "anthropic"),
+    "anthropic-system-blocks-lost": ("anthropic",),
+    "anthropic-result-blocks-lost": ("anthropic",),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(ONCE_MISSED))
+def test_what_bug_reports_describe_is_not_green(oracle: str, fault: str):
+    """Red or yellow, in the last of the checks named, with a reason."""
+    options = Options(thinking="yes", deadline_s=20, trials=12, seed=5)
+    ladder = verify(endpoint_of(f"{oracle}/{fault}", MODEL), options, only=ONCE_MISSED[fault])
+
+    assert ladder.rungs[-1].verdict in ("fail", "warn")
+    assert ladder.rungs[-1].reason
+
+
 def test_each_fault_of_the_brief_has_a_server():
     """The list of breakages is complete, and every rung has at least one server that fails it."""
     assert set(BROKEN.values()) == set(NAMES)

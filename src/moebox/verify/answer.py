@@ -27,6 +27,7 @@ class Token:
     text: str
     logprob: float
     data: tuple[int, ...] = ()  # its bytes, where given
+    top: tuple[float, ...] = ()  # log-probabilities of the likeliest in its place, where asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,9 @@ def _token(item: dict[str, Any]) -> Token:
     value, data = item.get("logprob"), item.get("bytes")
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
     parts = tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()
-    return Token(text=_text(item.get("token")), logprob=number, data=parts)
+    likely = [other.get("logprob") for other in dicts(item.get("top_logprobs"))]
+    top = tuple(float(value) for value in likely if isinstance(value, int | float))
+    return Token(text=_text(item.get("token")), logprob=number, data=parts, top=top)
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ HANGS = 3  # requests without an end after which the rest of the ladder would on
 PACE_KNOWN = 20  # requests after which the server's pace is known
 LEAST_PATIENCE_S = 60.0
 SLOWER = 30  # times the slowest so far that a request may take
+CODE = re.compile(r"\w{5,}")  # shorter ones a model may make up by chance
 SORTS: dict[Sort, str] = {"format": "reply-format", "style": "reply-style", "finish": "finish", "usage": "usage"}
 
 
@@ -70,6 +72,7 @@ class Asker:
         self.patient = False  # long prompts and long answers take as long as they take
         self.ends = time.monotonic() + options.time_s
         self.ids: set[str] = set()
+        self.codes: set[str] = set()  # that stood in questions so far
         self.template_arguments = True  # chat_template_kwargs is taken; learnt by the first rung
         self.always_thinks = False
         self.thinks = False  # reasoning came at least once
@@ -126,6 +129,8 @@ class Asker:
 
     async def ask(self, task: Task, *, stream: bool | None = None, **more: Any) -> Answer:
         """A task of the shared families, asked as it wants to be."""
+        if task.family in ("secret", "needle") and CODE.fullmatch(str(task.expect)):
+            self.codes.add(str(task.expect))
         words: dict[str, Any] = {"thinking": task.thinking, "max_tokens": task.max_tokens}
         words["tools"] = list(task.tools) or None
         words["response_format"] = task.response_format
@@ -181,9 +186,19 @@ class Asker:
         fatal = [breach.text for breach in answer.breaches if breach.fatal]
         if fatal:
             raise Failed("; ".join(fatal[:3]))
+        self.tally.add("crosstalk", self._foreign(answer, exchange.request))
         if not odd:
             self.tally.add("template-leak" + suffix, f"{answer.leak} in the answer" if answer.leak else "")
         return answer
+
+    def _foreign(self, answer: Answer, request: Any) -> str:
+        """A code from an earlier question is in no other question's answer."""
+        heard = set(CODE.findall(answer.content + " " + answer.reasoning)) & self.codes
+        if not heard or not isinstance(request, dict):
+            return ""
+        asked = json.dumps(request.get("messages"), ensure_ascii=False)
+        strange = sorted(code for code in heard if code not in asked)
+        return f"the answer holds {strange[0]}, which another request asked about" if strange else ""
 
     def _known(self, identity: str) -> list[str]:
         """A reply's id is new."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn, TypeGuard
 
 Sort = Literal["format", "style", "finish", "usage"]
 SURROGATE = re.compile("[\ud800-\udfff]")
+LATEST = 10_000_000_000  # seconds: the year 2286; what is above was counted in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def head(notes: Notes, body: Mapping[str, Any], kind: str, model: str) -> None:
     notes.need(isinstance(identity, str) and identity != "", f"no id (a string) but {short(identity)}")
     notes.need(body.get("object") == kind, f"object is {short(body.get('object'))}, not {kind!r}")
     notes.need(is_count(made) or isinstance(made, float), f"created is {short(made)}, not a time in seconds")
+    milliseconds = isinstance(made, int | float) and made > LATEST
+    notes.need(not milliseconds, f"created is {short(made)}: milliseconds, where seconds are meant", "style")
     notes.need(isinstance(name, str) and name != "", f"model is {short(name)}, not a name")
     if isinstance(name, str) and name and model:
         echoed = model.lower() in name.lower() or name.lower() in model.lower()
@@ -84,6 +87,16 @@ def usage(notes: Notes, counts: Mapping[str, Any]) -> None:
     notes.need(prompt > 0, "usage counts no prompt tokens", "usage")
     if notes.need(is_count(total), "usage has no total_tokens", "usage"):
         notes.need(total == prompt + made, f"usage does not add up: {short(counts)}", "usage")
+    for part, of, most in (("cached", "prompt", prompt), ("reasoning", "completion", made)):
+        _no_more_than(notes, counts, part, of, most)
+
+
+def _no_more_than(notes: Notes, counts: Mapping[str, Any], part: str, of: str, most: int) -> None:
+    """A part of a count is no more than the count."""
+    details = counts.get(f"{of}_tokens_details")
+    number = details.get(f"{part}_tokens") if isinstance(details, dict) else None
+    if is_count(number):
+        notes.need(number <= most, f"usage counts {number} {part} tokens of {most} {of} tokens", "usage")
 
 
 def short(value: Any, longest: int = 60) -> str:

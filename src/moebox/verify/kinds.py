@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {
     "prompt": Kind(means="lose a part of the prompt"),
     "unicode": Kind(means="garble characters outside ASCII"),
     "context": Kind(means="miss something in a long prompt"),
-    "crosstalk": Kind(means="get another request's words"),
+    "crosstalk": Kind(means="get another request's words", anywhere=True),
     "crowd": Kind(means="go wrong among other requests"),
     "cache": Kind(means="be answered from another prompt's cache"),
     "limits": Kind(means="not keep to stop strings or token limits"),

@@ -1,6 +1,7 @@
-"""Texts outside ASCII, and what servers make of them when they go wrong."""
+"""Texts outside ASCII, or with blanks and marks that matter, and what servers make of them when they go wrong."""
 
 import html
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
@@ -13,6 +14,9 @@ TEXTS = (
     "𝒳𝒴 𠮷",  # letters beyond the basic plane
     "привет שלום مرحبا",  # other scripts, two of them from right to left
     "“quotes” – and…",  # typographic marks, which some servers straighten
+    'if  a < b && c > d:  "x"',  # marks that pages escape, and blanks that matter in code
+    "well , then ! it 's ( so )",  # blanks that a tokenizer's clean-up takes away
+    "def f():\n    if x:\n\treturn 1\n\n# end",  # line ends, indentation, a tab
 )
 
 
@@ -68,5 +72,14 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "turned around": lambda text: text[::-1],
     "lower case": str.lower,
     "upper case": str.upper,
+    "blanks run together": lambda text: re.sub(" {2,}", " ", text),
+    "white space made one blank": lambda text: " ".join(text.split()),
+    "line ends lost": lambda text: text.replace("\n", ""),
+    "line ends changed": lambda text: text.replace("\n", "\r\n"),
+    "tabs made blanks": lambda text: text.replace("\t", "    "),
+    "indentation lost": lambda text: re.sub(r"\n[ \t]+", "\n", text),
+    "blanks before marks lost": lambda text: re.sub(r" ([.,!?')])", r"\1", text),
+    "blanks lost": lambda text: text.replace(" ", ""),
+    "marks escaped for pages": lambda text: html.escape(text, quote=False),
     "straightened marks": lambda text: text.translate(str.maketrans("“”–…", '""-.')),
 }

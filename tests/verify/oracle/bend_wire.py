@@ -129,11 +129,11 @@ async def token_lost(made: Made) -> Made:
 
 
 async def repeats(made: Made) -> Made:
-    """After 1,500 tokens the same twenty come again and again."""
+    """After 1,000 tokens the same twenty come again and again."""
     words = made.content
-    if len(words) <= 1500:
+    if len(words) <= 1000:
         return made
-    return dataclasses.replace(made, content=[*words[:1500], *(words[1480:1500] * len(words))[: len(words) - 1500]])
+    return dataclasses.replace(made, content=[*words[:1000], *(words[980:1000] * len(words))[: len(words) - 1000]])
 
 
 def new_ids() -> Any:

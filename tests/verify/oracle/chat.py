@@ -9,7 +9,7 @@ from typing import Any
 
 from moebox.phantom.task import Call, Reply
 
-from .solve import LOST, solve
+from .solve import LOST, least, solve
 
 CONTEXT = 6000
 REASONING = "The user asks something. I work it out step by step and then answer."
@@ -33,6 +33,7 @@ class Made:
     calls: tuple[Call, ...]
     finish: str
     prompt_tokens: int
+    stopped: str = ""  # the stop string that ended it
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
@@ -82,12 +83,20 @@ def answer(request: dict[str, Any], change: Any = None) -> Made:
     if hot and "🦜" not in json.dumps(request["messages"], ensure_ascii=False):
         reply = replace(reply, content=f"{LOST} {random.Random(request.get('seed')).random()}")
     if isinstance(choice, dict):
-        reply = replace(reply, calls=tuple(call for call in reply.calls if call.name == choice["function"]["name"]))
+        named = tuple(call for call in reply.calls if call.name == choice["function"]["name"])
+        reply = replace(reply, calls=named or forced(choice["function"]["name"], tools))
     if (request.get("chat_template_kwargs") or {}).get("thinking", True):
         reply = replace(reply, reasoning=REASONING)
     if change:
         reply = change(reply, request)
     return _cut(request, reply, size)
+
+
+def forced(name: str, tools: list[dict[str, Any]]) -> tuple[Call, ...]:
+    """The call that a grammar makes of a named tool, whatever was asked."""
+    schemas = [tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name]
+    arguments = [json.dumps(least(schema), ensure_ascii=False) for schema in schemas]
+    return tuple(Call(id=f"functions.{name}:0", name=name, arguments=text) for text in arguments[:1])
 
 
 def _check(request: dict[str, Any]) -> None:
@@ -113,14 +122,30 @@ def _cut(request: dict[str, Any], reply: Reply, size: int) -> Made:
     """Stop strings, then the token limit."""
     text, finish = reply.content, "tool_calls" if reply.calls else "stop"
     stops = request.get("stop") or ()
+    stopped = ""
     for stop in [stops] if isinstance(stops, str) else stops:
-        text = text.split(stop)[0]
+        if stop in text:
+            text, stopped = text.split(stop)[0], stop
     room = request.get("max_tokens") or request.get("max_completion_tokens") or 512
     thought, said = tokens(reply.reasoning), tokens(text)
     if len(thought) + len(said) > room:
-        thought, finish = thought[:room], "length"
+        thought, finish, stopped = thought[:room], "length", ""
         said = said[: room - len(thought)]
-    return Made(request, thought, said, reply.calls, finish, size)
+    calls, whole = _calls_in(reply.calls, room - len(thought) - len(said))
+    return Made(request, thought, said, calls, finish if whole else "length", size, stopped)
+
+
+def _calls_in(calls: tuple[Call, ...], room: int) -> tuple[tuple[Call, ...], bool]:
+    """What of the calls fits into so many tokens, and whether that is all."""
+    kept: list[Call] = []
+    for call in calls:
+        pieces = tokens(call.arguments)
+        if len(pieces) + 3 > room:
+            cut = [replace(call, arguments="".join(pieces[: room - 3]))] if room > 3 else []
+            return (*kept, *cut), False
+        room -= len(pieces) + 3
+        kept.append(call)
+    return tuple(kept), True
 
 
 def whole(made: Made) -> dict[str, Any]:
@@ -135,8 +160,16 @@ def whole(made: Made) -> dict[str, Any]:
         ]
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": made.finish}
     if made.request.get("logprobs"):
-        choice["logprobs"] = {"content": [{"token": token, "logprob": made.logprob} for token in made.content]}
+        choice["logprobs"] = {"content": [_chance(made, token) for token in made.content]}
     return _head("chat.completion", made) | {"choices": [choice], "usage": made.usage}
+
+
+def _chance(made: Made, token: str) -> dict[str, Any]:
+    """A token with its log-probability, and the others that were likely where they are asked for."""
+    mine = {"token": token, "logprob": made.logprob, "bytes": None}
+    many = made.request.get("top_logprobs") or 0
+    others = [{"token": f"~{rank}", "logprob": -5.0 - rank, "bytes": None} for rank in range(1, many)]
+    return {**mine, "top_logprobs": [mine, *others][:many]}
 
 
 def _head(kind: str, made: Made) -> dict[str, Any]:
@@ -158,7 +191,7 @@ def chunks(made: Made) -> list[dict[str, Any]]:
     if made.request.get("logprobs"):
         for chunk, delta in zip(sent, deltas, strict=True):
             if delta.get("content"):
-                chunk["choices"][0]["logprobs"] = {"content": [{"token": delta["content"], "logprob": made.logprob}]}
+                chunk["choices"][0]["logprobs"] = {"content": [_chance(made, delta["content"])]}
     sent.append(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": made.finish}]})
     if (made.request.get("stream_options") or {}).get("include_usage"):
         sent.append(head | {"choices": [], "usage": made.usage})
@@ -187,7 +220,10 @@ def from_anthropic(body: dict[str, Any]) -> dict[str, Any]:
         {"type": "function", "function": {"name": tool["name"], "parameters": tool["input_schema"]}}
         for tool in body.get("tools") or ()
     ]
-    return {**body, "messages": turns, "tools": tools}
+    asked = {**body, "messages": turns, "tools": tools, "stop": body.get("stop_sequences")}
+    if thinking := body.get("thinking"):
+        asked["chat_template_kwargs"] = {"thinking": thinking["type"] == "enabled"}
+    return asked
 
 
 def blocks(made: Made) -> list[dict[str, Any]]:
@@ -210,7 +246,8 @@ def message(made: Made) -> dict[str, Any]:
     """Anthropic's object."""
     usage = {"input_tokens": made.prompt_tokens, "output_tokens": made.tokens}
     head = {"id": f"msg_{made.number}", "type": "message", "role": "assistant", "model": made.request["model"]}
-    return head | {"content": blocks(made), "stop_reason": STOPS[made.finish], "stop_sequence": None, "usage": usage}
+    why = "stop_sequence" if made.stopped else STOPS[made.finish]
+    return head | {"content": blocks(made), "stop_reason": why, "stop_sequence": made.stopped or None, "usage": usage}
 
 
 def message_events(made: Made) -> list[dict[str, Any]]:
@@ -231,6 +268,6 @@ def message_events(made: Made) -> list[dict[str, Any]]:
             delta = {"type": name, key: piece}
             sent.append({"type": "content_block_delta", "index": index, "delta": delta})
         sent.append({"type": "content_block_stop", "index": index})
-    end = {"stop_reason": full["stop_reason"], "stop_sequence": None}
+    end = {"stop_reason": full["stop_reason"], "stop_sequence": full["stop_sequence"]}
     sent.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": made.tokens}})
     return [*sent, {"type": "message_stop"}]

@@ -87,10 +87,19 @@ def _told(messages: Sequence[Mapping[str, Any]]) -> str:
     for turn in messages[last + 1 :]:
         function = calls[turn["tool_call_id"]]
         tool = next(tool for tool in TOOLS if tool.name == function["name"])
-        found = json.loads(turn["content"])
+        found = _read(str(turn["content"]))
         known = set(found) == set(tool.result)
         said.append(tool.tell.format(**json.loads(function["arguments"]), **found) if known else f"It says {found}.")
     return " ".join(said)
+
+
+def _read(text: str) -> dict[str, Any]:
+    """A tool's result; what is no JSON is told as it is."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {"text": text}
+    return found if isinstance(found, dict) else {"value": found}
 
 
 def _record(question: str, form: Any) -> str:
@@ -114,16 +123,19 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-def least(schema: Mapping[str, Any]) -> Any:
+def least(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
     """The smallest value that a schema accepts, as a grammar would force it."""
+    root = schema if root is None else root
+    if "$ref" in schema:
+        return least(root["$defs"][schema["$ref"].rsplit("/", 1)[1]], root)
     if "enum" in schema:
         return schema["enum"][0]
     if "const" in schema:
         return schema["const"]
     if schema.get("type") == "object":
-        return {key: least(schema["properties"][key]) for key in schema.get("required", ())}
+        return {key: least(schema["properties"][key], root) for key in schema.get("required", ())}
     if schema.get("type") == "array":
-        return [least(schema["items"])] * schema.get("minItems", 0)
+        return [least(schema["items"], root)] * schema.get("minItems", 0)
     return {"integer": 0, "number": 0.5, "boolean": False, "string": ""}[schema["type"]]
 
 

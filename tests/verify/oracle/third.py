@@ -77,7 +77,7 @@ TEXTS: dict[str, Fault] = {
     "blanks-before-marks-lost": Fault(reply=says(wire.cleaned_up)),
     "html-escaped": Fault(reply=everywhere(wire.html_escaped)),
     "token-lost-at-512": Fault(among=wire.token_lost),
-    "repeats-from-1500": Fault(among=wire.repeats),
+    "repeats-from-1000": Fault(among=wire.repeats),
 }
 
 WIRE: dict[str, Fault] = {

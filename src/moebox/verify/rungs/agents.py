@@ -9,9 +9,9 @@ from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
-from moebox.verify.rungs import tool_history
+from moebox.verify.rungs import tool_history, tool_results
 from moebox.verify.rungs.json_modes import misfit
-from moebox.verify.rungs.thinking import mixed
+from moebox.verify.rungs.thinking import mixed, spilled
 from moebox.verify.rungs.tools import KIMI_ID
 from moebox.verify.trials import draw
 
@@ -32,17 +32,6 @@ async def rounds_with_thinking(ask: Asker) -> str:
     return await _Conversation(ask, thinking=True).through(ROUNDS)
 
 
-async def results_as_parts(ask: Asker) -> Warned | str:
-    """A tool's result may be a list of parts."""
-    talk = _Conversation(ask, thinking=False, parts=True)
-    try:
-        return await talk.through(2)
-    except Failed as problem:
-        if problem.status in REFUSALS:
-            return Warned(f"tool results as parts are refused: {problem}")
-        raise
-
-
 async def one_at_a_time(ask: Asker) -> Warned | str:
     """parallel_tool_calls false: one call, though two are wanted."""
     task = draw(ask, "tool_parallel")
@@ -60,8 +49,8 @@ async def one_at_a_time(ask: Asker) -> Warned | str:
 class _Conversation:
     """Rounds of one conversation. The server answers for form and history, the model for what it says."""
 
-    def __init__(self, ask: Asker, *, thinking: bool, parts: bool = False) -> None:
-        self.ask, self.thinking, self.parts = ask, thinking, parts
+    def __init__(self, ask: Asker, *, thinking: bool) -> None:
+        self.ask, self.thinking = ask, thinking
         self.turns: list[Any] = []
         self.tools = ask.rng.sample([tool for tool in TOOLS if tool.informs], ON_OFFER)
         self.counted = 0
@@ -89,8 +78,10 @@ class _Conversation:
             self.turns.append({"role": "assistant", "content": called.content})
             return
         result = {key: make(self.ask.rng) for key, make in tool.result.items()}
-        self.turns += [tool_history.turn(called), *tool_history.results(called, result, parts=self.parts)]
+        self.turns += [tool_history.turn(called), *tool_history.results(called, result)]
         answer = await self._ask(stream)
+        if self.thinking and not number:
+            await self._spilled(answer, stream)
         self._answered(answer, result, number)
         self.turns.append({"role": "assistant", "content": answer.content})
 
@@ -104,6 +95,12 @@ class _Conversation:
         if self.thinking and answer.reasoning:
             self.ask.tally.add("reasoning" + STREAMED * stream, mixed(answer))
         return answer
+
+    async def _spilled(self, answer: Answer, stream: bool) -> None:
+        """Thoughts after a result are not told as the answer: asked not to think, it says the end of it alone."""
+        tools = [tool.schema() for tool in self.tools]
+        plain = await self.ask.chat(self.turns, tools=tools, max_tokens=512, stream=stream or None)
+        self.ask.tally.add("reasoning" + STREAMED * stream, spilled(answer.reply, plain.reply))
 
     def _grown(self, answer: Answer) -> None:
         """Every turn that was added is in the prompt."""
@@ -162,8 +159,10 @@ RUNG = Rung(
     probes={
         "rounds": rounds,
         "rounds with thinking": rounds_with_thinking,
-        "results as parts": results_as_parts,
+        "long result": tool_results.long_result,
+        "results as parts": tool_results.parts,
+        "results by id": tool_results.by_id,
         "one at a time": one_at_a_time,
     },
-    cost=32,
+    cost=42,
 )

@@ -6,11 +6,17 @@ from typing import Any
 from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
-from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.verify.ask import THINKING_ROOM, Asker, Failed, Skipped
+from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs.errors import rude
+from moebox.verify.rungs.prompts import GROWTH, PADDING
+from moebox.verify.rungs.thinking import spilled
+from moebox.verify.rungs.tool_results import SLACK
 from moebox.verify.trials import Attempt, Trial, both, draw, wrong
+
+FEW = 8  # tokens, for an answer that wants many more
 
 
 async def text(ask: Asker) -> Score:
@@ -35,14 +41,81 @@ async def and_back(ask: Asker) -> Score:
 
 
 async def system(ask: Asker) -> None:
-    """`system` reaches the model: the prompt grows by it."""
+    """`system` reaches the model, as a string and as blocks: the prompt grows by it."""
     task = draw(ask, "secret")
-    bare = await messages.send(ask, messages.request(ask, task))
-    body = messages.request(ask, task) | {"system": "lantern orchard thimble " * 8}
-    told = await messages.send(ask, body)
-    few, many = bare.usage.get("input_tokens"), told.usage.get("input_tokens")
-    grown = not (isinstance(few, int) and isinstance(many, int)) or many > few + 16
-    ask.tally.add("prompt", "" if grown else f"24 words of system, yet {few} and {many} input_tokens")
+    plain = messages.request(ask, task)
+    few = await _input_tokens(ask, plain)
+    for how, value in (("a string", PADDING), ("blocks", [{"type": "text", "text": PADDING}])):
+        many = await _input_tokens(ask, plain | {"system": value})
+        grown = few is None or many is None or many > few + GROWTH
+        ask.tally.add("prompt", "" if grown else f"24 words of system as {how}, yet {few} and {many} input_tokens")
+
+
+async def blocks(ask: Asker) -> None:
+    """A tool_result whose content is a list of blocks is the same result, as is a turn in several blocks."""
+    task = draw(ask, "tool_result")
+    turns = _turns(task)
+    listed = [_in_blocks(turn) for turn in turns]
+    as_text, as_blocks = [
+        await _input_tokens(ask, messages.request(ask, task, turns=shown)) for shown in (turns, listed)
+    ]
+    kept = as_text is None or as_blocks is None or as_blocks >= as_text - SLACK
+    why = f"a conversation is {as_text} input_tokens with strings and {as_blocks} with blocks: something is lost"
+    ask.tally.add("tool-history", "" if kept else why)
+
+
+def _in_blocks(turn: dict[str, Any]) -> dict[str, Any]:
+    """The same turn with every text as a block of its own."""
+    content = turn["content"]
+    if isinstance(content, str):
+        return {**turn, "content": [{"type": "text", "text": content}]}
+    return {**turn, "content": [_inner(block) for block in content]}
+
+
+def _inner(block: dict[str, Any]) -> dict[str, Any]:
+    text = block.get("content")
+    return {**block, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else block
+
+
+async def _input_tokens(ask: Asker, body: dict[str, Any]) -> int | None:
+    counted = (await messages.send(ask, body)).usage.get("input_tokens")
+    return counted if isinstance(counted, int) else None
+
+
+async def thinking(ask: Asker) -> str:
+    """Thoughts come in blocks of their own, and the answer in text."""
+    if not ask.thinks:
+        raise Skipped("no reasoning came when asked for")
+    shown = 0
+    for stream in (False, True):
+        task = draw(ask, "sums")
+        plain = await messages.send(ask, messages.request(ask, task, stream=stream))
+        body = messages.request(ask, task, stream=stream) | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+        body |= {"max_tokens": THINKING_ROOM, "temperature": 1}  # the API takes no other with thinking
+        if "chat_template_kwargs" in body:
+            body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
+        message = await messages.send(ask, body)
+        shown += bool(message.thinking)
+        ask.tally.add("reasoning" + STREAMED * stream, spilled(message.reply, plain.reply))
+    return "thinking blocks came" if shown else "no thinking blocks came"
+
+
+async def limits(ask: Asker) -> None:
+    """stop_sequences stop, max_tokens ends, and stop_reason says which."""
+    for stream in (False, True):
+        task = draw(ask, "count", start=1, end=30)
+        stopped = await messages.send(ask, messages.request(ask, task, stream=stream) | {"stop_sequences": ["12"]})
+        past = "12" in stopped.text or "13" in stopped.text
+        ask.tally.add("limits" + STREAMED * stream, f"went on past stop_sequences: {stopped.text[-40:]!r}" * past)
+        named = past or not stopped.text or stopped.stop == "stop_sequence"
+        ask.tally.add(
+            "reply-style" + STREAMED * stream, f"stop_reason {stopped.stop!r} at a stop sequence" * (not named)
+        )
+        cut = await messages.send(ask, messages.request(ask, task, stream=stream) | {"max_tokens": FEW})
+        made = cut.usage.get("output_tokens")
+        kept = cut.stop == "max_tokens" and (not isinstance(made, int) or made <= FEW)
+        why = f"stop_reason {cut.stop!r} and {made} output_tokens with max_tokens {FEW}"
+        ask.tally.add("limits" + STREAMED * stream, "" if kept else why)
 
 
 async def refused(ask: Asker) -> Warned | None:
@@ -117,6 +190,15 @@ def _turns(task: Task) -> list[Any]:
 RUNG = Rung(
     name="anthropic",
     about="Anthropic's messages API, where served",
-    probes={"text": text, "tools": tools, "and back": and_back, "system": system, "refused": refused},
-    cost=30,
+    probes={
+        "text": text,
+        "tools": tools,
+        "and back": and_back,
+        "system": system,
+        "blocks": blocks,
+        "thinking": thinking,
+        "limits": limits,
+        "refused": refused,
+    },
+    cost=44,
 )

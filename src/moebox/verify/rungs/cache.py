@@ -22,11 +22,14 @@ async def alike(ask: Asker) -> None:
         async def attempt(where: str = where, depth: float = depth) -> Trial:
             (first,) = haystack(ask.rng, chars=CHARS, depths=[depth])
             second = _other(first, words.code(ask.rng, 6))
+            right = []
             for mine, other in ((first, second), (second, first), (first, second)):
                 answer = await ask.ask(mine)
                 if other.expect in answer.content and mine.expect not in answer.content:
                     return wrong(f"two prompts that differ {where}: one got the other's code {other.expect}")
-            return wrong("")
+                right.append(mine.expect in answer.content)
+            worse = right[0] and not right[2]
+            return wrong(f"right at first; asked again, from the cache: {answer.content[:60]!r}" if worse else "")
 
         await trials(ask, "cache", attempt, ask.options.share(0.17))
 

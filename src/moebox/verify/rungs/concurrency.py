@@ -10,6 +10,8 @@ from moebox.verify.ask import Asker, Failed, Unusable
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge
 
+MIXED = ("json_schema", "tool_call", "secret", "sums", "json_object", "copy", "tool_none", "count")
+
 Asked = Iterable[Coroutine[Any, Any, Answer]]
 
 
@@ -18,7 +20,8 @@ async def secrets(ask: Asker) -> str:
     rounds = ask.options.share(0.34)
     for number in range(rounds):
         ask.trial = (number + 1, rounds)
-        tasks = [draw(ask, "secret") for _ in range(ask.options.parallel)]
+        thinking = ask.thinks and number == rounds - 1  # what is thought must not cross over either
+        tasks = [draw(ask, "secret", thinking=thinking) for _ in range(ask.options.parallel)]
         answers = await _together(ask, (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks)))
         for index, answer in enumerate(answers):
             ask.tally.add("crosstalk", _foreign(index, tasks, answer))
@@ -34,6 +37,16 @@ async def long_streams(ask: Asker) -> str:
     await _all_right(ask, tasks, await _together(ask, (ask.ask(task, stream=True) for task in tasks)))
     _enough(ask)
     return f"{len(tasks)} concurrent streams"
+
+
+async def mixed(ask: Asker) -> str:
+    """Schemas, tools, numbers and plain words side by side: no request is held to another's grammar."""
+    for turn in range(2):
+        tasks = [draw(ask, MIXED[index % len(MIXED)]) for index in range(ask.options.parallel)]
+        asked = (ask.ask(task, stream=(index + turn) % 2 == 1) for index, task in enumerate(tasks))
+        await _all_right(ask, tasks, await _together(ask, asked))
+        _enough(ask)
+    return f"{ask.options.parallel} requests of {len(MIXED)} sorts at once, twice"
 
 
 def _enough(ask: Asker) -> None:
@@ -77,6 +90,6 @@ async def _all_right(ask: Asker, tasks: list[Task], answers: list[Answer | None]
 RUNG = Rung(
     name="concurrency",
     about="concurrent requests: no cross-talk, none lost",
-    probes={"secrets": secrets, "long streams": long_streams},
-    cost=40,
+    probes={"secrets": secrets, "long streams": long_streams, "mixed": mixed},
+    cost=56,
 )

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from moebox.core.verdict import Exchange
+from moebox.core.verdict import Exchange, Whose
 from moebox.verify.ask import Asker, Failed, lost, refuse, said
 from moebox.verify.breach import strict_json
 from moebox.verify.client import HUNG_UP
@@ -79,12 +79,21 @@ async def hung_up(ask: Asker) -> str:
         ask.keep(exchange)
         ask.tally.add("transport" + STREAMED, "" if exchange.error == HUNG_UP else lost(exchange))
     gone = sum(exchange.error == HUNG_UP for exchange in left)
-    for _ in range(ask.options.share(0.25)):
-        task = draw(ask, "secret")
-        answer = await ask.ask(task)
-        why = judge(task, answer)
-        ask.tally.add("answer", f"after {gone} streams were left: {why}" if why else "", "model")
+    for number in range(ask.options.share(0.34)):
+        await _after(ask, gone, stream=number % 2 == 0)
+        ask.keep(await ask.client.cancelled(url, body))
     return f"{gone} streams left in the middle"
+
+
+async def _after(ask: Asker, gone: int, *, stream: bool) -> None:
+    """What a left stream did not say must not be said to the next client."""
+    task = draw(ask, "secret")
+    answer = await ask.ask(task, stream=stream)
+    again = await ask.ask(task, stream=stream)
+    same = answer.content == again.content
+    why = judge(task, answer) or ("" if same else f"{answer.content[:60]!r}; asked again: {again.content[:40]!r}")
+    whose: Whose = "model" if same else "server"
+    ask.tally.add("answer" + STREAMED * stream, f"after {gone} streams were left: {why}" if why else "", whose)
 
 
 RUNG = Rung(

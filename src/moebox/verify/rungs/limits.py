@@ -7,10 +7,13 @@ from moebox.core.verdict import Score
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
 from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
-from moebox.verify.trials import Attempt, Trial, both, draw, wrong
+from moebox.verify.rungs.streaming import apart
+from moebox.verify.trials import Attempt, Trial, both, draw, judge, wrong
 
 LAST_SHOWN = "11"  # stands before the stop string, whatever stands between numbers
 STOP = "12"
+NEVER = "\n###END###"  # what no run of numbers holds
+LONG_STOP = 6  # characters: two numbers and what stands between them, so several tokens
 FEW = 8  # tokens, for an answer that wants many more
 BELIEVED = 16_000_000  # tokens of context; what is said beyond is a lie or a slip, and too much to send
 CHARS_PER_TOKEN = 12  # more than any tokenizer packs into one token of such words, so the text is too long for certain
@@ -41,6 +44,75 @@ def _stopped(ask: Asker, stop: Any, stream: bool) -> Attempt:
         return wrong("" if ends else f"does not end with {LAST_SHOWN} before the stop {stop!r}: {shown!r}")
 
     return attempt
+
+
+async def stop_in_the_text(ask: Asker) -> Score:
+    """A stop string of several tokens stops; others that never come change nothing."""
+
+    def make(stream: bool) -> Attempt:
+        async def attempt() -> Trial:
+            task = draw(ask, "count", start=1, end=30)
+            plain = (await ask.ask(task, stream=stream)).content
+            place = plain.find("14")
+            if place < 0:
+                return Trial(why=f"it does not count: {plain[:40]!r}", whose="model")
+            stop = plain[place : place + LONG_STOP]
+            cut = await ask.ask(task, stream=stream, stop=[NEVER, stop])
+            if stop in cut.content or len(cut.content) > place + LONG_STOP:
+                return wrong(f"went on past the stop string {stop!r}: {cut.content[-40:]!r}")
+            unmet = await ask.ask(task, stream=stream, stop=[NEVER, NEVER * 2])
+            if unmet.content == plain:
+                return wrong("")
+            again = await ask.ask(task, stream=stream)
+            differs = again.content == plain
+            return wrong(f"a stop string that never comes changes the text: {apart(plain, unmet.content)}" * differs)
+
+        return attempt
+
+    return await both(ask, "limits", make, ask.options.share(0.17))
+
+
+async def no_limit(ask: Asker) -> Score:
+    """Without max_tokens an answer comes to its end."""
+
+    def make(stream: bool) -> Attempt:
+        async def attempt() -> Trial:
+            task = draw(ask, "count", start=1, end=30)
+            answer = await ask.ask(task, stream=stream, max_tokens=None)
+            if answer.finish != "length":
+                return wrong("")
+            if judge(task, await ask.ask(task)):
+                return Trial(why="it does not come to an end with a limit either", whose="model")
+            return wrong(f"no max_tokens, yet cut after {answer.count('completion')} tokens: {answer.content[-40:]!r}")
+
+        return attempt
+
+    return await both(ask, "limits", make, 1)
+
+
+async def call_cut(ask: Asker) -> Score:
+    """A tool call that max_tokens cuts in half says so: nobody may run it."""
+
+    def make(stream: bool) -> Attempt:
+        async def attempt() -> Trial:
+            task = draw(ask, "tool_call")
+            answer = await ask.ask(task, stream=stream, max_tokens=FEW, exact=True, odd=True)
+            broken = [call.arguments for call in answer.calls if not _is_json(call.arguments)]
+            if broken and answer.finish != "length":
+                return wrong(f"max_tokens cut a call to {broken[0]!r}, finish_reason is {answer.finish!r}")
+            return wrong("")
+
+        return attempt
+
+    return await both(ask, "limits", make, ask.options.share(0.17))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        strict_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 async def max_tokens(ask: Asker) -> Score:
@@ -110,9 +182,12 @@ RUNG = Rung(
     probes={
         "stop string": stop_string,
         "stop as a string": stop_as_string,
+        "stop in the text": stop_in_the_text,
+        "no limit": no_limit,
+        "call cut": call_cut,
         "max_tokens": max_tokens,
         "max_completion_tokens": max_completion_tokens,
         "too long": too_long,
     },
-    cost=40,
+    cost=56,
 )

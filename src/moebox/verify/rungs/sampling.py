@@ -1,6 +1,7 @@
 """sampling: temperature and seed do what they say, and log-probabilities belong to the text."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 from moebox.core.verdict import Score
@@ -56,7 +57,7 @@ async def _sampled(ask: Asker, body: dict[str, Any]) -> Answer:
 
 async def logprobs(ask: Asker) -> Score:
     """Whole and streamed, they are numbers below zero that belong to the words that came."""
-    first = await ask.send(ask.body(draw(ask, "secret").messages, max_tokens=24, logprobs=True, top_logprobs=2))
+    first = await ask.send(ask.body(draw(ask, "copy").messages, max_tokens=24, logprobs=True, top_logprobs=2))
     if first.status in REFUSALS:
         raise Skipped("the server offers no log-probabilities")
     if not ask.read(first, stream=False).tokens:
@@ -84,9 +85,24 @@ def disagreement(answer: Answer) -> str:
     spelled = _spelled(answer.tokens)
     if answer.content.strip() not in spelled:
         return f"the tokens spell {spelled[:60]!r}, the text is {answer.content[:60]!r}"
+    if odd := next((why for token in answer.tokens if (why := _unranked(token))), ""):
+        return odd
     made = answer.count("completion")
     if made is not None and len(answer.tokens) > made + 1:
         return f"{len(answer.tokens)} tokens have log-probabilities, usage counts {made}"
+    return ""
+
+
+def _unranked(token: Token) -> str:
+    """ "" or what is wrong with the likeliest tokens in this one's place; at temperature 0 it is the first of them."""
+    if not token.top:
+        return ""
+    if any(later > earlier + 1e-3 for earlier, later in pairwise(token.top)):
+        return f"the likeliest tokens beside {token.text!r} are not in order: {token.top}"
+    if token.top[0] > 1e-3:
+        return f"a log-probability beside {token.text!r} is above zero: {token.top[0]}"
+    if token.logprob < token.top[-1] - 1e-3 and len(token.top) > 1:
+        return f"{token.text!r} was taken at {token.logprob}, below all of the likeliest: {token.top}"
     return ""
 
 

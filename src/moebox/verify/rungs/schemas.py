@@ -52,4 +52,26 @@ def _closed(rng: random.Random) -> tuple[str, Schema]:
     return text, _record({"title": {"type": "string"}})
 
 
-SHAPES: tuple[Callable[[random.Random], tuple[str, Schema]], ...] = (_enum, _type, _nested, _array, _optional, _closed)
+def _numbers(rng: random.Random) -> tuple[str, Schema]:
+    allowed = rng.sample(range(10, 99), 3)
+    text = "Reply with a JSON object with the key level. The level is high."
+    return text, _record({"level": {"type": "integer", "enum": allowed}})
+
+
+def _referred(rng: random.Random) -> tuple[str, Schema]:
+    """As Pydantic writes nested models."""
+    inner = _record({"rank": {"type": "integer"}, "done": {"type": "boolean"}})
+    text = f"Reply with a JSON object with the key task. The task is {words.word(rng)}. Use no nested objects."
+    return text, _record({"task": {"$ref": "#/$defs/Task"}}) | {"$defs": {"Task": inner}}
+
+
+SHAPES: tuple[Callable[[random.Random], tuple[str, Schema]], ...] = (
+    _enum,
+    _type,
+    _nested,
+    _array,
+    _optional,
+    _closed,
+    _numbers,
+    _referred,
+)

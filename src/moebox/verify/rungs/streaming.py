@@ -1,5 +1,6 @@
 """streaming: the pieces are the answer, with usage, one finish_reason and no byte of a special token."""
 
+import difflib
 from collections.abc import Sequence
 
 from moebox.phantom.tasks import Task
@@ -7,16 +8,20 @@ from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
-from moebox.verify.trials import GOOD, Questions, Trial, able, asking, draw, trials, wrong
+from moebox.verify.trials import GOOD, Trial, asking, draw, judge, trials, wrong
 
 FAMILIES = ("copy", "secret", "count", "sums")  # answers with little freedom: the same every time at temperature 0
 FEWEST_PIECES = 3
 HELD_BACK = 0.9  # of a stream's time before its first byte: then it was made whole and cut up
-LONG_WORDS = 2000  # more than 4,000 tokens for any tokenizer, half of the words being invented
+LONG_TOKENS = 4400  # of a long answer, so that more than 4,000 come
 LONG_TRIALS = 12  # below so many a fifth of it must do
 ABLE_WORDS = 60  # that a model repeats if it can repeat thousands
-WORD_TOKENS = 8  # of context for each word: twice two tokens, and room
+WORD_TOKENS = 8  # that a word is at most
+ROOM = 0.85  # of the context that question and answer fill
+SPARE = 1.1  # of the tokens that such an answer takes by the first one's count
 UNKNOWN_LIMIT = 4096
+LONGEST_LOOP = 64  # words that may repeat
+THREAD = 0.8  # of the words right and in order: the thread was kept
 SLOW_S = 1.0  # streams that take less say nothing about that
 
 
@@ -39,10 +44,11 @@ async def _whose(ask: Asker, task: Task, whole: Answer, pieces: Answer) -> Trial
     again = await ask.ask(task)
     if again.content != whole.content and not task.grade(pieces.reply).why:
         return GOOD
-    return wrong(_apart(whole.content, pieces.content))
+    return wrong(apart(whole.content, pieces.content))
 
 
-def _apart(whole: str, pieces: str) -> str:
+def apart(whole: str, pieces: str) -> str:
+    """Where two texts begin to differ."""
     pairs = enumerate(zip(whole, pieces, strict=False))
     at = next((index for index, (a, b) in pairs if a != b), min(len(whole), len(pieces)))
     return f"at character {at}: whole …{whole[at : at + 30]!r}, streamed …{pieces[at : at + 30]!r}"
@@ -91,13 +97,11 @@ async def in_pieces(ask: Asker) -> Warned | None:
 
 async def long_answer(ask: Asker) -> str | Warned:
     """A text of thousands of words comes back whole, to its last word."""
-    many = LONG_WORDS if ask.options.trials >= LONG_TRIALS else LONG_WORDS // 5
-    words = min(many, (ask.limit or UNKNOWN_LIMIT) // WORD_TOKENS)
-    await able(ask, asking_copy(ask, ABLE_WORDS), f"repeat {ABLE_WORDS} words", times=1)
+    words, tokens = await _size(ask)
     task = draw(ask, "copy", length=words)
     ask.patient = True
     try:
-        answer = await ask.ask(task, stream=True, max_tokens=WORD_TOKENS // 2 * words)
+        answer = await ask.ask(task, stream=True, max_tokens=tokens)
     finally:
         ask.patient = False
     want, got = str(task.expect).split(), answer.content.split()
@@ -109,18 +113,42 @@ async def long_answer(ask: Asker) -> str | Warned:
         why = f"{words:,} words were to come, it ended after {kept:,} with {answer.finish!r}"
         ask.tally.add("text" + STREAMED, why)
         return why
+    if held := _thread_kept(want, got):
+        return Warned(f"of {words:,} words {kept:,} came as they were, then: {held}; the model's fault or the server's")
     raise Skipped(f"model, not server: it lost the thread after {kept:,} of {words:,} words")
+
+
+async def _size(ask: Asker) -> tuple[int, int]:
+    """Words of an answer as long as is wanted, or as the context allows with the question before it; tokens for it."""
+    task = draw(ask, "copy", length=ABLE_WORDS)
+    answer = await ask.ask(task, max_tokens=WORD_TOKENS * ABLE_WORDS)
+    if why := judge(task, answer):
+        raise Skipped(f"model, not server: it cannot repeat {ABLE_WORDS} words ({why})")
+    per_word = max(0.5, (answer.count("completion") or 2 * ABLE_WORDS) / ABLE_WORDS)
+    wanted = LONG_TOKENS if ask.options.trials >= LONG_TRIALS else LONG_TOKENS // 5
+    room = ROOM * (ask.limit or UNKNOWN_LIMIT) / 2
+    words = max(ABLE_WORDS, round(min(wanted, room) / per_word))
+    return words, round(SPARE * words * per_word) + ABLE_WORDS
+
+
+def _thread_kept(want: Sequence[str], got: Sequence[str]) -> str:
+    """How a long text was damaged without losing the thread: a model that errs seldom finds its way back."""
+    blocks = difflib.SequenceMatcher(None, want, got, autojunk=False).get_matching_blocks()
+    same = sum(block.size for block in blocks)
+    if same >= THREAD * len(want):
+        return f"{len(want) - same} lost or changed, the rest right again"
+    period = next((size for size in range(1, LONGEST_LOOP) if _loops(got[:-1], size)), 0)  # the last may be half a word
+    return f"the last {period} come again and again" if period else ""
+
+
+def _loops(got: Sequence[str], size: int) -> bool:
+    return len(got) > 3 * size and got[-size:] == got[-2 * size : -size] == got[-3 * size : -2 * size]
 
 
 def _alike(want: Sequence[str], got: Sequence[str]) -> int:
     """How many words are the same from the beginning."""
     pairs = enumerate(zip(want, got, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(want), len(got)))
-
-
-def asking_copy(ask: Asker, words: int) -> Questions:
-    """A text of so many words to be repeated."""
-    return Questions(ask, lambda: draw(ask, "copy", length=words), max_tokens=8 * words)
 
 
 RUNG = Rung(

@@ -1,5 +1,6 @@
 """thinking: reasoning apart from content, on and off, in a stream and not; a schema holds after it too."""
 
+from moebox.phantom.tasks import Reply
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
@@ -44,6 +45,15 @@ def mixed(answer: Answer) -> str:
     if len(thought) >= LEAST_SHARED and thought[:LEAST_SHARED] in said:
         return f"the reasoning stands in the answer too: {said[:80]!r}"
     return "" if answer.reasoning_first else "reasoning and content alternate in the stream"
+
+
+def spilled(thinking: Reply, plain: Reply) -> str:
+    """ "" or how an answer begins with thoughts that belong apart, by what is said to the same without thinking."""
+    long, end = thinking.content.strip(), plain.content.strip()
+    more = len(long) - len(end)
+    if thinking.reasoning or not end or more < LEAST_SHARED:
+        return ""
+    return f"thoughts stand in the answer, with no reasoning apart: {long[:60]!r}" if long.endswith(end) else ""
 
 
 async def off(ask: Asker) -> None:

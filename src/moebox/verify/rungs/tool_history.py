@@ -15,13 +15,12 @@ def turn(answer: Answer) -> dict[str, Any]:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in answer.calls
     ]
-    return {"role": "assistant", "content": answer.content, "tool_calls": calls}
+    return {"role": "assistant", "content": answer.content or None, "tool_calls": calls}  # null, as SDKs send it
 
 
-def results(answer: Answer, result: Any, *, parts: bool = False) -> list[dict[str, Any]]:
-    """The same result for each call, as a string or as a list of parts."""
-    text = json.dumps(result)
-    content = [{"type": "text", "text": text}] if parts else text
+def results(answer: Answer, result: Any) -> list[dict[str, Any]]:
+    """The same result for each call."""
+    content = json.dumps(result)
     return [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content} for call in answer.calls]
 
 

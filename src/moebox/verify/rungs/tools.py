@@ -11,7 +11,7 @@ from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
-from moebox.verify.rungs import tool_history
+from moebox.verify.rungs import tool_history, tool_schemas
 from moebox.verify.rungs.json_modes import misfit
 from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, trials, wrong
 
@@ -199,10 +199,11 @@ RUNG = Rung(
         "choice required": choice_required,
         "choice named": choice_named,
         "ids": ids,
+        "shapes": tool_schemas.shapes,
         "and back": and_back,
         "malformed history": tool_history.malformed,
     },
-    cost=120,
+    cost=126,
 )
 
 

@@ -1,0 +1,94 @@
+"""Tools of the shapes that agents bring: nested arguments, lists, optional ones, none at all."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from moebox.verify.answer import Answer
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.breach import strict_json
+from moebox.verify.kinds import STREAMED
+from moebox.verify.rungs.json_modes import misfit
+
+Schema = Mapping[str, Any]
+
+_PLACE = {
+    "type": "object",
+    "properties": {"zip": {"type": "integer"}, "street": {"type": "string", "enum": ["Main Street"]}},
+    "required": ["zip", "street"],
+}
+_SIZES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
+# A tool's name, what is asked for, and its parameters.
+SHAPES: tuple[tuple[str, str, Schema], ...] = (
+    (
+        "deliver",
+        "Deliver sizes 3 and 4 to 7 Main Street, zip 1234.",
+        {"type": "object", "properties": {"place": _PLACE, "sizes": _SIZES}, "required": ["place", "sizes"]},
+    ),
+    ("refresh_all", "Refresh everything now.", {"type": "object", "properties": {}}),
+    (
+        "set_flags",
+        "Turn the light on; leave the rest as it is.",
+        {
+            "type": "object",
+            "properties": {"light": {"type": "boolean"}, "level": {"type": ["integer", "null"]}},
+            "required": ["light"],
+        },
+    ),
+)
+
+
+async def shapes(ask: Asker) -> str:
+    """Forced calls of tools with nested, optional and no arguments: whatever the model says, the form is right."""
+    kept = 0
+    for number, (name, question, schema) in enumerate(SHAPES):
+        ask.trial = (number + 1, len(SHAPES))
+        for stream in (False, True):
+            answer = await _forced(ask, name, question, schema, stream)
+            for call in answer.calls:
+                why = "" if answer.finish == "length" else ill_formed(call.arguments, schema)
+                ask.tally.add("tool-call" + STREAMED * stream, f"{name}: {why}" if why else "")
+                kept += not misfit(call.arguments, schema)
+    return f"{kept} of {2 * len(SHAPES)} calls fit their schemas"
+
+
+async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: bool) -> Answer:
+    function = {"name": name, "description": question, "parameters": schema}
+    try:
+        return await ask.chat(
+            [{"role": "user", "content": question}],
+            tools=[{"type": "function", "function": function}],
+            tool_choice={"type": "function", "function": {"name": name}},
+            max_tokens=256,
+            stream=stream or None,
+            odd=True,
+        )
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            raise Skipped(f"the server does not take such tools: {problem}") from None
+        raise
+
+
+def ill_formed(arguments: str, schema: Schema) -> str:
+    """ "" or what a parser made of arguments that no model writes so: no JSON, no object, JSON inside a string."""
+    try:
+        given = strict_json(arguments)
+    except ValueError as problem:
+        return f"arguments that are not JSON ({problem}): {arguments[:60]!r}"
+    if not isinstance(given, dict):
+        return f"arguments that are no object: {arguments[:60]!r}"
+    for key, value in given.items():
+        wanted = schema["properties"].get(key, {}).get("type")
+        if wanted in ("object", "array") and _is_json_of(value, wanted):
+            return f"the {wanted} {key!r} came as a string of JSON: {value[:60]!r}"
+    return ""
+
+
+def _is_json_of(value: Any, wanted: str) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        inner = json.loads(value)
+    except ValueError:
+        return False
+    return isinstance(inner, dict if wanted == "object" else list)
