@@ -84,6 +84,19 @@ def test_what_bug_reports_describe_is_not_green(oracle: str, fault: str):
     assert ladder.rungs[-1].reason
 
 
+def test_the_length_that_is_announced_is_tried_where_it_is_cheap_and_told_where_it_is_not(oracle: str):
+    """Above 16k one prompt of that length is sent; with a shorter --context the verdict says what was not tried."""
+    tried = climb(oracle, "takes-20k", "long-context")
+    probes = {probe.name: probe.reason for probe in tried.rungs[0].probes}
+    shorter = Options(thinking="yes", context=2000, trials=4)
+    told = verify(endpoint_of(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
+
+    assert "of 20,000 tokens announced" in probes["announced"]
+    assert tried.notes == ()
+    assert "20,000 tokens announced" in told.notes[0]
+    assert "--context 20000 tries all" in told.notes[0]
+
+
 def test_each_fault_of_the_brief_has_a_server():
     """The list of breakages is complete, and every rung has at least one server that fails it."""
     assert set(BROKEN.values()) == set(NAMES)

@@ -74,6 +74,8 @@ class View:
         for slip in met:
             _slip(slip)
         people().print(f"[{COLOURS[ladder.verdict]}]{ladder.verdict}[/]: {words}; {_sure(ladder)}", soft_wrap=True)
+        for note in ladder.notes:
+            people().print(escape(one_line(note)))
         if ladder.stopped:
             people().print(escape(one_line(ladder.stopped)))
         talk().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)

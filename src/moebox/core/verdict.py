@@ -103,6 +103,7 @@ class Ladder:
     engine: str = ""
     rungs: tuple[Verdict, ...] = ()
     slips: tuple[Slip, ...] = ()
+    notes: tuple[str, ...] = ()  # what was not tried, and how to
     stopped: str = ""  # why the later rungs were not tried
     sandbox: str = ""  # which walls the model's code ran behind
     requests: int = 0

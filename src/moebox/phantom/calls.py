@@ -136,7 +136,7 @@ def _judge_calls(task: Task, reply: Reply) -> Grade:
         return no(f"tool markers in the content: {short(reply.content)}")
     try:
         got = [(call.name, json.loads(call.arguments)) for call in reply.calls]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return no(f"arguments are not JSON ({error}): {short(reply.calls[0].arguments)}")
     left = list(got)
     for name, arguments in task.expect:

@@ -97,7 +97,7 @@ def unfenced(text: str) -> str:
 def _judge(task: Task, reply: Reply) -> Grade:
     try:
         got = json.loads(unfenced(reply.content))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return no(f"not JSON ({error}): {short(reply.content)}")
     if not isinstance(got, dict):
         return no(f"not an object: {short(reply.content)}")

@@ -12,7 +12,7 @@ from moebox.core.verdict import Exchange, Mark, Score
 from moebox.phantom.tasks import Task
 from moebox.verify import answer as reading
 from moebox.verify.answer import Answer
-from moebox.verify.breach import Sort
+from moebox.verify.breach import Sort, strict_json
 from moebox.verify.chunks import streamed
 from moebox.verify.client import Client
 from moebox.verify.counts import implausible
@@ -77,6 +77,9 @@ class Asker:
         self.always_thinks = False
         self.thinks = False  # reasoning came at least once
         self.limit: int | None = None  # tokens of context, as the server says
+        self.filled = 0  # tokens of context that were tried
+        self.prefill = 0.0  # tokens a second that it reads; 0 where nobody looked
+        self.notes: list[str] = []  # what a verdict does not say anything about
         self.engine = client.endpoint.engine
         self.sandbox = ""
         self.counted_by = ""  # the way of counting tokens that worked here
@@ -231,7 +234,7 @@ def refuse(exchange: Exchange) -> None:
 def said(exchange: Exchange) -> str:
     """What the server said about its error, short."""
     try:
-        body = json.loads(exchange.response)
+        body = strict_json(exchange.response)
     except ValueError:
         body = exchange.response
     error = body.get("error", body) if isinstance(body, dict) else body

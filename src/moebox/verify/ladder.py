@@ -93,6 +93,7 @@ async def climb(
             rungs=tuple(done),
             slips=ask.tally.slips(),
             stopped=stopped,
+            notes=tuple(ask.notes),
             sandbox=ask.sandbox,
             requests=ask.requests,
             seconds=time.monotonic() - began,

@@ -1,11 +1,11 @@
 """How many tokens a prompt is, by the server's own count."""
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from moebox.core.verdict import Exchange
 from moebox.verify.ask import Asker, refuse
+from moebox.verify.breach import strict_json
 
 Messages = Sequence[Any]
 
@@ -72,7 +72,7 @@ async def _post(ask: Asker, path: str, body: Any) -> Exchange:
 
 def _json(exchange: Exchange) -> dict[str, Any]:
     try:
-        return _dict(json.loads(exchange.response)) if exchange.status == 200 else {}
+        return _dict(strict_json(exchange.response)) if exchange.status == 200 else {}
     except ValueError:
         return {}
 

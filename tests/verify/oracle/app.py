@@ -68,7 +68,7 @@ async def completions(request: Request) -> Response:
     if body["model"] != MODEL:
         return refused_by(404, f"The model `{body['model']}` does not exist.")
     try:
-        made = chat.answer(fault.request(body) if fault.request else body, fault.reply)
+        made = chat.answer(fault.request(body) if fault.request else body, fault.reply, fault.context)
     except chat.Refused as problem:
         return refused_by(problem.status, str(problem))
     if fault.among:

@@ -66,14 +66,15 @@ def prompt_tokens(request: dict[str, Any]) -> int:
     return sum(len(tokens(text)) + 4 for text in texts) + len(tokens(json.dumps(request.get("tools") or "")))
 
 
-def answer(request: dict[str, Any], change: Any = None) -> Made:
+def answer(request: dict[str, Any], change: Any = None, context: int | None = None) -> Made:
     """Work out the answer to a request; `change` may bend the reply before it is cut to size."""
     if not isinstance(request.get("messages"), list):
         raise Refused(400, "messages must be a list")
     _check(request)
     size = prompt_tokens(request)
-    if size + 1 > CONTEXT:
-        raise Refused(400, f"This model's maximum context length is {CONTEXT} tokens, the request has {size}.")
+    most = context or CONTEXT
+    if size + 1 > most:
+        raise Refused(400, f"This model's maximum context length is {most} tokens, the request has {size}.")
     choice = request.get("tool_choice", "auto")
     tools = [] if choice == "none" else request.get("tools") or []
     reply = solve(request["messages"], tools, request.get("response_format"))

@@ -36,6 +36,7 @@ class Fault:
     media: str = "text/event-stream"  # of streams
     body: Callable[[Body], bytes] | None = None  # how a whole answer is written
     limit: int | None = None  # tokens that it says it takes
+    context: int | None = None  # tokens that it takes
     bare: bool = False  # no /health, no /tokenize
     listed: Callable[[Body], Body] | None = None  # /v1/models
     refusal: Callable[[int, str], Response] | None = None  # how errors are worded
@@ -120,4 +121,6 @@ FAULTS: dict[str, Fault] = {
     "too-long-cut": Fault(rung="limits", request=bend.too_long_cut),
     "blocks-stay-open": Fault(rung="anthropic", message_events=bend.no_block_stop),
     "wrong-stop-reason": Fault(rung="anthropic", message=bend.ends_wrongly),
+    "takes-20k": Fault(limit=20_000, context=20_000),
+    "announces-20k-takes-18k": Fault(rung="long-context", limit=20_000, context=18_000),
 }

@@ -1,6 +1,7 @@
 """Servers that mean harm: a ladder must end with a verdict all the same."""
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from . import chat
 from .bend import Body
 from .chat import Made
 from .faults import Fault
@@ -38,9 +40,84 @@ def shouts(request: Any, body: Body) -> Response | None:
     return JSONResponse({"error": {"message": CLEARS_THE_SCREEN}}, 500) if body else None
 
 
+def nested(request: Any, body: Body) -> Response | None:
+    """Errors and answers that are nested too deeply for a parser."""
+    text = '{"error": ' * 3000 + "[" * 90_000
+    return Response(text, random.choice([200, 400, 500]), {"content-type": "application/json"}) if body else None
+
+
+def nested_arguments(whole: Body, made: Made) -> Body:
+    """Arguments and texts that are nested too deeply."""
+    said = whole["choices"][0]["message"]
+    for call in said.get("tool_calls", ()):
+        call["function"]["arguments"] = "[" * 50_000
+    return whole if said.get("tool_calls") else {**whole, "choices": [_saying(whole, "[" * 50_000)]}
+
+
+def _saying(whole: Body, text: str) -> Body:
+    choice = whole["choices"][0]
+    return {**choice, "message": {**choice["message"], "content": text}}
+
+
+async def slow_words(made: Made) -> AsyncIterator[bytes]:
+    """A word in a second, without end."""
+    for chunk in itertools.cycle(chat.chunks(made)[1:2]):
+        yield f"data: {json.dumps(chunk)}\n\n".encode()
+        await asyncio.sleep(1)
+
+
+async def a_second_late(made: Made) -> Made:
+    """Every answer takes as long as it may."""
+    await asyncio.sleep(1.5)
+    return made
+
+
+def later_and_later(request: Any, body: Body) -> Response | None:
+    """Never now, and always another time."""
+    after = random.choice(["3600", "-1", "nan", "inf", "Wed, 21 Oct 2099 07:28:00 GMT", ""])
+    return JSONResponse({"error": {"message": "later"}}, random.choice([429, 503]), {"retry-after": after})
+
+
+def elsewhere(request: Any, body: Body) -> Response | None:
+    """Sent from one place to the next."""
+    return Response("", 307, {"location": str(request.url)})
+
+
+def any_counts(whole: Body, made: Made) -> Body:
+    """Counts of tokens that are no counts."""
+    numbers: list[Any] = [-1, 0, 10**30, 1.5, "7", None, True, [], {}, float("1e308")]
+    keys = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")
+    return {**whole, "usage": {key: random.choice(numbers) for key in keys}}
+
+
+def any_listing(body: Body) -> Body:
+    """A listing whose limit is anything."""
+    limits: list[Any] = [0, -5, 1, 3, 1.5, "131072", None, [], {"n_ctx": 1}, 10**18, True]
+    return {
+        **body,
+        "data": [{**body["data"][0], "max_model_len": random.choice(limits), "meta": random.choice(limits)}],
+    }
+
+
+def endless(whole: Body) -> Body:
+    """Megabytes of the same."""
+    whole["choices"][0]["message"]["content"] = "ha " * 300_000
+    return whole
+
+
 HOSTILE: dict[str, Fault] = {
     "drips": Fault(stream=drips),
     "anything": Fault(gate=anything),
     "shouts": Fault(gate=shouts),
     "says-it-takes-all": Fault(limit=10**12),
+    "says-it-takes-little": Fault(limit=3),
+    "says-any-limit": Fault(listed=any_listing),
+    "nested": Fault(gate=nested),
+    "nested-arguments": Fault(whole=nested_arguments),
+    "slow-words": Fault(stream=slow_words),
+    "slow-answers": Fault(among=a_second_late),
+    "later-and-later": Fault(gate=later_and_later),
+    "elsewhere": Fault(gate=elsewhere),
+    "any-counts": Fault(whole=any_counts),
+    "endless-text": Fault(whole=lambda whole, made: endless(whole)),
 }

@@ -52,10 +52,18 @@ def more_tokens(usage: Body, count: int) -> None:
     usage["total_tokens"] += count
 
 
-def end_token_counted(body: Body) -> None:
-    """The end token counts."""
-    if body.get("usage"):
-        more_tokens(body["usage"], 2)
+def end_token_counted(body: Body, made: Made) -> Body:
+    """The end token counts, where there is one."""
+    if body.get("usage") and made.finish != "length":
+        more_tokens(body["usage"], 1)
+    return body
+
+
+async def end_token_streamed(made: Made) -> AsyncIterator[bytes]:
+    """The same in a stream."""
+    sent = [end_token_counted(chunk, made) for chunk in chat.chunks(made)]
+    async for part in pieces(lambda _: sent)(made):
+        yield part
 
 
 def details(body: Body) -> None:
@@ -63,7 +71,7 @@ def details(body: Body) -> None:
     if body.get("usage"):
         prompt = body["usage"]["prompt_tokens"]
         body["usage"]["prompt_tokens_details"] = {"cached_tokens": prompt // 16 * 16, "audio_tokens": None}
-        body["usage"]["completion_tokens_details"] = {"reasoning_tokens": 3, "accepted_prediction_tokens": 1}
+        body["usage"]["completion_tokens_details"] = {"reasoning_tokens": 0, "accepted_prediction_tokens": 1}
 
 
 async def several_data_lines(made: Made) -> AsyncIterator[bytes]:
@@ -193,7 +201,7 @@ ODD_THIRD: dict[str, Fault] = {
     "odd-raw-arguments": Fault(reply=arguments(lambda text: json.dumps(json.loads(text), ensure_ascii=False))),
     "odd-pretty-json": Fault(reply=says(lambda text: json.dumps(json.loads(text), indent=4) + "\n", is_json)),
     "odd-escaped-json": Fault(reply=says(lambda text: json.dumps(json.loads(text)), is_json)),
-    "odd-end-token-counted": Fault(whole=whole(end_token_counted), stream=each(end_token_counted)),
+    "odd-end-token-counted": Fault(whole=end_token_counted, stream=end_token_streamed),
     "odd-count-details": Fault(whole=whole(details), stream=each(details)),
     "odd-several-data-lines": Fault(stream=several_data_lines),
     "odd-comments-first": Fault(stream=thinks_before_it_speaks),

@@ -7,6 +7,7 @@ from typing import Any
 from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import tool_history, tool_results
@@ -140,14 +141,14 @@ class _Conversation:
 def _is_object(arguments: str) -> bool:
     """Whole JSON was written so by the model; half of it was lost on the way."""
     try:
-        return isinstance(json.loads(arguments), dict)
+        return isinstance(strict_json(arguments), dict)
     except ValueError:
         return False
 
 
 def _same(arguments: str, given: dict[str, Any]) -> bool:
     try:
-        found = json.loads(arguments)
+        found = strict_json(arguments)
     except ValueError:
         return False
     return isinstance(found, dict) and {k: str(v) for k, v in found.items()} == {k: str(v) for k, v in given.items()}

@@ -7,6 +7,7 @@ from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
 from moebox.verify.ask import THINKING_ROOM, Asker, Failed, Skipped
+from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
@@ -156,7 +157,7 @@ async def _wrong(ask: Asker, task: Task, stream: bool, check: Any) -> str:
 def _among(task: Task, message: Message) -> str:
     """Some of the calls that were wanted: this API has no word to ask for all at once."""
     wanted = [json.dumps([name, dict(given)], sort_keys=True) for name, given in task.expect]
-    made = [json.dumps([call.name, json.loads(call.arguments)], sort_keys=True) for call in message.calls]
+    made = [json.dumps([call.name, strict_json(call.arguments)], sort_keys=True) for call in message.calls]
     strange = [call for call in made if call not in wanted]
     return f"{strange[0]} was not asked for" if strange else ""
 

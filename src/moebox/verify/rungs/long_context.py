@@ -8,10 +8,13 @@ from moebox.verify import tokens
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.rung import Rung
+from moebox.verify.rungs.limits import BELIEVED
 from moebox.verify.trials import draw, judge
 
 UNASKED = 16384  # tokens at most, when nobody said how long
 UNASKED_S = 10.0  # seconds of prefill at most, when nobody said how long
+ANNOUNCED_S = 60.0  # seconds at most for one prompt of the length that is announced
+SLOWER = 2.0  # times the seconds a token that a very long prompt takes
 SAMPLE = 1000  # tokens, to learn how fast the server reads
 LEAST = 2048
 CLOSE = 0.97  # of the length that is aimed for at least
@@ -45,6 +48,7 @@ async def _searched(ask: Asker, length: int, wanted: str) -> str:
     if len(depths) > 1:
         between = [(a + b) / 2 for a, b in zip(depths, [*depths[1:], 1.0], strict=True)]
         await _text(ask, text, between, max(64, round(SHORTER * (length - room))))
+    ask.filled = min(counted) + room
     return f"{digits(min(counted))} tokens of {wanted} {digits(length)}, counted by {text.by}"
 
 
@@ -102,7 +106,8 @@ async def _tokens_a_second(ask: Asker) -> float:
     """How fast the server reads a prompt."""
     task = draw(ask, "needle", chars=round(SAMPLE * FIRST_GUESS))
     answer = await ask.ask(task, max_tokens=1, exact=True)
-    return (answer.count("prompt") or SAMPLE) / max(0.001, ask.exchanges[-1].seconds)
+    ask.prefill = (answer.count("prompt") or SAMPLE) / max(0.001, ask.exchanges[-1].seconds)
+    return ask.prefill
 
 
 async def _rate(ask: Asker, target: int) -> tuple[float, str]:
@@ -147,4 +152,41 @@ class _Text:
         return tasks, counted
 
 
-RUNG = Rung(name="long-context", about="needles at many depths of a long text", probes={"needles": needles}, cost=60)
+async def announced(ask: Asker) -> str:
+    """The server takes a prompt of the length that it announces; asked where that is no matter of minutes."""
+    limit = ask.limit
+    if not limit or limit > BELIEVED:
+        raise Skipped("the server does not say how long a prompt may be")
+    if ask.filled >= CLOSE * CLOSE * limit - FRAME:
+        return f"{digits(ask.filled)} of {digits(limit)} tokens announced"
+    needs_s = SLOWER * limit / max(1.0, ask.prefill)
+    if ask.options.context or not ask.prefill or needs_s > min(ANNOUNCED_S, ask.left_s / 4):
+        ask.notes.append(f"{digits(limit)} tokens announced, {digits(ask.filled)} tried (--context {limit} tries all)")
+        return ask.notes[-1]
+    ask.patient = True
+    try:
+        return await _filled(ask, limit)
+    finally:
+        ask.patient = False
+
+
+async def _filled(ask: Asker, limit: int) -> str:
+    room = draw(ask, "needle", chars=100).max_tokens + RESERVE
+    text = _Text(ask, *await _rate(ask, limit - room))
+    (task, *_), counted = await text.fitted([0.5], limit - room)
+    try:
+        answer = await ask.ask(task)
+    except Failed as problem:
+        raise Failed(f"{limit:,} tokens announced, {counted:,} refused: {problem}") from None
+    _not_cut(answer, counted)
+    wrong = judge(task, answer)
+    ask.tally.add("context", f"in the middle of {counted:,} tokens: {wrong}" if wrong else "", "model")
+    return f"{digits(counted)} of {digits(limit)} tokens announced"
+
+
+RUNG = Rung(
+    name="long-context",
+    about="needles at many depths of a long text",
+    probes={"needles": needles, "announced": announced},
+    cost=60,
+)

@@ -9,6 +9,7 @@ from moebox.phantom import words
 from moebox.phantom.tasks import Task, haystack
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
@@ -167,7 +168,7 @@ async def _or_skipped(ask: Asker, turns: list[Any], **more: Any) -> Answer:
 
 def _city(text: str) -> str | None:
     try:
-        found = json.loads(text)
+        found = strict_json(text)
     except ValueError:
         return None
     value = found.get("city") if isinstance(found, dict) else None

@@ -1,6 +1,5 @@
 """Tools of the shapes that agents bring: nested arguments, lists, optional ones, none at all."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,7 +87,7 @@ def _is_json_of(value: Any, wanted: str) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        inner = json.loads(value)
+        inner = strict_json(value)
     except ValueError:
         return False
     return isinstance(inner, dict if wanted == "object" else list)

@@ -69,10 +69,13 @@ def _repeats(task: Task) -> bool:
 
 async def parallel(ask: Asker) -> Score:
     """Several calls in one answer, whole and streamed."""
+    # OpenAI's default is true; llama.cpp's is false; some servers know no such switch
+    asked = draw(ask, "tool_parallel")
+    body = ask.body(asked.messages, tools=list(asked.tools), max_tokens=16, parallel_tool_calls=True)
+    taken = (await ask.send(body)).status not in REFUSALS
 
     def make(*, stream: bool) -> Attempt:
-        # OpenAI's default is true; llama.cpp's is false
-        return calling(ask, "tool_parallel", parallel_tool_calls=True, stream=stream)
+        return calling(ask, "tool_parallel", parallel_tool_calls=True if taken else None, stream=stream)
 
     return await both(ask, "tool-call", make, ask.options.share(0.75))
 
