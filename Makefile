@@ -112,9 +112,10 @@ test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the m
 	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]' 'pytest>=9,<10'
 	@$(MCP_VENV)/bin/python -m pytest -m engine tests/tasks
 
-test-cluster: $(READY) ## Two nodes over real Slurm and ssh on loopback, and a real sglang-router (apt-get install slurm-wlm munge openssh-server)
+test-cluster: $(READY) ## Two nodes over real Slurm and ssh on loopback, llama.cpp over both, real routers (apt-get install slurm-wlm munge openssh-server)
 	@bash scripts/router-venv.sh $(ROUTER_VENV)
-	@MOEBOX_ROUTER_VENV=$(ROUTER_VENV) $(BIN)/python -m pytest -m engine tests/cluster
+	@bash scripts/llama-build.sh rpc $(LLAMA_BUILDS) $(LLAMA_SRC)
+	@MOEBOX_ROUTER_VENV=$(ROUTER_VENV) MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/cluster
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

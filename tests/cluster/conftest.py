@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 
 from moebox import codec
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Listen, Parallel, Recipe, Runtime
+from moebox.serve import state
 from moebox.serve.agent import marked
+from moebox.serve.nodes import prepare_nodes
 from moebox.serve.preflight import free_port
+from moebox.serve.recipes import read_recipe
+from moebox.serve.session import Session, launch
+from moebox.serve.where import Where
+from moebox.store import Run
 
 ENGINE = Path(__file__).with_name("engine.py")
 START_S = 60.0
+SLURM = Where(slurm=True, node_python=sys.executable)
 NAMES = ("n1", "n2")
 CONF = """ClusterName=loop
 SlurmctldHost={host}(127.0.0.1)
@@ -203,3 +211,20 @@ def spanning(tmp_path: Path) -> Callable[..., Path]:
 def ranks_gone(mark: str) -> None:
     """No process of any rank is left, on any node: they all are this machine."""
     until(lambda: not marked(mark), f"left: {marked(mark)}")
+
+
+@contextlib.contextmanager
+def session(recipe: Path, where: Where = SLURM) -> Iterator[Session]:
+    run = Run.create("span")
+    running = launch(prepare_nodes(deploy(read_recipe(str(recipe))), run, where, lambda _: None), run)
+    try:
+        yield running
+    finally:
+        running.stop()
+        ranks_gone(state.mark(run.id))
+
+
+def hosts(tmp_path: Path, text: str = "s1 127.0.0.1\ns2 127.0.0.1\n") -> Where:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    return Where(hosts=path, node_python=sys.executable)

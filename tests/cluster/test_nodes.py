@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,37 +15,25 @@ from moebox import http
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.errors import MoeboxError, Outside
-from moebox.serve import nodes, state
+from moebox.serve import node_checks, state
 from moebox.serve.agent import marked
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.nodes import prepare_nodes
 from moebox.serve.recipes import read_recipe
-from moebox.serve.session import Session, launch
+from moebox.serve.session import Session
 from moebox.serve.stop import stop
 from moebox.serve.where import Where
 from moebox.store import Run
-from tests.cluster.conftest import Cluster, ranks_gone, said, until
+from tests.cluster.conftest import SLURM, Cluster, hosts, ranks_gone, said, session, until
 
 pytestmark = pytest.mark.engine
 Spanning = Callable[..., Path]
-SLURM = Where(slurm=True, node_python=sys.executable)
 
 
 @pytest.fixture(autouse=True)
 def small_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured here: a few megabytes show that the way is open."""
-    monkeypatch.setattr(nodes, "REACH_BYTES", 4 << 20)
-
-
-@contextlib.contextmanager
-def session(recipe: Path, where: Where) -> Iterator[Session]:
-    run = Run.create("span")
-    running = launch(prepare_nodes(deploy(read_recipe(str(recipe))), run, where, lambda _: None), run)
-    try:
-        yield running
-    finally:
-        running.stop()
-        ranks_gone(state.mark(run.id))
+    monkeypatch.setattr(node_checks, "REACH_BYTES", 4 << 20)
 
 
 def processes(running: Session, rank: int) -> list[int]:
@@ -62,12 +50,6 @@ def processes(running: Session, rank: int) -> list[int]:
 def to_its_end(running: Session) -> None:
     running.wait_ready(patience_s=60)
     running.wait()
-
-
-def hosts(tmp_path: Path, text: str = "s1 127.0.0.1\ns2 127.0.0.1\n") -> Where:
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    return Where(hosts=path, node_python=sys.executable)
 
 
 @pytest.mark.parametrize("way", ["slurm", "ssh"])

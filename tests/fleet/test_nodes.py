@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from moebox import codec, http
+from moebox.core.event import NodeFacts
 from moebox.errors import MoeboxError
-from moebox.serve import nodes as nodes_module
+from moebox.serve import node_checks
 from moebox.serve.agent import MASTER, marked
 from moebox.serve.conduct import Conducted, RankOrder, agent_source, open_agents
-from moebox.serve.nodes import NodeFacts, alike, reach, read_hosts
+from moebox.serve.node_checks import alike, reach
+from moebox.serve.nodes import read_hosts
 from moebox.serve.preflight import free_port
 
 ENGINE = Path(__file__).parents[1] / "cluster" / "engine.py"
@@ -38,6 +40,7 @@ def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> Conduc
         mark=f"{tmp_path.name}-{port}",
         names=("a", "b"),
         master="127.0.0.1",
+        addresses=("127.0.0.1", "127.0.0.1"),
         ranks=tuple(ranks),
         ways=((sys.executable, "-c", agent_source()),) * 2,
         cwd=str(tmp_path),
@@ -144,12 +147,15 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_the_way_between_nodes_is_tried_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes_module, "REACH_BYTES", 4 << 20)
-    monkeypatch.setattr(nodes_module, "REACH_S", 3.0)
+    monkeypatch.setattr(node_checks, "REACH_BYTES", 4 << 20)
+    monkeypatch.setattr(node_checks, "REACH_S", 3.0)
     asked = order(tmp_path)
 
-    (rate,) = reach(asked, free_port())
-    assert rate > 1e6
+    (way,) = reach(asked, free_port())
+    assert way.tcp > 1e6
+    assert 0 < way.round_trip_us < 1e6
+    (other,) = reach(asked, free_port(), workers_listen=True)
+    assert other.tcp > 1e6
 
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

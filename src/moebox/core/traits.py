@@ -47,6 +47,8 @@ class Traits:
     ports: tuple[int, ...] = ()  # other ports it listens on, counted from its own
     meets_at: int = 0  # port of the first node at which the ranks of several meet
     follower_flag: str = ""  # tells every node but the first that it serves no requests
+    workers: tuple[str, ...] = ()  # names of the program that the other nodes run, and the first connects to
+    worker_port: int = 0  # where that listens, counted from the engine's own port
     health: str = "/health"  # path that answers 200 when it is up
     metrics: Metrics = Metrics()
     tells_cache: str = ""  # path that tells the size of the cache: /metrics (vLLM's labels) or /props (llama.cpp's)

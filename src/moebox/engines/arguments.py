@@ -25,11 +25,12 @@ class Node:
     master: str = "127.0.0.1"  # address of rank 0
     count: int | str | None = None  # None: what the recipe says
     follows: bool = False  # true on every rank but 0
+    addresses: tuple[str, ...] = ()  # of all nodes by rank, where they are known
 
     @classmethod
-    def of(cls, rank: int, master: str) -> "Node":
+    def of(cls, rank: int, master: str, addresses: tuple[str, ...] = ()) -> "Node":
         """The node with this number."""
-        return cls(rank=rank, master=master or "127.0.0.1", follows=rank > 0)
+        return cls(rank=rank, master=master or "127.0.0.1", follows=rank > 0, addresses=addresses)
 
 
 def flatten(words: Iterable[Word]) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ def assemble(deployment: Deployment, *, node: Node) -> Launch:
     inside = contained(recipe)
     host = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
     start = image_entry(deployment) if inside else argv.entry(recipe)
+    if node.follows and deployment.engine.workers:  # it serves the first node and no client: it gets no key
+        return Launch(argv=argv.worker(deployment, node), env=argv.environment(deployment), rank=int(node.rank))
     words = (*start, *flatten(argv.words(deployment, node=node, host=host)))
     return Launch(
         argv=argv.guarded(words) if recipe.listen.key_env else words,

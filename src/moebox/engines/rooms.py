@@ -47,6 +47,9 @@ class Argv(Protocol):
     def entry(self, recipe: Recipe) -> tuple[str, ...]:
         """The words that start it on this machine."""
 
+    def worker(self, deployment: Deployment, node: Node) -> tuple[str, ...]:
+        """What a node other than the first runs; only of engines with Traits.workers."""
+
     def environment(self, deployment: Deployment) -> dict[str, str]:
         """Variables to set."""
 

@@ -46,7 +46,7 @@ def _ranges(recipe: Recipe, engine: Traits) -> None:
         others = " and ".join(f"{port:,}" for port in engine.ports_of(recipe.listen.port)[1:])
         text = f"listen.port: {engine.title} on {recipe.listen.port} also listens on {others}, and ports end at 65,535"
         raise BadInput(text, hint=f"{engine.last_port} or less")
-    if spread.gpus % spread.nodes:
+    if spread.gpus % spread.nodes and not engine.takes_all_gpus:
         raise BadInput(f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
     if recipe.kv not in engine.kv:
         raise BadInput(f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(engine.kv)}")

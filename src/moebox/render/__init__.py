@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.engines import check
+from moebox.errors import BadInput
 from moebox.render import cluster, grafana, kustomize, machine, quoting
 from moebox.render.pieces import refuse_unfit
 
@@ -44,8 +45,18 @@ def render(deployment: Deployment, form: Form) -> str:
     refuse_unfit(deployment.recipe)
     deployment = deployment.with_recipe(_as_kind(deployment.recipe, form))
     check(deployment)
+    _refuse_workers(deployment)
     context = CONTEXTS[form](deployment)
     return str(_template(context.pop("template")).render(**context))
+
+
+def _refuse_workers(deployment: Deployment) -> None:
+    """Nodes that run another program than the first have no file that starts them all."""
+    if deployment.recipe.parallel.nodes > 1 and deployment.engine.workers:
+        raise BadInput(
+            f"{deployment.engine.title} over several nodes is not rendered: they run {deployment.engine.workers[0]}",
+            hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--dry-run` prints the first node's command",
+        )
 
 
 def render_files(deployment: Deployment, form: Form | Other) -> dict[str, str]:

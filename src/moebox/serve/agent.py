@@ -9,6 +9,7 @@ Modes: run a rank; `probe` tells what the node is; `reach` tries the way to the 
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import select
@@ -18,11 +19,45 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import IO, TypedDict
 
 MARK = "MOEBOX_RANK"  # every process of a rank carries it, and nothing else does
 MASTER = "@MASTER@"  # stands in argv for the first node's address
 PIECE = 1 << 16
+PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
+Answer = dict[str, object]  # what a node tells, for JSON
+
+
+class RankPart(TypedDict):
+    """conduct.RankOrder, as JSON has it."""
+
+    argv: list[str]
+    env: dict[str, str]
+    other_names: list[str]
+    waits_for: int
+
+
+class Order(TypedDict):
+    """conduct.Conducted as JSON, with what a mode needs besides."""
+
+    mark: str
+    mode: str
+    rank: int | None
+    names: list[str]
+    master: str
+    addresses: list[str]
+    ranks: list[RankPart]
+    secrets: dict[str, str]
+    cwd: str
+    ladder: list[tuple[str, float]]
+    lifeline_s: float
+    version: list[str]  # from here on for probe
+    weights: str
+    first_only: bool
+    port: int  # from here on for reach
+    reach_s: float
+    reach_bytes: int
+    workers_listen: bool
 
 
 def say(text: str) -> None:
@@ -30,7 +65,7 @@ def say(text: str) -> None:
     os.write(1, text.encode(errors="replace") + b"\n")
 
 
-def read_order() -> dict[str, Any]:
+def read_order() -> Order:
     """The first line of stdin, byte by byte: what follows is the lifeline's."""
     line = b""
     while not line.endswith(b"\n"):
@@ -38,7 +73,7 @@ def read_order() -> dict[str, Any]:
         if not piece:
             sys.exit(3)
         line += piece
-    order: dict[str, Any] = json.loads(line)
+    order: Order = json.loads(line)
     return order
 
 
@@ -83,7 +118,7 @@ class Rank:
 
     child: "subprocess.Popen[bytes]"
 
-    def __init__(self, order: dict[str, Any], rank: int) -> None:
+    def __init__(self, order: Order, rank: int) -> None:
         self.order, self.rank = order, rank
         self.prefix = b"" if rank == 0 else f"[{rank} {order['names'][rank]}] ".encode()
         self.rest = b""
@@ -96,13 +131,16 @@ class Rank:
         libc = ctypes.CDLL(None)
         libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
         own = self.order["ranks"][self.rank]
+        if own["waits_for"] and not self.others_listen(own["waits_for"]):
+            return 0
         argv = [word.replace(MASTER, self.order["master"]) for word in own["argv"]]
+        argv[0] = program_of(own) or argv[0]
         env = {**os.environ, **own["env"], **self.order["secrets"], MARK: self.order["mark"]}
         try:
             self.child = subprocess.Popen(
                 argv,
                 env=env,
-                cwd=self.order.get("cwd") or None,
+                cwd=self.order["cwd"] or None,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -120,22 +158,37 @@ class Rank:
         self.finish()
         return self.child.returncode
 
+    def others_listen(self, port: int) -> bool:
+        """Wait until every other node has that port open; False where the head said stop or fell silent first."""
+        left = [address for rank, address in enumerate(self.order["addresses"]) if rank != self.rank]
+        while left:
+            ready = select.select([sys.stdin], [], [], 0.2)[0]
+            if self.ends(heard=bool(ready)):
+                return False
+            left = [address for address in left if not is_open(address, port)]
+        return True
+
     def look(self) -> None:
         """Copy what it prints, heed the lifeline."""
-        sources: list[Any] = [self.out] + ([] if self.stopping else [sys.stdin])
+        sources: list[IO[bytes] | IO[str]] = [self.out] if self.stopping else [self.out, sys.stdin]
         ready, _, _ = select.select(sources, [], [], 0.2)
         if self.out in ready:
             self.copy()
-        if sys.stdin in ready:
+        if not self.stopping and self.ends(heard=sys.stdin in ready):
+            self.stop()
+
+    def ends(self, *, heard: bool) -> bool:
+        """Whether the head asked for the end, or is gone; `heard`: it said something just now."""
+        if heard:
             data = os.read(0, PIECE)
             self.heard = time.monotonic()
             self.silent = not data  # an end without a word: the head is gone
-            if not data or b"stop" in data:
-                self.stop()
-        if not self.stopping and time.monotonic() - self.heard > self.order["lifeline_s"]:
-            self.silent = True
-            say(f"moebox-agent: rank {self.rank} heard nothing from the head for {self.order['lifeline_s']:g} s")
-            self.stop()
+            return not data or b"stop" in data
+        if time.monotonic() - self.heard <= self.order["lifeline_s"]:
+            return False
+        self.silent = True
+        say(f"moebox-agent: rank {self.rank} heard nothing from the head for {self.order['lifeline_s']:g} s")
+        return True
 
     def copy(self) -> None:
         """What has been printed, in whole lines."""
@@ -174,6 +227,23 @@ class Rank:
             subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=False)
 
 
+def is_open(address: str, port: int) -> bool:
+    """Something listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
+
+
+def program_of(part: RankPart) -> str:
+    """The rank's program under any of its names; "" where it has none here."""
+    program = part["argv"][0]
+    folder = os.path.dirname(program)
+    for name in [program, *(os.path.join(folder, other) for other in part["other_names"])]:
+        if path := shutil.which(name) or (name if os.path.exists(name) else ""):
+            return path
+    return ""
+
+
 def gpus() -> list[str]:
     """Names of the GPUs as the driver tells them."""
     try:
@@ -194,43 +264,62 @@ def version(words: list[str]) -> str:
     return lines[-1][:80] if lines and done.returncode == 0 else ""
 
 
-def probe(order: dict[str, Any], rank: int) -> dict[str, Any]:
+def rdma() -> int:
+    """Bytes a second of all active RDMA ports, as they say: "400 Gb/sec (4X NDR)"."""
+    total = 0.0
+    for port in glob.glob("/sys/class/infiniband/*/ports/*"):
+        problems = contextlib.suppress(OSError, ValueError, IndexError)
+        with problems, open(f"{port}/state") as state, open(f"{port}/rate") as rate:
+            total += float(rate.read().split()[0]) * 1e9 / 8 if "ACTIVE" in state.read() else 0.0
+    return int(total)
+
+
+def probe(order: Order, rank: int) -> Answer:
     """What this node is."""
-    program = order["ranks"][rank]["argv"][0]
+    wanted = order["weights"] if rank == 0 or not order["first_only"] else ""
     return {
         "host": socket.gethostname(),
         "time": time.time(),
-        "program": shutil.which(program) or (program if os.path.exists(program) else ""),
+        "program": program_of(order["ranks"][rank]),
         "version": version(order["version"]) if order["version"] else "",
         "gpus": gpus(),
-        "weights": not order["weights"] or os.path.exists(os.path.expanduser(order["weights"])),
+        "weights": not wanted or os.path.exists(os.path.expanduser(wanted)),
+        "rdma": rdma(),
     }
 
 
-def reach(order: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The first node listens on the rendezvous port; the others connect to it and send, which times the way."""
-    port, size = order["rendezvous"], order["reach_bytes"]
-    if rank == 0:
-        with socket.socket(socket.AF_INET6 if ":" in order["master"] else socket.AF_INET) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listening.bind((order["master"], port))
-            except OSError as problem:
-                return {"problem": f"port {port} on {order['master']}: {problem.strerror}"}
-            listening.listen(64)
-            listening.settimeout(order["reach_s"])
-            return {"reached": serve(listening, len(order["names"]) - 1)}
-    return dial(order["master"], port, size, order["reach_s"])
+def reach(order: Order, rank: int) -> Answer:
+    """Connect where the engine will, send, and time it: the others to the first node, or that to its workers."""
+    first, *others = order["addresses"]
+    if order["workers_listen"]:
+        return listen(order, others[rank - 1], 1) if rank else dial_all(order, others)
+    return dial_all(order, [first]) if rank else listen(order, first, len(others))
+
+
+def listen(order: Order, address: str, callers: int) -> Answer:
+    """Take in what other nodes send."""
+    port = order["port"]
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((address, port))
+        except OSError as problem:
+            return {"problem": f"port {port} on {address}: {problem.strerror}"}
+        listening.listen(64)
+        listening.settimeout(order["reach_s"])
+        return {"reached": serve(listening, callers)}
 
 
 def serve(listening: socket.socket, wanted: int) -> int:
-    """Take in what the other nodes send; how many came."""
+    """Answer pings, take in what follows; how many came."""
     came = 0
     with contextlib.suppress(OSError):
         while came < wanted:
             connection, _ = listening.accept()
             with connection:
                 connection.settimeout(30)
+                for _ in range(PINGS):
+                    connection.sendall(connection.recv(1))
                 while connection.recv(1 << 20):
                     pass
                 connection.sendall(b"k")
@@ -238,26 +327,55 @@ def serve(listening: socket.socket, wanted: int) -> int:
     return came
 
 
-def dial(master: str, port: int, size: int, patience: float) -> dict[str, Any]:
-    """Connect until it works or time is up, send, and say how fast it went."""
+def dial_all(order: Order, addresses: list[str]) -> Answer:
+    """The way to each of these nodes, or the first that is closed."""
+    ways: list[Answer] = []
+    for address in addresses:
+        way = dial(address, order["port"], order["reach_bytes"], order["reach_s"])
+        if "problem" in way:
+            return way
+        ways.append(way)
+    return {"ways": ways}
+
+
+def dial(address: str, port: int, size: int, patience: float) -> Answer:
+    """Connect until it works or time is up, and time the way."""
     until = time.monotonic() + patience
     problem: OSError | None = None
     while time.monotonic() < until:
         try:
-            with socket.create_connection((master, port), timeout=3) as connection:
-                began = time.monotonic()
-                left, piece = size, bytes(1 << 20)
-                while left > 0:
-                    connection.sendall(piece)
-                    left -= len(piece)
-                connection.shutdown(socket.SHUT_WR)
+            with socket.create_connection((address, port), timeout=3) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.settimeout(30)
-                connection.recv(1)
-                return {"rate": size / max(time.monotonic() - began, 1e-9)}
+                return {"round_trip_us": round_trip(connection) * 1e6, "rate": send(connection, size)}
         except OSError as failed:
             problem = failed
             time.sleep(0.2)
-    return {"problem": f"cannot reach {master} port {port}: {(problem and problem.strerror) or problem}"}
+    return {"problem": f"cannot reach {address} port {port}: {(problem and problem.strerror) or problem}"}
+
+
+def round_trip(connection: socket.socket) -> float:
+    """Seconds of one byte there and back: the median."""
+    times = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        connection.sendall(b"p")
+        if not connection.recv(1):
+            raise OSError("it closed the connection")
+        times.append(time.perf_counter() - began)
+    return sorted(times)[PINGS // 2]
+
+
+def send(connection: socket.socket, size: int) -> float:
+    """Bytes a second, until the other side has them all."""
+    began = time.monotonic()
+    left, piece = size, bytes(1 << 20)
+    while left > 0:
+        connection.sendall(piece)
+        left -= len(piece)
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)
+    return size / max(time.monotonic() - began, 1e-9)
 
 
 def main() -> int:

@@ -34,6 +34,8 @@ class RankOrder:
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    other_names: tuple[str, ...] = ()  # the program may be called so instead
+    waits_for: int = 0  # port of every other node that must be open before it starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Conducted:
     mark: str
     names: tuple[str, ...]  # nodes by rank
     master: str  # address of the first
+    addresses: tuple[str, ...] = ()  # of all, where ranks other than the first listen
     ranks: tuple[RankOrder, ...]
     ways: tuple[tuple[str, ...], ...]  # argv that runs an agent: one a node (ssh), or a single one for all (srun)
     secret_names: tuple[str, ...] = ()

@@ -4,37 +4,29 @@ A hosts file has one node a line: a name that ssh knows, and after it the addres
 """
 
 import ipaddress
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moebox import codec, engines
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_of
-from moebox.core.event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import BadInput, Outside
 from moebox.serve.agent import MASTER
-from moebox.serve.conduct import Conducted, RankOrder, agent_source, open_agents
+from moebox.serve.conduct import Conducted, RankOrder, agent_source
 from moebox.serve.guard import LADDER
+from moebox.serve.node_checks import check, described, last_line, meeting_port
 from moebox.serve.order import Order
 from moebox.serve.state import mark
 from moebox.serve.where import Where
 from moebox.store import Run
-from moebox.units import rate as rate_text
 
-CLOCKS_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
-PROBE_S = 120.0
-REACH_S = 15.0
-REACH_BYTES = 256 << 20
 GRANT_S = 600.0
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:@%-]{0,250})")
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -108,7 +100,7 @@ def over_slurm(count: int, gpus: int, asked: Where, *, name: str) -> Nodes:
     said = _granted(argv, count)
     found = re.search(r"Granted job allocation (\d+)", said)
     if not found:
-        raise Outside(f"Slurm granted nothing: {_last(said)}")
+        raise Outside(f"Slurm granted nothing: {last_line(said)}")
     job = found[1]
     try:
         return Nodes(nodes=_allocated(job), job=job, python=asked.node_python)
@@ -128,10 +120,10 @@ def _granted(argv: list[str], count: int) -> str:
         asking.terminate()
         said, _ = asking.communicate()
         if isinstance(problem, subprocess.TimeoutExpired):
-            raise Outside(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {_last(said)}") from None
+            raise Outside(f"Slurm gave no {count} nodes within {GRANT_S:.0f} s: {last_line(said)}") from None
         raise
     if asking.returncode:
-        raise Outside(f"Slurm: {_last(said)}", hint="`sinfo` shows its nodes; --partition and --account choose")
+        raise Outside(f"Slurm: {last_line(said)}", hint="`sinfo` shows its nodes; --partition and --account choose")
     return said
 
 
@@ -167,8 +159,8 @@ def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable
         nodes = over_slurm(count, recipe.parallel.gpus // count, where, name=run.id)
     try:
         order = order_for(deployment, nodes, run)
-        rate = check(order.deployment, nodes, run)
-        tell(f"{count} nodes: {', '.join(order.nodes)}; {described(rate)}")
+        link = check(order.deployment, conducted(order.deployment, nodes, run.id), run)
+        tell(f"{count} nodes: {', '.join(order.nodes)}; {described(link)}")
         return order
     except BaseException:
         release(nodes)
@@ -180,19 +172,29 @@ def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable
 
 def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
     """Every rank's command, with the first node's address where it belongs."""
-    ranks = []
-    for rank in range(len(nodes.nodes)):
-        launch = engines.launch(deployment, rank=rank, master=MASTER)
-        ranks.append(RankOrder(argv=launch.argv, env={"PYTHONUNBUFFERED": "1", **launch.env}))
+    addresses = tuple(node.address for node in nodes.nodes)
     return Conducted(
         mark=mark(name),
         names=tuple(node.name for node in nodes.nodes),
-        master=nodes.nodes[0].address,
-        ranks=tuple(ranks),
+        master=addresses[0],
+        addresses=addresses,
+        ranks=tuple(_rank(deployment, rank, addresses) for rank in range(len(addresses))),
         ways=nodes.ways(),
         secret_names=tuple(engines.launch(deployment).secret_env),
         ladder=tuple((sign.name, wait) for sign, wait in LADDER),
     )
+
+
+def _rank(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankOrder:
+    """One node's command. Where the first connects to workers on the others, it starts once they listen."""
+    launch = engines.launch(deployment, rank=rank, master=MASTER, addresses=addresses)
+    env = {"PYTHONUNBUFFERED": "1", **launch.env}
+    workers = deployment.engine.workers
+    if not workers:
+        return RankOrder(argv=launch.argv, env=env)
+    if rank:
+        return RankOrder(argv=launch.argv, env=env, other_names=workers[1:])
+    return RankOrder(argv=launch.argv, env=env, waits_for=meeting_port(deployment))
 
 
 def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
@@ -206,12 +208,14 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
     if not recipe.listen.port:
         raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
     engines.check(deployment)
+    if deployment.engine.workers and any(_is_v6(node.address) for node in nodes.nodes):
+        raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
     address = nodes.nodes[0].address
     # The other ranks and this machine must reach it: it listens on the address they use, which is no public one.
     listen = replace(recipe.listen, host=recipe.listen.host if recipe.listen.host != "127.0.0.1" else address)
     opened = deployment.with_recipe(replace(recipe, listen=listen))
     path = run.write("nodes.json", codec.to_json(conducted(opened, nodes, run.id)))
-    launch = engines.launch(opened)
+    launch = engines.launch(opened, addresses=tuple(node.address for node in nodes.nodes))
     secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     where = f"[{address}]" if _is_v6(address) else address
@@ -235,109 +239,6 @@ def _is_v6(address: str) -> bool:
         return False
 
 
-# -- whether they are fit
-
-
-def check(deployment: Deployment, nodes: Nodes, run: Run) -> float:
-    """Raise for the first thing that differs or is closed; bytes a second from the other nodes to the first (TCP)."""
-    order = conducted(deployment, nodes, run.id)
-    facts = probe(deployment, order)
-    run.event(NodesProbed(nodes=tuple(facts)))
-    alike(facts, order.names)
-    rates = reach(order, deployment.engine.meets_at)
-    slowest = min(rates, default=0.0)
-    run.event(NodesReached(tcp_bytes_s=slowest))
-    return slowest
-
-
-def probe(deployment: Deployment, order: Conducted) -> list[NodeFacts]:
-    """What every node is, asked at the same time."""
-    package = deployment.engine.package
-    ask = ["python3", "-c", f"import importlib.metadata as m; print(m.version({package!r}))"] if package else []
-    weights = deployment.weights
-    local = weights if weights.startswith(("/", "~")) else ""
-    began = time.time()
-    told = _told(order, "probe", version=ask, weights=local)
-    heard = time.time()
-    return [codec.decode(NodeFacts, {**one, "asked_at": began, "heard_at": heard}, where="a node") for one in told]
-
-
-def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
-    """Every node has the engine, its weights, the same version, GPUs and time."""
-    first = facts[0]
-    for one in facts:
-        name = names[one.rank]
-        if not one.program:
-            raise Outside(
-                f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry"
-            )
-        if not one.weights:
-            raise Outside(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
-        if one.version != first.version:
-            raise Outside(
-                f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {one.version or 'none'}"
-            )
-        if one.gpus != first.gpus:
-            raise Outside(f"nodes differ: {names[0]} has {_gpus(first)}, {name} {_gpus(one)}")
-        apart = _apart(one)
-        if apart > CLOCKS_S:
-            raise Outside(f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?")
-
-
-def _apart(one: NodeFacts) -> float:
-    """Seconds by which the node's clock lies outside the time in which it was asked."""
-    return max(one.asked_at - one.time, one.time - one.heard_at, 0.0)
-
-
-def _gpus(one: NodeFacts) -> str:
-    kinds = {name: one.gpus.count(name) for name in one.gpus}
-    return " and ".join(f"{count}× {name}" for name, count in kinds.items()) or "no GPU"
-
-
-def reach(order: Conducted, port: int) -> list[float]:
-    """The rendezvous port of the first node is open to the others; how fast each sends to it."""
-    told = _told(order, "reach", rendezvous=port, reach_s=REACH_S, reach_bytes=REACH_BYTES)
-    for one in told:
-        if one.get("problem"):
-            raise Outside(
-                f"{order.names[int(one['rank'])]}: {one['problem']}",
-                hint=f"open port {port} between the nodes; ranks meet there",
-            )
-    return [float(one["rate"]) for one in told if "rate" in one]
-
-
-def described(rate: float) -> str:
-    """The way between nodes, measured with one TCP stream; NCCL over RDMA may be faster."""
-    return f"{rate_text(rate)} from node to node over one TCP connection" if rate else "one node"
-
-
-def _told(order: Conducted, mode: str, **more: object) -> list[dict[str, Any]]:
-    """What the agents of all nodes say, by rank; Outside for a node that says nothing."""
-    agents = open_agents(order, mode, **more)
-    found: dict[int, dict[str, Any]] = {}
-    words: dict[int, str] = {}
-    for place, agent in enumerate(agents):
-        try:
-            out, _ = agent.communicate(timeout=PROBE_S)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            out, _ = agent.communicate()
-        text = out.decode(errors="replace")
-        words[place] = text
-        for line in text.splitlines():
-            _, told, document = line.partition("moebox-told: ")
-            if told:
-                one = json.loads(document)
-                found[int(one["rank"])] = one
-    for rank, name in enumerate(order.names):
-        if rank not in found:
-            said = words.get(rank if len(agents) > 1 else 0, "")
-            raise Outside(
-                f"{name} does not answer: {_last(said)}", hint=f"try it by hand: {shlex.join(order.ways[0][:2])} …"
-            )
-    return [found[rank] for rank in range(len(order.names))]
-
-
 def _run(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -346,10 +247,5 @@ def _run(argv: list[str], *, what: str, timeout_s: float = 60.0) -> str:
     except OSError as problem:
         raise Outside(f"{what}: {problem.strerror}: {argv[0]}") from None
     if done.returncode:
-        raise Outside(f"{what}: {_last(done.stderr or done.stdout)}")
+        raise Outside(f"{what}: {last_line(done.stderr or done.stdout)}")
     return done.stdout + done.stderr
-
-
-def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"

@@ -149,6 +149,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     version: str = ""
     gpus: tuple[str, ...] = ()
     weights: bool = True
+    rdma: int = 0  # bytes/s of its active RDMA ports together
     asked_at: float = 0.0  # our clock around its answer
     heard_at: float = 0.0
 
@@ -160,9 +161,11 @@ class NodesProbed(Event, tag="nodes.probed", frozen=True):
 
 
 class NodesReached(Event, tag="nodes.reached", frozen=True):
-    """How fast the slowest node sends to the first."""
+    """The slowest way between the first node and another."""
 
     tcp_bytes_s: float = 0.0
+    round_trip_us: float = 0.0
+    rdma_bytes_s: int = 0
 
 
 class RemedyApplied(Event, tag="remedy.applied", frozen=True):

@@ -1,5 +1,6 @@
 """Deployment to the command line of mainline llama.cpp's server and back. Flags by the help of b11669."""
 
+from pathlib import PurePosixPath
 from typing import Any
 
 from moebox.core.deployment import Deployment
@@ -29,6 +30,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
     if not recipe.thinking:
         out.append(("--chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
+    out += _workers(recipe, node)
     out.append(("-lv", LOUD_ENOUGH))
     return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
 
@@ -43,6 +45,29 @@ def speculation(recipe: Recipe) -> list[Word]:
     if draft.draft:
         chosen.append(("--spec-draft-model", draft.draft))
     return [*chosen, ("--spec-draft-n-max", str(draft.tokens))]
+
+
+def _workers(recipe: Recipe, node: Node | None) -> list[Word]:
+    """Where the first node finds the RPC servers of the others; their names stand for addresses not known yet."""
+    others = range(1, recipe.parallel.nodes)
+    if not others or "rpc" in recipe.flags:
+        return []
+    known = node.addresses if node else ()
+    port = recipe.listen.port + TRAITS.worker_port
+    return [("--rpc", ",".join(f"{known[rank] if known else f'node{rank}'}:{port}" for rank in others))]
+
+
+def worker(deployment: Deployment, node: Node) -> tuple[str, ...]:
+    """The RPC server of a node: it offers that node's GPUs, or its CPU, and listens where the first node can reach it.
+
+    It answers whoever connects, so it takes the address the nodes use and never all of them.
+    """
+    recipe, rank = deployment.recipe, int(node.rank)
+    address = node.addresses[rank] if node.addresses else f"node{rank}"
+    threads = recipe.hybrid.threads if recipe.hybrid else None
+    own = ("-t", str(threads)) if threads else ()
+    program = str(PurePosixPath(entry(recipe)[0]).with_name(TRAITS.workers[0]))
+    return (program, "-H", address, "-p", str(recipe.listen.port + TRAITS.worker_port), *own)
 
 
 def environment(deployment: Deployment) -> dict[str, str]:

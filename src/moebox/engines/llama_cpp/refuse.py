@@ -20,6 +20,10 @@ def refusals(deployment: Deployment) -> list[Caution]:
     flags = recipe.flags
     if flags.get("ctk", flags.get("cache-type-k")) != flags.get("ctv", flags.get("cache-type-v")):
         found.append(caution("fatal", "MLA's cache is one: -ctk and -ctv must be the same type", 'kv = "q8_0"'))
+    if recipe.parallel.nodes > 1:
+        text = "llama.cpp's RPC servers ask nobody for a key: whoever reaches their port can use and read them"
+        fix = f"keep port {recipe.listen.port + deployment.engine.worker_port} inside the nodes' own network"
+        found.append(caution("warning", text, fix, "llama.cpp tools/rpc/README.md"))
     if recipe.hybrid and (recipe.hybrid.mla is not None or recipe.hybrid.attention_buffer is not None):
         found.append(caution("fatal", "hybrid.mla and hybrid.attention_buffer are ik_llama.cpp's alone"))
     return found

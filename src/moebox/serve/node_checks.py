@@ -1,0 +1,152 @@
+"""Whether the nodes of a launch are fit: asked at the same time, compared, and the way between them tried and timed."""
+
+import json
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+
+from moebox import codec, loose
+from moebox.core.deployment import Deployment
+from moebox.core.event import NodeFacts, NodesProbed
+from moebox.errors import Outside
+from moebox.loose import Json
+from moebox.serve.conduct import Conducted, open_agents
+from moebox.store import Run
+from moebox.units import rate as rate_text
+
+CLOCKS_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, logs and certificates do
+PROBE_S = 120.0
+REACH_S = 15.0
+REACH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLink:
+    """The way between nodes: the slowest pair with the first node."""
+
+    tcp: float = 0.0  # bytes/s of one TCP connection
+    round_trip_us: float = 0.0  # of one byte there and back over TCP
+    rdma: int = 0  # bytes/s a node, as its ports say; 0: a node has none
+
+
+def check(deployment: Deployment, order: Conducted, run: Run) -> NodeLink:
+    """Raise for the first thing that differs or is closed; what lies between the nodes."""
+    facts = probe(deployment, order)
+    run.event(NodesProbed(nodes=tuple(facts)))
+    alike(facts, order.names)
+    ways = reach(order, meeting_port(deployment), workers_listen=bool(deployment.engine.workers))
+    link = NodeLink(
+        tcp=min((way.tcp for way in ways), default=0.0),
+        round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
+        rdma=min(node.rdma for node in facts),
+    )
+    run.event("nodes.reached", tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
+    return link
+
+
+def meeting_port(deployment: Deployment) -> int:
+    """Where the nodes meet: the engine's rendezvous on the first, or the workers' own port on each of the others."""
+    engine = deployment.engine
+    return deployment.recipe.listen.port + engine.worker_port if engine.workers else engine.meets_at
+
+
+def probe(deployment: Deployment, order: Conducted) -> list[NodeFacts]:
+    """What every node is, asked at the same time."""
+    package = deployment.engine.package
+    ask = ["python3", "-c", f"import importlib.metadata as m; print(m.version({package!r}))"] if package else []
+    weights = deployment.weights
+    local = weights if weights.startswith(("/", "~")) else ""
+    began = time.time()
+    # The workers of an engine get their share of the weights from the first node.
+    told = _answers(order, "probe", version=ask, weights=local, first_only=bool(deployment.engine.workers))
+    heard = time.time()
+    return [codec.decode(NodeFacts, {**node, "asked_at": began, "heard_at": heard}, where="a node") for node in told]
+
+
+def alike(facts: list[NodeFacts], names: tuple[str, ...]) -> None:
+    """Every node has the engine, its weights, the same version, GPUs and time."""
+    first = facts[0]
+    for node in facts:
+        name = names[node.rank]
+        if not node.program:
+            raise Outside(
+                f"{name}: the engine is not on PATH there", hint="install it on every node, or set runtime.entry"
+            )
+        if not node.weights:
+            raise Outside(f"{name}: the checkpoint is not there", hint="a shared folder, or a copy on every node")
+        if node.version != first.version:
+            raise Outside(
+                f"nodes differ: {names[0]} has version {first.version or 'none'}, {name} {node.version or 'none'}"
+            )
+        if node.gpus != first.gpus:
+            raise Outside(f"nodes differ: {names[0]} has {_gpus(first)}, {name} {_gpus(node)}")
+        apart = _apart(node)
+        if apart > CLOCKS_S:
+            raise Outside(f"the clock of {name} is {apart:.0f} s off this machine's", hint="is NTP running there?")
+
+
+def _apart(node: NodeFacts) -> float:
+    """Seconds by which the node's clock lies outside the time in which it was asked."""
+    return max(node.asked_at - node.time, node.time - node.heard_at, 0.0)
+
+
+def _gpus(node: NodeFacts) -> str:
+    kinds = {name: node.gpus.count(name) for name in node.gpus}
+    return " and ".join(f"{count}× {name}" for name, count in kinds.items()) or "no GPU"
+
+
+def reach(order: Conducted, port: int, *, workers_listen: bool = False) -> list[NodeLink]:
+    """The port at which the nodes meet is open between the first and each other; how fast the way is."""
+    answers = _answers(
+        order, "reach", port=port, reach_s=REACH_S, reach_bytes=REACH_BYTES, workers_listen=workers_listen
+    )
+    for rank, answer in enumerate(answers):
+        if problem := loose.words(answer, "problem"):
+            what = "the workers listen there" if workers_listen else "ranks meet there"
+            raise Outside(f"{order.names[rank]}: {problem}", hint=f"open port {port} between the nodes; {what}")
+    ways = [way for answer in answers for way in loose.rows(answer, "ways")]
+    return [
+        NodeLink(tcp=loose.figure(way, "rate") or 0.0, round_trip_us=loose.figure(way, "round_trip_us") or 0.0)
+        for way in ways
+    ]
+
+
+def described(link: NodeLink) -> str:
+    """The way between nodes in words; NCCL over RDMA is faster than TCP."""
+    if not link.tcp:
+        return "one node"
+    rdma = f"; RDMA ports of {rate_text(link.rdma)} a node" if link.rdma else "; no RDMA"
+    return f"{rate_text(link.tcp)} and {link.round_trip_us:,.0f} µs there and back over TCP{rdma}"
+
+
+def _answers(order: Conducted, mode: str, **more: object) -> list[Json]:
+    """What the agents of all nodes answer, by rank; Outside for a node that does not."""
+    agents = open_agents(order, mode, **more)
+    answers: dict[int, Json] = {}
+    printed: dict[int, str] = {}
+    for place, agent in enumerate(agents):
+        try:
+            out, _ = agent.communicate(timeout=PROBE_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            out, _ = agent.communicate()
+        printed[place] = out.decode(errors="replace")
+        for line in printed[place].splitlines():
+            _, told, document = line.partition("moebox-told: ")
+            if told:
+                answer = json.loads(document)
+                answers[int(answer["rank"])] = answer
+    for rank, name in enumerate(order.names):
+        if rank not in answers:
+            said = printed.get(rank if len(agents) > 1 else 0, "")
+            raise Outside(
+                f"{name} does not answer: {last_line(said)}", hint=f"try it by hand: {shlex.join(order.ways[0][:2])} …"
+            )
+    return [answers[rank] for rank in range(len(order.names))]
+
+
+def last_line(text: str) -> str:
+    """The last words of a program that failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it said nothing"
