@@ -41,7 +41,7 @@ def check(deployment: Deployment, order: Conducted, run: Run) -> NodeLink:
         round_trip_us=max((way.round_trip_us for way in ways), default=0.0),
         rdma=min(node.rdma for node in facts),
     )
-    run.event("nodes.reached", tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma)
+    run.event(NodesReached(tcp_bytes_s=link.tcp, round_trip_us=round(link.round_trip_us, 1), rdma_bytes_s=link.rdma))
     return link
 
 
