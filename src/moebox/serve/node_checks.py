@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moebox import codec, loose
 from moebox.core.deployment import Deployment
-from moebox.core.event import NodeFacts, NodesProbed
+from moebox.core.event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import Outside
 from moebox.loose import Json
 from moebox.serve.conduct import Conducted, open_agents
