@@ -12,6 +12,8 @@ SGLANG_SOURCE ?= $(abspath .venv-sglang)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
 DOCS_VENV    ?= $(abspath .venv-docs)
+# Tests wait for servers and processes more than they compute, so one worker more than two cores keeps both busy.
+WORKERS      ?= 3
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
@@ -34,10 +36,10 @@ run: $(READY) ## The whole pipeline on the rehearsal model: plan, start, verify,
 	@$(BIN)/moebox run --yes
 
 check: lint ## The inner loop: style, types, the import rule, and the tests that take no time
-	@$(BIN)/python -m pytest -m 'not gpu and not engine and not siege and not slow'
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not engine and not siege and not slow'
 
 test: lint docs ## Lint, types, import rule, the docs site, and the whole suite
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY) ## Style, types and the import rule
 	@$(BIN)/ruff check

@@ -1,16 +1,28 @@
-"""What all tests share: runs and state in a folder of their own, and nothing of the caller's environment."""
+"""What all tests share: folders of their own, nothing of the caller's environment, and nothing left behind.
 
+The suite runs in several workers at once (pytest-xdist), so no test may count on an order, a port, or being alone.
+"""
+
+import contextlib
 import os
 import signal
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from moebox import files
+
 # One profile for all: examples are bounded so that the suite stays quick, and no test asserts a time.
 settings.register_profile("house", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+SUITE = "MOEBOX_SUITE"  # in the environment of every process that a test starts
+LEAVING_S = 20.0  # for engines whose guard is still stopping them
 
 # A shell's background job ignores SIGINT, and children inherit that; those that are interrupted here must hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,16 +31,47 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Set before any fixture, whatever its scope: a suite's engines must never stand in the user's `moebox ps`, or fall to
 # their `moebox down`. The cache outlives a session, since the rehearsal model takes some seconds to write.
 _FOLDERS = tempfile.TemporaryDirectory(prefix="moebox-tests-")
+_SCRATCH = Path(_FOLDERS.name, "tmp")
 _CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "xdg"
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps tmp_path, as ever
 os.environ |= {
     "MOEBOX_RUNS": f"{_FOLDERS.name}/runs",
     "MOEBOX_STATE": f"{_FOLDERS.name}/state",
     "XDG_STATE_HOME": f"{_FOLDERS.name}/xdg-state",
     "XDG_DATA_HOME": f"{_FOLDERS.name}/xdg-data",
     "XDG_CACHE_HOME": str(_CACHE),
+    "TMPDIR": str(_SCRATCH),
+    SUITE: _FOLDERS.name,
 }
-for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE"):
+_SCRATCH.mkdir()
+tempfile.tempdir = None  # asks TMPDIR again
+for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+sys.dont_write_bytecode = False  # hundreds of processes are started here: each would compile the sources again
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """After the last test of a worker no process that it started lives, and no temporary file is there."""
+    yield
+    until = time.monotonic() + LEAVING_S
+    while (left := processes()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left, f"processes left behind: {left}"
+    files.sweep()  # what killed processes leave is swept by the next one
+    assert not list(_SCRATCH.iterdir())
+
+
+def processes() -> dict[int, str]:
+    """Every process that came from this one, however detached it is: its environment says so."""
+    mark = f"{SUITE}={_FOLDERS.name}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
 
 
 # Suites with real engines, browsers, killed processes or many examples: everything else makes `make check`.

@@ -21,11 +21,18 @@ TOKENS = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),  # user:password in a URL
 )
+# What a text must hold for any of TOKENS to match: most texts are long and hold none of it.
+_MARKS = (
+    *("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "gh", "xox", "glpat", "nvapi", "npm", "dckr_pat", "hf_", "://"),
+    *("AKIA", "ASIA", "AGPA", "AIDA", "AROA", "ANPA", "AIza", "ya29.", "GOCSPX-", "eyJ", "PRIVATE KEY-----"),
+)
 # Texts whose surroundings say that they are one.
 _NAMES = (
     r"(?:api|access|secret|private|account)[-_]?key|apikey|pass(?:word|wd|phrase)|pwd|(?:client[-_])?secret"
     r"|(?:(?:access|hf|auth|refresh|id|session|security|bearer)[-_]?)?token|credentials?|signature"
 )
+# The same for NAMED, in lower case; the letter that Unicode folds in two ways (i) is in none of them.
+_HINTS = ("key", "token", "secret", "pass", "pwd", "cred", "nature", "author", "bearer", "aws")
 NAMED = (
     re.compile(r"(?i)\bbearer[\s:=]+[\"']?(?P<value>[A-Za-z0-9._~+/=-]{6,})"),
     re.compile(r"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|bearer)?\s*(?P<value>[A-Za-z0-9._~+/=-]{6,})"),
@@ -40,10 +47,13 @@ NAMED = (
 
 def hide_keys(text: str) -> str:
     """`text` without keys, tokens and passwords."""
-    for pattern in TOKENS:
-        text = pattern.sub(HIDDEN, text)
-    for pattern in NAMED:
-        text = pattern.sub(_hide, text)
+    if any(mark in text for mark in _MARKS):
+        for pattern in TOKENS:
+            text = pattern.sub(HIDDEN, text)
+    folded = text.casefold()
+    if any(hint in folded for hint in _HINTS):
+        for pattern in NAMED:
+            text = pattern.sub(_hide, text)
     return text
 
 

@@ -1,11 +1,10 @@
 """A real Chromium, driven over its own debugging pipe; no driver to install.
 
-Where there is none and this is root on a Debian, it is installed first; anywhere else the test fails and says so.
+Where there is none, tests of pages are skipped and say so.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -32,16 +31,10 @@ FLAGS = (
 
 
 def program() -> str:
-    """Chromium's path; fetched by apt where that is possible."""
+    """Chromium's path."""
     found = browser()
-    if not found and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], check=False, env=environment, **quiet)
-        subprocess.run(["apt-get", "install", "-y", "-qq", "chromium"], check=False, env=environment, **quiet)
-        found = browser()
     if not found:
-        pytest.fail("these tests look at pages in a real browser: install Chromium (Debian: apt install chromium)")
+        pytest.skip("no Chromium here, so no page is looked at (Debian: apt install chromium)")
     return found
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -15,6 +15,9 @@ from moebox.cli.output import people, talk
 from moebox.flows.pipeline import STEPS, Pipeline, Step
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
+
+if TYPE_CHECKING:
+    from moebox.flows.run import Runner
 
 _MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
 _STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
@@ -136,7 +139,7 @@ class View:
                 rest += max(0.0, self.expected.get(name, 0.0) - (self.now() - self.started.get(name, 0.0)))
         return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
 
-    def close(self, pipeline: Pipeline, teller: Any) -> None:
+    def close(self, pipeline: Pipeline, runner: "Runner") -> None:
         """The four answers, where the files are, and how to reach or start the endpoint."""
         from moebox.cli import decision_view
         from moebox.report.decision import decided
@@ -149,7 +152,7 @@ class View:
         people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
         if self.simulated:
             return
-        live = teller.stand.live
+        live = runner.engine.live
         if live is not None and live.alive:
             people().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
             people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")

@@ -1,0 +1,67 @@
+"""Secrets are hidden wherever they stand, and what cannot hold one is passed over quickly without a difference."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebox import redact
+
+NAMES = [
+    "api_key",
+    "Key",
+    "to\u212aen",
+    "pa\u017fsword",
+    "\u0130d_token",
+    "s\u0131gnature",
+    "Credential",
+    "PWD",
+    "aws_session",
+]
+NAMES += ["Authorization", "bearer", "TOKEN", "--", "=", ":", " ", '"', "'", "abcdef99", "_", "-", "\n"]
+TOKENS = [
+    "sk",
+    "ghp",
+    "github_pat_",
+    "xoxb",
+    "npm",
+    "dckr_pat",
+    "hf_",
+    "AKIA",
+    "AIza",
+    "ya29.",
+    "GOCSPX",
+    "eyJ",
+    "://",
+    "@",
+]
+TOKENS += ["ABCDEFGH12345678", "-----BEGIN PRIVATE KEY-----", "-----BEGIN", ".", "/"]
+
+
+@given(st.lists(st.sampled_from(NAMES + TOKENS) | st.text(max_size=4), max_size=12).map("".join))
+def test_a_text_that_is_passed_over_holds_nothing(text: str):
+    """What decides whether the slower patterns are tried never hides a match from them."""
+    everything = text
+    for pattern in redact.TOKENS:
+        everything = pattern.sub(redact.HIDDEN, everything)
+    for pattern in redact.NAMED:
+        everything = pattern.sub(redact._hide, everything)
+
+    assert redact.hide_keys(text) == everything
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Bearer abcdef123456",
+        "--api-key abcdef123456",
+        "OPENAI_API_KEY=abcdef123456",
+        '{"hf_token": "abcdef123456"}',
+        "aws_secret_access_key=abcdef1234567890abcd",
+        "to\u212aen=abcdef123456",
+    ],
+)
+def test_a_named_secret_is_hidden(text: str):
+    hidden = redact.hide_keys(text)
+
+    assert "abcdef" not in hidden
+    assert redact.HIDDEN in hidden
