@@ -36,7 +36,7 @@ run: $(READY) ## The whole pipeline on the rehearsal model: plan, start, verify,
 	@$(BIN)/moebox run --yes
 
 check: lint ## The inner loop: style, types, the import rule, and the tests that take no time
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not engine and not siege and not slow'
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not gpu and not engine and not siege and not sweep and not slow'
 
 test: lint docs ## Lint, types, import rule, the docs site, and the whole suite
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
