@@ -89,7 +89,7 @@ def whole(exchange: Exchange) -> Answer:
     if choice is None:
         return Answer(breaches=(Breach("format", "the answer has no choices", fatal=True),))
     breach.head(notes, body, "chat.completion", _asked(exchange).get("model", ""))
-    notes.need(choice.get("index") == 0, f"the choice's index is {short(choice.get('index'))}, not 0")
+    notes.need(choice.get("index") == 0, lambda: f"the choice's index is {short(choice.get('index'))}, not 0")
     message = choice.get("message")
     if not isinstance(message, dict):
         return Answer(breaches=(*notes.all, Breach("format", "the choice has no message", fatal=True)))
@@ -112,10 +112,10 @@ def whole(exchange: Exchange) -> Answer:
 def _message(notes: Notes, message: dict[str, Any]) -> tuple[Call, ...]:
     """Check the message's fields; its calls."""
     content, listed = message.get("content"), message.get("tool_calls")
-    notes.need(message.get("role") == "assistant", f"the role is {short(message.get('role'))}, not 'assistant'")
-    notes.need(content is None or isinstance(content, str), f"content is {short(content)}, not a string")
+    notes.need(message.get("role") == "assistant", lambda: f"the role is {short(message.get('role'))}, not 'assistant'")
+    notes.need(content is None or isinstance(content, str), lambda: f"content is {short(content)}, not a string")
     check_content(notes, content)
-    notes.need(listed is None or isinstance(listed, list), f"tool_calls is {short(listed)}, not a list")
+    notes.need(listed is None or isinstance(listed, list), lambda: f"tool_calls is {short(listed)}, not a list")
     items = dicts(listed)
     for item in items:
         _check_call(notes, item)
@@ -128,21 +128,23 @@ def check_content(notes: Notes, content: Any) -> None:
     """Whole characters, and no word for nothing."""
     text = _text(content)
     notes.whole_text(text, "the content")
-    notes.need(text.strip() not in NOTHING, f"the content is the word {text.strip()!r}", "style")
+    notes.need(text.strip() not in NOTHING, lambda: f"the content is the word {text.strip()!r}", "style")
 
 
 def _check_call(notes: Notes, item: dict[str, Any]) -> None:
     function = _dict(item.get("function"))
-    notes.need(bool(_text(item.get("id"))), f"a tool call's id is {short(item.get('id'))}")
-    notes.need(item.get("type") == "function", f"a tool call's type is {short(item.get('type'))}, not 'function'")
-    notes.need(bool(_text(function.get("name"))), f"a tool call's name is {short(function.get('name'))}")
+    notes.need(bool(_text(item.get("id"))), lambda: f"a tool call's id is {short(item.get('id'))}")
+    notes.need(
+        item.get("type") == "function", lambda: f"a tool call's type is {short(item.get('type'))}, not 'function'"
+    )
+    notes.need(bool(_text(function.get("name"))), lambda: f"a tool call's name is {short(function.get('name'))}")
     given = function.get("arguments")
-    notes.need(isinstance(given, str), f"a tool call's arguments are {short(given)}, not a string")
+    notes.need(isinstance(given, str), lambda: f"a tool call's arguments are {short(given)}, not a string")
 
 
 def unique_ids(notes: Notes, ids: list[str]) -> None:
     """Each call has an id of its own."""
-    notes.need(len(set(ids)) == len(ids), f"two tool calls share an id: {', '.join(ids)[:80]}")
+    notes.need(len(set(ids)) == len(ids), lambda: f"two tool calls share an id: {', '.join(ids)[:80]}")
 
 
 def _finish(notes: Notes, finish: Any, calls: bool, exchange: Exchange) -> str:
@@ -156,11 +158,11 @@ def _finish(notes: Notes, finish: Any, calls: bool, exchange: Exchange) -> str:
 
 def check_finish(notes: Notes, finish: str, calls: bool, asked: dict[str, Any]) -> None:
     """tool_calls exactly when there are calls; OpenAI says `stop` where a call was forced."""
-    notes.need(finish in FINISHES, f"finish_reason {finish!r} is none that clients know", "finish")
+    notes.need(finish in FINISHES, lambda: f"finish_reason {finish!r} is none that clients know", "finish")
     forced = asked.get("tool_choice") not in (None, "auto", "none")
     good = ("tool_calls", "stop") if forced else ("tool_calls",)
     if calls and finish != "length":
-        notes.need(finish in good, f"finish_reason {finish!r} with a tool call", "finish")
+        notes.need(finish in good, lambda: f"finish_reason {finish!r} with a tool call", "finish")
     if not calls:
         notes.need(finish != "tool_calls", "finish_reason 'tool_calls' without a tool call", "finish")
 

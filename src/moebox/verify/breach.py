@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeGuard
 
@@ -42,10 +42,10 @@ class Notes:
         """Note it."""
         self._found.setdefault(text, Breach(sort, text, fatal))
 
-    def need(self, good: bool, text: str, sort: Sort = "format") -> bool:
-        """Note `text` unless `good`."""
+    def need(self, good: bool, text: str | Callable[[], str], sort: Sort = "format") -> bool:
+        """Note `text` unless `good`; one that takes work to write is given as a function, for it is seldom wanted."""
         if not good:
-            self.add(sort, text)
+            self.add(sort, text if isinstance(text, str) else text())
         return good
 
     def whole_text(self, text: str, where: str) -> None:
@@ -67,15 +67,15 @@ def is_count(value: Any) -> TypeGuard[int]:
 def head(notes: Notes, body: Mapping[str, Any], kind: str, model: str) -> None:
     """id, object, created and model of a completion or a chunk."""
     identity, made, name = body.get("id"), body.get("created"), body.get("model")
-    notes.need(isinstance(identity, str) and identity != "", f"no id (a string) but {short(identity)}")
-    notes.need(body.get("object") == kind, f"object is {short(body.get('object'))}, not {kind!r}")
-    notes.need(is_count(made) or isinstance(made, float), f"created is {short(made)}, not a time in seconds")
+    notes.need(isinstance(identity, str) and identity != "", lambda: f"no id (a string) but {short(identity)}")
+    notes.need(body.get("object") == kind, lambda: f"object is {short(body.get('object'))}, not {kind!r}")
+    notes.need(is_count(made) or isinstance(made, float), lambda: f"created is {short(made)}, not a time in seconds")
     milliseconds = isinstance(made, int | float) and made > LATEST
-    notes.need(not milliseconds, f"created is {short(made)}: milliseconds, where seconds are meant", "style")
-    notes.need(isinstance(name, str) and name != "", f"model is {short(name)}, not a name")
+    notes.need(not milliseconds, lambda: f"created is {short(made)}: milliseconds, where seconds are meant", "style")
+    notes.need(isinstance(name, str) and name != "", lambda: f"model is {short(name)}, not a name")
     if isinstance(name, str) and name and model:
         echoed = model.lower() in name.lower() or name.lower() in model.lower()
-        notes.need(echoed, f"model is {short(name)} where {model!r} was asked for", "style")
+        notes.need(echoed, lambda: f"model is {short(name)} where {model!r} was asked for", "style")
 
 
 def usage(notes: Notes, counts: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def usage(notes: Notes, counts: Mapping[str, Any]) -> None:
         return
     notes.need(prompt > 0, "usage counts no prompt tokens", "usage")
     if notes.need(is_count(total), "usage has no total_tokens", "usage"):
-        notes.need(total == prompt + made, f"usage does not add up: {short(counts)}", "usage")
+        notes.need(total == prompt + made, lambda: f"usage does not add up: {short(counts)}", "usage")
     for part, of, most in (("cached", "prompt", prompt), ("reasoning", "completion", made)):
         _no_more_than(notes, counts, part, of, most)
 
@@ -96,7 +96,7 @@ def _no_more_than(notes: Notes, counts: Mapping[str, Any], part: str, of: str, m
     details = counts.get(f"{of}_tokens_details")
     number = details.get(f"{part}_tokens") if isinstance(details, dict) else None
     if is_count(number):
-        notes.need(number <= most, f"usage counts {number} {part} tokens of {most} {of} tokens", "usage")
+        notes.need(number <= most, lambda: f"usage counts {number} {part} tokens of {most} {of} tokens", "usage")
 
 
 def short(value: Any, longest: int = 60) -> str:

@@ -60,23 +60,23 @@ class _Parts:
             self.ids.append(body["id"])
         self._usage(body.get("usage"))
         listed = body.get("choices")
-        if self.notes.need(isinstance(listed, list), f"choices is {short(listed)}, not a list"):
+        if self.notes.need(isinstance(listed, list), lambda: f"choices is {short(listed)}, not a list"):
             for choice in dicts(listed)[:1]:
                 self._choice(choice)
 
     def _usage(self, counts: Any) -> None:
         if not isinstance(counts, dict):
-            self.notes.need(counts is None, f"usage is {short(counts)}", "usage")
+            self.notes.need(counts is None, lambda: f"usage is {short(counts)}", "usage")
             return
         before, now = (given.get("completion_tokens") for given in (self.usage, counts))
         if breach.is_count(before) and breach.is_count(now):
-            self.notes.need(now >= before, f"usage counts down from {before} to {now} tokens", "usage")
+            self.notes.need(now >= before, lambda: f"usage counts down from {before} to {now} tokens", "usage")
         self.usage = counts
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        self.notes.need(choice.get("index") == 0, f"a choice's index is {short(choice.get('index'))}, not 0")
+        self.notes.need(choice.get("index") == 0, lambda: f"a choice's index is {short(choice.get('index'))}, not 0")
         delta = choice.get("delta")
-        if self.notes.need(isinstance(delta, dict), f"a choice's delta is {short(delta)}, not an object"):
+        if self.notes.need(isinstance(delta, dict), lambda: f"a choice's delta is {short(delta)}, not an object"):
             self._delta(choice["delta"])
         self.tokens += tokens_in(choice)
         if choice.get("finish_reason"):
@@ -85,7 +85,8 @@ class _Parts:
     def _delta(self, delta: dict[str, Any]) -> None:
         for key in ("content", "reasoning_content", "reasoning"):
             given = delta.get(key)
-            self.notes.need(given is None or isinstance(given, str), f"a piece of {key} is {short(given)}")
+            if given is not None and not isinstance(given, str):
+                self.notes.add("format", f"a piece of {key} is {short(given)}")
         said, thought = _text(delta.get("content")), reasoning_in(delta)
         self.notes.whole_text(said, "a piece of content")
         calls = dicts(delta.get("tool_calls"))
@@ -104,13 +105,15 @@ class _Parts:
         if role is None or role == "":
             self.notes.need(self.roles > 0 or not something, "the stream begins without a role", "style")
             return
-        self.notes.need(role == "assistant", f"a role is {short(role)}, not 'assistant'")
+        self.notes.need(role == "assistant", lambda: f"a role is {short(role)}, not 'assistant'")
         self.roles += 1
         self.notes.need(self.roles == 1, "the role comes more than once", "style")
 
     def _call(self, position: int, item: dict[str, Any]) -> None:
         given_index = item.get("index")
-        self.notes.need(breach.is_count(given_index), f"a piece of a tool call has the index {short(given_index)}")
+        self.notes.need(
+            breach.is_count(given_index), lambda: f"a piece of a tool call has the index {short(given_index)}"
+        )
         index = given_index if breach.is_count(given_index) else position
         function = _dict(item.get("function"))
         if index not in self.calls:
@@ -119,24 +122,28 @@ class _Parts:
         self._named(known, "id", _text(item.get("id")))
         self._named(known, "name", _text(function.get("name")))
         given = function.get("arguments")
-        self.notes.need(given is None or isinstance(given, str), f"a tool call's arguments are {short(given)}")
+        self.notes.need(given is None or isinstance(given, str), lambda: f"a tool call's arguments are {short(given)}")
         known["arguments"] += given if isinstance(given, str) else json.dumps(given) if given else ""
 
     def _opened(self, item: dict[str, Any], function: dict[str, Any]) -> None:
         """The first piece of a call says which it is."""
-        self.notes.need(bool(_text(item.get("id"))), f"a streamed tool call begins with the id {short(item.get('id'))}")
+        self.notes.need(
+            bool(_text(item.get("id"))), lambda: f"a streamed tool call begins with the id {short(item.get('id'))}"
+        )
         kind = item.get("type")
-        self.notes.need(kind == "function", f"a streamed tool call's type is {short(kind)}, not 'function'")
+        self.notes.need(kind == "function", lambda: f"a streamed tool call's type is {short(kind)}, not 'function'")
         name = function.get("name")
-        self.notes.need(bool(_text(name)), f"a streamed tool call begins with the name {short(name)}")
+        self.notes.need(bool(_text(name)), lambda: f"a streamed tool call begins with the name {short(name)}")
 
     def _named(self, known: dict[str, str], key: str, value: str) -> None:
         if not value:
             return
         if known[key]:
             changed = known[key] != value
-            self.notes.need(not changed, f"a streamed tool call changes its {key} from {known[key]!r} to {value!r}")
-            self.notes.need(changed, f"the {key} of a streamed tool call comes again in later pieces", "style")
+            self.notes.need(
+                not changed, lambda: f"a streamed tool call changes its {key} from {known[key]!r} to {value!r}"
+            )
+            self.notes.need(changed, lambda: f"the {key} of a streamed tool call comes again in later pieces", "style")
         known[key] = known[key] or value
 
     def answer(self) -> Answer:
@@ -161,13 +168,13 @@ class _Parts:
     def _ended(self) -> None:
         notes = self.notes
         notes.need(bool(self.finishes), "the stream ended without a finish_reason", "finish")
-        notes.need(len(self.finishes) < 2, f"{len(self.finishes)} finish_reasons in one stream", "finish")
+        notes.need(len(self.finishes) < 2, lambda: f"{len(self.finishes)} finish_reasons in one stream", "finish")
         for finish in self.finishes[:1]:
             check_finish(notes, finish, bool(self.calls), self.asked)
         notes.need(self.done, "the stream ended without [DONE]")
-        notes.need(len(set(self.ids)) < 2, f"{len(set(self.ids))} different ids in one stream")
+        notes.need(len(set(self.ids)) < 2, lambda: f"{len(set(self.ids))} different ids in one stream")
         indexes = sorted(self.calls)
-        notes.need(indexes == list(range(len(indexes))), f"tool calls have the indexes {indexes}")
+        notes.need(indexes == list(range(len(indexes))), lambda: f"tool calls have the indexes {indexes}")
         wanted = _dict(self.asked.get("stream_options")).get("include_usage")
         if wanted and notes.need(bool(self.usage), "the stream has no usage, which was asked for", "usage"):
             breach.usage(notes, self.usage)

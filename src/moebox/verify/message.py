@@ -63,17 +63,19 @@ def broken(notes: Notes, why: str) -> Message:
 def head(notes: Notes, body: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """id, type, role and model."""
     name, model = body.get("model"), str(asked.get("model", ""))
-    notes.need(isinstance(body.get("id"), str) and body["id"] != "", f"the message's id is {short(body.get('id'))}")
-    notes.need(body.get("type") == "message", f"the message's type is {short(body.get('type'))}, not 'message'")
-    notes.need(body.get("role") == "assistant", f"the role is {short(body.get('role'))}, not 'assistant'")
-    if notes.need(isinstance(name, str) and bool(name), f"model is {short(name)}, not a name"):
+    notes.need(
+        isinstance(body.get("id"), str) and body["id"] != "", lambda: f"the message's id is {short(body.get('id'))}"
+    )
+    notes.need(body.get("type") == "message", lambda: f"the message's type is {short(body.get('type'))}, not 'message'")
+    notes.need(body.get("role") == "assistant", lambda: f"the role is {short(body.get('role'))}, not 'assistant'")
+    if notes.need(isinstance(name, str) and bool(name), lambda: f"model is {short(name)}, not a name"):
         echoed = model.lower() in str(name).lower() or str(name).lower() in model.lower()
-        notes.need(echoed, f"model is {short(name)} where {model!r} was asked for", "style")
+        notes.need(echoed, lambda: f"model is {short(name)} where {model!r} was asked for", "style")
 
 
 def counts(notes: Notes, usage: Any, *, least: int) -> None:
     """input_tokens and output_tokens are numbers."""
-    if not notes.need(isinstance(usage, dict), f"usage is {short(usage)}", "usage"):
+    if not notes.need(isinstance(usage, dict), lambda: f"usage is {short(usage)}", "usage"):
         return
     for key in ("input_tokens", "output_tokens"):
         number = usage.get(key)
@@ -94,9 +96,9 @@ def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, Any]],
         if block.get("type") == "tool_use"
     )
     notes.need(len({call.id for call in calls}) == len(calls), "two tool_use blocks share an id")
-    notes.need(stop in STOPS, f"stop_reason is {short(stop)}", "finish")
+    notes.need(stop in STOPS, lambda: f"stop_reason is {short(stop)}", "finish")
     if calls and stop != "max_tokens":
-        notes.need(stop == "tool_use", f"stop_reason {stop!r} with a tool_use block", "finish")
+        notes.need(stop == "tool_use", lambda: f"stop_reason {stop!r} with a tool_use block", "finish")
     if not calls:
         notes.need(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
     return Message(
@@ -113,11 +115,15 @@ def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, Any]],
 def _block(notes: Notes, block: Mapping[str, Any]) -> None:
     kind = block.get("type")
     if kind in ("text", "thinking"):
-        notes.need(isinstance(block.get(kind), str), f"a {kind} block without {kind}: {short(block)}")
+        notes.need(isinstance(block.get(kind), str), lambda: f"a {kind} block without {kind}: {short(block)}")
     elif kind == "tool_use":
-        notes.need(isinstance(block.get("id"), str) and bool(block["id"]), f"a tool_use block's id: {short(block)}")
-        notes.need(isinstance(block.get("name"), str) and bool(block["name"]), f"a tool_use's name: {short(block)}")
+        notes.need(
+            isinstance(block.get("id"), str) and bool(block["id"]), lambda: f"a tool_use block's id: {short(block)}"
+        )
+        notes.need(
+            isinstance(block.get("name"), str) and bool(block["name"]), lambda: f"a tool_use's name: {short(block)}"
+        )
         given = block.get("input")
-        notes.need(isinstance(given, dict), f"the input of a tool_use is {short(given)}, not an object")
+        notes.need(isinstance(given, dict), lambda: f"the input of a tool_use is {short(given)}, not an object")
     else:
-        notes.need(isinstance(kind, str) and kind != "", f"a block without a type: {short(block)}")
+        notes.need(isinstance(kind, str) and kind != "", lambda: f"a block without a type: {short(block)}")

@@ -54,7 +54,9 @@ class _Parts:
             self.notes.add("format", f"an error inside the stream: {short(body.get('error'), 160)}", fatal=True)
         if kind != "ping":
             self.notes.need("message_stop" not in self.order, "something came after message_stop")
-            self.notes.need("message_start" in self.order or kind == "message_start", f"{kind} before message_start")
+            self.notes.need(
+                "message_start" in self.order or kind == "message_start", lambda: f"{kind} before message_start"
+            )
             self.order.append(kind)
         ways = {
             "message_start": self._started,
@@ -74,8 +76,10 @@ class _Parts:
 
     def _opened(self, body: dict[str, Any]) -> None:
         index, block = body.get("index"), body.get("content_block")
-        self.notes.need(index == len(self.blocks), f"block {len(self.blocks)} begins with the index {short(index)}")
-        self.notes.need(isinstance(block, dict), f"a content_block is {short(block)}")
+        self.notes.need(
+            index == len(self.blocks), lambda: f"block {len(self.blocks)} begins with the index {short(index)}"
+        )
+        self.notes.need(isinstance(block, dict), lambda: f"a content_block is {short(block)}")
         self.blocks.append(dict(block) if isinstance(block, dict) else {})
         self.pieces.append("")
         self.open.add(len(self.blocks) - 1)
@@ -89,17 +93,19 @@ class _Parts:
             return
         opened = self.blocks[index].get("type")
         if kind not in DELTAS:
-            self.notes.need(kind in ("signature_delta", "citations_delta"), f"a delta of type {kind!r}", "style")
+            self.notes.need(
+                kind in ("signature_delta", "citations_delta"), lambda: f"a delta of type {kind!r}", "style"
+            )
             return
-        self.notes.need(opened == DELTAS[kind], f"a {kind} in a block of type {short(opened)}")
+        self.notes.need(opened == DELTAS[kind], lambda: f"a {kind} in a block of type {short(opened)}")
         piece = (delta or {}).get(PIECES[kind])
-        if self.notes.need(isinstance(piece, str), f"a {kind} without {PIECES[kind]}"):
+        if self.notes.need(isinstance(piece, str), lambda: f"a {kind} without {PIECES[kind]}"):
             self.pieces[index] += str(piece)
 
     def _closed(self, body: dict[str, Any]) -> None:
         index = body.get("index")
         known = isinstance(index, int) and index in self.open
-        self.notes.need(known, f"the block {short(index)} ends, which is not open")
+        self.notes.need(known, lambda: f"the block {short(index)} ends, which is not open")
         self.open.discard(index if isinstance(index, int) else -1)
 
     def _ended(self, body: dict[str, Any]) -> None:
@@ -108,7 +114,7 @@ class _Parts:
         counted = body.get("usage") if isinstance(body.get("usage"), dict) else {}
         made = (counted or {}).get("output_tokens")
         counted_some = is_count(made) and made > 0
-        self.notes.need(counted_some, f"message_delta counts {short(made)} output_tokens", "usage")
+        self.notes.need(counted_some, lambda: f"message_delta counts {short(made)} output_tokens", "usage")
         self.usage |= counted or {}
 
     def message(self) -> Message:
@@ -116,7 +122,7 @@ class _Parts:
         order, notes = self.order, self.notes
         if not order:
             return broken(notes, "an empty stream")
-        notes.need(order[-1] == "message_stop", f"the stream ends with {order[-1]}, not message_stop")
+        notes.need(order[-1] == "message_stop", lambda: f"the stream ends with {order[-1]}, not message_stop")
         notes.need(not self.open, "a content block is opened and never closed")
         if notes.need(order.count("message_delta") > 0, "no message_delta, so nobody learns why it stopped", "finish"):
             notes.need(order.count("message_start") == 1, "more than one message_start")
