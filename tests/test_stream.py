@@ -281,7 +281,7 @@ def test_ask_reads_a_whole_reply_over_a_real_socket() -> None:
         reply = ask(endpoint_of(url, "m"), {"model": "m", "messages": []})
 
     assert (reply.status, reply.error, reply.text, reply.reasoning) == (200, "", "hello", "hm")
-    assert reply.tool_calls == ({"id": "c1", "name": "add", "arguments": '{"a":1}'},)
+    assert reply.tool_calls == (ToolCall(id="c1", name="add", arguments='{"a":1}'),)
     assert (reply.completion_tokens, reply.prompt_tokens, reply.finish, reply.done) == (5, 7, "tool_calls", True)
     assert reply.ttft_s is not None
     assert reply.ttfc_s is not None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moebox.escape import printable
+from moebox.loose import Json
 
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
 SILENT = 4  # tokens that the server counted and did not show
@@ -19,7 +20,7 @@ _decode = msgspec.json.Decoder().decode
 class Event(NamedTuple):
     """One decoded event. `usage` is (prompt, completion, cached, reasoning) tokens, -1 where not told."""
 
-    data: dict[str, Any]
+    data: Json
     kind: int = 0
     text: str = ""
     finish: str = ""

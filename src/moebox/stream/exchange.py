@@ -3,16 +3,26 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
+from moebox.loose import Json, inner, rows
 from moebox.stream import sockets
 from moebox.stream.body import Body
 from moebox.stream.events import CONTENT, REASONING, Event, decode, describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool call of a reply, put together from its deltas."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""  # JSON, if the model wrote some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +33,7 @@ class Reply:
     error: str = ""  # what went wrong, "" when nothing did
     text: str = ""
     reasoning: str = ""
-    tool_calls: tuple[dict[str, Any], ...] = ()  # put together from their deltas
+    tool_calls: tuple[ToolCall, ...] = ()
     finish: str = ""
     done: bool = False  # [DONE] came
     prompt_tokens: int | None = None
@@ -33,7 +43,7 @@ class Reply:
     ttfc_s: float | None = None  # first visible content
     e2e_s: float | None = None
     times_s: tuple[float, ...] = ()  # of every event that carried tokens
-    events: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    events: tuple[Json, ...] = field(default=(), repr=False)
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # of the response, names in lower case
 
 
@@ -47,7 +57,7 @@ class Exchange:
     def __init__(
         self,
         endpoint: Endpoint,
-        body: dict[str, Any],
+        body: Mapping[str, object],
         *,
         path: str = "/chat/completions",
         timeout_s: float = 600.0,
@@ -150,7 +160,7 @@ class Exchange:
 
 def ask(
     endpoint: Endpoint,
-    body: dict[str, Any],
+    body: Mapping[str, object],
     *,
     path: str = "/chat/completions",
     timeout_s: float = 600.0,
@@ -196,29 +206,28 @@ def ask(
         )
 
 
-def join_tool_calls(events: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:
     """The tool calls of a reply, each put together from its deltas; what has not their form is left out."""
-    calls: dict[int, dict[str, Any]] = {}
+    calls: dict[int, ToolCall] = {}
     for place, part in (pair for data in events for pair in _parts(data)):
-        index, function = part.get("index"), part.get("function")
+        index, function = part.get("index"), inner(part, "function")
         key = index if isinstance(index, int) else place
-        call = calls.setdefault(key, {"id": "", "name": "", "arguments": ""})
-        function = function if isinstance(function, dict) else {}
-        call["id"] = _text(part.get("id")) or call["id"]
-        call["name"] += _text(function.get("name"))
-        call["arguments"] += _text(function.get("arguments"))
+        call = calls.get(key, ToolCall())
+        calls[key] = ToolCall(
+            id=_text(part.get("id")) or call.id,
+            name=call.name + _text(function.get("name")),
+            arguments=call.arguments + _text(function.get("arguments")),
+        )
     return tuple(calls[index] for index in sorted(calls))
 
 
-def _parts(data: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    choices = data.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        delta = choice.get("delta") or choice.get("message") if isinstance(choice, dict) else None
-        parts = delta.get("tool_calls") if isinstance(delta, dict) else None
+def _parts(data: Json) -> Iterator[tuple[int, Json]]:
+    for choice in rows(data, "choices"):
+        parts = (inner(choice, "delta") or inner(choice, "message")).get("tool_calls")
         for place, part in enumerate(parts if isinstance(parts, list) else ()):
             if isinstance(part, dict):
                 yield place, part
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else ""

@@ -214,7 +214,7 @@ class _Chat(_Parts):
     def calls(self) -> tuple[Called, ...]:
         joined = join_tool_calls(self._data)
         return tuple(
-            Called(id=call["id"] or f"call_{place}", name=call["name"], arguments=call["arguments"])
+            Called(id=call.id or f"call_{place}", name=call.name, arguments=call.arguments)
             for place, call in enumerate(joined)
         )
 

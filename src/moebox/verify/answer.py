@@ -8,7 +8,7 @@ from typing import Any
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Call, Reply
 from moebox.verify import breach
-from moebox.verify.breach import Breach, Notes, short, strict_json
+from moebox.verify.breach import Breach, Notes, object_of, objects_of, short, strict_json, text_of
 
 # Marks that belong to a chat template and never to an answer: <|im_end|>, <think>, ◁think▷, [EOS], DeepSeek's <｜…｜>.
 SPECIAL = re.compile(
@@ -39,7 +39,7 @@ class Answer:
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish: str = ""  # finish_reason
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, object] = field(default_factory=dict)
     tokens: tuple[Token, ...] = ()  # with logprobs only
     chunks: int = 0  # of a stream, those with something in them
     reasoning_first: bool = True  # of a stream: nothing was thought after something was said
@@ -88,7 +88,7 @@ def whole(exchange: Exchange) -> Answer:
     choice = _choice(body)
     if choice is None:
         return Answer(breaches=(Breach("format", "the answer has no choices", fatal=True),))
-    breach.head(notes, body, "chat.completion", _asked(exchange).get("model", ""))
+    breach.head(notes, body, "chat.completion", text_of(_asked(exchange).get("model")))
     notes.need(choice.get("index") == 0, lambda: f"the choice's index is {short(choice.get('index'))}, not 0")
     message = choice.get("message")
     if not isinstance(message, dict):
@@ -98,25 +98,25 @@ def whole(exchange: Exchange) -> Answer:
     if notes.need(isinstance(body.get("usage"), dict), "the answer has no usage", "usage"):
         breach.usage(notes, body["usage"])
     return Answer(
-        id=_text(body.get("id")),
-        content=_text(message.get("content")),
+        id=text_of(body.get("id")),
+        content=text_of(message.get("content")),
         reasoning=reasoning_in(message),
         calls=calls,
         finish=finish,
-        usage=_dict(body.get("usage")),
+        usage=object_of(body.get("usage")),
         tokens=tuple(tokens_in(choice)),
         breaches=notes.all,
     )
 
 
-def _message(notes: Notes, message: dict[str, Any]) -> tuple[Call, ...]:
+def _message(notes: Notes, message: dict[str, object]) -> tuple[Call, ...]:
     """Check the message's fields; its calls."""
     content, listed = message.get("content"), message.get("tool_calls")
     notes.need(message.get("role") == "assistant", lambda: f"the role is {short(message.get('role'))}, not 'assistant'")
     notes.need(content is None or isinstance(content, str), lambda: f"content is {short(content)}, not a string")
     check_content(notes, content)
     notes.need(listed is None or isinstance(listed, list), lambda: f"tool_calls is {short(listed)}, not a list")
-    items = dicts(listed)
+    items = objects_of(listed)
     for item in items:
         _check_call(notes, item)
     calls = tuple(_call(item) for item in items)
@@ -126,18 +126,18 @@ def _message(notes: Notes, message: dict[str, Any]) -> tuple[Call, ...]:
 
 def check_content(notes: Notes, content: Any) -> None:
     """Whole characters, and no word for nothing."""
-    text = _text(content)
+    text = text_of(content)
     notes.whole_text(text, "the content")
     notes.need(text.strip() not in NOTHING, lambda: f"the content is the word {text.strip()!r}", "style")
 
 
-def _check_call(notes: Notes, item: dict[str, Any]) -> None:
-    function = _dict(item.get("function"))
-    notes.need(bool(_text(item.get("id"))), lambda: f"a tool call's id is {short(item.get('id'))}")
+def _check_call(notes: Notes, item: dict[str, object]) -> None:
+    function = object_of(item.get("function"))
+    notes.need(bool(text_of(item.get("id"))), lambda: f"a tool call's id is {short(item.get('id'))}")
     notes.need(
         item.get("type") == "function", lambda: f"a tool call's type is {short(item.get('type'))}, not 'function'"
     )
-    notes.need(bool(_text(function.get("name"))), lambda: f"a tool call's name is {short(function.get('name'))}")
+    notes.need(bool(text_of(function.get("name"))), lambda: f"a tool call's name is {short(function.get('name'))}")
     given = function.get("arguments")
     notes.need(isinstance(given, str), lambda: f"a tool call's arguments are {short(given)}, not a string")
 
@@ -156,7 +156,7 @@ def _finish(notes: Notes, finish: Any, calls: bool, exchange: Exchange) -> str:
     return finish
 
 
-def check_finish(notes: Notes, finish: str, calls: bool, asked: dict[str, Any]) -> None:
+def check_finish(notes: Notes, finish: str, calls: bool, asked: dict[str, object]) -> None:
     """tool_calls exactly when there are calls; OpenAI says `stop` where a call was forced."""
     notes.need(finish in FINISHES, lambda: f"finish_reason {finish!r} is none that clients know", "finish")
     forced = asked.get("tool_choice") not in (None, "auto", "none")
@@ -167,49 +167,36 @@ def check_finish(notes: Notes, finish: str, calls: bool, asked: dict[str, Any]) 
         notes.need(finish != "tool_calls", "finish_reason 'tool_calls' without a tool call", "finish")
 
 
-def _asked(exchange: Exchange) -> dict[str, Any]:
-    return _dict(exchange.request)
+def _asked(exchange: Exchange) -> dict[str, object]:
+    return object_of(exchange.request)
 
 
-def _choice(body: Any) -> dict[str, Any] | None:
+def _choice(body: Any) -> dict[str, object] | None:
     choices = body.get("choices") if isinstance(body, dict) else None
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
 
 
-def reasoning_in(message: dict[str, Any]) -> str:
+def reasoning_in(message: dict[str, object]) -> str:
     """vLLM calls it `reasoning`, most others `reasoning_content`; some send both with the same text."""
-    return _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+    return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
 
 
-def _call(item: dict[str, Any]) -> Call:
-    function = _dict(item.get("function"))
+def _call(item: dict[str, object]) -> Call:
+    function = object_of(item.get("function"))
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else "")
-    return Call(id=_text(item.get("id")), name=_text(function.get("name")), arguments=text)
+    return Call(id=text_of(item.get("id")), name=text_of(function.get("name")), arguments=text)
 
 
-def tokens_in(choice: dict[str, Any]) -> list[Token]:
+def tokens_in(choice: dict[str, object]) -> list[Token]:
     """The tokens of a choice or of a chunk's choice, where log-probabilities came."""
-    return [_token(item) for item in dicts(_dict(choice.get("logprobs")).get("content"))]
+    return [_token(item) for item in objects_of(object_of(choice.get("logprobs")).get("content"))]
 
 
-def _token(item: dict[str, Any]) -> Token:
+def _token(item: dict[str, object]) -> Token:
     value, data = item.get("logprob"), item.get("bytes")
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
     parts = tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()
-    likely = [other.get("logprob") for other in dicts(item.get("top_logprobs"))]
+    likely = [other.get("logprob") for other in objects_of(item.get("top_logprobs"))]
     top = tuple(float(value) for value in likely if isinstance(value, int | float))
-    return Token(text=_text(item.get("token")), logprob=number, data=parts, top=top)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def dicts(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return Token(text=text_of(item.get("token")), logprob=number, data=parts, top=top)

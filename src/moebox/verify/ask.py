@@ -134,7 +134,7 @@ class Asker:
         """A task of the shared families, asked as it wants to be."""
         if task.family in ("secret", "needle") and CODE.fullmatch(str(task.expect)):
             self.codes.add(str(task.expect))
-        words: dict[str, Any] = {"thinking": task.thinking, "max_tokens": task.max_tokens}
+        words: dict[str, object] = {"thinking": task.thinking, "max_tokens": task.max_tokens}
         words["tools"] = list(task.tools) or None
         words["response_format"] = task.response_format
         return await self.chat(task.messages, stream=stream or None, **{**words, **more})

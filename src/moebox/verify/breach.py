@@ -64,6 +64,21 @@ def is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def text_of(value: object) -> str:
+    """The string that it is, or an empty one."""
+    return value if isinstance(value, str) else ""
+
+
+def object_of(value: object) -> dict[str, object]:
+    """The JSON object that it is, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects_of(value: object) -> list[dict[str, object]]:
+    """The objects in a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def head(notes: Notes, body: Mapping[str, Any], kind: str, model: str) -> None:
     """id, object, created and model of a completion or a chunk."""
     identity, made, name = body.get("id"), body.get("created"), body.get("model")

@@ -6,8 +6,8 @@ from typing import Any
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Call
 from moebox.verify import breach
-from moebox.verify.answer import Answer, Token, check_finish, dicts, reasoning_in, tokens_in, unique_ids
-from moebox.verify.breach import Notes, short, strict_json
+from moebox.verify.answer import Answer, Token, check_finish, reasoning_in, tokens_in, unique_ids
+from moebox.verify.breach import Notes, object_of, objects_of, short, strict_json, text_of
 from moebox.verify.sse import events
 
 
@@ -31,14 +31,14 @@ def streamed(exchange: Exchange) -> Answer:
 class _Parts:
     """A stream while it is being put together."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: dict[str, object]) -> None:
         self.asked = asked
         self.notes = Notes()
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.calls: dict[int, dict[str, str]] = {}
         self.finishes: list[str] = []
-        self.usage: dict[str, Any] = {}
+        self.usage: dict[str, object] = {}
         self.tokens: list[Token] = []
         self.ids: list[str] = []
         self.roles = 0
@@ -55,13 +55,13 @@ class _Parts:
             self.notes.add("format", f"an error inside the stream: {json.dumps(body['error'])[:200]}", fatal=True)
             return
         if body.get("choices") or body.get("usage"):  # Azure begins with a chunk of filter results and little else
-            breach.head(self.notes, body, "chat.completion.chunk", self.asked.get("model", ""))
+            breach.head(self.notes, body, "chat.completion.chunk", text_of(self.asked.get("model")))
         if isinstance(body.get("id"), str) and body["id"]:
             self.ids.append(body["id"])
         self._usage(body.get("usage"))
         listed = body.get("choices")
         if self.notes.need(isinstance(listed, list), lambda: f"choices is {short(listed)}, not a list"):
-            for choice in dicts(listed)[:1]:
+            for choice in objects_of(listed)[:1]:
                 self._choice(choice)
 
     def _usage(self, counts: Any) -> None:
@@ -73,23 +73,23 @@ class _Parts:
             self.notes.need(now >= before, lambda: f"usage counts down from {before} to {now} tokens", "usage")
         self.usage = counts
 
-    def _choice(self, choice: dict[str, Any]) -> None:
+    def _choice(self, choice: dict[str, object]) -> None:
         self.notes.need(choice.get("index") == 0, lambda: f"a choice's index is {short(choice.get('index'))}, not 0")
         delta = choice.get("delta")
         if self.notes.need(isinstance(delta, dict), lambda: f"a choice's delta is {short(delta)}, not an object"):
-            self._delta(choice["delta"])
+            self._delta(object_of(delta))
         self.tokens += tokens_in(choice)
         if choice.get("finish_reason"):
             self.finishes.append(str(choice["finish_reason"]))
 
-    def _delta(self, delta: dict[str, Any]) -> None:
+    def _delta(self, delta: dict[str, object]) -> None:
         for key in ("content", "reasoning_content", "reasoning"):
             given = delta.get(key)
             if given is not None and not isinstance(given, str):
                 self.notes.add("format", f"a piece of {key} is {short(given)}")
-        said, thought = _text(delta.get("content")), reasoning_in(delta)
+        said, thought = text_of(delta.get("content")), reasoning_in(delta)
         self.notes.whole_text(said, "a piece of content")
-        calls = dicts(delta.get("tool_calls"))
+        calls = objects_of(delta.get("tool_calls"))
         self._role(delta.get("role"), bool(said or thought or calls))
         if (said or thought or calls) and self.finishes:
             self.notes.add("format", "text after the finish_reason")
@@ -109,31 +109,31 @@ class _Parts:
         self.roles += 1
         self.notes.need(self.roles == 1, "the role comes more than once", "style")
 
-    def _call(self, position: int, item: dict[str, Any]) -> None:
+    def _call(self, position: int, item: dict[str, object]) -> None:
         given_index = item.get("index")
         self.notes.need(
             breach.is_count(given_index), lambda: f"a piece of a tool call has the index {short(given_index)}"
         )
         index = given_index if breach.is_count(given_index) else position
-        function = _dict(item.get("function"))
+        function = object_of(item.get("function"))
         if index not in self.calls:
             self._opened(item, function)
         known = self.calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
-        self._named(known, "id", _text(item.get("id")))
-        self._named(known, "name", _text(function.get("name")))
+        self._named(known, "id", text_of(item.get("id")))
+        self._named(known, "name", text_of(function.get("name")))
         given = function.get("arguments")
         self.notes.need(given is None or isinstance(given, str), lambda: f"a tool call's arguments are {short(given)}")
         known["arguments"] += given if isinstance(given, str) else json.dumps(given) if given else ""
 
-    def _opened(self, item: dict[str, Any], function: dict[str, Any]) -> None:
+    def _opened(self, item: dict[str, object], function: dict[str, object]) -> None:
         """The first piece of a call says which it is."""
         self.notes.need(
-            bool(_text(item.get("id"))), lambda: f"a streamed tool call begins with the id {short(item.get('id'))}"
+            bool(text_of(item.get("id"))), lambda: f"a streamed tool call begins with the id {short(item.get('id'))}"
         )
         kind = item.get("type")
         self.notes.need(kind == "function", lambda: f"a streamed tool call's type is {short(kind)}, not 'function'")
         name = function.get("name")
-        self.notes.need(bool(_text(name)), lambda: f"a streamed tool call begins with the name {short(name)}")
+        self.notes.need(bool(text_of(name)), lambda: f"a streamed tool call begins with the name {short(name)}")
 
     def _named(self, known: dict[str, str], key: str, value: str) -> None:
         if not value:
@@ -175,14 +175,6 @@ class _Parts:
         notes.need(len(set(self.ids)) < 2, lambda: f"{len(set(self.ids))} different ids in one stream")
         indexes = sorted(self.calls)
         notes.need(indexes == list(range(len(indexes))), lambda: f"tool calls have the indexes {indexes}")
-        wanted = _dict(self.asked.get("stream_options")).get("include_usage")
+        wanted = object_of(self.asked.get("stream_options")).get("include_usage")
         if wanted and notes.need(bool(self.usage), "the stream has no usage, which was asked for", "usage"):
             breach.usage(notes, self.usage)
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

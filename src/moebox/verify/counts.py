@@ -17,7 +17,7 @@ def implausible(answer: Answer, request: Any) -> list[str]:
     return [why] if why else []
 
 
-def _why(answer: Answer, made: int, asked: dict[str, Any]) -> str:
+def _why(answer: Answer, made: int, asked: dict[str, object]) -> str:
     text = answer.content + answer.reasoning + "".join(call.name + call.arguments for call in answer.calls)
     if made * LONGEST_TOKEN < len(text):
         return f"{len(text)} characters were sent, usage counts {made} tokens"

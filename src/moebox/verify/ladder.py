@@ -14,6 +14,7 @@ from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName
 from moebox.store import Run
 from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
+from moebox.verify.breach import objects_of
 from moebox.verify.client import Client
 from moebox.verify.kinds import in_words, kind_of
 from moebox.verify.latency import late
@@ -280,15 +281,16 @@ def _trimmed(value: Any) -> Any:
     return [_trimmed(inner) for inner in value] if isinstance(value, list) else value
 
 
-def document(ladder: Ladder) -> dict[str, Any]:
+def document(ladder: Ladder) -> dict[str, object]:
     """The ladder for scripts: stable keys, exchanges left to the evidence files."""
-    plain: dict[str, Any] = codec.plain(ladder)
-    for rung in plain["rungs"]:
-        for probe in rung["probes"]:
-            probe["evidence"] = [_line(exchange) for exchange in probe["evidence"]] if not rung["evidence"] else []
+    plain: dict[str, object] = codec.plain(ladder)
+    for rung in objects_of(plain["rungs"]):
+        for probe in objects_of(rung["probes"]):
+            exchanges = [] if rung["evidence"] else objects_of(probe["evidence"])
+            probe["evidence"] = [_line(exchange) for exchange in exchanges]
     return {"verdict": ladder.verdict, **plain}
 
 
-def _line(exchange: dict[str, Any]) -> dict[str, Any]:
+def _line(exchange: dict[str, object]) -> dict[str, object]:
     """An exchange when there is no file to hold it whole."""
     return {**_trimmed(exchange), "headers": {}}

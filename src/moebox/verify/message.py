@@ -82,7 +82,7 @@ def counts(notes: Notes, usage: Any, *, least: int) -> None:
         notes.need(is_count(number) and number >= least, f"usage counts {short(number)} {key}", "usage")
 
 
-def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, Any]], stop: Any, usage: Any) -> Message:
+def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, object]], stop: Any, usage: Any) -> Message:
     """The message from its blocks, each held to its type."""
     for block in blocks:
         _block(notes, block)

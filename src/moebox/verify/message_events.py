@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moebox.core.verdict import Exchange
-from moebox.verify.breach import Notes, is_count, short, strict_json
+from moebox.verify.breach import Notes, is_count, object_of, short, strict_json, text_of
 from moebox.verify.message import Message, broken, counts, head, message
 from moebox.verify.sse import events
 
@@ -39,17 +39,17 @@ class _Parts:
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self.asked = asked
         self.notes = Notes()
-        self.start: dict[str, Any] = {}
-        self.blocks: list[dict[str, Any]] = []
+        self.start: dict[str, object] = {}
+        self.blocks: list[dict[str, object]] = []
         self.pieces: list[str] = []
         self.open: set[int] = set()
         self.order: list[str] = []
         self.stop: Any = None
-        self.usage: dict[str, Any] = {}
+        self.usage: dict[str, object] = {}
 
-    def add(self, body: dict[str, Any]) -> None:
+    def add(self, body: dict[str, object]) -> None:
         """One event."""
-        kind = body["type"]
+        kind = text_of(body["type"])
         if kind == "error":
             self.notes.add("format", f"an error inside the stream: {short(body.get('error'), 160)}", fatal=True)
         if kind != "ping":
@@ -67,14 +67,14 @@ class _Parts:
         }
         ways.get(kind, lambda _: None)(body)
 
-    def _started(self, body: dict[str, Any]) -> None:
-        self.start = body["message"] if isinstance(body.get("message"), dict) else {}
+    def _started(self, body: dict[str, object]) -> None:
+        self.start = object_of(body.get("message"))
         head(self.notes, self.start, self.asked)
         self.notes.need(self.start.get("content") == [], "message_start's content is not an empty list")
         counts(self.notes, self.start.get("usage"), least=0)
-        self.usage = dict(self.start.get("usage") or {})
+        self.usage = dict(object_of(self.start.get("usage")))
 
-    def _opened(self, body: dict[str, Any]) -> None:
+    def _opened(self, body: dict[str, object]) -> None:
         index, block = body.get("index"), body.get("content_block")
         self.notes.need(
             index == len(self.blocks), lambda: f"block {len(self.blocks)} begins with the index {short(index)}"
@@ -84,9 +84,9 @@ class _Parts:
         self.pieces.append("")
         self.open.add(len(self.blocks) - 1)
 
-    def _delta(self, body: dict[str, Any]) -> None:
-        delta = body.get("delta") if isinstance(body.get("delta"), dict) else {}
-        kind = str((delta or {}).get("type"))
+    def _delta(self, body: dict[str, object]) -> None:
+        delta = object_of(body.get("delta"))
+        kind = str(delta.get("type"))
         index = body.get("index")
         if not isinstance(index, int) or index not in self.open:
             self.notes.add("format", f"a piece for block {short(index)}, which is not open")
@@ -98,24 +98,23 @@ class _Parts:
             )
             return
         self.notes.need(opened == DELTAS[kind], lambda: f"a {kind} in a block of type {short(opened)}")
-        piece = (delta or {}).get(PIECES[kind])
+        piece = delta.get(PIECES[kind])
         if self.notes.need(isinstance(piece, str), lambda: f"a {kind} without {PIECES[kind]}"):
             self.pieces[index] += str(piece)
 
-    def _closed(self, body: dict[str, Any]) -> None:
+    def _closed(self, body: dict[str, object]) -> None:
         index = body.get("index")
         known = isinstance(index, int) and index in self.open
         self.notes.need(known, lambda: f"the block {short(index)} ends, which is not open")
         self.open.discard(index if isinstance(index, int) else -1)
 
-    def _ended(self, body: dict[str, Any]) -> None:
-        delta = body.get("delta") if isinstance(body.get("delta"), dict) else {}
-        self.stop = (delta or {}).get("stop_reason")
-        counted = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-        made = (counted or {}).get("output_tokens")
+    def _ended(self, body: dict[str, object]) -> None:
+        self.stop = object_of(body.get("delta")).get("stop_reason")
+        counted = object_of(body.get("usage"))
+        made = counted.get("output_tokens")
         counted_some = is_count(made) and made > 0
         self.notes.need(counted_some, lambda: f"message_delta counts {short(made)} output_tokens", "usage")
-        self.usage |= counted or {}
+        self.usage |= counted
 
     def message(self) -> Message:
         """All of it."""
@@ -129,7 +128,7 @@ class _Parts:
         blocks = [self._whole(block, piece) for block, piece in zip(self.blocks, self.pieces, strict=True)]
         return message(notes, self.start, blocks, self.stop, self.usage)
 
-    def _whole(self, block: dict[str, Any], pieces: str) -> dict[str, Any]:
+    def _whole(self, block: dict[str, object], pieces: str) -> dict[str, object]:
         if block.get("type") != "tool_use":
             key = "thinking" if block.get("type") == "thinking" else "text"
             return {**block, key: str(block.get(key) or "") + pieces}

@@ -13,7 +13,7 @@ from moebox.verify.message_events import streamed
 VERSION = "2023-06-01"  # the only value of anthropic-version in use
 
 
-def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | None = None) -> dict[str, Any]:
+def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | None = None) -> dict[str, object]:
     """A task in this API's form."""
     tools = [
         {
@@ -23,7 +23,7 @@ def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | 
         }
         for tool in task.tools
     ]
-    body: dict[str, Any] = {"model": ask.endpoint.model, "messages": turns or list(task.messages), "temperature": 0}
+    body: dict[str, object] = {"model": ask.endpoint.model, "messages": turns or list(task.messages), "temperature": 0}
     body |= {"max_tokens": task.max_tokens + THINKING_ROOM * ask.always_thinks, "stream": stream}
     if tools:
         body["tools"] = tools
@@ -32,7 +32,7 @@ def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | 
     return body
 
 
-async def send(ask: Asker, body: dict[str, Any]) -> Message:
+async def send(ask: Asker, body: dict[str, object]) -> Message:
     """One message; Skipped where the API is not served, Failed where it cannot be read. Breaches are counted."""
     exchange = await post(ask, body)
     if exchange.status in (400, 422) and "chat_template_kwargs" in body:
@@ -55,7 +55,7 @@ async def send(ask: Asker, body: dict[str, Any]) -> Message:
     return message
 
 
-async def post(ask: Asker, body: dict[str, Any]) -> Exchange:
+async def post(ask: Asker, body: dict[str, object]) -> Exchange:
     """The bare exchange."""
     headers = {"anthropic-version": VERSION, **({"x-api-key": ask.endpoint.key} if ask.endpoint.key else {})}
     return ask.keep(await ask.client.post(f"{ask.endpoint.base_url}/messages", body, headers=headers))

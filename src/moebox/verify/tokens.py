@@ -5,7 +5,7 @@ from typing import Any
 
 from moebox.core.verdict import Exchange
 from moebox.verify.ask import Asker, refuse
-from moebox.verify.breach import strict_json
+from moebox.verify.breach import object_of, strict_json
 
 Messages = Sequence[Any]
 
@@ -61,7 +61,7 @@ async def pieces(ask: Asker, text: str) -> list[int]:
 async def _by_usage(ask: Asker, messages: Messages) -> int:
     exchange = await ask.client.post(f"{ask.endpoint.base_url}/chat/completions", ask.body(messages, max_tokens=1))
     refuse(exchange)
-    found = _dict(_json(exchange).get("usage")).get("prompt_tokens")
+    found = object_of(_json(exchange).get("usage")).get("prompt_tokens")
     return found if isinstance(found, int) else 0
 
 
@@ -70,12 +70,8 @@ async def _post(ask: Asker, path: str, body: Any) -> Exchange:
     return await ask.client.post(ask.endpoint.root + path, body)
 
 
-def _json(exchange: Exchange) -> dict[str, Any]:
+def _json(exchange: Exchange) -> dict[str, object]:
     try:
-        return _dict(strict_json(exchange.response)) if exchange.status == 200 else {}
+        return object_of(strict_json(exchange.response)) if exchange.status == 200 else {}
     except ValueError:
         return {}
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

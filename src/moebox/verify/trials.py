@@ -65,7 +65,7 @@ class Questions:
         *,
         judge: Judge = judge,
         stream: bool = False,
-        settings: Callable[[Task], dict[str, Any]] = lambda task: {},
+        settings: Callable[[Task], dict[str, object]] = lambda task: {},
         **more: Any,
     ) -> None:
         self.ask, self.draw, self.judge, self.stream, self.more = ask, draw, judge, stream, more

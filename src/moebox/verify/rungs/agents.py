@@ -114,7 +114,7 @@ class _Conversation:
         self.ask.tally.add("tool-history", "" if grown or self.thinking else why)
         self.counted = counted
 
-    def _called(self, answer: Answer, tool: Tool, given: dict[str, Any], stream: bool) -> None:
+    def _called(self, answer: Answer, tool: Tool, given: dict[str, object], stream: bool) -> None:
         if not answer.calls:
             self.lost.append(f"no call for {self.turns[-1]['content']!r}")
             return
@@ -131,7 +131,7 @@ class _Conversation:
         if first.name != tool.name or not _same(first.arguments, given):
             self.lost.append(f"{tool.name}({json.dumps(given)}) became {first.name}({first.arguments})")
 
-    def _answered(self, answer: Answer, result: dict[str, Any], number: int) -> None:
+    def _answered(self, answer: Answer, result: dict[str, object], number: int) -> None:
         text = re.sub(r"(?<=\d),(?=\d{3})", "", answer.content)
         missing = [str(value) for value in result.values() if str(value).lstrip("-") not in text]
         if missing and not answer.calls:
@@ -146,7 +146,7 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
-def _same(arguments: str, given: dict[str, Any]) -> bool:
+def _same(arguments: str, given: dict[str, object]) -> bool:
     try:
         found = strict_json(arguments)
     except ValueError:

@@ -1,10 +1,8 @@
 """alive: the server is there, lists the model, and answers something."""
 
-from typing import Any
-
 from moebox.core import registry
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, Unusable, refuse
-from moebox.verify.breach import strict_json
+from moebox.verify.breach import object_of, strict_json
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw
 
@@ -34,10 +32,9 @@ async def models(ask: Asker) -> str:
     return f"context {ask.limit:,}" if ask.limit else ""
 
 
-def _learn(ask: Asker, item: dict[str, Any]) -> None:
+def _learn(ask: Asker, item: dict[str, object]) -> None:
     """What the listing tells about the server: its context length and what it is."""
-    meta = item.get("meta") if isinstance(item.get("meta"), dict) else {}
-    limit = item.get("max_model_len") or (meta or {}).get("n_ctx")
+    limit = item.get("max_model_len") or object_of(item.get("meta")).get("n_ctx")
     ask.limit = limit if isinstance(limit, int) and limit > 0 else None
     ask.engine = ask.engine or _engine(str(item.get("owned_by")))
 

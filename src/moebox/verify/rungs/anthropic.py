@@ -7,7 +7,7 @@ from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
 from moebox.verify.ask import THINKING_ROOM, Asker, Failed, Skipped
-from moebox.verify.breach import strict_json
+from moebox.verify.breach import objects_of, strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
@@ -65,20 +65,20 @@ async def blocks(ask: Asker) -> None:
     ask.tally.add("tool-history", "" if kept else why)
 
 
-def _in_blocks(turn: dict[str, Any]) -> dict[str, Any]:
+def _in_blocks(turn: dict[str, object]) -> dict[str, object]:
     """The same turn with every text as a block of its own."""
     content = turn["content"]
     if isinstance(content, str):
         return {**turn, "content": [{"type": "text", "text": content}]}
-    return {**turn, "content": [_inner(block) for block in content]}
+    return {**turn, "content": [_inner(block) for block in objects_of(content)]}
 
 
-def _inner(block: dict[str, Any]) -> dict[str, Any]:
+def _inner(block: dict[str, object]) -> dict[str, object]:
     text = block.get("content")
     return {**block, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else block
 
 
-async def _input_tokens(ask: Asker, body: dict[str, Any]) -> int | None:
+async def _input_tokens(ask: Asker, body: dict[str, object]) -> int | None:
     counted = (await messages.send(ask, body)).usage.get("input_tokens")
     return counted if isinstance(counted, int) else None
 

@@ -1,7 +1,6 @@
 """errors: bad requests are refused so that clients understand, and neither they nor hung-up streams do harm."""
 
 import asyncio
-from typing import Any
 
 from moebox.core.verdict import Exchange, Whose
 from moebox.verify.ask import Asker, Failed, lost, refuse, said
@@ -18,7 +17,7 @@ async def refused(ask: Asker) -> str:
     """No messages, messages that are none, JSON that is none: a 4xx with an explanation."""
     url = f"{ask.endpoint.base_url}/chat/completions"
     model = ask.endpoint.model
-    bad: dict[str, Any] = {
+    bad: dict[str, object] = {
         "no messages": {"model": model, "max_tokens": 8},
         "messages that are a string": {"model": model, "messages": "Hello!", "max_tokens": 8},
         "JSON that is cut": b'{"model": "m", "messages": [{"role": "us',

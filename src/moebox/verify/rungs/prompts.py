@@ -56,7 +56,7 @@ def _system(text: str) -> dict[str, str]:
     return {"role": "system", "content": text}
 
 
-def _user(content: Any) -> dict[str, Any]:
+def _user(content: Any) -> dict[str, object]:
     return {"role": "user", "content": content}
 
 

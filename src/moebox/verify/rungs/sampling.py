@@ -41,12 +41,12 @@ async def seed(ask: Asker) -> str | Warned:
     return "the same seed gave the same answer"
 
 
-def _hot(ask: Asker, question: str, **more: Any) -> dict[str, Any]:
-    body: dict[str, Any] = ask.body([{"role": "user", "content": question}], max_tokens=24, **more)
+def _hot(ask: Asker, question: str, **more: Any) -> dict[str, object]:
+    body: dict[str, object] = ask.body([{"role": "user", "content": question}], max_tokens=24, **more)
     return body | {"temperature": HOT, "top_p": 1}
 
 
-async def _sampled(ask: Asker, body: dict[str, Any]) -> Answer:
+async def _sampled(ask: Asker, body: dict[str, object]) -> Answer:
     exchange = await ask.send(body | {"logprobs": True})
     if exchange.status in REFUSALS:
         exchange = await ask.send(body)

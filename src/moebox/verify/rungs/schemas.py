@@ -2,11 +2,10 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from moebox.phantom import words
 
-Schema = dict[str, Any]
+Schema = dict[str, object]
 
 
 def contradictions(rng: random.Random, count: int) -> list[tuple[str, Schema]]:

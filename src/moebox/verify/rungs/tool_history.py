@@ -9,7 +9,7 @@ from moebox.verify.breach import strict_json
 from moebox.verify.trials import draw
 
 
-def turn(answer: Answer) -> dict[str, Any]:
+def turn(answer: Answer) -> dict[str, object]:
     """The assistant's turn that made these calls, as clients send it back."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -18,7 +18,7 @@ def turn(answer: Answer) -> dict[str, Any]:
     return {"role": "assistant", "content": answer.content or None, "tool_calls": calls}  # null, as SDKs send it
 
 
-def results(answer: Answer, result: Any) -> list[dict[str, Any]]:
+def results(answer: Answer, result: Any) -> list[dict[str, object]]:
     """The same result for each call."""
     content = json.dumps(result)
     return [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content} for call in answer.calls]
@@ -45,15 +45,15 @@ async def malformed(ask: Asker) -> str:
     return f"answered {', '.join(seen)}"
 
 
-def _histories() -> dict[str, list[dict[str, Any]]]:
-    def call(name: str | None, arguments: str) -> dict[str, Any]:
+def _histories() -> dict[str, list[dict[str, object]]]:
+    def call(name: str | None, arguments: str) -> dict[str, object]:
         function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
         return {"id": "functions.get_weather:0", "type": "function", "function": function}
 
-    question = {"role": "user", "content": "What is the weather in Oslo?"}
-    result = {"role": "tool", "tool_call_id": "functions.get_weather:0", "content": "{}"}
+    question: dict[str, object] = {"role": "user", "content": "What is the weather in Oslo?"}
+    result: dict[str, object] = {"role": "tool", "tool_call_id": "functions.get_weather:0", "content": "{}"}
 
-    def made(calls: dict[str, Any]) -> dict[str, Any]:
+    def made(calls: dict[str, object]) -> dict[str, object]:
         return {"role": "assistant", "content": "", "tool_calls": [calls]}
 
     return {

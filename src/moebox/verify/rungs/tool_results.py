@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.phantom import words
@@ -24,8 +23,8 @@ class Turn:
     """A call and what it returned."""
 
     tool: Tool
-    given: dict[str, Any]
-    result: dict[str, Any]
+    given: dict[str, object]
+    result: dict[str, object]
 
 
 async def long_result(ask: Asker) -> str:
@@ -57,7 +56,7 @@ async def parts(ask: Asker) -> Warned | str:
     return f"{as_parts} prompt tokens as parts, {as_text} as a string"
 
 
-def _in_parts(turn: dict[str, Any]) -> dict[str, Any]:
+def _in_parts(turn: dict[str, object]) -> dict[str, object]:
     return {**turn, "content": [{"type": "text", "text": turn["content"]}]} if turn["role"] == "tool" else turn
 
 
@@ -88,7 +87,7 @@ def _two(ask: Asker, tool: Tool) -> list[Turn]:
 
 def _crossed(turns: Sequence[Turn], answer: Answer) -> bool:
     """Each result is told, and each beside the other's city."""
-    (a, b), (x, y) = [turn.given["city"] for turn in turns], [turn.result["time"] for turn in turns]
+    (a, b), (x, y) = [str(turn.given["city"]) for turn in turns], [str(turn.result["time"]) for turn in turns]
     told = re.findall("|".join(map(re.escape, (a, b, x, y))), answer.content)
     return sorted(told) == sorted((a, b, x, y)) and (_beside(told, a), _beside(told, b)) == (y, x)
 
@@ -105,7 +104,7 @@ def _drawn(ask: Asker) -> Turn:
     return Turn(tool=tool, given=given, result={key: make(ask.rng) for key, make in tool.result.items()})
 
 
-def _history(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def _history(turns: Sequence[Turn]) -> list[dict[str, object]]:
     """A question for each, one turn with all calls, and the results."""
     question = " ".join(turn.tool.asks[0].format(**turn.given) for turn in turns)
     calls = [
@@ -116,7 +115,7 @@ def _history(turns: Sequence[Turn]) -> list[dict[str, Any]]:
         }
         for number, turn in enumerate(turns)
     ]
-    results = [
+    results: list[dict[str, object]] = [
         {"role": "tool", "tool_call_id": call["id"], "name": turn.tool.name, "content": json.dumps(turn.result)}
         for call, turn in zip(calls, turns, strict=True)
     ]
@@ -127,7 +126,7 @@ def _history(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     ]
 
 
-async def _prompt_tokens(ask: Asker, history: list[dict[str, Any]], tools: list[Tool]) -> int:
+async def _prompt_tokens(ask: Asker, history: list[dict[str, object]], tools: list[Tool]) -> int:
     answer = await ask.chat(history, tools=[tool.schema() for tool in tools], max_tokens=16, exact=True, odd=True)
     counted = answer.count("prompt")
     if counted is None:

@@ -129,7 +129,7 @@ async def choice_named(ask: Asker) -> Score:
     return await _honoured(ask, "by name", make)
 
 
-def _choice(task: Task) -> dict[str, Any]:
+def _choice(task: Task) -> dict[str, object]:
     return {"tool_choice": {"type": "function", "function": {"name": task.expect[0][0]}}}
 
 

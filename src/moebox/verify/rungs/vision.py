@@ -1,7 +1,5 @@
 """vision: a word, a number and a colour are read from pictures; a server for text refuses them politely."""
 
-from typing import Any
-
 from moebox.core.verdict import Score
 from moebox.verify import picture
 from moebox.verify.ask import Asker, Failed, Skipped, refuse, said
@@ -41,7 +39,7 @@ def _drawn(ask: Asker) -> tuple[Rows, str, tuple[str, ...]]:
     return picture.colour(name), "Which colour is this picture? Answer with one word.", (name,)
 
 
-def _turn(rows: Rows, question: str) -> dict[str, Any]:
+def _turn(rows: Rows, question: str) -> dict[str, object]:
     image = {"type": "image_url", "image_url": {"url": picture.address(rows)}}
     return {"role": "user", "content": [image, {"type": "text", "text": question}]}
 
