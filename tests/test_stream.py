@@ -21,6 +21,7 @@ from moebox.core.endpoint import endpoint_of
 from moebox.errors import Outside
 from moebox.stream import CONTENT, REASONING, TOOL, Exchange, ask
 from moebox.stream.events import GUESSED, tokens_by_chunk
+from moebox.stream.exchange import ToolCall
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
