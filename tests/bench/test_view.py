@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from moebox.bench.generator.job import Progress
-from moebox.cli.bench_view import LiveLine, grouped, remaining, show
+from moebox.cli.bench_view import LiveLine, grouped, remaining, show, sparks
 
 FIGURES = {
     "request_rate": "inf",
@@ -75,6 +75,38 @@ def test_the_live_line_fits_and_says_how_long_it_will_take() -> None:
     assert "1,024/4,096  3 failed  3 min 00 s left" in then
     assert max(len(first), len(then)) <= 80
     assert remaining(0.0, 2.0) == "2.0 s"
+
+
+def progress(tokens: int) -> Progress:
+    """A worker that has seen so many tokens."""
+    return Progress(worker=0, sent=9, ended=1, failed=0, in_flight=8, tokens=tokens, ttft_ms=9.0, cpu_share=0.1)
+
+
+def test_the_speed_so_far_is_drawn_below_the_line() -> None:
+    """From the first token on, at its own scale, in 80 cells however long the run is."""
+    line = LiveLine(Console(width=80), "c8", total=100)
+    for place, tokens in enumerate((0, 0, 100, 300, 300, 700), 1):
+        line.line([progress(tokens)], float(place), 80)
+
+    assert line.sparkline(80).plain == "tok/s ▃▅▁█ up to 400 tok/s"
+    for place in range(7, 700):
+        line.line([progress(700 + 10 * place)], float(place), 80)
+    drawn = line.sparkline(80).plain
+    assert len(drawn) == 80
+    assert drawn.startswith("tok/s ")
+    assert drawn.endswith(" up to 400 tok/s")
+
+
+def test_nothing_is_drawn_where_there_is_nothing_to_draw() -> None:
+    """Before the second figure, on a terminal of a few cells, and of a server that gives no tokens."""
+    line = LiveLine(Console(width=80), "c8", total=100)
+    line.line([progress(0)], 1.0, 80)
+
+    assert line.sparkline(80).plain == ""
+    for place in (2.0, 3.0, 4.0):
+        line.line([progress(5)], place, 80)
+    assert line.sparkline(12).plain == ""
+    assert sparks([0.0, 0.0], 8) == "▁▁"
 
 
 def test_no_peak_below_the_mean_is_shown() -> None:

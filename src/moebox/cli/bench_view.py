@@ -1,10 +1,11 @@
 """What `moebox bench` shows: a line while it runs, a table after."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,16 +20,21 @@ _HEADS: tuple[str, ...] = ("load", "done", "bad", "out tok/s", "total tok/s", "p
 _HEADS += ("TTFT", "P99 TTFT", "TPOT", "ITL", "P99 ITL", "E2E")
 _GAP = 2  # between columns
 _BAR = 12  # cells of the progress bar
+_SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveLine:
-    """Progress, time left, speed, TTFT and errors, refreshed twice a second on a terminal; nothing elsewhere."""
+    """Progress, time left, speed, TTFT and errors, and below it the speed so far as a sparkline.
+
+    Refreshed twice a second on a terminal; nothing elsewhere.
+    """
 
     def __init__(self, console: Console, title: str, *, total: int = 0, duration_s: float = 0.0) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._console, self._shown = console, console.is_terminal
         self._title, self._total, self._duration = title, total, duration_s
         self._tokens, self._at, self._rate, self._ttft = 0, 0.0, 0.0, 0.0
+        self._rates: list[float] = []  # tok/s since the first token, one for each half second or more
 
     def __enter__(self) -> "LiveLine":
         if self._shown:
@@ -43,7 +49,8 @@ class LiveLine:
         """Take the workers' latest words."""
         if not self._shown or not workers:
             return
-        self._live.update(self.line(workers, elapsed_s, self._console.width))
+        width = self._console.width
+        self._live.update(Group(self.line(workers, elapsed_s, width), self.sparkline(width)))
 
     def line(self, workers: list[Progress], elapsed_s: float, width: int) -> Text:
         """One line of at most `width` cells: what matters least is left out first."""
@@ -51,6 +58,7 @@ class LiveLine:
         if elapsed_s - self._at >= 0.5:
             self._rate = (tokens - self._tokens) / (elapsed_s - self._at)
             self._tokens, self._at = tokens, elapsed_s
+            self._rates += [self._rate] if tokens else []
         known = [worker.ttft_ms for worker in workers if worker.ttft_ms]
         self._ttft = sum(known) / len(known) if known else self._ttft
         ended, failed = sum(worker.ended for worker in workers), sum(worker.failed for worker in workers)
@@ -70,11 +78,29 @@ class LiveLine:
             line.append(f"  {text}", style)
         return line
 
+    def sparkline(self, width: int) -> Text:
+        """Speed over time, from zero to its highest; a long run is shown whole, each cell the mean of its moments."""
+        if len(self._rates) < 2:
+            return Text("")
+        label, highest = "tok/s ", f" up to {tok_s(max(self._rates))}"
+        cells = width - cell_len(label) - cell_len(highest)
+        return Text.assemble((label, "dim"), sparks(self._rates, cells), (highest, "dim")) if cells > 0 else Text("")
+
     def _share(self, ended: int, elapsed_s: float) -> float:
         """How much of the load is done, by requests or by the clock, whichever is further."""
         by_count = ended / self._total if self._total else 0.0
         by_clock = elapsed_s / self._duration if self._duration else 0.0
         return min(1.0, max(by_count, by_clock))
+
+
+def sparks(values: Sequence[float], cells: int) -> str:
+    """A bar for each value, or for the mean of several next to each other where there are more values than cells."""
+    count = min(cells, len(values))
+    edges = [place * len(values) // count for place in range(count + 1)]
+    means = [sum(values[low:high]) / (high - low) for low, high in pairwise(edges)]
+    highest = max(means)
+    last = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(last * max(0.0, mean) / highest)] if highest > 0 else _SPARKS[0] for mean in means)
 
 
 def remaining(share: float, elapsed_s: float) -> str:

@@ -6,7 +6,7 @@ token of the same kind; its JSON need not be read. A template belongs to one rep
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from moebox.stream.events import CONTENT, REASONING
 
@@ -15,7 +15,6 @@ _TEXT = {
     CONTENT: re.compile(rb'("(?:content|text)"\s*:\s*")(?:[^"\\]|\\.)+"'),
     REASONING: re.compile(rb'("(?:reasoning_content|reasoning)"\s*:\s*")(?:[^"\\]|\\.)+"'),
 }
-QUOTE = ord('"')
 END = b"\n\n\r\n"  # of an event that ends with its chunk
 BESIDES = len("\r\n") + len("data: ") + len(END)  # of a chunk, from the end of its size, that is not the event's data
 AROUND = len("data: ") + len("\n\n")  # bytes of an event beside its data
@@ -74,7 +73,7 @@ class Template:
         return (sizes, at) if are_texts(texts) else ([], start)
 
 
-def are_texts(texts: Sequence[bytes]) -> bool:
+def are_texts(texts: Collection[bytes | bytearray]) -> bool:
     """What stands between the quotes of each is a token: not empty, on one line, and UTF-8."""
     together = b"\0" + b"\0".join(texts)  # a character that is cut off does not go on behind a NUL
     if b'\0"' in together or b"\n" in together:
