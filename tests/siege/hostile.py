@@ -55,6 +55,7 @@ FREE = {
     "sglang": "chat-template",
     "llama.cpp": "chat-template-file",
     "ik_llama.cpp": "chat-template",
+    "ktransformers": "chat-template",
 }
 
 
