@@ -1,5 +1,6 @@
 """Deployment to KTransformers' command line and back: the fork's own, and what kt-kernel is told."""
 
+from dataclasses import replace
 from typing import Any
 
 from moebox.core.deployment import Deployment
@@ -26,7 +27,8 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
     """The command line after the entry, word by word."""
     recipe = deployment.recipe
     known = catalogue(recipe.engine, recipe.engine_version)
-    out = [*sglang.serving_words(deployment, node=node, host=host), *kernel_words(deployment)]
+    undrafted = deployment.with_recipe(replace(recipe, speculate=None))  # see `speculation`
+    out = [*sglang.serving_words(undrafted, node=node, host=host), *kernel_words(deployment)]
     return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
 
 
@@ -49,7 +51,7 @@ def method(deployment: Deployment) -> str:
 
 
 def speculation(recipe: Recipe) -> list[Word]:
-    """Nothing: drafts beside kt-kernel are not proven."""
+    """Nothing: drafts beside kt-kernel are not proven, and `refusals` says so."""
     return []
 
 
