@@ -20,7 +20,7 @@ from moebox.bench.samples import Samples
 from moebox.core.endpoint import endpoint_of
 from moebox.errors import Outside
 from moebox.stream import CONTENT, REASONING, TOOL, Exchange, ask
-from moebox.stream.events import GUESSED, tokens_by_chunk
+from moebox.stream.events import GUESSED, decode, tokens_by_chunk
 from moebox.stream.exchange import ToolCall
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -359,3 +359,21 @@ def test_no_token_comes_before_its_request() -> None:
     recorder.record(HEAD + piece * 4, 1000, since=100)
 
     assert min(recorder.times) >= 900
+
+
+def test_tokens_after_the_end_belong_to_no_reply() -> None:
+    """Neither those read one by one nor those like the one before."""
+    recorder = Recorder()
+    token = event({"content": " a"})
+    first, done, more = (chunked(*pieces)[:-5] for pieces in ((token, token), (b"data: [DONE]\n\n",), (token, token)))
+    recorder.feed([HEAD + first, done, more, chunked(event({}, finish="stop"))], range(4))
+
+    assert (len(recorder.times), recorder.finish, recorder.done) == (2, "", True)
+
+
+def test_true_is_no_count() -> None:
+    """JSON's true is 1 to Python: one token was counted for a reply of eight."""
+    found = decode(b'{"choices":[],"usage":{"prompt_tokens":true,"completion_tokens":false}}')
+
+    assert found is not None
+    assert found.usage == (-1, -1, -1, -1)

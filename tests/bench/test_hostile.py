@@ -10,12 +10,14 @@ import pytest
 
 from moebox.cli import main
 from tests.bench.hostile import ASIDE, SERVERS
+from tests.bench.hostile_more import MORE
 from tests.bench.server import good, serving
 
 PATIENCE_S = 120  # for one server, on a busy machine: a hang, not a figure
 FLAGS = ["--requests", "3", "--concurrency", "2", "--output", "8", "--input", "8"]
 SHORT = ["--timeout", "2s", "--stall", "1s"]
 LONG = ["--timeout", "60s", "--stall", "30s"]  # where all is well in the end, if the machine is not too busy for it
+ALL = SERVERS | MORE
 SOME = [  # of each sort, for every run of the suite
     "endless tokens, as fast as they go",
     "endless 100 Continue, fast",
@@ -27,13 +29,17 @@ SOME = [  # of each sort, for every run of the suite
     "one byte that is not UTF-8, like the others",
     "an error that moves the cursor",
     "10^9 tokens",
+    "tokens after [DONE]",
+    "counts that are true",
+    "one byte a chunk",
 ]
 
 
 def test_there_are_enough_of_them() -> None:
     """At least 48 ways to misbehave, and the short list names some of them."""
     assert len(SERVERS) >= 48
-    assert set(SOME) <= set(SERVERS)
+    assert not set(SERVERS) & set(MORE)
+    assert set(SOME) <= set(ALL)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +94,7 @@ def judged(name: str, url: str, capsys: pytest.CaptureFixture[str], *flags: str)
 
 def besieged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that is good until it is measured."""
-    behaviour, outcome = SERVERS[name]
+    behaviour, outcome = ALL[name]
     with serving(behaviour) as server:
         code, result = judged(name, server.url, capsys, *(SHORT if outcome == "failed" else LONG))
     sane(result)
@@ -104,17 +110,17 @@ def test_some_servers_that_misbehave(name: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.siege
-@pytest.mark.parametrize("name", [name for name in SERVERS if name not in SOME])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in SOME])
 def test_every_server_that_misbehaves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All the others."""
     besieged(name, capsys)
 
 
 @pytest.mark.siege
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_server_that_misbehaves_from_the_first_request_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What is asked before a measurement hangs and crashes no more than the measurement."""
-    behaviour, _ = SERVERS[name]
+    behaviour, _ = ALL[name]
     with serving(behaviour, look=behaviour) as server:
         code, result = judged(name, server.url, capsys, *SHORT)
 

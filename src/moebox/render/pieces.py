@@ -71,7 +71,7 @@ def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool =
     names = argv.VARIABLES if variable else {}
     args = tuple(_piece(word, names, place, recipe) for place, word in enumerate(words))
     drafting = _draft_words(deployment, variable=variable)
-    draft = tuple(tuple(_split(part, deployment) for part in word) for word in drafting)
+    draft = tuple(tuple(_split(part, deployment) if variable else (part,) for part in word) for word in drafting)
     variables = {part.name: part for piece in args for value in piece for part in value if isinstance(part, Var)}
     if draft and variable:
         given = recipe.speculate.draft if recipe.speculate else ""

@@ -155,8 +155,11 @@ class Body:
 
     def _frame(self, data: bytes) -> bytes:
         length = self.headers.get(b"content-length")
-        if b"chunked" in self.headers.get(b"transfer-encoding", b"").lower():
+        coding = self.headers.get(b"transfer-encoding", b"").lower()
+        if coding == b"chunked":
             self.state = State.SIZE
+        elif coding not in (b"", b"identity"):
+            return self._refuse(f"transfer-encoding is {coding[:40]!r}, which was not requested")
         elif length is not None:
             if not length.isdigit() or len(length) > 18:
                 return self._refuse(f"content-length is {length[:20]!r}")

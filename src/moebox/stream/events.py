@@ -134,5 +134,6 @@ def _usage(value: Any) -> tuple[int, int, int, int] | None:
 
 
 def _whole(value: Any) -> int:
-    """A count as it fits a column of samples; -1 where it is none."""
-    return min(value, 2**31 - 1) if isinstance(value, int) and value >= 0 else -1
+    """A count as it fits a column of samples; -1 where it is none (`true` is an int to Python)."""
+    counts = isinstance(value, int) and not isinstance(value, bool)
+    return min(value, 2**31 - 1) if counts and value >= 0 else -1

@@ -27,6 +27,7 @@ class Recorder:
         "completion_tokens",
         "counts",
         "done",
+        "done_at",
         "error",
         "estimated",
         "events",
@@ -58,6 +59,7 @@ class Recorder:
         self.finish = ""
         self.error = ""
         self.done = False  # [DONE] came
+        self.done_at = 0  # when
         self.completion_tokens = self.prompt_tokens = self.cached_tokens = self.reasoning_tokens = -1  # -1: not told
         self.keep = keep
         self.text: list[str] = []
@@ -214,8 +216,9 @@ class Recorder:
     def _take(self, payloads: Sequence[bytes], time: int, *, cut: bool = False) -> None:
         for payload in payloads:
             self.events += 1
-            if payload == b"[DONE]":
-                self.done = True
+            if payload == b"[DONE]" and not self.done:
+                self.done, self.done_at, self.template = True, time, None
+            if self.done:  # what follows belongs to no reply
                 continue
             event = decode(payload)
             if event is None:

@@ -22,7 +22,7 @@ STREAM_END = b"\r\n0\r\n\r\n"  # the end of a chunk and the last, empty one
 BACK_OFF_S = 0.5  # before a connection asks again after a refusal (HTTP 429 or 503, or no connection)
 LONGEST_BACK_OFF_S = 60.0  # whatever a server's Retry-After says: a benchmark is no place to wait for an hour
 LOOK_AGAIN = 4_000_000_000  # ns of silence after which a socket is read unasked: no event that was missed costs more
-WITHOUT_END_S = 2.0  # of silence after [DONE], when the end of the response does not come
+WITHOUT_END_S = 2.0  # after [DONE], when the end of the response does not come, whatever else does
 
 
 class Requests:
@@ -284,7 +284,8 @@ class Requests:
             if connection.conversation is not conversation or connection.stage != Stage.BUSY:
                 return
         recorder, late = connection.recorder, overdue(connection, now, self._load)
-        if recorder.done and (late or silent > WITHOUT_END_S):  # [DONE] came, the end of the response did not
+        waited_s = (now - recorder.done_at) / 1e9 if recorder.done else 0.0
+        if recorder.done and (late or max(silent, waited_s) > WITHOUT_END_S):  # [DONE] came, the response's end did not
             self.abandon(connection, *judge(recorder, asked=conversation.asked, size=connection.size))
         elif reason := late or endless(recorder, asked=conversation.asked):
             self.abandon(connection, FAILED, reason)
