@@ -17,6 +17,7 @@ from moebox.errors import MoeboxError
 from moebox.report.block import Prose
 from moebox.web import calibrations, chat, engines, planning, recipes, runs, tasks, watching
 from moebox.web.gate import Gate, Site
+from moebox.web.mounts import MOUNTS
 from moebox.web.pages import failed, page, refusal, rendered, script
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def answer_of(request: Request) -> planning.Answer:
     """The plan that the address asks for; with `layout`, only that one is weighed again."""
     planning.refresh()
     asked = planning.asked(request.query_params)
+    for path in (asked.model, asked.box):
+        MOUNTS.insist(path)
     layout = planning.before(asked, request.query_params.get("layout", ""))
     return planning.quick(asked, layout) if layout else planning.full(asked)
 

@@ -1,0 +1,47 @@
+"""A path on a mount that is gone: the page says so, and goes on."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from moebox.errors import BadInput
+from moebox.web import mounts
+from moebox.web.mounts import MOST_HUNG, Mounts
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch):
+    """A mount on which nothing answers until the test is over; such a mount cannot be made without root."""
+    over = threading.Event()
+
+    def stat(path: str) -> None:
+        if path.startswith("/gone/"):
+            over.wait()
+
+    monkeypatch.setattr(mounts, "stat", stat)
+    monkeypatch.setattr(mounts, "PATIENCE_S", 0.05)
+    yield
+    over.set()
+
+
+def test_a_path_that_never_answers_costs_one_thread(gone: None, tmp_path: Path):
+    """However often it is asked for: forty questions took every thread of the page."""
+    known, before = Mounts(), threading.active_count()
+    for _ in range(40):
+        with pytest.raises(BadInput, match="the disk has not answered"):
+            known.insist("/gone/model")
+    assert threading.active_count() == before + 1
+
+    known.insist(str(tmp_path))
+    known.insist("kimi-k2.6")
+
+
+def test_many_paths_that_never_answer_are_bounded(gone: None):
+    """After a few, others are refused without a try."""
+    known, before = Mounts(), threading.active_count()
+    for number in range(40):
+        with pytest.raises(BadInput):
+            known.insist(f"/gone/{number}")
+
+    assert threading.active_count() == before + MOST_HUNG
