@@ -20,6 +20,11 @@ class Mounts:
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Thread] = {}
 
+    @property
+    def threads(self) -> int:
+        """Threads that still wait for a disk."""
+        return sum(thread.is_alive() for thread in self._asking.values())
+
     def insist(self, text: str) -> None:
         """BadInput where `text` is a path that does not answer; a name, or a path that is not there, is nobody's."""
         if "/" not in text:
