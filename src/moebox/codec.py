@@ -35,12 +35,12 @@ def read_toml(kind: type[T], path: Path) -> T:
     return decode(kind, load_toml(path), where=str(path))
 
 
-def load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> dict[str, object]:
     """The TOML file at `path` as plain dicts."""
     return parse_toml(read_text(path), where=str(path))
 
 
-def parse_toml(text: str, *, where: str) -> dict[str, Any]:
+def parse_toml(text: str, *, where: str) -> dict[str, object]:
     """TOML text as plain dicts."""
     try:
         return tomllib.loads(text)
@@ -94,25 +94,32 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
 
 def refuse_unknown(kind: Any, value: Any, where: str, at: str = "") -> None:
     """Raise BadInput for the first key of `value` that the dataclass `kind` does not have."""
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
-        for key, inner in value.items():
-            if key not in hints:
-                name = f"{at}.{key}" if at else str(key)
-                raise BadInput(f"{where}: unknown setting {name!r}", hint=suggest(str(key), hints))
-            refuse_unknown(hints[key], inner, where, f"{at}.{key}" if at else str(key))
-        return
+    for inner_kind, inner, name in _inside(kind, value, where, at):
+        refuse_unknown(inner_kind, inner, where, name)
+
+
+def _inside(kind: Any, value: Any, where: str, at: str) -> list[tuple[Any, Any, str]]:
+    """What `value` consists of as a `kind`: types and values of its parts, and where each stands."""
+    if dataclasses.is_dataclass(kind):
+        return _fields(kind, value, where, at) if isinstance(value, dict) else []
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         choices = [arg for arg in args if dataclasses.is_dataclass(arg)]
-        if len(choices) == 1:
-            refuse_unknown(choices[0], value, where, at)
-    elif origin in (tuple, list) and isinstance(value, list) and args:
-        for index, inner in enumerate(value):
-            refuse_unknown(args[0], inner, where, f"{at}[{index}]")
-    elif origin is dict and isinstance(value, dict):
-        for key, inner in value.items():
-            refuse_unknown(args[1], inner, where, f"{at}.{key}")
+        return [(choices[0], value, at)] if len(choices) == 1 else []
+    if origin in (tuple, list) and isinstance(value, list):
+        return [(args[0], inner, f"{at}[{index}]") for index, inner in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return [(args[1], inner, f"{at}.{key}") for key, inner in value.items()]
+    return []
+
+
+def _fields(kind: Any, value: dict[Any, Any], where: str, at: str) -> list[tuple[Any, Any, str]]:
+    hints = typing.get_type_hints(kind)
+    names = {key: f"{at}.{key}" if at else str(key) for key in value}
+    for key, name in names.items():
+        if key not in hints:
+            raise BadInput(f"{where}: unknown setting {name!r}", hint=suggest(str(key), hints))
+    return [(hints[key], value[key], name) for key, name in names.items()]
 
 
 def _without_none(value: Any) -> Any:

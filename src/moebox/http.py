@@ -124,7 +124,7 @@ class Session:
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
             return Reply(status=0, text=str(problem) or type(problem).__name__)
 
-    def _trace(self, name: str, info: dict[str, Any]) -> None:
+    def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         if name == "connection.connect_tcp.complete":
             self._sockets.append(info["return_value"].get_extra_info("socket"))
 

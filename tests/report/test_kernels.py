@@ -84,15 +84,15 @@ def test_without_triton_the_table_answers(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     found = looked_up(deploy(recipe(kv="fp8"), box))
     assert found
-    assert {(one["shared_bytes"], one["limit_bytes"]) for one in found["bad"]} == {(102_400, 101_376)}
+    assert {(bad.shared_bytes, bad.limit_bytes) for bad in found.bad} == {(102_400, 101_376)}
     keep(run, found)
     assert "by table" in markdown(report([run]))
     unknown = looked_up(deploy(dataclasses.replace(recipe(), engine_version="0.99.0"), box))
     assert unknown
-    assert "moebox doctor kernels --engine vllm" in unknown["not_covered"][0]["why"]
+    assert "moebox doctor kernels --engine vllm" in unknown.not_covered[0].why
     sparse = looked_up(deploy(recipe(kv="fp8", model="deepseek-v3.2"), box))
     assert sparse
-    assert (sparse["bad"], sparse["launches"]) == ([], 0)
+    assert (sparse.bad, sparse.launches) == ((), 0)
     assert looked_up(deploy(dataclasses.replace(recipe(), engine="llama.cpp"), box)) is None
     assert looked_up(deploy(dataclasses.replace(recipe(), model="x", checkpoint="x"), box)) is None
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from moebox import codec
 from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Gqa, Linear, Mla
 from moebox.core.model import Checkpoint, Model
-from moebox.core.quant import checkpoint_of
+from moebox.core.quant import CheckpointRow, checkpoint_of
 from moebox.errors import BadInput
 
 FP8_BLOCK = 8 + 32 / 16384  # bits: one float32 scale for each 128x128 block
@@ -25,16 +26,23 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
     """The checkpoint that config.json, or hf_quant_config.json beside it, promises; computed."""
     quant = _settings(config, folder)
     bits, label = _bits(quant)
-    row: dict[str, Any] = {"name": name, "format": "safetensors", "quant": label, "other": 16.0, "native": True}
-    if bits < 16:
-        kept = _ignored(quant)
-        row |= {part: bits for part, example in _EXAMPLES.items() if not kept(example)}
-        # modelopt's mixed form keeps in fp8 what is not nvfp4
-        spared = FP8_BLOCK if quant.get("quant_method") == "fp8" else 16.0
-        row["attention"] = _attention_bits(model, bits, spared, kept)
-        row["per_expert"] = 24 if label in ("int4-g32", "nvfp4") else 0
-        if label == "fp8-block" and str(config.get("expert_dtype", "")).lower() == "fp4":
-            row |= {"quant": "mxfp4", "routed_experts": 4.25}  # DeepSeek V4: fp8 with experts in mxfp4
+    row = CheckpointRow(name=name, models=(model.name,), format="safetensors", quant=label, other=16.0, native=True)
+    if bits >= 16:
+        return checkpoint_of(model, row)
+    kept = _ignored(quant)
+    own = {part: None if kept(example) else bits for part, example in _EXAMPLES.items()}
+    # modelopt's mixed form keeps in fp8 what is not nvfp4
+    spared = FP8_BLOCK if quant.get("quant_method") == "fp8" else 16.0
+    row = replace(
+        row,
+        routed_experts=own["routed_experts"],
+        shared_experts=own["shared_experts"],
+        dense_ffn=own["dense_ffn"],
+        attention=_attention_bits(model, bits, spared, kept),
+        per_expert=24 if label in ("int4-g32", "nvfp4") else 0,
+    )
+    if label == "fp8-block" and str(config.get("expert_dtype", "")).lower() == "fp4":
+        row = replace(row, quant="mxfp4", routed_experts=4.25)  # DeepSeek V4: fp8 with experts in mxfp4
     return checkpoint_of(model, row)
 
 

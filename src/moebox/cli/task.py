@@ -223,6 +223,7 @@ def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
     """A real client with the settings that `moebox connect` gives it, and the key in its environment alone."""
     from moebox import codec
     from moebox.errors import UnknownName
+    from moebox.loose import inner
     from moebox.serve import connect
     from moebox.stream.limits import served_limits
     from moebox.tasks.clients import CLIENTS, RealClient, Setup
@@ -233,15 +234,14 @@ def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
     reached = connect.Reached(endpoint=endpoint, key_env=key_env and KEY_FOR_CLIENT, context=context)
     secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
     if client == "opencode":
-        changes = connect.settings("opencode", reached).changes
         model = f"moebox/{endpoint.model}"
+        changes = dict(connect.settings("opencode", reached).changes)
         changes |= {"model": model, "small_model": model, "share": "disabled", "autoupdate": False}
         changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
         files = {".config/opencode/opencode.json": codec.to_json(changes)}
         return RealClient(Setup(client="opencode", model=endpoint.model, environment=secret, files=files))
-    environment = {
-        str(name): str(value) for name, value in connect.settings("claude-code", reached).changes["env"].items()
-    }
+    own = inner(connect.settings("claude-code", reached).changes, "env")
+    environment = {name: str(value) for name, value in own.items()}
     environment |= {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",

@@ -5,6 +5,7 @@ Adding a GPU, a model or a checkpoint is a change to a TOML file in `moebox/data
 
 import functools
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -15,7 +16,7 @@ from moebox.errors import UnknownName
 
 
 @functools.cache
-def table(name: str) -> dict[str, Any]:
+def table(name: str) -> Mapping[str, Any]:
     """`moebox/data/NAME.toml` as plain dicts."""
     text = resources.files("moebox.data").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
@@ -55,10 +56,11 @@ def model(name: str) -> Model:
 @functools.cache
 def checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
     """The published forms of a model."""
-    from moebox.core.quant import checkpoint_of
+    from moebox.core.quant import CheckpointRow, checkpoint_of
 
-    rows = table("checkpoints")["checkpoint"]
-    return tuple(checkpoint_of(model(model_name), row) for row in rows if model_name in row["models"])
+    rows = [row for row in table("checkpoints")["checkpoint"] if model_name in row["models"]]
+    decoded = [codec.decode(CheckpointRow, row, where=f"checkpoints.toml [{row['name']}]") for row in rows]
+    return tuple(checkpoint_of(model(model_name), row) for row in decoded)
 
 
 def checkpoint(model_name: str, name: str) -> Checkpoint:

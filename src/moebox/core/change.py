@@ -33,15 +33,16 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     return codec.decode(Recipe, document, where="changed recipe")
 
 
-def _set(document: dict[str, Any], path: str, value: Any) -> None:
+def _set(document: dict[str, object], path: str, value: Any) -> None:
     table, key = _split(path)
     names = [*table] if key is None else [*table, key]
     kind: Any = Recipe
     for name in names[:-1]:
         kind = _refuse_unknown(kind, name, path)
-        if document.get(name) is None:
-            document[name] = {}
-        document = document[name]
+        inside = document.get(name)
+        if not isinstance(inside, dict):
+            inside = document[name] = {}
+        document = inside
     if key is None:
         _refuse_unknown(kind, names[-1], path)
     if value is None and key is not None:

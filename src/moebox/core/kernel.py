@@ -1,8 +1,10 @@
 """What a GPU kernel asks for, and whether an architecture can give it."""
 
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from moebox import codec
 from moebox.core import catalogue
 from moebox.errors import UnknownName
 
@@ -43,7 +45,7 @@ class Arch:
 def arch(name: str) -> Arch:
     """The architecture called `name`: sm_120, 120 or 12.0."""
     wanted = name.lower().removeprefix("sm_").replace(".", "").rstrip("af")
-    rows: dict[str, Any] = catalogue.table("archs")["arch"]
+    rows = catalogue.table("archs")["arch"]
     if f"sm_{wanted}" not in rows:
         raise UnknownName("architecture", name, rows)
     return Arch(name=f"sm_{wanted}", **rows[f"sm_{wanted}"])
@@ -100,13 +102,68 @@ class KernelScan:
         return tuple(one for one in self.launches if one.verdict in ("does not fit", "does not compile"))
 
 
-def known_bad(*, engine: str, version: str, sm: str, kv: str) -> tuple[dict[str, Any], ...]:
-    """Attention kernels of a scanned release that do not launch on such a card with such a cache."""
-    name = f"sm_{sm.replace('.', '')}"
-    return tuple(
-        bad
-        for row in catalogue.table("kernels")["scan"]
-        if (row["engine"], row["version"], row["arch"], row["kv"]) == (engine, version, name, kv)
-        for bad in row["bad"]
-        if not bad["case"].startswith("fused MoE")
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBad:
+    """A launch of a scanned release that does not fit, by the table."""
+
+    kernel: str
+    case: str
+    shared_bytes: int
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownScan:
+    """A scan of a release, as data/kernels.toml keeps it."""
+
+    engine: str
+    version: str
+    arch: str
+    kv: str
+    triton: str
+    launches: int
+    not_covered: int
+    bad: tuple[KnownBad, ...] = ()
+
+    @property
+    def attention(self) -> tuple[KnownBad, ...]:
+        """Those that every form of the weights meets."""
+        return tuple(bad for bad in self.bad if not bad.case.startswith("fused MoE"))
+
+
+@functools.cache
+def known_scans() -> tuple[KnownScan, ...]:
+    """Every scanned release."""
+    rows = catalogue.table("kernels")["scan"]
+    return tuple(codec.decode(KnownScan, row, where=f"kernels.toml [{row.get('engine', '?')}]") for row in rows)
+
+
+def known_scan(*, engine: str, version: str, sm: str, kv: str) -> KnownScan | None:
+    """The scan of a release for such a GPU and such a cache."""
+    wanted = (engine, version, f"sm_{sm.replace('.', '')}", kv)
+    return next((scan for scan in known_scans() if (scan.engine, scan.version, scan.arch, scan.kv) == wanted), None)
+
+
+def known_bad(*, engine: str, version: str, sm: str, kv: str) -> tuple[KnownBad, ...]:
+    """Attention kernels of a scanned release that do not launch on such a GPU with such a cache."""
+    scan = known_scan(engine=engine, version=version, sm=sm, kv=kv)
+    return scan.attention if scan else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFindings:
+    """What was found out about an engine's kernels, as a run folder keeps it."""
+
+    engine: str
+    version: str
+    arch: str
+    model: str
+    tp: int
+    kv: str
+    by: Literal["compiling", "table"]
+    triton: str = ""
+    launches: int = 0
+    spills: int = 0
+    bad: tuple[KernelLaunch | KnownBad, ...] = ()
+    not_covered: tuple[NotCovered, ...] = ()
+    judged: tuple[NotCovered, ...] = ()

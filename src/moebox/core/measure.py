@@ -1,7 +1,7 @@
 """What is asked of an endpoint, how hard, and what must hold: the words of a benchmark."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 WorkloadKind = Literal["random", "code", "prompts", "turns", "prefix", "trace"]
 WORKLOADS: tuple[WorkloadKind, ...] = ("random", "code", "prompts", "turns", "prefix", "trace")
@@ -30,7 +30,7 @@ class Workload:
     reuse_prompts: bool = False  # the same seed asks the same again
     api: Api = "chat"
     ignore_eos: bool = True  # ask for exactly output_tokens where the engine can be told to
-    extra: dict[str, Any] = field(default_factory=dict)  # merged into every request's body
+    extra: dict[str, object] = field(default_factory=dict)  # merged into every request's body
 
     @property
     def shares_nothing(self) -> bool:

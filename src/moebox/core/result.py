@@ -4,13 +4,13 @@ Files carry the flat field names of vLLM's serving benchmark (`mean_ttft_ms`); `
 `prefill_decode` read them. Files that other tools wrote are not read here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from moebox import codec
 from moebox.core.measure import Load, Slo, Workload
 from moebox.errors import BadInput
+from moebox.loose import Json, inner, within, words
 
 FORMAT = 1
 STATS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
@@ -258,12 +258,11 @@ class PrefillDecode:
     rows: tuple[TestRow, ...] = ()
 
 
-def document(result: Measurement | PrefillDecode) -> dict[str, Any]:
+def document(result: Measurement | PrefillDecode) -> dict[str, object]:
     """A result as it stands in a file."""
-    plain: dict[str, Any] = codec.plain(result)
+    plain = codec.plain(result)
     if isinstance(result, PrefillDecode):
-        plain["rows"] = [{key: value for key, value in row.items() if not _unused(row, key)} for row in plain["rows"]]
-        return plain
+        return {**plain, "rows": [_used(row) for row in plain["rows"]]}
     flat = _flat({name: plain[name] for name in FIRST} | plain)
     if plain["steady"] is not None:
         flat["steady"] = _flat(plain["steady"])
@@ -275,13 +274,13 @@ def document(result: Measurement | PrefillDecode) -> dict[str, Any]:
     return flat
 
 
-def measurement(values: Mapping[str, Any], where: str) -> Measurement:
+def measurement(values: Json, where: str) -> Measurement:
     """The measurement in a file of ours, also of an older version; BadInput names what is wrong with it."""
     nested = _nested(values)
-    if isinstance(nested.get("steady"), dict):
-        nested["steady"] = _nested(nested["steady"])
-    if isinstance(nested.get("server"), dict):
-        nested["server"] = _known(ServerView, nested["server"])
+    if inner(nested, "steady"):
+        nested["steady"] = _nested(inner(nested, "steady"))
+    if inner(nested, "server"):
+        nested["server"] = _known(ServerView, inner(nested, "server"))
     parts = nested.get("speed_by_position")
     if isinstance(parts, list):
         nested["speed_by_position"] = [_position(part, where) for part in parts]
@@ -289,7 +288,7 @@ def measurement(values: Mapping[str, Any], where: str) -> Measurement:
     return codec.decode(Measurement, nested, where=where)
 
 
-def prefill_decode(values: Mapping[str, Any], where: str) -> PrefillDecode:
+def prefill_decode(values: Json, where: str) -> PrefillDecode:
     """The tests in a file of ours; BadInput names what is wrong with it."""
     return codec.decode(PrefillDecode, {key: values[key] for key in values if key != "source"}, where=where)
 
@@ -299,42 +298,39 @@ def ours(values: Any) -> bool:
     return isinstance(values, dict) and str(values.get("tool", "")).startswith("moebox ")
 
 
-def _unused(row: dict[str, Any], key: str) -> bool:
-    """The rate of the other kind of test."""
-    return key == ("tg_tok_s" if row["test"].startswith("pp") else "pp_tok_s")
+def _used(row: Json) -> Json:
+    """Without the rate of the other kind of test."""
+    unused = "tg_tok_s" if words(row, "test").startswith("pp") else "pp_tok_s"
+    return {key: value for key, value in row.items() if key != unused}
 
 
-def _flat(plain: dict[str, Any]) -> dict[str, Any]:
+def _flat(plain: Json) -> dict[str, object]:
     """Each latency's figures as fields of their own, where it stood."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in plain.items():
-        if key in LATENCIES:
-            flat |= {f"{stat}_{key}_ms": value[stat] for stat in STATS}
-        else:
-            flat[key] = value
+        figures = {f"{stat}_{key}_ms": within(value, stat) for stat in STATS}
+        flat |= figures if key in LATENCIES else {key: value}
     return flat
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(values: Json) -> dict[str, object]:
     """The figures of each latency gathered."""
     names = {f"{stat}_{latency}_ms": (latency, stat) for latency in LATENCIES for stat in STATS}
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in names:
-            latency, stat = names[key]
-            nested.setdefault(latency, {})[stat] = value
-        else:
-            nested[key] = value
-    return nested
+    latencies: dict[str, dict[str, object]] = {}
+    for key in values.keys() & names.keys():
+        latency, stat = names[key]
+        latencies.setdefault(latency, {})[stat] = values[key]
+    others = {key: value for key, value in values.items() if key not in names}
+    return {**others, **latencies}
 
 
-def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], values: Json) -> Json:
     """The fields that `kind` has: what a server's metrics are called grows with its versions."""
     names = {each.name for each in fields(kind)}
     return {key: value for key, value in values.items() if key in names}
 
 
-def _position(part: Any, where: str) -> dict[str, Any]:
+def _position(part: object, where: str) -> Json:
     if not isinstance(part, dict) or not {"from", "to", "tok_s"} <= set(part):
         raise BadInput(f"{where}: speed_by_position holds {part!r}")
     return {"first": part["from"], "last": part["to"], "tok_s": part["tok_s"]}

@@ -17,12 +17,12 @@ A TOML file is either what `moebox box --save` wrote, or the short form:
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Gpu
 from moebox.errors import BadInput, UnknownName
+from moebox.loose import rows
 from moebox.units import parse_rate, parse_size
 
 _PART = re.compile(r"(?:(\d+)x-?)?([a-z].*)")
@@ -137,8 +137,7 @@ def gpu_called(name: str) -> Gpu:
 def from_file(path: Path) -> Box:
     """The box that a TOML file describes, in either form."""
     document = codec.load_toml(path)
-    first: Any = next(iter(document.get("gpus", [])), None)
-    if isinstance(first, dict) or "source" in document:
+    if rows(document, "gpus") or "source" in document:
         return codec.decode(Box, document, where=str(path))
     if isinstance(document.get("gpus"), str):
         document["gpus"] = [document["gpus"]]

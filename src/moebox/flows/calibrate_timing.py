@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from moebox.core.calibration import DecodeStep, Prefill
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
+from moebox.loose import Json
 from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
 
@@ -45,7 +45,7 @@ class Target:
         first = min(FIRST_ID, last // 2)
         return self.draw.choices(range(first, last), k=tokens)
 
-    def body(self, prompt: int, output: int) -> dict[str, Any]:
+    def body(self, prompt: int, output: int) -> Json:
         """A completion that decodes exactly `output` tokens, whatever they are."""
         return {
             "model": self.endpoint.model,
@@ -65,7 +65,7 @@ class Stream:
     error: str = ""
 
 
-def streamed(target: Target, body: dict[str, Any], out: Stream) -> None:
+def streamed(target: Target, body: Json, out: Stream) -> None:
     """Send one request and note its tokens."""
     sent = time.monotonic()
     try:
@@ -79,7 +79,7 @@ def streamed(target: Target, body: dict[str, Any], out: Stream) -> None:
         out.error = problem.message
 
 
-def together(target: Target, bodies: Sequence[dict[str, Any]]) -> list[Stream]:
+def together(target: Target, bodies: Sequence[Json]) -> list[Stream]:
     """All requests at once; raises Outside when any of them fails."""
     streams = [Stream() for _ in bodies]
     threads = [

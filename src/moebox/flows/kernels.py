@@ -4,109 +4,110 @@
 the same one takes its place.
 """
 
-from typing import Any
+from dataclasses import replace
 
 from moebox import engines
-from moebox.codec import plain
-from moebox.core import catalogue
 from moebox.core.deployment import Deployment
 from moebox.core.event import KernelsJudged
-from moebox.core.kernel import KernelScan, arch, known_bad
+from moebox.core.kernel import KernelFindings, KernelScan, KnownBad, KnownScan, NotCovered, arch, known_scan
 from moebox.errors import BadInput, UnknownName
 from moebox.kernels.judged import judged
+from moebox.loose import rows
 from moebox.store import Run
 from moebox.units import count
 
 FILE = "kernels.json"
-Findings = dict[str, Any]
 # A table row counts these, and does not name them.
 _UNNAMED = "kernels that are not Triton's, or launches that need a GPU; `moebox doctor kernels` names them"
 _SAME = ("engine", "version", "arch", "model", "tp", "kv")
 
 
-def compiled(scan: KernelScan) -> Findings:
+def compiled(scan: KernelScan) -> KernelFindings:
     """A scan, short: what fits is counted, what does not is told."""
-    return {
-        **_about(scan.engine, scan.version, scan.arch, scan.model, scan.tp, scan.kv),
-        "by": "compiling",
-        "triton": scan.triton,
-        "launches": len(scan.launches),
-        "spills": sum(one.verdict == "spills" for one in scan.launches),
-        "bad": [plain(one) for one in scan.bad],
-        "not_covered": [plain(one) for one in scan.not_covered],
-        "judged": [plain(one) for one in scan.judged],
-    }
+    return KernelFindings(
+        engine=scan.engine,
+        version=scan.version,
+        arch=scan.arch,
+        model=scan.model,
+        tp=scan.tp,
+        kv=scan.kv,
+        by="compiling",
+        triton=scan.triton,
+        launches=len(scan.launches),
+        spills=sum(launch.verdict == "spills" for launch in scan.launches),
+        bad=scan.bad,
+        not_covered=scan.not_covered,
+        judged=scan.judged,
+    )
 
 
-def looked_up(deployment: Deployment) -> Findings | None:
+def looked_up(deployment: Deployment) -> KernelFindings | None:
     """What the table of scanned releases says of a recipe; None where no Triton kernels are foreseen."""
     recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.place.gpu
-    if deployment.engine.offloads or gpu is None or model is None or model.mla is None or not gpu.sm:
+    if deployment.engine.offloads or gpu is None or not gpu.sm:
+        return None
+    if model is None or model.mla is None:
         return None
     version, kv = recipe.engine_version or engines.newest(recipe.engine), "fp8" if recipe.kv == "fp8" else "bf16"
     name = f"sm_{gpu.sm.replace('.', '')}"
-    found = {**_about(recipe.engine, version, name, model.name, recipe.parallel.tp, kv), "by": "table"}
-    row = _row(recipe.engine, version, name, kv) if model.mla.indexer is None else None
-    if row is None:
-        why = f"`moebox doctor kernels --engine {recipe.engine} --arch {name} --kv {kv}` compiles them"
-        missing = {"what": f"Triton kernels of {recipe.engine} {version} for {model.title} on {name}", "why": why}
-        return {**found, "launches": 0, "spills": 0, "bad": [], "not_covered": [missing], "judged": _judged(found)}
-    attention = known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv)
-    others = [bad for bad in row["bad"] if bad not in attention]
-    return {
-        **found,
-        "triton": row["triton"],
-        "launches": row["launches"],
-        "spills": 0,
-        "bad": [{**bad, "limit_bytes": gpu.smem} for bad in attention],
-        "not_covered": [*_left_out(row), *map(_other_weights, others)],
-        "judged": _judged(found),
-    }
+    findings = KernelFindings(
+        engine=recipe.engine,
+        version=version,
+        arch=name,
+        model=model.name,
+        tp=recipe.parallel.tp,
+        kv=kv,
+        by="table",
+        judged=_judged(recipe.engine, version, name, model.name),
+    )
+    scan = None if model.mla.indexer else known_scan(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv)
+    return _scanned(findings, scan, gpu.smem) if scan else _unscanned(findings, model.title)
 
 
-def _left_out(row: Findings) -> list[Findings]:
-    """The table counts what a scan could not judge."""
-    number = row["not_covered"]
-    what = f"{number} case{'s' * (number != 1)} of the scan"
-    return [{"what": what, "why": _UNNAMED}] if number else []
+def _scanned(findings: KernelFindings, scan: KnownScan, limit: int) -> KernelFindings:
+    others = [bad for bad in scan.bad if bad not in scan.attention]
+    left_out = f"{scan.not_covered} case{'s' * (scan.not_covered != 1)} of the scan"
+    return replace(
+        findings,
+        triton=scan.triton,
+        launches=scan.launches,
+        bad=tuple(replace(bad, limit_bytes=limit) for bad in scan.attention),
+        not_covered=(
+            *([NotCovered(what=left_out, why=_UNNAMED)] if scan.not_covered else []),
+            *map(_other_weights, others),
+        ),
+    )
 
 
-def _other_weights(bad: Findings) -> Findings:
-    asked = f"{bad['kernel']} ({bad['case']}): {count(bad['shared_bytes'])} bytes do not fit"
-    return {"what": asked, "why": "only weights of that kind use it"}
+def _unscanned(findings: KernelFindings, model: str) -> KernelFindings:
+    engine, arch_name = findings.engine, findings.arch
+    what = f"Triton kernels of {engine} {findings.version} for {model} on {arch_name}"
+    why = f"`moebox doctor kernels --engine {engine} --arch {arch_name} --kv {findings.kv}` compiles them"
+    return replace(findings, not_covered=(NotCovered(what=what, why=why),))
 
 
-def _about(engine: str, version: str, arch_name: str, model: str, tp: int, kv: str) -> Findings:
-    return dict(zip(_SAME, (engine, version, arch_name, model, tp, kv), strict=True))
+def _other_weights(bad: KnownBad) -> NotCovered:
+    what = f"{bad.kernel} ({bad.case}): {count(bad.shared_bytes)} bytes do not fit"
+    return NotCovered(what=what, why="only weights of that kind use it")
 
 
-def _row(engine: str, version: str, arch_name: str, kv: str) -> Findings | None:
-    wanted = (engine, version, arch_name, kv)
-    rows = catalogue.table("kernels")["scan"]
-    return next((row for row in rows if (row["engine"], row["version"], row["arch"], row["kv"]) == wanted), None)
-
-
-def _judged(found: Findings) -> list[Any]:
+def _judged(engine: str, version: str, arch_name: str, model: str) -> tuple[NotCovered, ...]:
     try:
-        target = arch(found["arch"])
+        return judged(engine=engine, version=version, arch=arch(arch_name), model=model)
     except UnknownName:
-        return []
-    known = judged(engine=found["engine"], version=found["version"], arch=target, model=found["model"])
-    return [plain(one) for one in known]
+        return ()
 
 
-def keep(run: Run, found: Findings) -> None:
+def keep(run: Run, findings: KernelFindings) -> None:
     """Write the findings into the run's folder, and say so in its journal."""
     try:
         before = run.read_json(FILE)
     except BadInput:  # somebody else's, or cut off: the new findings are worth more
         before = None
-    scans = before.get("scans") if isinstance(before, dict) else None
-    others = [one for one in scans or [] if isinstance(one, dict) and _key(one) != _key(found)]
-    run.write_json(FILE, {"scans": [*others, found]})
-    figures = {name: found[name] for name in (*_SAME, "by", "launches")}
-    run.event(KernelsJudged(**figures, bad=len(found["bad"])), sync=True)
-
-
-def _key(found: Findings) -> tuple[Any, ...]:
-    return tuple(found.get(name) for name in _SAME)
+    mine = {name: getattr(findings, name) for name in _SAME}
+    others = [scan for scan in rows(before, "scans") if not mine.items() <= scan.items()]
+    run.write_json(FILE, {"scans": [*others, findings]})
+    run.event(
+        KernelsJudged(**mine, by=findings.by, launches=findings.launches, bad=len(findings.bad)),
+        sync=True,
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from moebox.bench import samples
 from moebox.bench.measure import Measured, Subject, subject_of
@@ -10,12 +9,12 @@ from moebox.bench.measure import measure as one_measurement
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import LevelBegan, LevelDone, LevelSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload
-from moebox.core.result import document
+from moebox.core.result import Measurement, document, measurement
 from moebox.errors import AnswerIsNo, BadInput, Outside
+from moebox.loose import as_json
 from moebox.store import Run
 from moebox.units import seconds, tok_s
 
-FIGURES = ("completed", "output_throughput", "max_concurrency", "mean_ttft_ms")  # what every measurement has
 ROUNDS = 4  # requests of each lane
 TRIES = 3  # of a level during which the machine slept; the last one is kept, and marked
 SHORT = Workload(input_tokens=96, output_tokens=64)
@@ -30,13 +29,13 @@ def measure(
     short: bool,
     tell: Callable[[str], None],
     alive: Callable[[], bool] = lambda: True,
-) -> list[dict[str, Any]]:
+) -> list[Measurement]:
     """Measure each level that has no measurement in the run yet; all of them are returned.
 
     AnswerIsNo when not one request of a level is answered; Outside when requests failed because the engine died.
     """
     subject = subject_of(endpoint)
-    rows: list[dict[str, Any]] = []
+    rows: list[Measurement] = []
     for level in levels:
         name = f"measurements/random-c{level}"
         kept = _kept(run, name)
@@ -46,38 +45,38 @@ def measure(
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
             if not made.result.completed:
                 raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
-            kept = document(replace(made.result, samples=f"random-c{level}.samples"))
+            kept = replace(made.result, samples=f"random-c{level}.samples")
             run.write(f"{name}.samples", made.samples.pack())
-            run.write_json(f"{name}.json", kept)
-            run.event(LevelDone(concurrency=level, output_tok_s=kept["output_throughput"]), sync=True)
+            run.write_json(f"{name}.json", document(kept))
+            run.event(LevelDone(concurrency=level, output_tok_s=kept.output_throughput), sync=True)
         rows.append(kept)
-        limited = " (the client was the limit)" if kept.get("client_limited") else ""
-        ttft = kept.get("mean_ttft_ms") or 0.0
-        tell(f"{streams(level)}: {tok_s(kept['output_throughput'])}, first token after {ttft:.0f} ms{limited}")
-        for flag in kept.get("flags") or ():
+        tell(f"{streams(level)}: {_headline(kept)}")
+        for flag in kept.flags:
             tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
 
 
-def _kept(run: Run, name: str) -> dict[str, Any] | None:
+def _headline(result: Measurement) -> str:
+    limited = " (the client was the limit)" if result.client_limited else ""
+    return f"{tok_s(result.output_throughput)}, first token after {result.ttft.mean or 0.0:.0f} ms{limited}"
+
+
+def _kept(run: Run, name: str) -> Measurement | None:
     """An earlier measurement that is whole, with its samples; one that was cut short is measured again."""
     try:
-        document = run.read_json(f"{name}.json")
-        if document is None:
+        values = run.read_json(f"{name}.json")
+        if values is None:
             return None
         samples.read(run.path / f"{name}.samples")
+        return measurement(as_json(values), f"{name}.json")
     except BadInput as problem:
         run.event(MeasurementDamaged(file=f"{name}.json", why=problem.message))
         return None
-    whole = isinstance(document, dict) and all(isinstance(document.get(key), int | float) for key in FIGURES)
-    if not whole:
-        run.event(MeasurementDamaged(file=f"{name}.json", why="figures are missing"))
-    return document if whole else None
 
 
-def streams(number: int) -> str:
+def streams(number: int | None) -> str:
     """In words."""
-    return "1 stream" if number == 1 else f"{number} streams"
+    return "1 stream" if number == 1 else f"{number or 'any number of'} streams"
 
 
 def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callable[[str], None]) -> Measured:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from errno import ENOSPC
 from os import strerror
-from typing import Any, Literal
+from typing import Literal
 
 from moebox import codec
 from moebox.core.event import PipelineBegan, PipelineResumed, StepState
@@ -18,6 +18,7 @@ from moebox.loose import figure, rows, words
 from moebox.store import FULL, PIPELINE, Run
 
 Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
+Figures = dict[str, str | int | float | bool]  # by name
 STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
 
 
@@ -47,7 +48,7 @@ class Step:
     why: str = ""
     hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
-    figures: dict[str, Any] = field(default_factory=dict)  # what a person wants to see of it at a glance
+    figures: Figures = field(default_factory=dict)  # what a person wants to see of it at a glance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

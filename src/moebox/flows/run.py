@@ -23,7 +23,7 @@ from moebox.flows import boxes, kernels, phantom, recipes
 from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
-from moebox.flows.pipeline import STEPS, Name, NoRoom, Pipeline, Request, Step, room, save
+from moebox.flows.pipeline import STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
 from moebox.flows.work import work
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
@@ -49,7 +49,7 @@ class Runner:
         self.run, self.pipeline, self.awake, self.tell, self.ask = run, pipeline, awake, tell, ask
         self.request: Request = pipeline.request
         self.engine = LiveEngine(run, twin=pipeline.request.twin, box=pipeline.request.box, tell=self.news)
-        self._figures: dict[str, Any] = {}
+        self._figures: Figures = {}
         self._work: dict[Name, Callable[[], None]] = {
             "plan": self._plan,
             "doctor": self._doctor,
@@ -187,10 +187,10 @@ class Runner:
         if found is None:
             return
         kernels.keep(self.run, found)
-        self._figures["kernels_failing"] = len(found["bad"])
-        for bad in found["bad"]:
-            asked = f"{bad['kernel']} asks {count(bad['shared_bytes'])} bytes of {count(bad['limit_bytes'])}"
-            self.news(f"{asked}: `moebox doctor kernels --engine {found['engine']} --kv {found['kv']} --fix` fixes it")
+        self._figures["kernels_failing"] = len(found.bad)
+        for bad in found.bad:
+            asked = f"{bad.kernel} asks {count(bad.shared_bytes)} bytes of {count(bad.limit_bytes)}"
+            self.news(f"{asked}: `moebox doctor kernels --engine {found.engine} --kv {found.kv} --fix` fixes it")
 
     def _rehearse(self) -> None:
         from moebox.flows.rehearse import rehearse
@@ -253,10 +253,10 @@ class Runner:
                 endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.engine.died()
             )
         )
-        best = max(rows, key=lambda row: float(row["output_throughput"]))
+        best = max(rows, key=lambda row: row.output_throughput)
         self._figures |= {
-            "output": f"{tok_s(best['output_throughput'])} with {streams(best['max_concurrency'])}",
-            "ttft": f"{best['mean_ttft_ms']:.0f} ms",
+            "output": f"{tok_s(best.output_throughput)} with {streams(best.max_concurrency)}",
+            "ttft": f"{best.ttft.mean or 0.0:.0f} ms",
         }
 
     def _task(self) -> None:

@@ -51,8 +51,8 @@ def _kernels(recipe: Recipe, box: Box, model: Model) -> tuple[Caution, ...]:
     return tuple(
         Caution(
             symptom="",
-            text=f"{bad['kernel']} of {recipe.engine} {version} asks {count(bad['shared_bytes'])} bytes of shared "
-            f"memory; SM{gpu.sm.replace('.', '')} gives {count(gpu.smem)}: {bad['case']} does not launch",
+            text=f"{bad.kernel} of {recipe.engine} {version} asks {count(bad.shared_bytes)} bytes of shared "
+            f"memory; SM{gpu.sm.replace('.', '')} gives {count(gpu.smem)}: {bad.case} does not launch",
             remedy=f"`moebox doctor kernels --engine {recipe.engine} --kv {kv} --fix --apply` patches it",
             severity="fatal",
             source="compiled for the GPU's architecture by `moebox doctor kernels`",

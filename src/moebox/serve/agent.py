@@ -7,6 +7,8 @@ A head that was killed, a network that was cut and an end that was asked for loo
 Modes: run a rank; `probe` tells what the node is; `reach` tries the way to the first node; `sweep` kills what is left.
 """
 
+from __future__ import annotations  # a node's own Python may be 3.9
+
 import contextlib
 import ctypes
 import glob

@@ -1,11 +1,10 @@
 """The two questions a starting server is asked: are you well, and do you answer a chat."""
 
-import json
 import threading
-from typing import Any
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
+from moebox.loose import figure, rows, words
 
 HEALTH_WAIT_S = 2.0
 CHAT_WAIT_S = 900.0  # the first request may compile kernels; patience with the log decides before this does
@@ -21,11 +20,16 @@ class Chat(threading.Thread):
 
     def run(self) -> None:
         """Ask."""
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": self.text}], "max_tokens": self.tokens}
+        body: dict[str, object] = {"messages": [{"role": "user", "content": self.text}], "max_tokens": self.tokens}
         if self.endpoint.model:
             body["model"] = self.endpoint.model
         url = f"{self.endpoint.base_url}/chat/completions"
         self.answer = http.post_json(url, body, headers=self.endpoint.headers, timeout_s=CHAT_WAIT_S)
+
+    @property
+    def loading(self) -> bool:
+        """It answered that it is not ready yet: some servers answer health first."""
+        return self.answer is not None and self.answer.status == 503
 
     @property
     def complaint(self) -> str:
@@ -35,11 +39,9 @@ class Chat(threading.Thread):
         if not answer.ok:
             text = http.error_text(answer.text)
             return f"HTTP {answer.status}: {text}" if answer.status else text
-        try:
-            document = json.loads(answer.text)
-            message = document["choices"][0]["message"]
-            words = [message.get(name) for name in ("content", "reasoning", "reasoning_content")]
-            counted = (document.get("usage") or {}).get("completion_tokens", 0)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        reply = answer.json()
+        choices = rows(reply, "choices")
+        if not choices or not isinstance(choices[0].get("message"), dict):
             return f"an answer that is no chat: {answer.text[:120]!r}"
-        return "" if any(words) or counted else "an empty answer"
+        said = words(choices[0], "message.content", "message.reasoning", "message.reasoning_content")
+        return "" if said or figure(reply, "usage.completion_tokens") else "an empty answer"

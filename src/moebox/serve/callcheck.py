@@ -1,12 +1,12 @@
 """One real call to an endpoint the way a client makes it: streamed, with tools, in the client's own protocol."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import AnswerIsNo, Outside
+from moebox.loose import Json, rows, words
 from moebox.serve.connect import Client
 
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
@@ -49,26 +49,24 @@ def _messages(endpoint: Endpoint, timeout_s: float) -> Check:
         "tools": [{"name": "Read", "description": ABOUT, "input_schema": PARAMETERS}],
     }
     headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
-    events, name, arguments, text, reason = 0, "", "", "", ""
+    call = Called()
+    reason = ""
     for event in _stream(url, headers | endpoint.headers, body, timeout_s):
-        events += 1
-        block, delta = event.get("content_block") or {}, event.get("delta") or {}
-        if block.get("type") == "tool_use":
-            name = str(block.get("name"))
-        arguments += delta.get("partial_json") or ""
-        text += delta.get("text") or ""
-        reason = delta.get("stop_reason") or reason
-    if not name:
-        said = f"{text[:120]!r} (stop_reason {reason or 'missing'})"
-        raise AnswerIsNo(f"{url}: answered without calling the tool: {said}", hint="is a tool parser set?")
-    _judge(url, name, "Read", arguments)
-    return Check(protocol="anthropic messages", url=url, evidence=f"{name}({arguments}), {reason}", events=events)
+        call.events += 1
+        if words(event, "content_block.type") == "tool_use":
+            call.name = words(event, "content_block.name")
+        call.arguments += words(event, "delta.partial_json")
+        call.text += words(event, "delta.text")
+        reason = words(event, "delta.stop_reason") or reason
+    call.judge(url, "Read", f" (stop_reason {reason or 'missing'})")
+    evidence = f"{call.name}({call.arguments}), {reason}"
+    return Check(protocol="anthropic messages", url=url, evidence=evidence, events=call.events)
 
 
 def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
     """OpenAI's chat completions, streamed; with a tool for the clients that work by tools."""
     url = f"{endpoint.base_url}/chat/completions"
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": endpoint.model,
         "max_tokens": ROOM,
         "stream": True,
@@ -78,40 +76,55 @@ def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
     if tools:
         function = {"name": "read_file", "description": ABOUT, "parameters": PARAMETERS}
         body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
-    events, name, arguments, text = 0, "", "", ""
+    call = Called()
     for event in _stream(url, endpoint.headers, body, timeout_s):
-        events += 1
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta") or {}
-            text += delta.get("content") or ""
-            for call in delta.get("tool_calls") or ():
-                name = name or (call.get("function") or {}).get("name") or ""
-                arguments += (call.get("function") or {}).get("arguments") or ""
+        call.events += 1
+        for choice in rows(event, "choices"):
+            call.chat(choice)
     if not tools:
-        if not text.strip():
+        if not call.text.strip():
             raise AnswerIsNo(f"{url}: answered with no text", hint="does the reasoning parser swallow the answer?")
-        return Check(protocol="openai chat", url=url, evidence=text.strip()[:120], events=events)
-    if not name:
-        raise AnswerIsNo(f"{url}: answered without calling the tool: {text[:120]!r}", hint="is a tool parser set?")
-    _judge(url, name, "read_file", arguments)
-    return Check(protocol="openai chat with tools", url=url, evidence=f"{name}({arguments})", events=events)
+        return Check(protocol="openai chat", url=url, evidence=call.text.strip()[:120], events=call.events)
+    call.judge(url, "read_file")
+    evidence = f"{call.name}({call.arguments})"
+    return Check(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
 
 
-def _judge(url: str, name: str, wanted: str, arguments: str) -> None:
-    try:
-        given = json.loads(arguments or "{}")
-    except ValueError:
-        raise AnswerIsNo(f"{url}: the tool's arguments are no JSON: {arguments[:120]!r}") from None
-    if name != wanted or not isinstance(given, dict) or given.get("file_path") != PATH:
-        raise AnswerIsNo(f"{url}: called {name}({arguments[:120]}) instead of {wanted} with {PATH}")
+@dataclass
+class Called:
+    """What the stream has brought so far."""
+
+    events: int = 0
+    name: str = ""
+    arguments: str = ""
+    text: str = ""
+
+    def chat(self, choice: Json) -> None:
+        """A choice of OpenAI's protocol."""
+        self.text += words(choice, "delta.content")
+        for call in rows(choice, "delta.tool_calls"):
+            self.name = self.name or words(call, "function.name")
+            self.arguments += words(call, "function.arguments")
+
+    def judge(self, url: str, wanted: str, why: str = "") -> None:
+        """AnswerIsNo unless `wanted` was called with the path that was asked for."""
+        if not self.name:
+            said = f"{self.text[:120]!r}{why}"
+            raise AnswerIsNo(f"{url}: answered without calling the tool: {said}", hint="is a tool parser set?")
+        try:
+            given = json.loads(self.arguments or "{}")
+        except ValueError:
+            raise AnswerIsNo(f"{url}: the tool's arguments are no JSON: {self.arguments[:120]!r}") from None
+        if self.name != wanted or words(given, "file_path") != PATH:
+            raise AnswerIsNo(f"{url}: called {self.name}({self.arguments[:120]}) instead of {wanted} with {PATH}")
 
 
-def _stream(url: str, headers: dict[str, str], body: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+def _stream(url: str, headers: Mapping[str, str], body: Json, timeout_s: float) -> Iterator[Json]:
     """The JSON of every event; Outside when the server cannot be reached or refuses."""
     import httpx2
 
     try:
-        with httpx2.stream("POST", url, headers=headers, json=body, timeout=timeout_s, trust_env=False) as answer:
+        with httpx2.stream("POST", url, headers=dict(headers), json=body, timeout=timeout_s, trust_env=False) as answer:
             if answer.status_code != 200:
                 answer.read()
                 raise _refused(url, answer.status_code, answer.text)
@@ -122,7 +135,7 @@ def _stream(url: str, headers: dict[str, str], body: dict[str, Any], timeout_s: 
         raise Outside(f"{url}: {problem or type(problem).__name__}", hint="is the server up?") from None
 
 
-def _event(url: str, text: str) -> dict[str, Any]:
+def _event(url: str, text: str) -> Json:
     try:
         event = json.loads(text)
     except ValueError:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from moebox import files
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput
+from moebox.loose import Json
 from moebox.serve import jsonc
 
 Client = Literal["claude-code", "zed", "opencode", "openai", "curl"]
@@ -32,7 +33,7 @@ class Settings:
     client: Client
     shown: str  # to paste: exports, JSON or a command
     path: Path | None = None  # the file `--write` merges into
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Json = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -66,10 +67,10 @@ def _claude_code(reached: Reached) -> Settings:
     env = {"ANTHROPIC_BASE_URL": reached.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
     env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(reached)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    changes: dict[str, Any] = {"env": dict(env)}
+    changes: dict[str, object] = {"env": env}
     if reached.key_env:
         lines = [line if "ANTHROPIC_API_KEY" not in line else _key_line("ANTHROPIC_API_KEY", reached) for line in lines]
-        del changes["env"]["ANTHROPIC_API_KEY"]
+        del env["ANTHROPIC_API_KEY"]
         changes["apiKeyHelper"] = f"printenv {reached.key_env}"
     folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
     notes: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from moebox.core import catalogue
 from moebox.core.model import Gqa, Mla, Model
 from moebox.errors import BadInput
 
+Value = bool | int | float | str | list[str] | list[int]  # of a GGUF's metadata
 ALIGN = 32
 F32, F16 = 0, 1  # ggml.h, enum ggml_type
 SPOKEN = 8192  # tokens with an embedding of their own, where routing is even: prompts are made of them
@@ -202,16 +203,16 @@ def architecture(model: Model) -> str:
     return "qwen3moe" if model.moe else "llama"
 
 
-def metadata(model: Model, layers: int) -> dict[str, Any]:
+def metadata(model: Model, layers: int) -> dict[str, Value]:
     """The keys llama.cpp asks for, in its own names."""
     arch, moe = architecture(model), model.moe
-    words = {
+    words: dict[str, Value] = {
         "context_length": model.context, "embedding_length": model.hidden, "block_count": layers,
         "feed_forward_length": max(model.dense_intermediate, 1), "head_count": model.attention.heads,
         "vocab_size": model.vocab, "rope.freq_base": 50000.0, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
     words["attention.head_count"] = words.pop("head_count")
-    words |= mla_keys(model.mla) if model.mla else gqa_keys(model.attention)
+    words |= mla_keys(model.mla) if model.mla else gqa_keys(_grouped(model))
     if moe:
         words |= {"expert_count": moe.experts, "expert_used_count": moe.used}
         words |= {"expert_feed_forward_length": moe.intermediate, "leading_dense_block_count": model.dense_layers}
@@ -229,7 +230,7 @@ def metadata(model: Model, layers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mla_keys(kind: Mla) -> dict[str, Any]:
+def mla_keys(kind: Mla) -> dict[str, int]:
     """Widths of latent attention; the cache is one head of latent and rope together."""
     keys = {"attention.head_count_kv": 1, "attention.kv_lora_rank": kind.kv_lora, "rope.dimension_count": kind.rope}
     keys |= {"attention.key_length": kind.kv_width, "attention.value_length": kind.kv_lora}
@@ -237,7 +238,13 @@ def mla_keys(kind: Mla) -> dict[str, Any]:
     return keys | ({"attention.q_lora_rank": kind.q_lora} if kind.q_lora else {})
 
 
-def gqa_keys(kind: Any) -> dict[str, Any]:
+def _grouped(model: Model) -> Gqa:
+    kind = model.attention
+    assert isinstance(kind, Gqa), f"{model.name}: {type(kind).__name__} is not rehearsed as a GGUF"
+    return kind
+
+
+def gqa_keys(kind: Gqa) -> dict[str, int]:
     """Widths of grouped-query attention."""
     keys = {"attention.head_count_kv": kind.kv_heads, "rope.dimension_count": kind.head_dim}
     return keys | {"attention.key_length": kind.head_dim, "attention.value_length": kind.head_dim}
@@ -254,7 +261,7 @@ def vocabulary(size: int) -> tuple[list[str], list[int]]:
     return names[:size], (kinds + [5] * (len(names) - len(kinds)))[:size]
 
 
-def typed(value: Any) -> bytes:
+def typed(value: Value) -> bytes:
     """A metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
     if isinstance(value, bool):
         return struct.pack("<IB", 7, value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from moebox.errors import BadInput
+from moebox.loose import Json
 
 BLANK = re.compile(r"(?:\s|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
@@ -103,16 +104,16 @@ class _Reader:
         return at
 
 
-def merged(text: str, changes: dict[str, Any], where: str) -> str:
+def merged(text: str, changes: Json, where: str) -> str:
     """`text` with every leaf of `changes` set; lists are leaves."""
     for path, value in leaves(changes):
         text = put(text, path, value, where)
     return text
 
 
-def leaves(changes: dict[str, Any], under: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+def leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
     """Paths and values of nested dicts."""
-    found: list[tuple[tuple[str, ...], Any]] = []
+    found: list[tuple[tuple[str, ...], object]] = []
     for key, value in changes.items():
         found += leaves(value, (*under, key)) if isinstance(value, dict) and value else [((*under, key), value)]
     return found

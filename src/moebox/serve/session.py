@@ -5,10 +5,9 @@ with start(deployment, run) as session:
 """
 
 import contextlib
-import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,11 +31,11 @@ from moebox.core.event import (
 from moebox.core.symptom import Finding
 from moebox.engines.events import Event
 from moebox.errors import BadInput
-from moebox.serve import ask, facts, oom, preflight, state
+from moebox.serve import ask, facts, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
-from moebox.serve.guard import LADDER, GuardOrder, Life
+from moebox.serve.guard import LADDER, Life
 from moebox.serve.order import Order, prepare
-from moebox.serve.spawn import under_guard
+from moebox.serve.spawn import Ladder, engine_guard
 from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
 from moebox.stream.awake import Awake
@@ -48,7 +47,6 @@ GRACE_S = 5.0  # for a guard to write its last word, beyond the waits of its lad
 ASK_S = 0.5
 DYING_S = 1.0  # a process closes its connections a moment before it is gone
 SETTLE_S = 1.0  # from an engine's print to our eyes: its buffer, the guard, the disk
-Ladder = Sequence[tuple[str, float]]
 
 __all__ = ["Order", "Session", "launch", "prepare", "start"]
 
@@ -107,37 +105,55 @@ class Session:
             if awake.away_s > away:  # the machine slept, and so did the engine: neither patience nor a chat counts
                 away, chat = awake.away_s, None
                 self.watch.progress()
-            while self.watch.look():
-                pass
+            self._catch_up()
             self._raise_if_ended()
-            if chat is None and time.monotonic() - asked >= ASK_S:
+            if chat is not None:
+                if self._answered(chat):
+                    return
+                chat = None if chat.loading else chat
+            elif time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
                 self._tell_losses()
                 if self._healthy():
                     if not probe:
-                        break
-                    chat = ask.Chat(self.endpoint)
-                    chat.start()
-                    self.watch.progress()
-            elif chat is not None and chat.answer is not None:
-                if chat.answer.status == 503:  # loading still: some servers answer health first
-                    chat = None
-                elif chat.complaint:
-                    self._raise_if_dying()
-                    raise self._fail(
-                        "mute", f"{self.recipe.engine} answers {self._health} but no chat ({chat.complaint})"
-                    )
-                else:
-                    break
-            if self.watch.idle_s > (patience_s if self.watch.heard else max(patience_s, FIRST_WORD_S)):
-                self._give_up(self.watch.idle_s, chat is not None)
+                        return
+                    chat = self._asked_for_chat()
+            self._raise_if_idle(patience_s, asked=chat is not None)
             time.sleep(LOOK_S)
+
+    def _catch_up(self) -> None:
+        while self.watch.look():
+            pass
+
+    def _asked_for_chat(self) -> ask.Chat:
+        chat = ask.Chat(self.endpoint)
+        chat.start()
+        self.watch.progress()
+        return chat
+
+    def _answered(self, chat: ask.Chat) -> bool:
+        """Whether the chat was answered well; LaunchFailed when it was answered badly."""
+        if chat.answer is None or chat.loading:
+            return False
+        if chat.complaint:
+            self._raise_if_dying()
+            raise self._fail("mute", f"{self.recipe.engine} answers {self._health} but no chat ({chat.complaint})")
+        return True
+
+    def _raise_if_idle(self, patience_s: float, *, asked: bool) -> None:
+        idle_s = self.watch.idle_s
+        if idle_s <= (patience_s if self.watch.heard else max(patience_s, FIRST_WORD_S)):
+            return
+        if asked:
+            what = f"answers {self._health} but left a chat unanswered for {idle_s:.0f} s"
+            raise self._fail("mute", f"{self.recipe.engine} {what}")
+        what = f"made no progress for {idle_s:.0f} s while {self.watch.seen.where}"
+        raise self._fail("stuck", f"{self.recipe.engine} {what}")
 
     def wait(self) -> None:
         """Until it ends, which a ready engine should not do by itself."""
         while True:
-            while self.watch.look():
-                pass
+            self._catch_up()
             self._tell_losses()
             if self.guard.poll() is not None:
                 life = self.instance.life
@@ -210,8 +226,7 @@ class Session:
     def _raise_if_ended(self) -> None:
         if self.guard.poll() is None:
             return
-        while self.watch.look():
-            pass
+        self._catch_up()
         life = self.instance.life
         if life.error:
             raise self._fail("unstartable", f"{self.recipe.engine} cannot be started: {life.error}")
@@ -229,15 +244,6 @@ class Session:
         if engine and state.start_tick(engine) < 0:
             self.guard.wait()
             self._raise_if_ended()
-
-    def _give_up(self, idle_s: float, asked: bool) -> None:
-        if asked:
-            raise self._fail(
-                "mute", f"{self.recipe.engine} answers {self._health} but left a chat unanswered for {idle_s:.0f} s"
-            )
-        raise self._fail(
-            "stuck", f"{self.recipe.engine} made no progress for {idle_s:.0f} s while {self.watch.seen.where}"
-        )
 
     def _fail(self, fault: Any, what: str) -> LaunchFailed:
         if fault == "mute":
@@ -333,27 +339,30 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
         )
         log = run.path / "engine.log"
         begins = log.stat().st_size if log.exists() else 0
-        guard = _spawn(order, run, name, tuple(lease.descriptor for lease in leases), ladder or ())
-    instance = state.save(
-        state.Instance(
-            id=name,
-            run=str(run.path),
-            recipe=recipe.name,
-            engine=recipe.engine,
-            model=order.endpoint.model,
-            base_url=order.endpoint.base_url,
-            port=order.launch.port,
-            gpus=order.gpus,
-            key_env=recipe.listen.key_env,
-            runtime=recipe.runtime.kind,
-            container=f"moebox-{name}" if engines.contained(recipe) else "",
-            job=order.job,
-            guard=guard.pid,
-            guard_started=state.start_tick(guard.pid),
-            started=time.time(),
-        )
-    )
+        guard = engine_guard(order, run, tuple(lease.descriptor for lease in leases), ladder or ())
+    instance = state.save(_instance(order, run, guard.pid))
     return Session(order, run, instance, guard, start=begins, listener=listener)
+
+
+def _instance(order: Order, run: Run, guard: int) -> state.Instance:
+    recipe = order.recipe
+    return state.Instance(
+        id=run.id,
+        run=str(run.path),
+        recipe=recipe.name,
+        engine=recipe.engine,
+        model=order.endpoint.model,
+        base_url=order.endpoint.base_url,
+        port=order.launch.port,
+        gpus=order.gpus,
+        key_env=recipe.listen.key_env,
+        runtime=recipe.runtime.kind,
+        container=f"moebox-{run.id}" if engines.contained(recipe) else "",
+        job=order.job,
+        guard=guard,
+        guard_started=state.start_tick(guard),
+        started=time.time(),
+    )
 
 
 def _ended(name: str) -> bool:
@@ -364,27 +373,6 @@ def _ended(name: str) -> bool:
         if not alive or alive[0].detached or time.monotonic() > until:
             return not alive
         time.sleep(LOOK_S)
-
-
-def _spawn(order: Order, run: Run, name: str, leases: tuple[int, ...], ladder: Ladder) -> "subprocess.Popen[bytes]":
-    contained = engines.contained(order.recipe)
-    after = (order.recipe.runtime.kind, "rm", "--force", f"moebox-{name}") if contained else ()
-    env = {} if contained or order.nodes else order.launch.env
-    guarded = GuardOrder(
-        mark=state.mark(name),
-        argv=tuple(order.argv),
-        # Unbuffered: what a Python engine prints must be in the log before it dies, not after.
-        env={"PYTHONUNBUFFERED": "1", **env, **order.secrets},
-        hide=tuple(order.secrets.values()),
-        log=str(run.path / "engine.log"),
-        life=str(state.life_path(name)),
-        cwd=os.getcwd(),
-        leases=leases,
-        oom=tuple(oom.counters()),
-        ladder=tuple(ladder),
-        after=("scancel", order.job) if order.job else after,
-    )
-    return under_guard(name, run, guarded)
 
 
 @contextlib.contextmanager

@@ -121,22 +121,36 @@ def find(name: str | None) -> Instance:
     """The instance called `name` (id, its beginning, or the recipe's name); the only live one when None."""
     known = instances()
     if name is None:
-        live = [one for one in known if one.alive] or known
-        if len(live) == 1:
-            return live[0]
-        if not live:
-            raise Outside("nothing is running", hint="`moebox up RECIPE` starts an engine")
-        raise BadInput(f"{len(live)} engines are running: say which", hint=", ".join(one.id for one in live))
-    alike = [one for one in known if one.id == name] or [
-        one for one in known if one.id.startswith(name) or one.recipe == name
-    ]
-    found = [one for one in alike if one.alive] or alike
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise BadInput(f"{len(found)} engines are called {name!r}", hint=", ".join(one.id for one in found))
-    hint = suggest(name, [one.id for one in known]) if known else "nothing is running"
-    raise BadInput(f"no engine called {name!r}", hint=hint)
+        return _only_live(known)
+    matching = _living([instance for instance in known if instance.id == name] or _called(known, name))
+    if not matching:
+        hint = suggest(name, [instance.id for instance in known]) if known else "nothing is running"
+        raise BadInput(f"no engine called {name!r}", hint=hint)
+    if len(matching) > 1:
+        raise BadInput(f"{len(matching)} engines are called {name!r}", hint=_ids(matching))
+    return matching[0]
+
+
+def _only_live(known: list[Instance]) -> Instance:
+    live = _living(known)
+    if not live:
+        raise Outside("nothing is running", hint="`moebox up RECIPE` starts an engine")
+    if len(live) > 1:
+        raise BadInput(f"{len(live)} engines are running: say which", hint=_ids(live))
+    return live[0]
+
+
+def _living(known: list[Instance]) -> list[Instance]:
+    """Those that live; all of them where none does."""
+    return [instance for instance in known if instance.alive] or known
+
+
+def _called(known: list[Instance], name: str) -> list[Instance]:
+    return [instance for instance in known if instance.id.startswith(name) or instance.recipe == name]
+
+
+def _ids(instances: list[Instance]) -> str:
+    return ", ".join(instance.id for instance in instances)
 
 
 def start_tick(pid: int) -> int:

@@ -50,7 +50,7 @@ def load_json(path: Path) -> Any:
     return codec.parse_json(_settings(path), where=str(path))
 
 
-def load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> dict[str, object]:
     """The TOML of a plain file."""
     return codec.parse_toml(_settings(path), where=str(path))
 

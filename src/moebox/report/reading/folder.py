@@ -143,7 +143,7 @@ def toml(kind: type[T], path: Path) -> T | None:
     raise BadInput(f"{path.name}: more unknown fields than known ones")
 
 
-def drop(document: dict[str, Any], name: str) -> bool:
+def drop(document: dict[str, object], name: str) -> bool:
     """Take out the field called `name` ("gpus[0].speed"), if it is there."""
     place: Any = document
     steps = re.findall(r"[^.\[\]]+|\[\d+\]", name)
