@@ -19,7 +19,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "house.py"
 def house() -> ModuleType:
     """The script, as a module."""
     spec = importlib.util.spec_from_file_location("house", SCRIPT)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["house"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -100,12 +100,11 @@ def marked(mark: str) -> list[int]:
     """Processes that carry this launch's mark, wherever they hang now."""
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    found.append(int(name))
-    return found
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if wanted in file.read().split(b"\0"):
+                found.append(int(name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def kill(pids: list[int], number: int) -> None:
@@ -118,7 +117,7 @@ def kill(pids: list[int], number: int) -> None:
 class Rank:
     """One rank: its process, its output, and the lifeline."""
 
-    child: "subprocess.Popen[bytes]"
+    child: subprocess.Popen[bytes]
 
     def __init__(self, order: Order, rank: int) -> None:
         self.order, self.rank = order, rank
@@ -230,7 +229,6 @@ class Rank:
 
 
 def is_open(address: str, port: int) -> bool:
-    """Something listens there."""
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
