@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fleet down": ("moebox.cli.fleet:down", "Stop a fleet."),
     "fleet verify": ("moebox.cli.fleet:verify", "Climb the ladder through the router; kill a member under load."),
     "fleet bench": ("moebox.cli.fleet:bench", "Measure scaling, and what the router costs."),
-    "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, a rung now and then."),
+    "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, a check now and then."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
     "connect": ("moebox.cli.connect:connect", "Point Claude Code, Zed, opencode or an SDK at a live endpoint."),
 }

@@ -246,7 +246,7 @@ def verify(
 
     Args:
         name: The fleet's name or file; the only one when left out.
-        only: Climb these rungs only (comma-separated or repeated).
+        only: Make these checks only (comma-separated or repeated).
         kill: End this member (or the `busiest`) with SIGKILL under load, name the streams that broke, start it again.
         streams: Streams in flight when it is killed.
         context: Length of the long text in tokens, like 64k.

@@ -46,7 +46,7 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     for name in ("state", *(("last event",) if wide else ())):
         table.add_column(name, overflow="fold")
     rows = [(str(one.verdicts), str(one.measurements), f"{one.bytes / 1e6:.1f}") for one in found]
-    for name, cells in zip(("rungs", "benches", "MB"), zip(*rows, strict=True), strict=True):
+    for name, cells in zip(("checks", "benches", "MB"), zip(*rows, strict=True), strict=True):
         table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, (name, *cells))))
     for one, figures in zip(found, rows, strict=True):
         table.add_row(one.id, state(one), *((one.last_kind,) if wide else ()), *figures)

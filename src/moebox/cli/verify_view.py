@@ -1,4 +1,4 @@
-"""What people see of a ladder: what runs now, each rung as it is done, the slips with what they mean."""
+"""What people see of a ladder: what runs now, each check as it is done, the slips with what they mean."""
 
 import time
 from pathlib import Path
@@ -66,19 +66,28 @@ class View:
 
     def sum_up(self, ladder: Ladder, folder: Path) -> None:
         """The verdict, and every slip with what it means."""
-        count = {mark: sum(rung.verdict == mark for rung in ladder.rungs) for mark in SIGNS}
-        words = ", ".join(f"{number} {mark}" for mark, number in count.items() if number)
         met = [slip for slip in ladder.slips if slip.seen]
         if met:
             people().print("\nSlips over the whole ladder:")
         for slip in met:
             _slip(slip)
-        people().print(f"[{COLOURS[ladder.verdict]}]{ladder.verdict}[/]: {words}; {_sure(ladder)}", soft_wrap=True)
+        people().print(
+            f"[{COLOURS[ladder.verdict]}]{ladder.verdict}[/]: {_counted(ladder)}; {_sure(ladder)}", soft_wrap=True
+        )
         for note in ladder.notes:
             people().print(escape(one_line(note)))
         if ladder.stopped:
             people().print(escape(one_line(ladder.stopped)))
         talk().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
+
+
+def _counted(ladder: Ladder) -> str:
+    """ "15 of 17 checks passed, 2 with warnings, 1 skipped"."""
+    count = {mark: sum(rung.verdict == mark for rung in ladder.rungs) for mark in SIGNS}
+    words: dict[Mark, str] = {"warn": "with warnings", "fail": "failed", "skip": "skipped"}
+    tried = len(ladder.rungs) - count["skip"]
+    rest = [f"{count[mark]} {word}" for mark, word in words.items() if count[mark]]
+    return ", ".join([f"{count['pass']} of {tried} checks passed", *rest])
 
 
 def _sure(ladder: Ladder) -> str:

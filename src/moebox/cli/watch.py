@@ -23,7 +23,7 @@ def watch(
     time: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Watch an endpoint: requests, tokens, cache and latencies as it tells them, and a rung of the ladder now and then.
+    """Watch an endpoint: requests, tokens, cache and latencies as it tells them, and a check now and then.
 
     Stays until Ctrl-C, or for --time; then the exit code is 1 when there was an alert.
 
@@ -32,7 +32,7 @@ def watch(
         model: The name it is served under; may be left out where the server lists only one.
         key_env: The environment variable that holds the key.
         every: How often to look.
-        canary: How often to climb a rung (plain, arithmetic, streaming, tools in turn); 0 never.
+        canary: How often to make a check (plain, arithmetic, streaming, tools in turn); 0 never.
         time: How long to watch.
         json: Print what was seen as one JSON document at the end; needs --time.
     """

@@ -253,7 +253,7 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
             why=_first_failure(ladder),
         )
         if not ladder.holds:
-            return dataclasses.replace(trial, verdict="fail", why=trial.why or "no rung could be judged")
+            return dataclasses.replace(trial, verdict="fail", why=trial.why or "no check could be judged")
         guessed = guesses.count(live.endpoint)
         said = answers.collect(live.endpoint, questions=effort.questions)
         mine.write_json("answers.json", said)

@@ -202,7 +202,7 @@ def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
     if not ladder.holds:
         failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
         raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({failing})", hint=f"evidence in {run.path}")
-    detail = f"answered right on {len(marks) - marks.count('skip')} rungs of the ladder"
+    detail = f"answered right on {len(marks) - marks.count('skip')} checks of the ladder"
     return RehearsalStep(name="answers", detail=detail, seconds=time.monotonic() - began)
 
 

@@ -165,7 +165,7 @@ def readme(page: Page, folder: Path, left_out: list[str]) -> str:
         "configs": lambda: "recipe, box, plan",
         "logs": lambda: "the journal and the engine's log",
         "measurements": lambda: "every figure, and the times it was computed from",
-        "verdicts": lambda: "each rung with its evidence",
+        "verdicts": lambda: "each check with its evidence",
         "patches": lambda: "changes to the engine that were applied",
     }
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]

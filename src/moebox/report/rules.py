@@ -214,7 +214,7 @@ def wrong_answers(index: int, story: Story) -> list[Advice]:
         f"{story.label}: {listed([rung.name for rung in failed])} failed ({reasons}). Speed means little until "
         "these pass."
     )
-    return [Advice(title="Fix the failing checks first", text=text, rule="Any failed rung.", runs=(index,), weight=0)]
+    return [Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)]
 
 
 def failures(index: int, story: Story) -> list[Advice]:

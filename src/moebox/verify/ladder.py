@@ -54,7 +54,7 @@ def choose(only: Sequence[str], start: str) -> list[Rung]:
     """The rungs meant, in ladder order; UnknownName for one that does not exist."""
     for name in (*only, *([start] if start else [])):
         if name not in NAMES:
-            raise UnknownName("rung", name, NAMES)
+            raise UnknownName("check", name, NAMES)
     first = NAMES.index(start) if start else 0
     return [rung for rung in RUNGS[first:] if not only or rung.name in only]
 
@@ -250,7 +250,7 @@ async def _why_stop(ask: Asker, rung: Rung, verdict: Verdict, keep_going: bool) 
         return ""
     failed = {probe.name for probe in verdict.probes if probe.verdict == "fail"}
     if any(names <= failed for names in rung.stops) and not keep_going:
-        return f"{rung.name} failed, so the rungs after it would mean nothing"
+        return f"{rung.name} failed, so the checks after it would mean nothing"
     still = await ask.client.get(f"{ask.endpoint.base_url}/models")
     if still.error.startswith(("cannot connect", "TLS", "not a URL")):
         return f"the endpoint is gone: {still.error}"

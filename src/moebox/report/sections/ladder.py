@@ -37,7 +37,7 @@ def matrix(climbed: Sequence[tuple[int, Story]]) -> Table:
             rung = next((one for one in story.rungs if one.name == name), None)
             row.append(words(SIGNS[rung.mark], tone=TONES[rung.mark]) if rung else words(""))
         rows.append(tuple(row))
-    heads = (Column(title="Rung", numeric=False), *(Column(title=story.label, numeric=False) for _, story in climbed))
+    heads = (Column(title="Check", numeric=False), *(Column(title=story.label, numeric=False) for _, story in climbed))
     return Table(columns=heads, rows=tuple(rows), sortable=False)
 
 
