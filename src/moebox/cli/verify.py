@@ -47,7 +47,7 @@ def verify(
         from_: Begin with this check.
         quick: 4 trials of each kind of request: finds what always breaks, in a third of the time.
         thorough: 36 trials of each kind: finds what breaks once in ten, almost surely.
-        context: Length of the long text in tokens, like 64k; 16k when left out, and the server's limit where that is cheap.
+        context: Length of the long text in tokens, like 64k; 16k when left out, and the server's limit where cheap.
         trials: Trials of each kind of request, 12 when left out; a slip buys up to three times as many.
         parallel: Requests at once in the concurrency check.
         thinking: Whether the model must think when asked to; auto takes it as it comes.
