@@ -12,6 +12,7 @@ the rungs that can show it (`--all-rungs` climbs everything), so the requests pr
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,7 @@ def main() -> int:
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
     parser.add_argument("--family", default="first,second,third", help="which families of broken servers")
+    parser.add_argument("--minutes", type=float, default=600, help="stop after so long, and say how far it came")
     parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()
     began = time.monotonic()
@@ -175,18 +177,24 @@ def odd(url: str, given: argparse.Namespace) -> bool:
 
 def healthy(url: str, given: argparse.Namespace) -> bool:
     """Right servers, odd ones and such with a model that errs: none may be red."""
-    red = []
-    names = list(_healthy(given.climbs))
-    for number, name in enumerate(names):
+    ends = time.monotonic() + 60 * given.minutes
+    count: dict[str, Counter[str]] = {"correct": Counter(), "odd": Counter(), "erring model": Counter()}
+    for number, name in enumerate(_healthy(given.climbs)):
         ladder = climb(url, name, TRIALS[(given.effort or ["default"])[0]], seed=number)
+        sort = "erring model" if "~" in name else "odd" if name.startswith("odd") else "correct"
+        count[sort][ladder.verdict] += 1
         if ladder.verdict != "pass":
-            wrong = [
-                (rung.name, rung.verdict, rung.reason) for rung in ladder.rungs if rung.verdict in ("warn", "fail")
-            ]
-            print(f"{ladder.verdict} {name}, seed {number}: {wrong[:2]}", flush=True)
-        red += [name] if ladder.verdict == "fail" else []
-    print(f"not red: {share_text(wilson(len(names) - len(red), len(names)))}")
-    return not red
+            print(f"{ladder.verdict:5} {name}, seed {number}: {told(ladder)[:160]}", flush=True)
+        if time.monotonic() > ends:
+            break
+    for sort, verdicts in count.items():
+        climbs, red = sum(verdicts.values()), verdicts["fail"]
+        print(f"{sort}: {climbs} ladders, {red} red, {verdicts['warn']} yellow; not red {_share(climbs - red, climbs)}")
+    return not any(verdicts["fail"] for verdicts in count.values())
+
+
+def _share(good: int, of: int) -> str:
+    return share_text(wilson(good, of))
 
 
 def _healthy(climbs: int) -> Iterator[str]:

@@ -209,7 +209,7 @@ class Runner:
         recipe = self._recipe()
         short = not self.request.model
         longest = min(recipe.context, 1_024 if short else 16_384)
-        options = Options(context=longest, trials=4 if short else 12, parallel=4)
+        options = Options(context=longest, trials=6 if short else 12, parallel=4)
         options = dataclasses.replace(options, depths=(0.1, 0.9)) if short else options
 
         def climb_ladder(endpoint: Endpoint) -> None:

@@ -4,7 +4,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moebox.core.endpoint import Endpoint
@@ -79,6 +79,7 @@ class Asker:
         self.limit: int | None = None  # tokens of context, as the server says
         self.filled = 0  # tokens of context that were tried
         self.prefill = 0.0  # tokens a second that it reads; 0 where nobody looked
+        self.tools: tuple[Mapping[str, Any], ...] = ()  # that the tasks of the present probe offer
         self.notes: list[str] = []  # what a verdict does not say anything about
         self.engine = client.endpoint.engine
         self.sandbox = ""

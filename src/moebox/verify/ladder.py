@@ -206,6 +206,7 @@ def _told(slip: Slip) -> str:
 async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe, str]:
     """One probe judged; and why the rest of the rung is pointless, if it is."""
     ask.exchanges = []
+    ask.tools = ()
     before = ask.tally.snapshot()
     began = time.monotonic()
     mark: Mark = "pass"

@@ -5,18 +5,21 @@ with 95% confidence. A slip buys more trials, `patience` times as many at most, 
 (red) or the budget is spent (yellow).
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moebox.core.verdict import Score, Whose
 from moebox.phantom.tasks import FAMILIES, Task
+from moebox.phantom.toolbox import TOOLS
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped, Unusable
 from moebox.verify.kinds import MODEL_TRIALS, STREAMED, in_words, mark_of, slip
 from moebox.verify.score import wilson
 
 BLAMES = 6  # slips of one series that are asked again to learn whose they are; the others are like them
+ON_OFFER = 3  # tools that the tasks of a probe share
+DRAWS = 200  # tasks, before one with other tools is taken
 SURE_WRONG = 4  # all of the first so many wrong: no more are needed
 
 
@@ -38,8 +41,23 @@ def wrong(why: str) -> Trial:
 
 
 def draw(ask: Asker, family: str, *, thinking: bool = False, **size: Any) -> Task:
-    """A fresh task."""
-    return FAMILIES[family].draw(ask.rng, thinking=thinking, **size)
+    """A fresh task. Those of one probe offer the same tools in the same order, as agents do: a prefix cache helps."""
+    task = FAMILIES[family].draw(ask.rng, thinking=thinking, **size)
+    if not task.tools:
+        return task
+    ask.tools = ask.tools or _offer(ask)
+    for _ in range(DRAWS):
+        if all(tool in ask.tools for tool in task.tools):
+            return replace(task, tools=ask.tools)
+        task = FAMILIES[family].draw(ask.rng, thinking=thinking, **size)
+    return task
+
+
+def _offer(ask: Asker) -> tuple[Mapping[str, Any], ...]:
+    """Some tools, one of them for a city: of these several may be asked about at once."""
+    first = ask.rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
+    others = ask.rng.sample([tool for tool in TOOLS if tool is not first], ON_OFFER - 1)
+    return tuple(tool.schema() for tool in ask.rng.sample([first, *others], ON_OFFER))
 
 
 def judge(task: Task, answer: Answer) -> str:

@@ -13,7 +13,7 @@ from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.rung import Warned
 from moebox.verify.trials import GOOD, Trial, trials
 
-LONG_WORDS = 400  # of a result; agents read whole files
+LONG_WORDS = 200  # of a result; agents read whole files
 LEAST_GROWTH = 0.8  # tokens for each word more: no tokenizer packs two words into one
 SLACK = 4  # tokens that templates may put around parts, more or less
 
@@ -32,7 +32,11 @@ async def long_result(ask: Asker) -> str:
     turn = _drawn(ask)
     text = " ".join(words.word(ask.rng) for _ in range(LONG_WORDS))
     histories = [_history([dataclasses.replace(turn, result=turn.result | more)]) for more in ({}, {"log": text})]
-    few, many = [await _prompt_tokens(ask, history, [turn.tool]) for history in histories]
+    ask.patient = True  # a long prompt is not late
+    try:
+        few, many = [await _prompt_tokens(ask, history, [turn.tool]) for history in histories]
+    finally:
+        ask.patient = False
     grown = many >= few + LEAST_GROWTH * LONG_WORDS
     why = f"a result of {LONG_WORDS} words more, yet {few} and {many} prompt tokens: it is cut"
     ask.tally.add("tool-history", "" if grown else why)
