@@ -2,7 +2,8 @@
 
     python benchmarks/ladder_soundness.py power --rates 1,3,10,30 --climbs 10   # kinds x rates x whole/streamed
     python benchmarks/ladder_soundness.py power --effort thorough --noise 50    # a model that errs once in 50 prompts
-    python benchmarks/ladder_soundness.py family                                # every broken server, once
+    python benchmarks/ladder_soundness.py family --rates 1,10                   # every broken server, once at each rate
+    python benchmarks/ladder_soundness.py odd                                   # every odd server that is right, once
     python benchmarks/ladder_soundness.py healthy --climbs 200                  # false alarms; odd servers too
 
 Fresh questions every time, against the oracle of tests/verify: real HTTP, no model. Each kind of fault is looked for by
@@ -61,6 +62,10 @@ KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("finish-eos", "w", ("plain",)),
     ("stop-ignored", "w", ("limits",)),
     ("limit-doubled", "s", ("limits",)),
+    ("stop-begins-to-show", "s", ("limits",)),
+    ("non-ascii-arguments-lost", "s", ("prompts",)),
+    ("first-token-lost-on-hit", "w", ("cache",)),
+    ("crowd-cuts", "w", ("concurrency",)),
 )
 
 
@@ -107,10 +112,10 @@ def power(url: str, given: argparse.Namespace) -> bool:
         for name, mode, rungs in kinds:
             cells, asked = [], 0.0
             for rate in rates:
-                found = climbed(url, f"{name}@{rate}!{mode}", given, effort, rungs)
-                sums[rate] = (sums[rate][0] + found.caught, sums[rate][1] + found.climbs)
-                cells.append(f"{found.caught}/{found.climbs}")
-                asked = found.requests
+                seen = climbed(url, f"{name}@{rate}!{mode}", given, effort, rungs)
+                sums[rate] = (sums[rate][0] + seen.caught, sums[rate][1] + seen.climbs)
+                cells.append(f"{seen.caught}/{seen.climbs}")
+                asked = seen.requests
             print(
                 f"| {name} | {'streamed' if mode == 's' else 'whole'} | {' | '.join(cells)} | {asked:.0f} |", flush=True
             )

@@ -36,7 +36,7 @@ def test_red_is_exit_code_1_with_the_reason(oracle: str, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "✗ streaming" in shown
     assert "usage: the stream has no usage" in shown
-    assert "fail: 1 fail" in shown
+    assert "fail: 0 of 1 checks passed, 1 failed" in shown
 
 
 def test_nobody_there_is_a_verdict(capsys: pytest.CaptureFixture[str]):
