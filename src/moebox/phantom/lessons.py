@@ -1,7 +1,7 @@
-"""What the phantom has yet to learn: families for the next training, which the present weights have not seen.
+"""Families that the phantom learnt in its last training: what the ladder and the clients ask beyond `tasks`.
 
 The ladder asks much of this of every model; where a model cannot do it, that is the model's and not the server's, and
-is said so. `training.train --lessons` draws from here.
+is said so. The training draws from here.
 """
 
 from __future__ import annotations
