@@ -39,4 +39,4 @@ def test_the_phantom_does_errands(tmp_path: Path):
     for result in done.results:
         assert result.solved, (result.end, result.why)
         assert result.turns[0].prompt_tokens
-        assert {call.name for turn in result.turns for call in turn.calls} >= {"read_file", "write_file"}
+        assert {call.tool for turn in result.turns for call in turn.calls} >= {"read_file", "write_file"}
