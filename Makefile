@@ -88,7 +88,7 @@ test-llama: $(READY) ## llama.cpp and ik_llama.cpp built from source (LLAMA_SRC=
 	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/engine_llama
 
 test-gpu: $(READY) ## vLLM or SGLang on this machine's GPU (MOEBOX_GPU_ENGINE=, MOEBOX_GPU_MODELS=); says why where it cannot
-	@$(BIN)/python -m pytest -m gpu tests/engine_gpu -rs
+	@$(BIN)/python -u -m pytest -m gpu tests/engine_gpu -s -rs
 
 test-containers: $(READY) ## podman for real: an image built from local files, up, logs, down, rendered scripts
 	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
@@ -98,7 +98,7 @@ test-containers: $(READY) ## podman for real: an image built from local files, u
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege
 
-test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGLang, KTransformers, llama.cpp and ik_llama.cpp
+test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGLang, llama.cpp and ik_llama.cpp
 	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
 	@bash scripts/llama-build.sh ik $(LLAMA_BUILDS) $(IK_SRC)
 	@bash scripts/sglang-source.sh $(SGLANG_SOURCE)

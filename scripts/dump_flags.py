@@ -195,7 +195,8 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """A spec for the stand-in, or None to let others look."""
         root = name.partition(".")[0]
         # _winapi is absent here for a reason: what Python itself misses is no engine's dependency
-        own = root == "sglang" or root in sys.stdlib_module_names
+        real = root in sys.modules and not isinstance(sys.modules[root], StandIn)
+        own = root == "sglang" or root in sys.stdlib_module_names or real
         if not name.startswith(self.under) or (self.under == ("",) and own):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)

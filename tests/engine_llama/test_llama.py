@@ -1,6 +1,7 @@
 """ik_llama.cpp and mainline llama.cpp, from plan to comparison, by the command line."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import psutil
 import pytest
 
 from moebox import codec, phantom
-from moebox.core.habits import habits_of
+from moebox.core.habits import habits_of, recognised
 from moebox.core.model import Gqa, Model, Moe
 from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
 from moebox.serve.dummy import write_gguf
@@ -16,7 +17,6 @@ from tests.driving import moebox, up, written
 from tests.engine_llama.conftest import THREADS, program, recipe_for
 
 pytestmark = pytest.mark.engine
-RUNGS = 12
 TOLERANCE = 0.03
 SMALL = Model(
     name="small",
@@ -47,21 +47,56 @@ def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
         pass
 
 
+# What each server of August 2026 is known to fail, whatever the launch; `sure` shows at every try, `rare` at some.
+SURE: dict[str, set[str]] = {
+    "llama.cpp": set(),
+    "ik_llama.cpp": {"ik-stop-string-leaks", "ik-finish-stop-at-max-tokens", "ik-too-long-is-500"},
+}
+
+
 def test_every_rung_is_green_or_a_known_habit(engine: EngineName, server: dict[str, Any]) -> None:
-    """The whole ladder; what a rung does not like is a habit of this server that moebox knows and names."""
+    """The whole ladder; every probe that fails shows a habit of this server that moebox knows and names."""
     told = moebox("verify", server["id"], "--quick", "--json").document
-    assert len(told["rungs"]) == RUNGS
-    unexplained = {
-        rung["name"]: rung["reason"] for rung in told["rungs"] if rung["verdict"] == "fail" and not rung.get("habits")
-    }
-    assert not unexplained
+    show(told)
+    failing = [
+        (rung["name"], probe) for rung in told["rungs"] for probe in rung["probes"] if probe["verdict"] == "fail"
+    ]
+    unknown = {(rung, probe["name"]): probe["reason"] for rung, probe in failing if not known(engine, rung, probe)}
+    assert not unknown
     assert told["engine"] == engine
+    assert {rung["name"] for rung in told["rungs"] if rung["verdict"] == "skip"} <= UNTRIED
+    named = [text for rung in told["rungs"] for text in rung["habits"]]
+    assert {habit.text for habit in habits_of(engine) if habit.id in SURE[engine]} <= set(named)
+
+
+UNTRIED = {"vision"}  # the phantom sees nothing
+
+
+def known(engine: EngineName, rung: str, probe: dict[str, Any]) -> bool:
+    """Whether a failed probe shows a habit of this engine."""
+    reasons = [probe["reason"], *(slip["example"] for slip in probe["slips"])]
+    return any(recognised(engine, rung, probe["name"], reason) for reason in reasons)
+
+
+def show(told: dict[str, Any]) -> None:
+    """What the ladder said, into the suite's output."""
+    for rung in told["rungs"]:
+        print(f"{rung['verdict']:<4} {rung['name']:<13} {rung['seconds']:6.1f} s  {rung['reason'][:160]}", flush=True)
+
+
+def test_clients_are_warned_of_habits(engine: EngineName, server: dict[str, Any]) -> None:
+    """`connect` says what a client should do about each."""
+    told = moebox("connect", "openai", server["id"], "--json").good().document
+    assert told["habits"] == [f"{habit.does}: {habit.client}" for habit in habits_of(engine)]
 
 
 def test_tool_calls_are_parsed(server: dict[str, Any]) -> None:
-    """Kimi's tool calls through the server's own parser."""
+    """Kimi's tool calls through the server's own parser: every one of them."""
     told = moebox("verify", server["id"], "--only", "tools", "--quick", "--json").document
+    show(told)
+    assert [rung["name"] for rung in told["rungs"]] == ["tools"]
     assert told["rungs"][0]["verdict"] in ("pass", "warn"), told["rungs"][0]["reason"]
+    assert not [probe["name"] for probe in told["rungs"][0]["probes"] if probe["verdict"] == "fail"]
 
 
 def test_prefill_cold_and_decode_are_measured(server: dict[str, Any]) -> None:
@@ -124,14 +159,21 @@ def test_a_file_in_a_hub_cache_is_loaded(engine: EngineName, folders: Path) -> N
         assert started["base_url"]
 
 
-def test_a_rehearsal_with_dummy_weights_and_with_the_phantom(recipe: Path) -> None:
-    """Boot, a prompt beyond a block, decode, down; then the same with answers."""
+def test_a_rehearsal_with_dummy_weights(recipe: Path) -> None:
+    """Boot, a prompt beyond a block, decode, down."""
     told = moebox("rehearse", recipe, "--json").good().document
     assert [step["name"] for step in told["steps"]] == ["boot", "long prompt", "decode", "down"]
-    again = moebox("rehearse", recipe, "--phantom", "--json")
-    if again.code:  # a habit of the server that the rehearsal's ladder meets
-        engine = codec.read_toml(Recipe, recipe).engine
-        assert any(f"({habit.rung}: " in again.err for habit in habits_of(engine)), again.err
+
+
+def test_a_rehearsal_with_the_phantom(engine: EngineName, recipe: Path) -> None:
+    """The same with answers: right everywhere but where the server is known for it, which is said."""
+    told = moebox("rehearse", recipe, "--phantom", "--json").good().document
+    steps = {step["name"]: step["detail"] for step in told["steps"]}
+    print(steps["answers"], flush=True)
+    assert list(steps) == ["boot", "long prompt", "decode", "answers", "down"]
+    failing = re.search(r"known habits of (\S+): ([a-z, ]+)\)", steps["answers"])
+    expected = {habit.rung for habit in habits_of(engine) if habit.id in SURE[engine]}
+    assert expected <= set(failing[2].split(", ") if failing else ()) <= {habit.rung for habit in habits_of(engine)}
 
 
 def test_steps_are_timed_and_kept(engine: EngineName, folders: Path) -> None:
@@ -146,12 +188,27 @@ def test_steps_are_timed_and_kept(engine: EngineName, folders: Path) -> None:
     assert found["id"] in moebox("calibrations", "--json").good().out
 
 
-def test_one_engine_against_the_other(folders: Path) -> None:
-    """The same questions to both: as many right, rates with an interval."""
-    sides = [written(recipe_for(engine, f"side-{name}"), folders) for name, engine in SIDES]
-    told = moebox("compare", *sides, "--concurrency", "1", "--questions", "6", "--rounds", "2", "--json")
-    assert told.code in (0, 1), told.err
-    assert told.document["answers"]
-
-
 SIDES: tuple[tuple[str, EngineName], ...] = (("a", "llama.cpp"), ("b", "ik_llama.cpp"))
+
+
+def test_one_engine_against_the_other(folders: Path) -> None:
+    """Seed 004's table: the same box and file, decode, cold prompts and tool calls of both."""
+    sides = [written(recipe_for(engine, f"side-{name}"), folders) for name, engine in SIDES]
+    words = ("--concurrency", "1", "--questions", "12", "--rounds", "2", "--json")
+    told = moebox("compare", *sides, *words)
+    assert told.code in (0, 1), told.err
+    found = told.document
+    answers, gain = found["answers"], found["gains"][0]
+    print(f"| engine | decode tok/s | TTFT ms | right | tool calls |\n{found['verdict']}", flush=True)
+    for name, engine in SIDES:
+        score, tools = answers[f"right_{name}"], answers[f"tools_{name}"]
+        rate, ttft = gain[f"{name}_tok_s"], gain[f"{name}_ttft_ms"]
+        print(
+            f"| {engine} | {rate:.1f} | {ttft:.0f} | {score['passed']} of {score['of']} | {tools['passed']} |",
+            flush=True,
+        )
+        assert min(rate, ttft) > 0
+        assert score["passed"] >= 0.8 * score["of"], f"{engine} answers {score['passed']} of {score['of']}"
+        assert tools["passed"] == tools["of"] > 0, f"{engine} loses tool calls: {tools}"
+    assert gain["gain"]["low"] <= gain["gain"]["share"] <= gain["gain"]["high"]
+    assert (told.code == 0) == found["as_good"]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from moebox.core.registry import names
 from moebox.engines.arguments import canonical, flatten, split
-from moebox.engines.flags import catalogue, check, newest, order, versions
+from moebox.engines.flags import catalogue, check, newest, versions
+from moebox.engines.retired import order
 from moebox.errors import BadInput
 
 ACCEPTED = Path(__file__).parent / "accepted"

@@ -1,6 +1,7 @@
 """How long a step takes, as told by looks that a busy host disturbs."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -35,6 +36,28 @@ def test_short_steps_on_a_disturbed_host_are_timed_within_three_percent(seed: in
     step = timing.together_seen(looks)
     assert step.seconds == pytest.approx(0.00202, rel=0.03) or phases[: len(looks)].count(False) < 2
     assert step.spread < 0.35
+
+
+def read_late(gaps: list[float], chance: random.Random, *, pause_s: float) -> list[float]:
+    """The same tokens seen by a client that is kept from reading for a while, again and again."""
+    seen, now, until = [0.0], 0.0, 0.0
+    for gap in gaps:
+        now += gap
+        if now >= until and chance.random() < 0.2:
+            until = now + pause_s * chance.uniform(0.2, 1.0)
+        seen.append(max(now, until))
+    return [later - sooner for sooner, later in itertools.pairwise(seen)]
+
+
+@pytest.mark.parametrize(("pause_s", "within"), [(0.01, 0.03), (0.05, 0.12), (0.2, 0.4)])  # of 0.77 s in all
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_that_arrive_in_bunches_are_timed_right(seed: int, pause_s: float, within: float) -> None:
+    """A client without a core reads a hundred tokens at once: most gaps are nought, and the step is not."""
+    chance = random.Random(seed)
+    gaps = read_late([0.001 * chance.uniform(0.98, 1.02) for _ in range(768)], chance, pause_s=pause_s)
+    step = timing.look(gaps, batch=1, context=256)
+    assert step.seconds == pytest.approx(0.001, rel=within)
+    assert timing.bunch_size(gaps) > 1
 
 
 def test_two_looks_that_agree_are_enough_and_others_are_taken_again() -> None:

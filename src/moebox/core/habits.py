@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core import catalogue
+from moebox.core.verdict import Probe, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +47,22 @@ def recognised(engine: str, rung: str, probe: str, reason: str) -> Habit | None:
         if (habit.rung, probe.startswith(habit.probe)) == (rung, True) and re.search(habit.pattern, reason):
             return habit
     return None
+
+
+def shown(engine: str, rung: str, probe: Probe) -> tuple[Habit, ...]:
+    """Known habits of `engine` that a probe which did not pass shows."""
+    if probe.verdict not in ("warn", "fail"):
+        return ()
+    reasons = (probe.reason, *(slip.example for slip in probe.slips))
+    seen = [recognised(engine, rung, probe.name, reason) for reason in reasons]
+    return tuple(dict.fromkeys(habit for habit in seen if habit))
+
+
+def unexplained(engine: str, rung: Verdict) -> str:
+    """Why a rung failed, beyond known habits of its engine; "" where it did not fail or these are all."""
+    if rung.verdict != "fail":
+        return ""
+    failing = [probe for probe in rung.probes if probe.verdict == "fail"]
+    if not failing:
+        return rung.reason
+    return next((probe.reason or probe.name for probe in failing if not shown(engine, rung.name, probe)), "")

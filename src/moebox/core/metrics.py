@@ -45,7 +45,8 @@ class EngineMetrics:
 def engines() -> dict[str, EngineMetrics]:
     """Every engine whose names are known."""
     rows = catalogue.table("metrics")
-    return {name: codec.decode(EngineMetrics, row, where=f"metrics.toml: {name}") for name, row in rows.items()}
+    whole = {name: rows[row["as"]] if "as" in row else row for name, row in rows.items()}
+    return {name: codec.decode(EngineMetrics, row, where=f"metrics.toml: {name}") for name, row in whole.items()}
 
 
 def of(engine: str) -> EngineMetrics:
@@ -53,7 +54,7 @@ def of(engine: str) -> EngineMetrics:
     if engine in engines():
         return engines()[engine]
     known = {field.name for field in fields(EngineMetrics)}
-    declared = registry.traits(engine).metrics.names
+    declared = registry.traits(engine).metrics
     if not declared:
         raise BadInput(f"nothing is known of {engine}'s metrics", hint=f"known: {', '.join(engines())}")
     return EngineMetrics(**{name: (metric,) for name, metric in declared.items() if name in known})  # type: ignore[arg-type]

@@ -18,14 +18,6 @@ LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """How a live engine is asked for its state: Prometheus names by what they mean, and where."""
-
-    path: str = "/metrics"
-    names: Mapping[str, str] = field(default_factory=dict)  # running, waiting, kv_used, accepted, drafted, … -> metric
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """One engine's facts. What a newcomer leaves out has the value that asks least of moebox."""
 
@@ -50,7 +42,8 @@ class Traits:
     workers: tuple[str, ...] = ()  # names of the program that the other nodes run, and the first connects to
     worker_port: int = 0  # where that listens, counted from the engine's own port
     health: str = "/health"  # path that answers 200 when it is up
-    metrics: Metrics = Metrics()
+    # Figure (running, waiting, kv_use, …) to the name it has in /metrics, where data/metrics.toml has no row for it.
+    metrics: Mapping[str, str] = field(default_factory=dict)
     tells_cache: str = ""  # path that tells the size of the cache: /metrics (vLLM's labels) or /props (llama.cpp's)
     owned_by: str = ""  # what its /v1/models says under owned_by
     key_env: str = ""  # variable the engine gets its key from

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moebox.core import families
 from moebox.core.change import setting
@@ -50,7 +49,7 @@ def field_words(recipe: Recipe, fields: Mapping[str, str], known: Catalogue, *, 
     return words
 
 
-def _unset(path: str, value: Any) -> bool:
+def _unset(path: str, value: object) -> bool:
     """Whether a field leaves the engine's own default in place."""
     return value in (None, "", 0) or (path.startswith("parallel.") and value == 1)
 
@@ -173,25 +172,3 @@ def number(text: str) -> Flag:
 def thinking_off(deployment: Deployment) -> str:
     """The template's arguments that turn thinking off, as JSON."""
     return json.dumps(families.thinking_off(deployment.found_model), separators=(",", ":"))
-
-
-def is_thinking_off(text: str) -> bool:
-    """Whether a template's arguments are those that turn thinking off in some family, and nothing else."""
-    return json_object(text) in families.switches()
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object; anything else stands under the key ""."""
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError:
-        return {"": text}
-    return document if isinstance(document, dict) else {"": text}
-
-
-def put(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted path in nested dicts."""
-    *tables, key = path.split(".")
-    for name in tables:
-        document = document.setdefault(name, {})
-    document[key] = value

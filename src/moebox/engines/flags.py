@@ -9,15 +9,15 @@ import difflib
 import functools
 import json
 import re
-import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
 
+from moebox import codec
 from moebox.core import registry
 from moebox.core.recipe import EngineName
+from moebox.engines.retired import order, replaced, replaced_part, was_there
 from moebox.errors import BadInput
 
 JSON = re.compile(r"(config|kwargs|overrides|per-prompt)$")  # flags whose value is a JSON object
@@ -34,14 +34,19 @@ class Spec:
     takes: int | str = 1  # a count, or argparse's "?", "*", "+"
     choices: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every spelling that turns it on."""
+        return (self.name, *self.also)
+
     def key(self, name: str) -> str:
         """What stands after the flag's own name: "a.b" of --config.a.b, "" of --fim-qwen-1.5b-default."""
-        return "" if name in (self.name, *self.also, *self.off) else name.partition(".")[2]
+        return "" if name in (*self.names, *self.off) else name.partition(".")[2]
 
     @property
     def long(self) -> str:
         """The spelling people read most easily: the first one with two dashes."""
-        return next((name for name in (self.name, *self.also) if name.startswith("--")), self.name)
+        return next((name for name in self.names if name.startswith("--")), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,10 @@ class Catalogue:
     abbreviations: bool  # argparse takes any beginning that only one flag has
     specs: dict[str, Spec]  # by every spelling
     removed: dict[str, str]
+
+    def title(self, version: str) -> str:
+        """The engine at the version that was asked for."""
+        return f"{self.engine} {version or self.version}"
 
     def find(self, name: str) -> Spec | None:
         """The flag written as `name`: an alias, a beginning of it, or with a dotted key after it."""
@@ -91,47 +100,53 @@ def newest(engine: EngineName) -> str:
     return versions(engine)[-1]
 
 
-def order(version: str) -> tuple[int, ...]:
-    """A version as numbers that sort: "0.5.23" is (0, 5, 23), "b11669" (11669,), "2026-04" (2026, 4)."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
 @functools.cache
 def catalogue(engine: EngineName, version: str = "") -> Catalogue:
     """The newest catalogue that is not newer than `version`, or the oldest there is."""
     known = versions(engine)
     older = [one for one in known if not version or order(one) <= order(version)]
     chosen = older[-1] if older else known[0]
-    data = _whole(json.loads(_tables(engine)[chosen].read_text(encoding="utf-8")))
+    table = _whole(_tables(engine)[chosen])
     specs: dict[str, Spec] = {}
-    for name, row in data["flags"].items():
-        spec = Spec(
-            name=name,
-            also=tuple(row.get("also", ())),
-            off=tuple(row.get("off", ())),
-            takes=row.get("takes", 1),
-            choices=tuple(row.get("choices", ())),
-        )
+    for name, row in table.flags.items():
+        spec = Spec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
         specs |= dict.fromkeys((name, *spec.also, *spec.off), spec)
     return Catalogue(
-        engine=engine, version=chosen, abbreviations=data["abbreviations"], specs=specs, removed=data["removed"]
+        engine=engine, version=chosen, abbreviations=table.abbreviations, specs=specs, removed=table.removed
     )
 
 
-def _whole(data: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A flag as a catalogue's file has it."""
+
+    also: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+    takes: int | str = 1
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A catalogue's file; what it `extends` is that of the release it is a fork of."""
+
+    engine: EngineName
+    version: str
+    source: str = ""
+    made: str = ""
+    extends: str = ""
+    abbreviations: bool = False
+    flags: dict[str, Row]
+    removed: dict[str, str] = field(default_factory=dict)
+
+
+def _whole(file: Traversable) -> Table:
     """A catalogue with that of the release it is a fork of underneath."""
-    if "extends" not in data:
-        return data
-    table = resources.files("moebox.data").joinpath("flags", data["extends"])
-    below = json.loads(table.read_text(encoding="utf-8"))
-    return {**below, "flags": {**below["flags"], **data["flags"]}}
-
-
-@functools.cache
-def retired() -> dict[str, list[dict[str, Any]]]:
-    """The table of what is gone."""
-    text = resources.files("moebox.data").joinpath("flags", "retired.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    table = codec.decode(Table, json.loads(file.read_text(encoding="utf-8")), where=file.name)
+    if not table.extends:
+        return table
+    below = _whole(resources.files("moebox.data").joinpath("flags", table.extends))
+    return replace(below, flags=below.flags | table.flags)
 
 
 def covered(engine: EngineName, version: str) -> bool:
@@ -155,83 +170,72 @@ def is_flag(text: str) -> bool:
 
 def _check_word(known: Catalogue, version: str, word: Word, where: str) -> None:
     name, values = word[0], word[1:]
-    title = f"{known.engine} {version or known.version}"
-    if told := replaced(known.engine, version, name, "flag"):
-        raise BadInput(f"{where}: {title} has no flag {name}", hint=f"use {told}")
     spec = known.find(name)
-    if spec is None:
-        if name in known.removed:
-            raise BadInput(f"{where}: {title} has no flag {name}", hint=known.removed[name])
-        if not covered(known.engine, version) and _was_there(known.engine, version, name):
-            return
-        raise BadInput(f"{where}: {title} has no flag {name}", hint=near(name, known))
-    if not covered(known.engine, version):
+    absent = f"{where}: {known.title(version)} has no flag {name}"
+    if told := replaced(known.engine, version, name, "flag"):
+        raise BadInput(absent, hint=f"use {told}")
+    older = not covered(known.engine, version)
+    if spec is None and older and was_there(known.engine, version, name):
         return
-    _check_values(known, version, spec, name, values, where)
+    if spec is None:
+        raise BadInput(absent, hint=known.removed.get(name) or near(name, known))
+    if not older:
+        _check_values(known, version, spec, name, values, where)
 
 
 def _check_values(known: Catalogue, version: str, spec: Spec, name: str, values: Sequence[str], where: str) -> None:
-    title = f"{known.engine} {version or known.version}"
-    off = name in spec.off
-    if spec.key(name):
-        _check_key(known, version, spec, spec.key(name), where)
-    elif (spec.takes == 0 or off) and values:
-        raise BadInput(f"{where}: {title}'s {name} takes no value, got {' '.join(values)!r}")
-    elif isinstance(spec.takes, int) and not off and len(values) != spec.takes:
-        raise BadInput(f"{where}: {title}'s {name} takes {_counted(spec.takes)}, got {len(values)}")
-    elif spec.takes == "+" and not values:
-        raise BadInput(f"{where}: {title}'s {name} takes at least one value")
+    title = f"{where}: {known.title(version)}'s {name}"
+    key = spec.key(name)
+    if key:
+        _check_key(known, version, spec, key, where)
+    else:
+        _check_count(title, spec, name, values)
     for value in values:
-        for row in retired().get("value", ()):
-            if (row["engine"], row["old"]) == (known.engine, value) and row["flag"] in (spec.name, *spec.also):
-                raise BadInput(f"{where}: {title}'s {name} does not take {value!r}", hint=f"use {row['new']}")
-        if spec.choices and not spec.key(name) and value not in spec.choices:
-            raise BadInput(
-                f"{where}: {title}'s {name} does not take {value!r}", hint=f"choices: {', '.join(spec.choices)}"
-            )
+        if new := replaced_part(known.engine, spec.names, value, "value"):
+            raise BadInput(f"{title} does not take {value!r}", hint=f"use {new}")
+    if not key:
+        _check_choices(title, spec, values)
     if values and values[0].startswith("{") and JSON.search(spec.long):  # a chat template may begin so too
-        for key in _keys(values[0], f"{where}: {name}"):
-            _check_key(known, version, spec, key, where)
+        for inner in _keys(values[0], f"{where}: {name}"):
+            _check_key(known, version, spec, inner, where)
+
+
+def _check_count(title: str, spec: Spec, name: str, values: Sequence[str]) -> None:
+    """Whether a flag has as many values as it takes."""
+    takes = 0 if name in spec.off else spec.takes
+    if takes == 0 and values:
+        raise BadInput(f"{title} takes no value, got {' '.join(values)!r}")
+    if isinstance(takes, int) and len(values) != takes:
+        raise BadInput(f"{title} takes {_counted(takes)}, got {len(values)}")
+    if takes == "+" and not values:
+        raise BadInput(f"{title} takes at least one value")
+
+
+def _check_choices(title: str, spec: Spec, values: Sequence[str]) -> None:
+    """Whether every value is one of those there are."""
+    odd = [value for value in values if spec.choices and value not in spec.choices]
+    if odd:
+        raise BadInput(f"{title} does not take {odd[0]!r}", hint=f"choices: {', '.join(spec.choices)}")
 
 
 def _check_key(known: Catalogue, version: str, spec: Spec, key: str, where: str) -> None:
-    for row in retired().get("key", ()):
-        if row["engine"] == known.engine and row["flag"] in (spec.name, *spec.also) and row["old"] == key:
-            title = f"{known.engine} {version or known.version}"
-            raise BadInput(f"{where}: {title}'s {spec.name} has no key {key}", hint=f"use {row['new']}")
+    if new := replaced_part(known.engine, spec.names, key, "key"):
+        raise BadInput(f"{where}: {known.title(version)}'s {spec.name} has no key {key}", hint=f"use {new}")
 
 
-def _keys(text: str, where: str, under: str = "") -> list[str]:
+def _keys(text: str, where: str) -> list[str]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as problem:
         raise BadInput(f"{where}: not valid JSON: {problem}") from None
-    return _dotted(document, under) if isinstance(document, dict) else []
+    return list(_dotted(document, ""))
 
 
-def _dotted(document: dict[str, Any], under: str) -> list[str]:
-    found: list[str] = []
-    for key, value in document.items():
-        found.append(under + key)
-        if isinstance(value, dict):
-            found += _dotted(value, f"{under}{key}.")
-    return found
-
-
-def replaced(engine: EngineName, version: str, name: str, kind: str) -> str:
-    """What stands for `name` now, when this version no longer has it; "" otherwise."""
-    for row in retired().get(kind, ()):
-        gone = not version or order(version) >= order(row["since"])
-        if row["engine"] == engine and name in row["names"] and gone:
-            return str(row["new"])
-    return ""
-
-
-def _was_there(engine: EngineName, version: str, name: str) -> bool:
-    rows = retired().get("flag", ())
-    return any(row["engine"] == engine and name in row["names"] for row in rows) and not replaced(
-        engine, version, name, "flag"
-    )
+def _dotted(document: object, under: str) -> Iterator[str]:
+    """Every key of nested JSON objects, with those it lies under."""
+    for key, value in document.items() if isinstance(document, dict) else ():
+        yield under + key
+        yield from _dotted(value, f"{under}{key}.")
 
 
 def near(name: str, known: Catalogue) -> str:

@@ -6,15 +6,15 @@ also with a `bash -c "… && exec …"` inside.
 
 import re
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from moebox import codec
 from moebox.core import registry
 from moebox.core.recipe import EngineName, Flag, Recipe
 from moebox.engines import rooms
-from moebox.engines.arguments import canonical, number, put, split
+from moebox.engines.arguments import canonical, number, split
 from moebox.engines.flags import Catalogue, Word, catalogue, is_flag
+from moebox.engines.reading import Reading, Setting
 from moebox.errors import BadInput
 
 # Options of `docker run` and `podman run` that take a value in the next word.
@@ -31,6 +31,7 @@ VALUED |= {
     "--security-opt",
 }
 VALUED |= {"--env-file", "--restart", "--user", "-u", "-w", "--workdir", "--cpuset-cpus", "--memory", "-m", "--pull"}
+UNSAID = {"-d", "--detach", "--rm", "-it", "-i", "-t", "--gpus"}  # moebox adds them by itself
 PYTHON = re.compile(r"python3?(\.\d+)?")
 
 
@@ -38,17 +39,18 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     """The recipe that `argv` launches; flags without a field of their own land in `flags`."""
     registry.traits(engine)  # UnknownName where there is none
     words = _words(argv) if isinstance(argv, str) else list(argv)
-    document: dict[str, Any] = {"engine": engine, "engine_version": version, "context": 0, "served_name": ""}
-    document |= {"env": {}, "flags": {}, "listen": {"host": "127.0.0.1"}}
+    usual: dict[str, Setting] = {"context": 0, "served_name": "", "listen.host": "127.0.0.1"}
+    reading = Reading(settings={"engine": engine, "engine_version": version, **usual})
     while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):
         key, _, value = words.pop(0).partition("=")
-        document["env"][key] = value
+        reading.env[key] = value
     if words and words[0] in ("docker", "podman"):
-        words = _container(words, document)
-    _engine(engine, words, document, catalogue(engine, version))
-    document["name"] = name or re.sub(r"[^\w.-]+", "-", document["checkpoint"].rpartition("/")[2]).lower()
-    document.setdefault("model", document["checkpoint"])
-    return codec.decode(Recipe, document, where="command line")
+        words = _container(words, reading)
+    _engine(engine, words, reading, catalogue(engine, version))
+    checkpoint = reading.text("checkpoint")
+    reading.put("name", name or re.sub(r"[^\w.-]+", "-", checkpoint.rpartition("/")[2]).lower())
+    reading.settings.setdefault("model", checkpoint)
+    return codec.decode(Recipe, reading.document, where="command line")
 
 
 def _words(text: str) -> list[str]:
@@ -64,76 +66,91 @@ def _count(text: str, what: str) -> int:
     return int(text)
 
 
-def _container(words: list[str], document: dict[str, Any]) -> list[str]:
+def _container(words: list[str], reading: Reading) -> list[str]:
     """Take docker's or podman's options off; what is left starts the engine."""
-    runtime: dict[str, Any] = {"kind": words[0], "mounts": {}, "options": []}
-    document["runtime"] = runtime
+    reading.contained = True
+    reading.put("runtime.kind", words[0])
     rest = words[2:] if words[1:2] == ["run"] else words[1:]
     entrypoint = ""
     while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        option, given, value = option.partition("=") if option.startswith("--") else (option, "", "")
-        if not given and option in VALUED and rest:
-            value = rest.pop(0)
+        option, joined, value = _option_word(rest)
         if option == "--entrypoint":
             entrypoint = value
         else:
-            _option(option, value, bool(given), runtime, document)
+            _option(option, value, joined, reading)
     if not rest:
         raise BadInput("the command names no image")
-    runtime["image"] = rest.pop(0)
+    reading.put("runtime.image", rest.pop(0))
     if entrypoint in ("bash", "sh") and rest[:1] == ["-c"]:
-        runtime["setup"], _, inner = rest[1].partition("&& exec ")
-        runtime["setup"] = runtime["setup"].strip()
-        rest = _words(inner)
-    elif entrypoint:
-        rest.insert(0, entrypoint)
-    return rest
+        setup, _, inner = rest[1].partition("&& exec ")
+        reading.put("runtime.setup", setup.strip())
+        return _words(inner)
+    return [entrypoint, *rest] if entrypoint else rest
 
 
-def _option(option: str, value: str, joined: bool, runtime: dict[str, Any], document: dict[str, Any]) -> None:
-    if option in ("-d", "--detach", "--rm", "-it", "-i", "-t"):
+def _option_word(rest: list[str]) -> tuple[str, bool, str]:
+    """The next option of docker or podman off `rest`, whether its value is joined by "=", and the value."""
+    option = rest.pop(0)
+    if option.startswith("--") and "=" in option:
+        option, _, value = option.partition("=")
+        return option, True, value
+    return option, False, rest.pop(0) if option in VALUED and rest else ""
+
+
+def _option(option: str, value: str, joined: bool, reading: Reading) -> None:
+    """One option of docker or podman: the recipe's own, one that moebox adds by itself, or kept as it is."""
+    if option in UNSAID or (option, value) == ("--ipc", "host"):
         return
-    if (
-        option == "--gpus"
-        or (option == "--device" and value.startswith("nvidia.com/gpu"))
-        or (option, value) == ("--ipc", "host")
-    ):
+    if option == "--device" and value.startswith("nvidia.com/gpu"):
         return
     if option in ("-v", "--volume"):
         outside, _, inside = value.partition(":")
-        runtime["mounts"][outside] = inside
+        reading.mounts[outside] = inside
     elif option in ("-e", "--env") and "=" in value:
         key, _, text = value.partition("=")
-        document["env"][key] = text
+        reading.env[key] = text
     elif option in ("-p", "--publish"):
-        parts = value.split(":")
-        host = parts[0] if len(parts) == 3 else "0.0.0.0"  # noqa: S104
-        document["listen"] |= {"host": host, "port": _count(parts[-2] if len(parts) > 1 else parts[0], option)}
-        document["published"] = True
-    elif value:
-        runtime["options"] += [f"{option}={value}"] if joined else [option, value]
+        _publish(option, value, reading)
+    elif joined and value:
+        reading.options.append(f"{option}={value}")
     else:
-        runtime["options"].append(option)
+        reading.options += [option, value] if value else [option]
 
 
-def _engine(engine: EngineName, words: list[str], document: dict[str, Any], known: Catalogue) -> None:
+def _publish(option: str, value: str, reading: Reading) -> None:
+    """[HOST:]PORT:PORT"""
+    parts = value.split(":")
+    reading.put("listen.host", parts[0] if len(parts) == 3 else "0.0.0.0")  # noqa: S104
+    reading.put("listen.port", _count(parts[-2] if len(parts) > 1 else parts[0], option))
+    reading.published = True
+
+
+def _engine(engine: EngineName, words: list[str], reading: Reading, known: Catalogue) -> None:
     """The engine's own part: its entry, then flags to fields."""
-    entry: list[str] = []
-    while words and (_starts(words[0]) or words[0] == "serve" or entry[-1:] == ["-m"] or _module(entry, words[0])):
-        entry.append(words.pop(0))
     argv = rooms.argv(engine)
-    usual = registry.traits(engine).image_entry if "runtime" in document else argv.entry(_bare(engine))
+    entry, words = _entry(words)
+    usual = registry.traits(engine).image_entry if reading.contained else argv.entry(_bare(engine))
     if entry and tuple(entry) != usual:
-        document.setdefault("runtime", {"kind": "native"})["entry"] = shlex.join(entry)
+        reading.settings.setdefault("runtime.kind", "native")
+        reading.put("runtime.entry", shlex.join(entry))
     fields = {canonical(flag, known): path for flag, path in argv.READS.items()}
-    published = document.pop("published", False)
     split_words = split(words, known)
     for word in split_words:
-        _word(argv, word, document, fields, known, published=published)
-    argv.finished({canonical(word[0], known) for word in split_words if is_flag(word[0])}, document)
-    if "checkpoint" not in document:
+        _word(argv, word, reading, fields, known)
+    argv.finished({canonical(word[0], known) for word in split_words if is_flag(word[0])}, reading)
+    if "checkpoint" not in reading.settings:
         raise BadInput("the command names no model")
+
+
+def _entry(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words that start a program, and those after them."""
+    entry: list[str] = []
+    for word in words:
+        goes_on = word == "serve" or entry[-1:] == ["-m"] or _module(entry, word)
+        if not goes_on and not _starts(word):
+            break
+        entry.append(word)
+    return entry, words[len(entry) :]
 
 
 def _starts(word: str) -> bool:
@@ -152,28 +169,27 @@ def _bare(engine: EngineName) -> Recipe:
     return Recipe(name="x", engine=engine, model="x", checkpoint="x", served_name="")
 
 
-def _word(
-    argv: rooms.Argv,
-    word: Word,
-    document: dict[str, Any],
-    fields: dict[str, str],
-    known: Catalogue,
-    *,
-    published: bool,
-) -> None:
+def _word(argv: rooms.Argv, word: Word, reading: Reading, fields: Mapping[str, str], known: Catalogue) -> None:
+    """One flag with its values, or the model where it stands alone."""
     name = canonical(word[0], known) if is_flag(word[0]) else "--model"
-    value = word[-1] if len(word) > 1 or name == "--model" else ""
     dotted = is_flag(word[0]) and "." in word[0]
     if name in ("--model", "--model-path", "-m") and not dotted:
-        document["checkpoint"] = value
+        reading.put("checkpoint", word[-1])
     elif name in fields:
-        spec = known.find(word[0])
-        if published and fields[name].startswith("listen."):
-            return
-        off = spec is not None and word[0] in spec.off
-        put(document, fields[name], (not off) if spec and spec.takes == 0 else _typed(fields[name], value))
-    elif not argv.understood(word, name, document):
-        _keep(word, document["flags"], known)
+        _field(word, fields[name], reading, known)
+    elif not argv.understood(word, name, reading):
+        _keep(word, reading.flags, known)
+
+
+def _field(word: Word, path: str, reading: Reading, known: Catalogue) -> None:
+    """A flag that is one field of the recipe."""
+    if reading.published and path.startswith("listen."):
+        return
+    spec = known.find(word[0])
+    if spec and spec.takes == 0:
+        reading.put(path, word[0] not in spec.off)
+    else:
+        reading.put(path, _typed(path, word[-1] if len(word) > 1 else ""))
 
 
 def _typed(path: str, value: str) -> Flag:

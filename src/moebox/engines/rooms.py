@@ -17,7 +17,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from moebox.core import registry
 from moebox.core.box import Gpu
@@ -27,6 +27,7 @@ from moebox.core.recipe import Flag, Recipe
 from moebox.engines.arguments import Node
 from moebox.engines.events import Event
 from moebox.engines.flags import Word
+from moebox.engines.reading import Reading
 
 OPTIONAL = ("lines", "log", "schedule", "refuse", "probe")
 
@@ -56,11 +57,11 @@ class Argv(Protocol):
     def guarded(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """`argv` so that the key reaches the engine without standing in it."""
 
-    def understood(self, word: Word, name: str, document: dict[str, Any]) -> bool:
-        """Take a word that is more than one field into `document`; False where it is none of those."""
+    def understood(self, word: Word, name: str, reading: Reading) -> bool:
+        """Take a word that is more than one field into `reading`; False where it is none of those."""
 
-    def finished(self, names: set[str], document: dict[str, Any]) -> None:
-        """Settle in `document` what follows from all words together; `names` are the flags that stood there."""
+    def finished(self, names: set[str], reading: Reading) -> None:
+        """Settle in `reading` what follows from all words together; `names` are the flags that stood there."""
 
 
 class Log(Protocol):

@@ -8,7 +8,8 @@ from moebox.core.recipe import Recipe
 from moebox.core.traits import Traits
 from moebox.engines import flags, rooms
 from moebox.engines.arguments import canonical, flag_words, spelled
-from moebox.engines.flags import catalogue, replaced
+from moebox.engines.flags import catalogue
+from moebox.engines.retired import replaced
 from moebox.errors import BadInput
 
 

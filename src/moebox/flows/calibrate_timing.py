@@ -21,8 +21,10 @@ from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
-BLOCK_STEPS = 8  # steps of a block: tokens that arrive in pairs are evened out, a pause spoils one block alone
-BLOCKS = 4  # at least, where a look has few steps
+BLOCK_STEPS = 8  # steps of a block at least: a pause of the server spoils one block alone
+BLOCKS = 4  # at least, where tokens come one by one
+BUNCHES = 5  # in a block at least, where they come in bunches because nobody was there to read them
+AT_ONCE = 0.2  # of the mean gap: tokens closer to each other came in one bunch
 LEAST_STEPS = 8  # steps in which all streams must decode together
 LONGER = (1, 3, 9)  # times the steps, while streams do not decode together
 TIMEOUT_S = 300.0
@@ -123,7 +125,7 @@ def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, 
         reply = ahead + steps * more
         streams = together(target, [target.body(context, min(reply, room or reply)) for _ in range(batch)])
         gaps = shared_gaps([stream.times for stream in streams])
-        if len(gaps) >= min(LEAST_STEPS, steps):
+        if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
             return look(gaps, batch=batch, context=context)
     raise Outside(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
 
@@ -134,10 +136,23 @@ def lead(batch: int, context: int, chunk: int) -> int:
 
 
 def look(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
-    """The usual step among `gaps`: the median of blocks, so that pauses count for nothing."""
-    blocks = [statistics.fmean(block) for block in cut(gaps, max(BLOCKS, len(gaps) // BLOCK_STEPS))]
+    """The usual step among `gaps`: the median of blocks, so that pauses of the server count for nothing."""
+    bunch = bunch_size(gaps)
+    parts = len(gaps) // BLOCK_STEPS if bunch == 1 else len(gaps) // max(BLOCK_STEPS, BUNCHES * bunch)
+    blocks = [statistics.fmean(block) for block in cut(gaps, max(parts, BLOCKS if bunch == 1 else 1))]
     seconds = statistics.median(blocks)
     return DecodeStep(batch=batch, context=context, seconds=seconds, spread=error_of(undisturbed(blocks)))
+
+
+def bunch_size(gaps: Sequence[float]) -> int:
+    """How many tokens come at once, in nine of ten bunches: on a busy host they wait until somebody reads them."""
+    least, sizes = AT_ONCE * statistics.fmean(gaps), [1]
+    for gap in gaps:
+        if gap > least:
+            sizes.append(1)
+        else:
+            sizes[-1] += 1
+    return sorted(sizes)[math.ceil(0.9 * len(sizes)) - 1]
 
 
 def together_seen(looks: Sequence[DecodeStep]) -> DecodeStep:

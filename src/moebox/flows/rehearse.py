@@ -15,8 +15,10 @@ from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.event import RehearsalStep, RehearseFinished, RehearseStarted
+from moebox.core.habits import unexplained
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
+from moebox.core.verdict import Ladder
 from moebox.engines import rooms
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.serve import ask
@@ -198,12 +200,28 @@ def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
     began = time.monotonic()
     options = Options(context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,))
     ladder = verify(session.endpoint, options, run=run)
-    marks = [rung.verdict for rung in ladder.rungs]
-    if not ladder.holds:
-        failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
-        raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({failing})", hint=f"evidence in {run.path}")
-    detail = f"answered right on {len(marks) - marks.count('skip')} checks of the ladder"
-    return RehearsalStep(name="answers", detail=detail, seconds=time.monotonic() - began)
+    why = wrong(ladder, recipe.engine)
+    if why:
+        raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({why})", hint=f"evidence in {run.path}")
+    return RehearsalStep(name="answers", detail=answered(ladder, recipe.engine), seconds=time.monotonic() - began)
+
+
+def wrong(ladder: Ladder, engine: str) -> str:
+    """The first failure that is no known habit of the engine: such a one is the launch's own."""
+    failing = [rung for rung in ladder.rungs if rung.verdict == "fail"]
+    own = next((f"{rung.name}: {why}" for rung in failing if (why := unexplained(engine, rung))), "")
+    if own or failing or ladder.holds:
+        return own
+    return ladder.stopped or "nothing passed"
+
+
+def answered(ladder: Ladder, engine: str) -> str:
+    """How many checks passed, and which the engine fails by a known habit."""
+    tried = [rung for rung in ladder.rungs if rung.verdict != "skip"]
+    failing = [rung.name for rung in tried if rung.verdict == "fail"]
+    count = f"{len(tried) - len(failing)} of {len(tried)}" if failing else f"{len(tried)}"
+    detail = f"answered right on {count} checks of the ladder"
+    return f"{detail} (known habits of {engine}: {', '.join(failing)})" if failing else detail
 
 
 def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from moebox import codec
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import RungDone
-from moebox.core.habits import recognised
+from moebox.core.habits import shown
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName
 from moebox.store import Run
@@ -150,14 +150,8 @@ async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
 
 def _habits(engine: str, rung: str, probes: Sequence[Probe]) -> tuple[str, ...]:
     """What this engine is known to do, where a probe that did not pass shows it."""
-    found: dict[str, str] = {}
-    for probe in probes:
-        reasons = [probe.reason, *(slip.example for slip in probe.slips)] if probe.verdict in ("warn", "fail") else []
-        for reason in reasons:
-            habit = recognised(engine, rung, probe.name, reason)
-            if habit:
-                found[habit.id] = habit.text
-    return tuple(found.values())
+    habits = (habit for probe in probes for habit in shown(engine, rung, probe))
+    return tuple(dict.fromkeys(habit.text for habit in habits))
 
 
 def _late(ask: Asker) -> None:

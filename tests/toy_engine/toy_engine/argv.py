@@ -1,12 +1,11 @@
 """The toy's command line: three flags."""
 
-from typing import Any
-
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines.arguments import Node, field_words, flag_words, merge
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
+from moebox.engines.reading import Reading
 
 FIELDS = {
     "--name": "served_name",
@@ -51,13 +50,13 @@ def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     return argv
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
+def understood(word: Word, name: str, reading: Reading) -> bool:
     """--cache is the recipe's kv."""
     if name != "--cache":
         return False
-    document["kv"] = word[-1]
+    reading.put("kv", word[-1])
     return True
 
 
-def finished(names: set[str], document: dict[str, Any]) -> None:
+def finished(names: set[str], reading: Reading) -> None:
     """Nothing follows."""

@@ -1,12 +1,12 @@
 """Command lines of the two llama.cpp servers: flags that keep their meaning in both."""
 
 import re
-from typing import Any
 
 from moebox.core.catalogue import checkpoints, models
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines.flags import Word
+from moebox.engines.reading import Reader, Reading, ignored
 from moebox.errors import BadInput
 
 FIELDS: dict[str, str] = {
@@ -88,51 +88,73 @@ def placement(recipe: Recipe) -> tuple[str, ...]:
 RULE = re.compile(r"blk\\\.\(([\d|]+)\)\\\.ffn_\.\*_exps=CUDA(\d+)")
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
-    """Words both servers have that are more than one field."""
-    value = word[-1]
-    if name == "-ctk":
-        document["kv"] = value
-    elif name == "--jinja":
-        pass
-    elif name == "-c":
-        if not value.isdecimal():
-            raise BadInput(f"-c: {value!r} is no number")
-        document["context"] = int(value)
-    elif name == "-ot":
-        document.setdefault("hybrid", {}).setdefault("ranges", []).append(value)
-    elif name in ("-hf", "-hfr"):
-        document["checkpoint"] = value
-    elif name == "-hff":
-        document["flags"]["hf-file"] = value
-    else:
-        return False
-    return True
-
-
-def finished(names: set[str], document: dict[str, Any]) -> None:
+def finished(names: set[str], reading: Reading) -> None:
     """What follows from several words together, and from those that are not there."""
-    _name_form(document)
+    _name_form(reading)
     if "--jinja" not in names:
-        document["flags"]["jinja"] = False
-    slots = document.get("max_seqs") or 1
-    document["context"] //= slots if isinstance(slots, int) else 1
-    hybrid = document.get("hybrid", {})
-    layers = experts_of(hybrid.get("ranges", []))
+        reading.flags["jinja"] = False
+    reading.put("context", reading.count("context", 0) // (reading.count("max_seqs", 1) or 1))
+    rules = reading.settings.get("hybrid.ranges", [])
+    layers = experts_of([str(rule) for rule in rules] if isinstance(rules, list) else [])
     if layers is not None:
-        del hybrid["ranges"]
-        hybrid["experts"] = layers
+        del reading.settings["hybrid.ranges"]
+        reading.put("hybrid.experts", layers)
 
 
-def _name_form(document: dict[str, Any]) -> None:
+def _name_form(reading: Reading) -> None:
     """A repository and a file in it that the catalogue knows, as the form they are: REPOSITORY:NAME."""
-    repository, file = document.get("checkpoint", ""), document["flags"].get("hf-file")
+    repository, file = reading.text("checkpoint"), reading.flags.get("hf-file")
     for model in models() if file else ():
         for form in checkpoints(model):
             if (form.repo, form.file) == (repository, file):
-                document["checkpoint"] = f"{repository}:{form.name}"
-                document["flags"].pop("hf-file", None)
+                reading.put("checkpoint", f"{repository}:{form.name}")
+                del reading.flags["hf-file"]
                 return
+
+
+def _kv(value: str, reading: Reading) -> bool:
+    """-ctk"""
+    reading.put("kv", value)
+    return True
+
+
+def _context(value: str, reading: Reading) -> bool:
+    """-c, of all slots together"""
+    if not value.isdecimal():
+        raise BadInput(f"-c: {value!r} is no number")
+    reading.put("context", int(value))
+    return True
+
+
+def _rule(value: str, reading: Reading) -> bool:
+    """-ot, as often as it stands there"""
+    before = reading.settings.get("hybrid.ranges", [])
+    reading.put("hybrid.ranges", [*map(str, before if isinstance(before, list) else ()), value])
+    return True
+
+
+def _repository(value: str, reading: Reading) -> bool:
+    """-hf and --hf-repo"""
+    reading.put("checkpoint", value)
+    return True
+
+
+def _file(value: str, reading: Reading) -> bool:
+    """--hf-file"""
+    reading.flags["hf-file"] = value
+    return True
+
+
+# Words both servers have that are more than one field.
+READERS: dict[str, Reader] = {
+    "-ctk": _kv,
+    "--jinja": ignored,
+    "-c": _context,
+    "-ot": _rule,
+    "-hf": _repository,
+    "-hfr": _repository,
+    "-hff": _file,
+}
 
 
 def experts_of(rules: list[str]) -> list[list[int]] | None:

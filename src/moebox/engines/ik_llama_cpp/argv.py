@@ -1,14 +1,14 @@
 """Deployment to ik_llama.cpp's command line and back. Flags by the help of the sources of April and August 2026."""
 
-from typing import Any
-
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, is_thinking_off, merge, thinking_off, without
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, without
 from moebox.engines.assemble import entry_words
-from moebox.engines.flags import Word, catalogue, order, versions
+from moebox.engines.flags import Word, catalogue, versions
 from moebox.engines.ggml import argv as ggml
 from moebox.engines.ik_llama_cpp.traits import TRAITS
+from moebox.engines.reading import Reader, Reading, taken, template_arguments
+from moebox.engines.retired import order
 
 FIELDS = ggml.FIELDS
 READS = ggml.FIELDS | ggml.HYBRID
@@ -59,15 +59,11 @@ def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     return ("bash", "-c", ENTER_WITH_KEY, "engine", *argv)
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
-    """Take a word that is more than one field, or a field said otherwise, into `document`."""
-    switch = name == "--chat-template-kwargs" and is_thinking_off(word[-1])
-    if switch or (name == "--reasoning-budget" and word[-1] == "0"):
-        document["thinking"] = False
-        return True
-    return ggml.understood(word, name, document)
+def understood(word: Word, name: str, reading: Reading) -> bool:
+    """Take a word that is more than one field, or a field said otherwise, into `reading`."""
+    return taken(word, name, reading, SAID, READERS)
 
 
-def finished(names: set[str], document: dict[str, Any]) -> None:
-    """What follows from words that are not there."""
-    ggml.finished(names, document)
+finished = ggml.finished
+SAID: dict[Word, tuple[str, Flag]] = {("--reasoning-budget", "0"): ("thinking", False)}
+READERS: dict[str, Reader] = ggml.READERS | {"--chat-template-kwargs": template_arguments}

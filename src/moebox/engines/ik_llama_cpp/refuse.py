@@ -5,9 +5,10 @@ import re
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
 from moebox.engines.common import caution, other_readers, quant_of
-from moebox.engines.flags import newest, order
+from moebox.engines.flags import newest
 from moebox.engines.ggml import refuse as ggml
 from moebox.engines.ik_llama_cpp.traits import TRAITS
+from moebox.engines.retired import order
 
 MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
 

@@ -1,12 +1,12 @@
 """Deployment to KTransformers' command line and back: the fork's own, and what kt-kernel is told."""
 
 from dataclasses import replace
-from typing import Any
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines.arguments import Node, flag_words, merge, without
 from moebox.engines.flags import Word, catalogue
+from moebox.engines.reading import Reading
 from moebox.engines.sglang import argv as sglang
 
 FIELDS = sglang.FIELDS
@@ -64,15 +64,13 @@ environment = sglang.environment
 guarded = sglang.guarded
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
-    """Take a word that is more than one field, or follows from others, into `document`."""
+def understood(word: Word, name: str, reading: Reading) -> bool:
+    """Take a word that is more than one field, or follows from others, into `reading`."""
     if name in ("--kt-weight-path", "--kt-method", "--disable-shared-experts-fusion"):
         return True
     if name == "--kt-gpu-prefill-token-threshold" and word[-1] == str(THRESHOLD):
         return True
-    return sglang.understood(word, name, document)
+    return sglang.understood(word, name, reading)
 
 
-def finished(names: set[str], document: dict[str, Any]) -> None:
-    """What follows from several words together."""
-    sglang.finished(names, document)
+finished = sglang.finished

@@ -1,15 +1,15 @@
 """Deployment to the command line of mainline llama.cpp's server and back. Flags by the help of b11669."""
 
 from pathlib import PurePosixPath
-from typing import Any
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, is_thinking_off, merge, thinking_off, without
+from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
 from moebox.engines.ggml import argv as ggml
 from moebox.engines.llama_cpp.traits import TRAITS
+from moebox.engines.reading import Reader, Reading, taken, template_arguments
 
 FIELDS = ggml.FIELDS
 READS = ggml.FIELDS | ggml.HYBRID
@@ -85,22 +85,43 @@ def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     return argv
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
-    """Take a word that is more than one field, or a field said otherwise, into `document`."""
-    value = word[-1]
-    draft = {"--spec-type": "method", "--spec-draft-model": "draft", "--spec-draft-n-max": "tokens"}.get(name)
-    if (name == "-ctv" and document.get("kv") == value) or (name == "-lv" and value == LOUD_ENOUGH):
-        pass
-    elif name == "--chat-template-kwargs" and is_thinking_off(value):
-        document["thinking"] = False
-    elif draft:
-        given = value.removeprefix("draft-") if draft == "method" else value
-        document.setdefault("speculate", {})[draft] = int(given) if draft == "tokens" and given.isdecimal() else given
-    else:
-        return ggml.understood(word, name, document)
+def understood(word: Word, name: str, reading: Reading) -> bool:
+    """Take a word that is more than one field, or a field said otherwise, into `reading`."""
+    if (name, word[-1]) == ("-lv", LOUD_ENOUGH):
+        return True
+    return taken(word, name, reading, {}, READERS)
+
+
+finished = ggml.finished
+
+
+def _values(value: str, reading: Reading) -> bool:
+    """-ctv, which follows -ctk"""
+    return reading.text("kv") == value
+
+
+def _method(value: str, reading: Reading) -> bool:
+    """--spec-type"""
+    reading.put("speculate.method", value.removeprefix("draft-"))
     return True
 
 
-def finished(names: set[str], document: dict[str, Any]) -> None:
-    """What follows from words that are not there."""
-    ggml.finished(names, document)
+def _draft(value: str, reading: Reading) -> bool:
+    """--spec-draft-model"""
+    reading.put("speculate.draft", value)
+    return True
+
+
+def _tokens(value: str, reading: Reading) -> bool:
+    """--spec-draft-n-max"""
+    reading.put("speculate.tokens", int(value) if value.isdecimal() else value)
+    return True
+
+
+READERS: dict[str, Reader] = ggml.READERS | {
+    "-ctv": _values,
+    "--chat-template-kwargs": template_arguments,
+    "--spec-type": _method,
+    "--spec-draft-model": _draft,
+    "--spec-draft-n-max": _tokens,
+}

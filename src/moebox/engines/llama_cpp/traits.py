@@ -1,6 +1,6 @@
 """What mainline llama.cpp is."""
 
-from moebox.core.traits import Metrics, Traits
+from moebox.core.traits import Traits
 
 TRAITS = Traits(
     name="llama.cpp",
@@ -13,13 +13,6 @@ TRAITS = Traits(
     kv_auto="f16",
     drafts=("eagle3", "mtp", "ngram"),
     without_gpu=True,
-    metrics=Metrics(
-        names={
-            "running": "llamacpp:requests_processing",
-            "waiting": "llamacpp:requests_deferred",
-            "kv_use": "llamacpp:kv_cache_usage_ratio",
-        }
-    ),
     tells_cache="/props",
     owned_by="llamacpp",
     key_env="LLAMA_API_KEY",

@@ -1,21 +1,11 @@
 """Deployment to SGLang's command line and back. Flags by the parser of 0.5.23."""
 
-from typing import Any
-
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe
-from moebox.engines.arguments import (
-    Node,
-    field_words,
-    flag_words,
-    is_thinking_off,
-    merge,
-    number,
-    thinking_off,
-    without,
-)
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.arguments import Node, field_words, flag_words, merge, number, thinking_off, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
+from moebox.engines.reading import Reader, Reading, taken, template_arguments
 
 FIELDS: dict[str, str] = {
     "--served-model-name": "served_name",
@@ -125,37 +115,53 @@ def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     return (python, "-c", ENTER_WITH_KEY, *argv[first:])
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
-    """Take a word that is more than one field, or a field said otherwise, into `document`."""
-    value = word[-1]
-    if name == "--kv-cache-dtype":
-        document["kv"] = {"fp8_e4m3": "fp8", "bfloat16": "bf16"}.get(value, value)
-    elif name == "--ep-size" and value.isdecimal():
-        document.setdefault("parallel", {})["ep"] = int(value) > 1
-    elif name == "--disable-radix-cache":
-        document["prefix_caching"] = False
-    elif name == "--language-model-only":
-        document["vision"] = False
-    elif name == "--mm-enable-dp-encoder":
-        document["vision"] = True
-    elif name == "--default-chat-template-kwargs" and is_thinking_off(value):
-        document["thinking"] = False
-    elif name in DRAFT_FIELDS:
-        document.setdefault("speculate", {"draft": ""})[DRAFT_FIELDS[name]] = number(value.lower())
-        if name == "--speculative-draft-model-path":
-            document["speculate"]["draft"] = value
-    else:
-        return False
+def understood(word: Word, name: str, reading: Reading) -> bool:
+    """Take a word that is more than one field, or a field said otherwise, into `reading`."""
+    if name in DRAFT_FIELDS:
+        _drafting(DRAFT_FIELDS[name], word[-1], reading)
+        return True
+    return taken(word, name, reading, SAID, READERS)
+
+
+def finished(names: set[str], reading: Reading) -> None:
+    """What follows from several words together, and from those that are not there."""
+    reading.settings.setdefault("vision", True)
+    if "speculate.draft" not in reading.settings:
+        return
+    tokens = reading.count("speculate.tokens", 3)
+    reading.put("speculate.tokens", tokens)
+    for key, usual in (("speculative-eagle-topk", 1), ("speculative-num-draft-tokens", tokens + 1)):
+        if reading.flags.get(key) == usual:
+            del reading.flags[key]
+
+
+def _drafting(path: str, value: str, reading: Reading) -> None:
+    """One field of the draft; its path keeps its letters."""
+    reading.settings.setdefault("speculate.draft", "")
+    reading.put(f"speculate.{path}", value if path == "draft" else number(value.lower()))
+
+
+def _kv(value: str, reading: Reading) -> bool:
+    """--kv-cache-dtype"""
+    reading.put("kv", {"fp8_e4m3": "fp8", "bfloat16": "bf16"}.get(value, value))
     return True
 
 
-def finished(names: set[str], document: dict[str, Any]) -> None:
-    """What follows from several words together, and from those that are not there."""
-    document["vision"] = document.get("vision", True)
-    draft, flags = document.get("speculate"), document["flags"]
-    if draft is None:
-        return
-    tokens = draft.setdefault("tokens", 3)
-    for key, usual in (("speculative-eagle-topk", 1), ("speculative-num-draft-tokens", tokens + 1)):
-        if flags.get(key) == usual:
-            del flags[key]
+def _experts(value: str, reading: Reading) -> bool:
+    """--ep-size"""
+    if not value.isdecimal():
+        return False
+    reading.put("parallel.ep", int(value) > 1)
+    return True
+
+
+SAID: dict[Word, tuple[str, Flag]] = {
+    ("--disable-radix-cache",): ("prefix_caching", False),
+    ("--language-model-only",): ("vision", False),
+    ("--mm-enable-dp-encoder",): ("vision", True),
+}
+READERS: dict[str, Reader] = {
+    "--kv-cache-dtype": _kv,
+    "--ep-size": _experts,
+    "--default-chat-template-kwargs": template_arguments,
+}

@@ -3,7 +3,7 @@
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
 from moebox.engines.common import caution, everywhere, major, weights_want_newer_gpus
-from moebox.engines.flags import order
+from moebox.engines.retired import order
 
 # Attention backends without kernels for consumer Blackwell (SGLang 0.5.23 arg_groups/attention_hook.py).
 NOT_SM12 = ("flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "fa3", "fa4", "trtllm_mha")

@@ -1,6 +1,6 @@
 """What SGLang is."""
 
-from moebox.core.traits import Metrics, Traits
+from moebox.core.traits import Traits
 
 TRAITS = Traits(
     name="sglang",
@@ -14,13 +14,6 @@ TRAITS = Traits(
     no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),  # its sparse decode kernels begin at Hopper
     ports=(10_000,),  # gRPC beside HTTP since 0.5.15 (server_args.py: grpc_port = port + 10000)
     meets_at=20000,  # as in SGLang's own multi-node examples
-    metrics=Metrics(
-        names={
-            "running": "sglang:num_running_reqs",
-            "waiting": "sglang:num_queue_reqs",
-            "kv_use": "sglang:token_usage",
-        }
-    ),
     owned_by="sglang",
     key_env="SGLANG_API_KEY",
     image="lmsysorg/sglang:v{version}",

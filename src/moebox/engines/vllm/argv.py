@@ -1,23 +1,14 @@
 """Deployment to vLLM's command line and back. Flags by the parser of 0.32.0."""
 
 import json
-from typing import Any
 
 from moebox.core import presets
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe
-from moebox.engines.arguments import (
-    Node,
-    field_words,
-    flag_words,
-    is_thinking_off,
-    json_object,
-    merge,
-    thinking_off,
-    without,
-)
+from moebox.core.recipe import Flag, Recipe
+from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
+from moebox.engines.reading import Reader, Reading, ignored, json_object, taken, template_arguments
 from moebox.engines.vllm.traits import TRAITS
 
 # Loading and first compilation of a 600 GB checkpoint outlast the 600 s that vLLM waits by default (envs.py).
@@ -121,37 +112,42 @@ def guarded(argv: tuple[str, ...]) -> tuple[str, ...]:
     return argv
 
 
-def understood(word: Word, name: str, document: dict[str, Any]) -> bool:
-    """Take a word that is more than one field, or a field said otherwise, into `document`."""
-    value = word[-1]
-    if name == "--kv-cache-dtype":
-        document["kv"] = {spelled: kind for kind, spelled in KV.items()}.get(value, value)
-    elif name == "--enable-auto-tool-choice":
-        pass
-    elif name == "--language-model-only":
-        document["vision"] = False
-    elif name == "--mm-encoder-tp-mode" and value == "data":
-        document["vision"] = True
-    elif name == "--default-chat-template-kwargs" and is_thinking_off(value):
-        document["thinking"] = False
-    elif name == "--speculative-config" and set(_drafting(value)) <= {"method", "model", "num_speculative_tokens"}:
-        settings = _drafting(value)
-        document["speculate"] = {
-            "method": settings.get("method", "draft_model"),
-            "draft": settings.get("model", ""),
-            "tokens": settings.get("num_speculative_tokens", 3),
-        }
-    else:
-        return False
+def understood(word: Word, name: str, reading: Reading) -> bool:
+    """Take a word that is more than one field, or a field said otherwise, into `reading`."""
+    return taken(word, name, reading, SAID, READERS)
+
+
+def finished(names: set[str], reading: Reading) -> None:
+    """What follows from words that are not there."""
+    reading.settings.setdefault("vision", True)
+
+
+def _kv(value: str, reading: Reading) -> bool:
+    """--kv-cache-dtype"""
+    reading.put("kv", {spelled: kind for kind, spelled in KV.items()}.get(value, value))
     return True
 
 
-def _drafting(text: str) -> dict[str, Any]:
-    """A speculative configuration without what presets add to it."""
+def _drafting(value: str, reading: Reading) -> bool:
+    """--speculative-config, less what presets add to it; one with more in it than a recipe says stays a flag."""
     added = [presets.preset(name).speculate for name in presets.names()]
-    return {key: value for key, value in json_object(text).items() if not any(one.get(key) == value for one in added)}
+    own = {key: given for key, given in json_object(value).items() if not any(one.get(key) == given for one in added)}
+    if not own.keys() <= {"method", "model", "num_speculative_tokens"}:
+        return False
+    tokens = own.get("num_speculative_tokens", 3)
+    reading.put("speculate.method", str(own.get("method", "draft_model")))
+    reading.put("speculate.draft", str(own.get("model", "")))
+    reading.put("speculate.tokens", tokens if isinstance(tokens, int) else str(tokens))
+    return True
 
 
-def finished(names: set[str], document: dict[str, Any]) -> None:
-    """What follows from words that are not there."""
-    document["vision"] = document.get("vision", True)
+SAID: dict[Word, tuple[str, Flag]] = {
+    ("--language-model-only",): ("vision", False),
+    ("--mm-encoder-tp-mode", "data"): ("vision", True),
+}
+READERS: dict[str, Reader] = {
+    "--kv-cache-dtype": _kv,
+    "--enable-auto-tool-choice": ignored,
+    "--default-chat-template-kwargs": template_arguments,
+    "--speculative-config": _drafting,
+}

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import Caution
-from moebox.core.recipe import Recipe
 from moebox.core.symptom import in_range
 from moebox.engines.common import MLA_FP8, caution, everywhere, major, weights_want_newer_gpus
 from moebox.engines.flags import newest
@@ -16,56 +14,87 @@ from moebox.units import gib
 
 # Decode backends for dense MLA by compute capability's major number (vLLM 0.32 platforms/cuda.py).
 # Consumer Blackwell (12) has none of those that want much shared memory.
+TRITON = "TRITON_MLA"
 DENSE_MLA = {
-    "8": ("TRITON_MLA",),
-    "9": ("FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"),
-    "10": ("FLASHINFER_MLA", "CUTLASS_MLA", "FLASHMLA", "TRITON_MLA", "TOKENSPEED_MLA"),
-    "12": ("TRITON_MLA",),
+    "8": (TRITON,),
+    "9": ("FLASHMLA", "FLASH_ATTN_MLA", TRITON),
+    "10": ("FLASHINFER_MLA", "CUTLASS_MLA", "FLASHMLA", TRITON, "TOKENSPEED_MLA"),
+    "12": (TRITON,),
 }
 
 
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
-    recipe, box, model = deployment.recipe, deployment.box, deployment.found_model
     found = everywhere(deployment)
-    sm, stock = major(box), recipe.runtime.preset != "community"
+    if _dense_mla(deployment):
+        found += _fp8_on_consumer_blackwell(deployment) + _backend(deployment) + _workspace(deployment)
+    return found + _drafts_under_dcp(deployment) + weights_want_newer_gpus(deployment) + _pcie(deployment)
+
+
+def _dense_mla(deployment: Deployment) -> bool:
+    """Latent attention without an indexer: with one (DSA) other kernels decode, whose cache is fp8 by nature."""
+    model = deployment.found_model
+    return model is not None and isinstance(model.attention, Mla) and model.attention.indexer is None
+
+
+def _stock(deployment: Deployment) -> bool:
+    """Whether it is vLLM as released, without the community's patches."""
+    return deployment.recipe.runtime.preset != "community"
+
+
+def _asked_backend(deployment: Deployment) -> str:
+    """The attention backend that the recipe asks for; "" where vLLM chooses."""
+    return str(deployment.recipe.flags.get("attention-backend", "")).upper()
+
+
+def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
+    recipe = deployment.recipe
     version = recipe.engine_version or newest(TRAITS.name)
-    # Dense latent attention: models with an indexer (DSA) decode with other kernels, whose cache is fp8 by nature.
-    mla = isinstance(model.attention, Mla) and model.attention.indexer is None if model else False
-    backend = str(recipe.flags.get("attention-backend", "")).upper()
-    if mla and sm == "12" and recipe.kv == "fp8" and stock and in_range(version, ">=0.24,<=0.32.99"):
-        found.append(
-            caution(
-                "fatal",
-                "TRITON_MLA with an fp8 cache needs 102,400 bytes of shared memory in its two-stage decode tile, "
-                "and SM120 has 101,376: it does not start",
-                'kv = "bf16", or runtime.preset = "community", or patch vLLM: '
-                "`moebox doctor kernels --engine vllm --kv fp8 --fix --apply`",
-                "https://github.com/vllm-project/vllm/issues/53748; compiled again for 0.32.0 in November 2026",
-                symptom=MLA_FP8,
-            )
+    fp8_there = major(deployment.box) == "12" and recipe.kv == "fp8"
+    if not fp8_there or not _stock(deployment) or not in_range(version, ">=0.24,<=0.32.99"):
+        return []
+    return [
+        caution(
+            "fatal",
+            "TRITON_MLA with an fp8 cache needs 102,400 bytes of shared memory in its two-stage decode tile, "
+            "and SM120 has 101,376: it does not start",
+            'kv = "bf16", or runtime.preset = "community", or patch vLLM: '
+            "`moebox doctor kernels --engine vllm --kv fp8 --fix --apply`",
+            "https://github.com/vllm-project/vllm/issues/53748; compiled again for 0.32.0 in November 2026",
+            symptom=MLA_FP8,
         )
-    if mla and backend and sm in DENSE_MLA and backend not in DENSE_MLA[sm]:
-        usable = " or ".join(DENSE_MLA[sm])
-        found.append(caution("fatal", f"{backend} has no kernel for SM {sm}.x; dense MLA decodes with {usable} there"))
-    found += _workspace(deployment) if mla and (sm in ("8", "12") or backend == "TRITON_MLA") else []
-    if recipe.parallel.dcp > 1 and recipe.speculate and stock:
-        found.append(
-            caution(
-                "warning",
-                "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token",
-                "parallel.dcp = 1, or speculate.tokens = 1",
-                "https://github.com/vllm-project/vllm/issues/50391",
-            )
+    ]
+
+
+def _backend(deployment: Deployment) -> list[Caution]:
+    sm, backend = major(deployment.box), _asked_backend(deployment)
+    usable = DENSE_MLA.get(sm, ())
+    if not backend or not usable or backend in usable:
+        return []
+    words = " or ".join(usable)
+    return [caution("fatal", f"{backend} has no kernel for SM {sm}.x; dense MLA decodes with {words} there")]
+
+
+def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
+    recipe = deployment.recipe
+    if recipe.parallel.dcp == 1 or recipe.speculate is None or not _stock(deployment):
+        return []
+    return [
+        caution(
+            "warning",
+            "speculative decoding under DCP takes the prefill path: acceptance collapses past the first token",
+            "parallel.dcp = 1, or speculate.tokens = 1",
+            "https://github.com/vllm-project/vllm/issues/50391",
         )
-    return found + weights_want_newer_gpus(deployment) + _pcie(recipe, box, stock=stock)
+    ]
 
 
 def _workspace(deployment: Deployment) -> list[Caution]:
     """TRITON_MLA's decode workspace, which the engine does not plan for."""
     recipe, model, box = deployment.recipe, deployment.found_model, deployment.box
     gpu = box.gpu if box else None
-    if gpu is None or model is None or recipe.max_seqs is not None:
+    on_triton = major(box) in ("8", "12") or _asked_backend(deployment) == TRITON
+    if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
         return []
     size = workspace_bytes(gpu, model, replace(recipe, context=recipe.context or model.context))
     if size < 2**30:
@@ -75,9 +104,9 @@ def _workspace(deployment: Deployment) -> list[Caution]:
     return [caution("warning", text, "max_seqs = 64", "vLLM 0.32.0 triton_mla.py")]
 
 
-def _pcie(recipe: Recipe, box: Box | None, *, stock: bool) -> list[Caution]:
-    gpu = box.gpu if box else None
-    if gpu is None or gpu.nvlink or recipe.parallel.tp <= 2 or not stock:
+def _pcie(deployment: Deployment) -> list[Caution]:
+    gpu = deployment.box.gpu if deployment.box else None
+    if gpu is None or gpu.nvlink or deployment.recipe.parallel.tp <= 2 or not _stock(deployment):
         return []
     text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
     return [caution("note", text, "env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = 1 to try", "vLLM custom_all_reduce.py")]

@@ -1,6 +1,6 @@
 """What vLLM is."""
 
-from moebox.core.traits import Metrics, Traits
+from moebox.core.traits import Traits
 
 TRAITS = Traits(
     name="vllm",
@@ -17,13 +17,6 @@ TRAITS = Traits(
     no_sparse_mla_on=("ampere", "ampere-rtx", "ada"),
     meets_at=29501,  # --master-port unless set
     follower_flag="--headless",
-    metrics=Metrics(
-        names={
-            "running": "vllm:num_requests_running",
-            "waiting": "vllm:num_requests_waiting",
-            "kv_use": "vllm:kv_cache_usage_perc",
-        }
-    ),
     tells_cache="/metrics",
     owned_by="vllm",
     key_env="VLLM_API_KEY",
