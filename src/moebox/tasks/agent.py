@@ -8,8 +8,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from moebox.loose import Json
 from moebox.tasks.job import Job
 from moebox.tasks.reply import Ask, Called, Reply, Stop, reply, tool_results
 from moebox.tasks.result import CallSeen, End, TurnSeen
@@ -34,7 +34,7 @@ _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 class Work:
     """A job while it is worked on, and how it ended."""
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Json] = field(default_factory=list)
     turns: list[TurnSeen] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)  # tokens, seconds: of every event in order
     end: End = "turns"
@@ -174,25 +174,34 @@ def _ended(got: Reply, calls: Sequence[CallSeen], memory: _Memory, bounds: Bound
     if got.problem:
         return _failure(got, bounds)
     if calls:
-        memory.bad_turns = 0 if any(call.ok for call in calls) else memory.bad_turns + 1
-        memory.thoughts = 0
-        if memory.bad_turns >= BAD_CALLS:
-            return "malformed", calls[-1].error
-        if memory.same >= REPEATS:
-            return "loop", f"{calls[-1].tool} called {memory.same} times with the same arguments and answer"
-        return None
+        return _stuck(calls, memory)
     if got.text.strip():
         return "done", ""
     if got.finish in ("length", "max_tokens"):
-        what = "thinking" if got.reasoning else "text"
-        full = (
-            bounds.context is not None and (got.prompt_tokens or 0) + (got.completion_tokens or 0) >= bounds.context - 1
-        )
-        return ("context", "the reply filled the context") if full else ("cut", f"cut at its token limit while {what}")
+        return _cut(got, bounds)
     memory.thoughts += 1
-    if memory.thoughts >= THOUGHTS:
-        return "thinking", "replied with nothing but thinking" if got.reasoning else "replied with nothing"
+    if memory.thoughts < THOUGHTS:
+        return None
+    return "thinking", "replied with nothing but thinking" if got.reasoning else "replied with nothing"
+
+
+def _stuck(calls: Sequence[CallSeen], memory: _Memory) -> tuple[End, str] | None:
+    """Whether its calls lead nowhere."""
+    memory.bad_turns = 0 if any(call.ok for call in calls) else memory.bad_turns + 1
+    memory.thoughts = 0
+    if memory.bad_turns >= BAD_CALLS:
+        return "malformed", calls[-1].error
+    if memory.same >= REPEATS:
+        return "loop", f"{calls[-1].tool} called {memory.same} times with the same arguments and answer"
     return None
+
+
+def _cut(got: Reply, bounds: Bounds) -> tuple[End, str]:
+    """By the context's end, or by the limit that we gave."""
+    tokens = (got.prompt_tokens or 0) + (got.completion_tokens or 0)
+    if bounds.context is not None and tokens >= bounds.context - 1:
+        return "context", "the reply filled the context"
+    return "cut", f"cut at its token limit while {'thinking' if got.reasoning else 'text'}"
 
 
 def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:

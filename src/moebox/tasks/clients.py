@@ -15,13 +15,14 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from moebox.errors import Outside
 from moebox.files import scratch
+from moebox.loose import Json, figure, inner, rows, words
 from moebox.tasks.agent import Bounds, Work, code_in
 from moebox.tasks.job import Job
 from moebox.tasks.result import CallSeen, End, TurnSeen
@@ -116,7 +117,7 @@ class _Heard(ABC):
         self.on_turn = on_turn
         self.began = 0.0
         self.turns: list[TurnSeen] = []
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Json] = []
         self.text = ""
         self.problem = ""
         self.last = ""
@@ -131,26 +132,25 @@ class _Heard(ABC):
         if isinstance(event, dict):
             if len(self.messages) < KEPT_LINES:
                 self.messages.append(event)
-            with contextlib.suppress(KeyError, TypeError, AttributeError):  # its words, not ours
-                self.event(event)
+            self.event(event)
 
     @abstractmethod
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Json) -> None:
         """One event."""
 
-    def turn(self, calls: list[CallSeen], usage: Mapping[str, Any], names: tuple[str, str, str], said: int) -> None:
+    def turn(self, calls: Sequence[CallSeen], usage: Json, names: tuple[str, str, str], said: int) -> None:
         """One reply of the model's."""
         now = time.monotonic() - self.began
-        before = self.turns[-1] if self.turns else None
-        prompt, written, cached = (usage.get(name) for name in names)
+        begun = self.turns[-1].at_s + self.turns[-1].seconds if self.turns else 0.0
+        prompt, written, cached = (_count(usage, name) for name in names)
         self.turns.append(
             TurnSeen(
                 number=len(self.turns) + 1,
-                at_s=before.at_s + before.seconds if before else 0.0,
-                seconds=now - (before.at_s + before.seconds if before else 0.0),
-                prompt_tokens=prompt if isinstance(prompt, int) else None,
-                completion_tokens=written if isinstance(written, int) else None,
-                cached_tokens=cached if isinstance(cached, int) else None,
+                at_s=begun,
+                seconds=now - begun,
+                prompt_tokens=prompt,
+                completion_tokens=written,
+                cached_tokens=cached,
                 calls=tuple(calls),
                 said=said,
             )
@@ -158,18 +158,23 @@ class _Heard(ABC):
         self.on_turn(self.turns[-1])
 
 
+def _count(usage: Json, name: str) -> int | None:
+    number = figure(usage, name)
+    return None if number is None else int(number)
+
+
 class _Claude(_Heard):
     """Claude Code's stream-json."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        if event["type"] == "assistant":
-            blocks = [block for block in event["message"]["content"] if isinstance(block, dict)]
-            calls = [CallSeen(tool=str(block["name"]), ok=True) for block in blocks if block["type"] == "tool_use"]
-            text = "".join(str(block.get("text", "")) for block in blocks)
+    def event(self, event: Json) -> None:
+        if event.get("type") == "assistant":
+            blocks = rows(event, "message.content")
+            used = [words(block, "name") for block in blocks if block.get("type") == "tool_use"]
             names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
-            self.turn(calls, event["message"].get("usage") or {}, names, len(text))
-        elif event["type"] == "result":
-            self.text = str(event.get("result") or "")
+            said = sum(len(words(block, "text")) for block in blocks)
+            self.turn([CallSeen(tool=name, ok=True) for name in used], inner(event, "message.usage"), names, said)
+        elif event.get("type") == "result":
+            self.text = words(event, "result")
             self.problem = self.text[:300] if event.get("is_error") else ""
 
 
@@ -181,21 +186,18 @@ class _Opencode(_Heard):
         self._calls: list[CallSeen] = []
         self._said = 0
 
-    def event(self, event: dict[str, Any]) -> None:
-        part = event.get("part") or {}
-        if event["type"] == "text":
-            self.text = str(part.get("text") or "")
+    def event(self, event: Json) -> None:
+        kind = event.get("type")
+        if kind == "text":
+            self.text = words(event, "part.text")
             self._said += len(self.text)
-        elif event["type"] == "tool_use":
-            state = part.get("state") or {}
-            failed = state.get("status") == "error"
-            self._calls.append(CallSeen(tool=str(part.get("tool")), ok=not failed, error=str(state.get("error") or "")))
-        elif event["type"] == "step_finish":
-            tokens = part.get("tokens") or {}
-            usage = {"input": tokens.get("input"), "output": tokens.get("output")}
-            self.turn(self._calls, usage, ("input", "output", "cached"), self._said)
+        elif kind == "tool_use":
+            ok = words(event, "part.state.status") != "error"
+            self._calls.append(CallSeen(tool=words(event, "part.tool"), ok=ok, error=words(event, "part.state.error")))
+        elif kind == "step_finish":
+            self.turn(self._calls, inner(event, "part.tokens"), ("input", "output", "cached"), self._said)
             self._calls, self._said = [], 0
-        elif event["type"] == "error":
+        elif kind == "error":
             self.problem = str(event.get("error") or "")[:300]
 
 

@@ -9,13 +9,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, Outside
+from moebox.loose import Json, as_json, inner, is_figure, within, words
 from moebox.tasks import gadget
 from moebox.tasks.job import Job
 from moebox.tasks.result import CheckSeen, End, JobResult, TurnSeen
@@ -214,37 +214,26 @@ def read_results(folder: Path, dataset: str) -> list[JobResult]:
     return found
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Json:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return as_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
 
 
-def _result(document: Mapping[str, Any], path: str, dataset: str, number: int) -> JobResult:
+def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
     """One trial; somebody else's file, so nothing in it is taken for granted."""
     task = str(document["task_name"])
-    rewards = _inner(document, "verifier_result").get("rewards") or {}
-    numbers = (
-        [value for value in rewards.values() if isinstance(value, int | float)] if isinstance(rewards, dict) else []
-    )
-    solved = bool(numbers) and min(numbers) >= 1
-    failure = _inner(document, "exception_info")
-    end: End = "done"
-    why = ""
-    if failure:
-        kind = str(failure.get("exception_type") or "")
-        end = "time" if "Timeout" in kind else "client"
-        why = f"{kind}: {failure.get('exception_message') or ''}"[:300]
-    used = _inner(document, "agent_result")
+    rewards = [value for value in inner(document, "verifier_result.rewards").values() if is_figure(value)]
+    solved = bool(rewards) and min(rewards) >= 1
+    end, why = _ending(inner(document, "exception_info"))
     turn = TurnSeen(
         number=1,
         at_s=0.0,
-        seconds=_span(_inner(document, "agent_execution") or document),
-        prompt_tokens=_whole(used.get("n_input_tokens")),
-        completion_tokens=_whole(used.get("n_output_tokens")),
-        cached_tokens=_whole(used.get("n_cache_tokens")),
+        seconds=_span(inner(document, "agent_execution") or document),
+        prompt_tokens=_whole(within(document, "agent_result.n_input_tokens")),
+        completion_tokens=_whole(within(document, "agent_result.n_output_tokens")),
+        cached_tokens=_whole(within(document, "agent_result.n_cache_tokens")),
     )
     return JobResult(
         family=dataset,
@@ -261,22 +250,26 @@ def _result(document: Mapping[str, Any], path: str, dataset: str, number: int) -
     )
 
 
-def _inner(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name)
-    return value if isinstance(value, dict) else {}
+def _ending(failure: Json) -> tuple[End, str]:
+    """How the trial ended, and why it failed where it did."""
+    if not failure:
+        return "done", ""
+    kind = words(failure, "exception_type")
+    why = f"{kind}: {words(failure, 'exception_message')}"[:300]
+    return ("time" if "Timeout" in kind else "client"), why
 
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _span(document: Mapping[str, Any]) -> float:
+def _span(document: Json) -> float:
     """Seconds between started_at and finished_at; 0 where they are not told."""
     moments = list(_moments(document))
     return max(0.0, (moments[1] - moments[0]).total_seconds()) if len(moments) == 2 else 0.0
 
 
-def _moments(document: Mapping[str, Any]) -> Iterator[datetime]:
+def _moments(document: Json) -> Iterator[datetime]:
     for name in ("started_at", "finished_at"):
         try:
             yield datetime.fromisoformat(str(document.get(name)).replace("Z", "+00:00")).replace(tzinfo=None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebox.errors import BadInput, Outside
+from moebox.loose import Json
 from moebox.tasks.tools import Tool, ToolServerDied
 from moebox.tasks.workspace import Refused
 
@@ -136,19 +137,19 @@ class _Server:
                     ready.set_exception(ToolServerDied(f"MCP server {self.address.name}: {_words(problem)}"))
 
     def _tool(self, tool: Any) -> Tool:
-        def use(given: dict[str, Any]) -> str:
+        def use(given: Json) -> str:
             return self._call(str(tool.name), given)
 
         return Tool(name=str(tool.name), about=str(tool.description or ""), parameters=dict(tool.input_schema), use=use)
 
-    def _call(self, name: str, given: dict[str, Any]) -> str:
+    def _call(self, name: str, given: Json) -> str:
         """One call; Refused where the tool says no or nothing, ToolServerDied where its server is gone."""
         from mcp import MCPError
 
         client = self._client
         if client is None:
             raise ToolServerDied(f"MCP server {self.address.name} is gone")
-        call = asyncio.run_coroutine_threadsafe(client.call_tool(name, given), self._loop)
+        call = asyncio.run_coroutine_threadsafe(client.call_tool(name, dict(given)), self._loop)
         try:
             result = call.result(self._call_s)
         except concurrent.futures.TimeoutError:

@@ -3,15 +3,17 @@
 What the server does wrong is in `Reply.problem`; nothing here raises because of it.
 """
 
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
-from moebox.stream import CONTENT, REASONING, Exchange
+from moebox.loose import Json, figure, inner, words
+from moebox.stream import CONTENT, REASONING, Event, Exchange
 from moebox.stream.exchange import join_tool_calls
 from moebox.tasks.tools import Tool
 
@@ -59,7 +61,7 @@ class Ask:
     thinking: bool | None = None  # None: as the server does by itself
 
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Json]
 Stop = Callable[[], bool]
 
 
@@ -67,60 +69,69 @@ def reply(
     ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], *, most: int, until: float, stop: Stop
 ) -> Reply:
     """One reply, of `most` tokens at most, not later than `until` (monotonic)."""
-    anthropic = ask.api == "anthropic"
-    body = (
-        _messages_body(ask, system, messages, tools, most)
-        if anthropic
-        else chat_body(ask, system, messages, tools, most)
-    )
-    headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"} if anthropic else {}
-    path = "/messages" if anthropic else "/chat/completions"
-    parts = _Anthropic() if anthropic else _Chat()
+    parts, exchange = _exchange(ask, system, messages, tools, most, until)
     began = time.monotonic()
-    silent = max(1.0, min(SILENT_S, until - began))
-    problem, status = "", 0
+    problem = ""
     try:
-        with Exchange(ask.endpoint, body, path=path, timeout_s=silent, headers=headers) as exchange:
-            for count, (at, event) in enumerate(exchange):
+        with exchange() as events:
+            for count, (at, event) in enumerate(events):
                 parts.add(at, event)
-                if time.monotonic() > until:
-                    problem = "out of time in the middle of a reply"
-                elif stop():
-                    problem = "stopped"
-                elif count > 2 * most + SLACK:
-                    problem = f"no end: {count} events for {most} tokens at most"
-                if problem or parts.error:
+                problem = parts.error or _overrun(count, most, until, stop)
+                if problem:
                     break
-            status = exchange.status
+        problem = problem or parts.error or ("" if events.status == 200 else f"HTTP {events.status}")
     except Outside as failure:
         problem = failure.message
-    problem = problem or parts.error or ("" if status == 200 else f"HTTP {status}")
     if not problem and not parts.finish:
         problem = "the stream broke off: it ended without saying why"
     return parts.reply(problem, time.monotonic() - began)
 
 
-def tool_results(api: Api, given: Reply, results: Sequence[tuple[Called, str]]) -> list[dict[str, Any]]:
+def _exchange(
+    ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int, until: float
+) -> tuple["_Parts", Callable[[], Exchange]]:
+    """What puts the stream together, and the request in the API's words."""
+    silent = max(1.0, min(SILENT_S, until - time.monotonic()))
+    if ask.api == "anthropic":
+        body = _messages_body(ask, system, messages, tools, most)
+        headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"}
+        return _Anthropic(), lambda: Exchange(ask.endpoint, body, path="/messages", timeout_s=silent, headers=headers)
+    chat = chat_body(ask, system, messages, tools, most)
+    return _Chat(), lambda: Exchange(ask.endpoint, chat, timeout_s=silent)
+
+
+def _overrun(count: int, most: int, until: float, stop: Stop) -> str:
+    """Why a stream is left in its middle, or ""."""
+    if time.monotonic() > until:
+        return "out of time in the middle of a reply"
+    if stop():
+        return "stopped"
+    return f"no end: {count} events for {most} tokens at most" if count > 2 * most + SLACK else ""
+
+
+def tool_results(api: Api, given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
     """The reply and what its calls brought, as the next request tells them."""
     if api == "anthropic":
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": given.text}] if given.text.strip() else []
-        blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": _loads(c.arguments)} for c in given.calls]
+        blocks: list[Json] = [{"type": "text", "text": given.text}] if given.text.strip() else []
+        blocks += [
+            {"type": "tool_use", "id": c.id, "name": c.name, "input": _readable(c.arguments)} for c in given.calls
+        ]
         answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
         return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _repaired(call.arguments)}}
         for call in given.calls
     ]
-    message: dict[str, Any] = {"role": "assistant", "content": given.text or None, "tool_calls": calls}
+    message: dict[str, object] = {"role": "assistant", "content": given.text or None, "tool_calls": calls}
     if given.reasoning:
         message["reasoning_content"] = given.reasoning
     told = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text} for call, text in results]
     return [message, *told]
 
 
-def chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> dict[str, Any]:
+def chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> Json:
     """The request of OpenAI's API."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": ask.endpoint.model,
         "messages": [{"role": "system", "content": system}, *messages],
         "temperature": ask.temperature,
@@ -136,8 +147,8 @@ def chat_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], 
     return body
 
 
-def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int) -> Json:
+    body: dict[str, object] = {
         "model": ask.endpoint.model,
         "system": system,
         "messages": list(messages),
@@ -167,7 +178,7 @@ class _Parts(ABC):
         """The calls that are there by now."""
 
     @abstractmethod
-    def add(self, at: float, event: Any) -> None:
+    def add(self, at: float, event: Event) -> None:
         """One event."""
 
     def reply(self, problem: str, seconds: float) -> Reply:
@@ -196,9 +207,9 @@ class _Chat(_Parts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._data: list[dict[str, Any]] = []
+        self._data: list[Json] = []
 
-    def add(self, at: float, event: Any) -> None:
+    def add(self, at: float, event: Event) -> None:
         self.error = self.error or event.error
         if event.kind:
             self.times.append(at)
@@ -226,40 +237,39 @@ class _Anthropic(_Parts):
         super().__init__()
         self._blocks: dict[int, dict[str, str]] = {}
 
-    def add(self, at: float, event: Any) -> None:
+    def add(self, at: float, event: Event) -> None:
         data = event.data
-        kind = data.get("type")
-        if kind == "error" or event.error:
-            self.error = event.error or "an error inside the stream"
-        elif kind == "message_start":
-            self._count((data.get("message") or {}).get("usage"))
-        elif kind == "content_block_start":
-            block = data.get("content_block") or {}
-            self._blocks[data.get("index", 0)] = {
-                "type": str(block.get("type")),
-                "id": str(block.get("id") or ""),
-                "name": str(block.get("name") or ""),
-                "arguments": "",
-            }
-        elif kind == "content_block_delta":
-            self._delta(at, data.get("index", 0), data.get("delta") or {})
-        elif kind == "message_delta":
-            self.finish = (data.get("delta") or {}).get("stop_reason") or self.finish
-            self._count(data.get("usage"))
+        index = int(figure(data, "index") or 0)
+        match data.get("type"):
+            case "message_start":
+                self._count(inner(data, "message.usage"))
+            case "content_block_start":
+                self._blocks[index] = {
+                    "type": words(data, "content_block.type"),
+                    "id": words(data, "content_block.id"),
+                    "name": words(data, "content_block.name"),
+                    "arguments": "",
+                }
+            case "content_block_delta":
+                self._delta(at, index, inner(data, "delta"))
+            case "message_delta":
+                self.finish = words(data, "delta.stop_reason") or self.finish
+                self._count(inner(data, "usage"))
+            case "error":
+                self.error = event.error or "an error inside the stream"
+        self.error = self.error or event.error
 
-    def _delta(self, at: float, index: int, delta: dict[str, Any]) -> None:
+    def _delta(self, at: float, index: int, delta: Json) -> None:
         self.times.append(at)
-        self.text.append(str(delta.get("text") or ""))
-        self.reasoning.append(str(delta.get("thinking") or ""))
+        self.text.append(words(delta, "text"))
+        self.reasoning.append(words(delta, "thinking"))
         if index in self._blocks:
-            self._blocks[index]["arguments"] += str(delta.get("partial_json") or "")
+            self._blocks[index]["arguments"] += words(delta, "partial_json")
 
-    def _count(self, usage: Any) -> None:
-        if not isinstance(usage, dict):
-            return
+    def _count(self, usage: Json) -> None:
         for place, name in enumerate(("input_tokens", "output_tokens", "cache_read_input_tokens")):
-            if isinstance(usage.get(name), int):
-                self.usage[place] = usage[name]
+            number = figure(usage, name)
+            self.usage[place] = self.usage[place] if number is None else int(number)
 
     def calls(self) -> tuple[Called, ...]:
         used = [block for _, block in sorted(self._blocks.items()) if block["type"] == "tool_use"]
@@ -269,22 +279,20 @@ class _Anthropic(_Parts):
         )
 
 
-def _loads(arguments: str) -> Any:
-    import json
-
+def _loads(arguments: str) -> Json | None:
+    """A call's arguments; None where they are no JSON object."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return {"unreadable": arguments[:2000]}
-    return value if isinstance(value, dict) else {"unreadable": arguments[:2000]}
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _readable(arguments: str) -> Json:
+    """Arguments as servers take them back: their templates parse them, and many answer 500 to what is no JSON."""
+    given = _loads(arguments)
+    return {"unreadable": arguments[:2000]} if given is None else given
 
 
 def _repaired(arguments: str) -> str:
-    """Arguments as servers take them back: their templates parse them, and many answer 500 to what is no JSON."""
-    import json
-
-    return (
-        arguments
-        if isinstance(_loads(arguments), dict) and "unreadable" not in _loads(arguments)
-        else json.dumps(_loads(arguments))
-    )
+    return arguments if _loads(arguments) is not None else json.dumps(_readable(arguments))

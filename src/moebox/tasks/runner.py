@@ -252,19 +252,31 @@ def where(result: JobResult) -> tuple[int, str]:
     """The step at which a job that was not solved went wrong, and in words what happened there."""
     last = len(result.turns)
     if result.tampered:
-        writing = [turn.number for turn in result.turns if any(call.tool in _WRITE for call in turn.calls)]
-        return (writing[-1] if writing else last), f"changed {', '.join(result.tampered[:3])}, which must stay"
+        return _last_write(result), f"changed {', '.join(result.tampered[:3])}, which must stay"
     if result.end != "done":
         return last, f"{END_WORDS[result.end]}{f': {result.why}' if result.why else ''}"
-    bad = next((turn for turn in result.turns if turn.calls and not any(call.ok for call in turn.calls)), None)
-    failed = next(each for each in result.checks if each.passed < each.of)
+    failed = next(check for check in result.checks if check.passed < check.of)
     text = f"hidden {failed.name}: {failed.passed} of {failed.of} passed; {failed.detail}"
-    if not any(call.tool in _WRITE or call.tool == "gadget" for call in result.calls) and last:
+    if last and not _changed_anything(result):
         return last, f"said it was done without writing anything; {text}"
+    bad = next(filter(_only_bad_calls, result.turns), None)
     if bad:
         return bad.number, f"a call that no tool takes ({bad.calls[0].error}); {text}"
+    return _last_write(result), text
+
+
+def _last_write(result: JobResult) -> int:
+    """The last turn that wrote a file; the last of all where none did."""
     writing = [turn.number for turn in result.turns if any(call.tool in _WRITE for call in turn.calls)]
-    return (writing[-1] if writing else last), text
+    return writing[-1] if writing else len(result.turns)
+
+
+def _changed_anything(result: JobResult) -> bool:
+    return any(call.tool in (*_WRITE, "gadget") for call in result.calls)
+
+
+def _only_bad_calls(turn: TurnSeen) -> bool:
+    return bool(turn.calls) and not any(call.ok for call in turn.calls)
 
 
 _WRITE = ("write_file", "edit_file", "run_python")

@@ -6,13 +6,14 @@ Whatever a tool is given, it answers with text: a refusal is an answer too, and 
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import fastjsonschema
 
 from moebox import sandbox
+from moebox.loose import Json, figure, texts, words
 from moebox.sandbox import Limits
 from moebox.tasks.gadget import Store
 from moebox.tasks.job import Job
@@ -38,8 +39,8 @@ class Tool:
 
     name: str
     about: str
-    parameters: Mapping[str, Any]
-    use: Callable[[dict[str, Any]], str]
+    parameters: Json  # a JSON schema
+    use: Callable[[Json], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class Toolbox:
         except Refused as problem:
             return Used(text=f"error: {problem}")
 
-    def _checked(self, name: str, arguments: str) -> tuple[Tool, dict[str, Any]]:
+    def _checked(self, name: str, arguments: str) -> tuple[Tool, Json]:
         if name not in self._tools:
             raise BadCall(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools) or 'none'}")
         tool, check = self._tools[name]
@@ -149,61 +150,60 @@ class Toolbox:
             ),
         ]
 
-    def _list(self, _: dict[str, Any]) -> str:
+    def _list(self, _: Json) -> str:
         files = self.workspace.files
         return "\n".join(f"{name} ({len(files[name])} bytes)" for name in sorted(files)) or "(no files)"
 
-    def _read(self, given: dict[str, Any]) -> str:
-        lines = self.workspace.text(given["path"]).splitlines()
-        start = max(int(given.get("start", 1)), 1)
-        wanted = min(int(given.get("lines", MOST_LINES)), MOST_LINES)
+    def _read(self, given: Json) -> str:
+        lines = self.workspace.text(str(given["path"])).splitlines()
+        start = max(int(figure(given, "start") or 1), 1)
+        wanted = min(int(figure(given, "lines") or MOST_LINES), MOST_LINES)
         shown = lines[start - 1 : start - 1 + wanted]
         rest = len(lines) - (start - 1) - len(shown)
         more = f"\n({rest} more lines; start={start + wanted} goes on)" if rest > 0 else ""
         return "\n".join(shown) + more if shown else "(empty)"
 
-    def _search(self, given: dict[str, Any]) -> str:
-        found = []
-        for name in sorted(self.workspace.files):
-            if not fnmatch.fnmatch(name, given.get("glob") or "*"):
-                continue
-            for number, line in enumerate(self.workspace.text(name).splitlines(), 1):
-                if given["text"] in line:
-                    found.append(f"{name}:{number}: {line[:200]}")
+    def _search(self, given: Json) -> str:
+        wanted = str(given["text"])
+        found: list[str] = []
+        for name in fnmatch.filter(sorted(self.workspace.files), words(given, "glob") or "*"):
+            lines = enumerate(self.workspace.text(name).splitlines(), 1)
+            found += [f"{name}:{number}: {line[:200]}" for number, line in lines if wanted in line]
         more = [f"({len(found) - MOST_FOUND} more)"] if len(found) > MOST_FOUND else []
         return "\n".join(found[:MOST_FOUND] + more) or "nothing found"
 
-    def _write(self, given: dict[str, Any]) -> str:
-        name = self.workspace.write(given["path"], given["content"])
+    def _write(self, given: Json) -> str:
+        name = self.workspace.write(str(given["path"]), str(given["content"]))
         return f"wrote {name} ({len(self.workspace.files[name])} bytes)"
 
-    def _edit(self, given: dict[str, Any]) -> str:
-        text = self.workspace.text(given["path"])
-        count = text.count(given["old"]) if given["old"] else 0
+    def _edit(self, given: Json) -> str:
+        path, old, new = (str(given[name]) for name in ("path", "old", "new"))
+        text = self.workspace.text(path)
+        count = text.count(old) if old else 0
         if count != 1:
-            raise Refused(f"`old` stands {count} times in {given['path'][:80]}; it must stand there exactly once")
-        name = self.workspace.write(given["path"], text.replace(given["old"], given["new"]))
-        return f"changed {name}"
+            raise Refused(f"`old` stands {count} times in {path[:80]}; it must stand there exactly once")
+        return f"changed {self.workspace.write(path, text.replace(old, new))}"
 
-    def _tests(self, _: dict[str, Any]) -> str:
+    def _tests(self, _: Json) -> str:
         """In the sandbox, on a copy: what tests write does not stay."""
         outcome = sandbox.program(
             self.workspace.files, "unittest", ["discover", "-s", "tests", "-t", "."], module=True, limits=RUN_LIMITS
         )
         return _told(outcome)
 
-    def _python(self, given: dict[str, Any]) -> str:
-        name = self.workspace.path(given["path"])
+    def _python(self, given: Json) -> str:
+        path = str(given["path"])
+        name = self.workspace.path(path)
         if name not in self.workspace.files:
-            raise Refused(f"{given['path'][:80]}: no such file")
-        outcome = sandbox.program(self.workspace.files, name, given.get("arguments") or [], limits=RUN_LIMITS)
+            raise Refused(f"{path[:80]}: no such file")
+        outcome = sandbox.program(self.workspace.files, name, texts(given, "arguments"), limits=RUN_LIMITS)
         if outcome.files is None:
             raise Refused(f"{_told(outcome)}\n(its files are too many or too large and were not kept)")
         changed = self.workspace.replace(outcome.files)
         return _told(outcome) + (f"\n(changed: {', '.join(changed[:20])})" if changed else "")
 
-    def _gadget(self, given: dict[str, Any]) -> str:
-        return self.store.command(given["line"]) if self.store else "no: there is no store"
+    def _gadget(self, given: Json) -> str:
+        return self.store.command(str(given["line"])) if self.store else "no: there is no store"
 
 
 def _told(outcome: sandbox.Outcome) -> str:
@@ -226,18 +226,18 @@ def _anything(given: Any) -> Any:
     return given
 
 
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def _object(properties: Json, *required: str) -> Json:
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": list(required)} if required else schema
 
 
-def _text(about: str) -> dict[str, Any]:
+def _text(about: str) -> Json:
     return {"type": "string", "description": about} if about else {"type": "string"}
 
 
-def _whole() -> dict[str, Any]:
+def _whole() -> Json:
     return {"type": "integer", "minimum": 1}
 
 
-def _texts() -> dict[str, Any]:
+def _texts() -> Json:
     return {"type": "array", "items": {"type": "string"}, "maxItems": 20}
