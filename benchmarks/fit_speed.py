@@ -1,6 +1,6 @@
 """Fit the constants in `data/efficiency.toml` to the published rows and write them back with their spread.
 
-    python benchmarks/fit_speed.py [--dry]
+    python benchmarks/fit_speed.py [--dry]   then `benchmarks/hosts.py --write` for the spread between hosts
 
 Coordinate descent on the logarithms, group by group, on the mean absolute log error (clipped, so that no broken cell
 leads). Each group moves only its own few constants; what was measured directly (bus bandwidth, expert kernels) stays.
@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import published
+import spreads
 from published import Case
 
 from moebox.core import catalogue
-from moebox.planner.speed import BAND_SIGMAS, constants
+from moebox.planner.speed import constants
 
 TABLE = Path(constants.__file__).parents[2] / "data" / "efficiency.toml"
-CLIP = 0.6
-COVERED = 0.83  # of the fitted rows lie in their own host's band
-LEAST_SPREAD = 0.03
+CLIP = 0.9
 LEAST_FIXED_US = 10.0  # a kernel and its launch
-ROUNDS = 14
+ROUNDS = 9
 Knob = tuple[str, dict[str, Any], str]  # table, the row's keys, the constant
 
 
@@ -38,7 +37,6 @@ class Group:
     name: str
     rows: Callable[[], Iterable[Case]]
     knobs: tuple[Knob, ...]
-    spread: Knob | None = None
     power: int = 1
 
 
@@ -46,17 +44,18 @@ def main(*, dry: bool) -> None:
     """Fit every group in turn."""
     for group in GROUPS:
         fit(group)
+    spreads.within_hosts()
     if not dry:
-        TABLE.write_text(_patched(TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+        TABLE.write_text(patched(TABLE.read_text(encoding="utf-8")), encoding="utf-8")
         print(f"wrote {TABLE.name}")
 
 
-def fit(group: Group, *, quiet: bool = False) -> None:
-    """Move the knobs until the rows fit; then store how far off they still are."""
+def fit(group: Group, *, quiet: bool = False, rounds: int = ROUNDS) -> None:
+    """Move the knobs until the rows fit."""
     cases, knobs, power = list(group.rows()), group.knobs, group.power
     steps = [0.2] * len(knobs)
     best = _loss(cases, power)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for place, knob in enumerate(knobs):
             row, key = _row(knob), knob[2]
             was = row[key]
@@ -71,10 +70,6 @@ def fit(group: Group, *, quiet: bool = False) -> None:
     constants.forget()
     published.forget()
     errors = [math.log(case.ratio) for case in cases]
-    if group.spread:
-        # The band of the rows' own hosts holds a little more than four of five; that of other hosts is wider.
-        far = sorted(abs(error) for error in errors)[math.ceil(COVERED * len(errors)) - 1]
-        _row(group.spread)[group.spread[2]] = round(max(far / BAND_SIGMAS, LEAST_SPREAD), 3)
     if quiet:
         return
     sizes = sorted(abs(math.expm1(error)) for error in errors)
@@ -105,14 +100,8 @@ def _within(key: str, value: float) -> float:
         "prefill_attention",
     )
     if key in shares:
-        return min(max(value, 0.02), {"upload": 0.88, "gemm": 0.8, "experts": 1.0}.get(key, 0.95))
+        return min(max(value, 0.02), {"upload": 0.88, "gemm": 0.8, "experts": 1.0, "flops": 1.5}.get(key, 0.95))
     return max(value, LEAST_FIXED_US) if key == "fixed_us" else value
-
-
-def _sm120() -> list[Case]:
-    """Both tables of the SM120 report; times to first token only where queueing makes them (above 128 streams)."""
-    rows = published.serving_rows(only="sm120")
-    return [case for case in rows if case.group != "ttft" or int(case.at.removeprefix("C")) > 128]
 
 
 def _serving(only: str, *groups: str) -> Callable[[], list[Case]]:
@@ -131,10 +120,11 @@ def _row(knob: Knob) -> dict[str, Any]:
     table, keys, _ = knob
     found = catalogue.table("efficiency")[table]
     rows: list[dict[str, Any]] = found if isinstance(found, list) else [found]
-    return next(row for row in rows if all(row.get(key, "") == value for key, value in {"preset": "", **keys}.items()))
+    wanted = {"preset": "", **keys} if table != "kernels" else {}
+    return next(row for row in rows if all(row.get(key, "") == value for key, value in wanted.items()))
 
 
-def _patched(text: str) -> str:
+def patched(text: str) -> str:
     """The file's text with the fitted numbers in it; comments and order stay."""
     data = catalogue.table("efficiency")
     counts: dict[str, int] = {}
@@ -149,9 +139,9 @@ def _patched(text: str) -> str:
             table = head.group(1)
             row = data[table][counts.get(table, 0)]
             counts[table] = counts.get(table, 0) + 1
-        pair = re.fullmatch(r"(\w+) = ([-\d.e_]+)", line)
+        pair = re.fullmatch(r"(\w+) = ([-\d.e_+]+)( +#.*)?", line)
         if pair and isinstance(row.get(pair.group(1)), float):
-            line = f"{pair.group(1)} = {_number(row[pair.group(1)])}"
+            line = f"{pair.group(1)} = {_number(row[pair.group(1)])}{pair.group(3) or ''}"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -171,11 +161,15 @@ def _one(table: str, key: str, value: str, names: str) -> tuple[Knob, ...]:
 
 
 def _int4(generation: str) -> Knob:
-    return "experts", {"quant": "int4", "generation": generation}, "bandwidth"
+    return _experts("int4", generation, "bandwidth")[0]
 
 
-def _mxfp4(generation: str) -> Knob:
-    return "experts", {"quant": "mxfp4", "generation": generation}, "bandwidth"
+def _experts(quant: str, generation: str, names: str) -> tuple[Knob, ...]:
+    return tuple(("experts", {"quant": quant, "generation": generation}, name) for name in names.split())
+
+
+def _cookbook(*names: str) -> Callable[[], list[Case]]:
+    return lambda: [case for name in names for case in published.serving_rows(only=name)]
 
 
 def _kernel(quant: str) -> Group:
@@ -194,19 +188,16 @@ GROUPS = (
             *_engine("vllm", "blackwell-rtx", "layer_us attention_flops attention_fill dcp_us", preset="community"),
             *_one("draft", "method", "eagle3", "accept pass_us"),
         ),
-        spread=_engine("vllm", "blackwell-rtx", "decode_spread", preset="community")[0],
     ),
     Group(
         name="tuned rig, prompts",
         rows=published.prefill_cells,
         knobs=_engine("vllm", "blackwell-rtx", "gemm prefill_attention", preset="community"),
-        spread=_engine("vllm", "blackwell-rtx", "prefill_spread", preset="community")[0],
     ),
     Group(
         name="eight RTX PRO 6000, vLLM, one stream",
         rows=functools.partial(published.single_streams, engine="vllm"),
         knobs=(*_engine("vllm", "blackwell-rtx", "layer_us"), *_one("link", "name", "pcie", "sockets_us")),
-        spread=_engine("vllm", "blackwell-rtx", "decode_spread")[0],
     ),
     Group(
         name="eight RTX PRO 6000, SGLang, one stream",
@@ -214,51 +205,74 @@ GROUPS = (
         knobs=_engine("sglang", "blackwell-rtx", "layer_us"),
     ),
     Group(
-        name="SGLang without graphs",
-        rows=_sm120,
-        knobs=_engine("sglang", "blackwell-rtx", "eager_us"),
-        spread=_engine("sglang", "blackwell-rtx", "decode_spread")[0],
+        name="H200, vLLM, timed steps",
+        rows=published.timed_steps,
+        knobs=(
+            *_engine("vllm", "hopper", "step_us layer_us gemm prefill_attention"),
+            *_experts("int4", "hopper", "bandwidth flops"),
+        ),
+        power=2,
+    ),
+    Group(
+        name="H200, vLLM, first tokens",
+        rows=_serving("h200", "ttft"),
+        knobs=(("intake", {}, "vllm"), *_engine("vllm", "hopper", "request_ms")),
         power=4,
     ),
     Group(
-        name="H200, vLLM",
-        rows=_serving("h200", "output", "tpot", "ttft"),
-        knobs=(
-            *_engine("vllm", "hopper", "step_us gemm prefill_attention request_ms"),
-            *(("experts", {"quant": "int4", "generation": "hopper"}, name) for name in ("bandwidth", "flops")),
-        ),
-        spread=_engine("vllm", "hopper", "decode_spread")[0],
-        power=2,
+        name="H100, vLLM, mxfp4",
+        rows=_serving("gpustack-h100-tp1", "output", "tpot", "ttft"),
+        knobs=_experts("mxfp4", "hopper", "bandwidth flops"),
     ),
     Group(
         name="B200, vLLM",
         rows=_serving("lambda", "output", "tpot", "itl", "ttft"),
         knobs=(*_engine("vllm", "blackwell", "gemm"), _int4("blackwell")),
     ),
-    Group(name="B200, vLLM, mxfp4", rows=_others("jasl"), knobs=(_mxfp4("blackwell"),)),
+    Group(
+        name="DeepSeek V4, two RTX PRO 6000",
+        rows=_others("jasl DeepSeek-V4-Flash, two GPUs"),
+        knobs=(("kernels", {}, "compressed"), *_experts("mxfp4", "blackwell-rtx", "bandwidth")),
+    ),
     Group(
         name="B200, SGLang",
-        rows=functools.partial(published.serving_rows, only="cookbook"),
-        knobs=_engine("sglang", "blackwell", "layer_us experts"),
+        rows=_cookbook("deepseek-r1-b200", "qwen3-235b-b200", "gpt-oss-b200", "minimax-m2.5-b200"),
+        knobs=(
+            *_engine("sglang", "blackwell", "layer_us prompt_us gemm prefill_attention"),
+            *_experts("fp8", "blackwell", "fixed_us bandwidth flops"),
+            *_experts("bf16", "blackwell", "fixed_us bandwidth flops"),
+            *_experts("mxfp4", "blackwell", "fixed_us bandwidth flops"),
+        ),
+    ),
+    Group(
+        name="H100, SGLang",
+        rows=_cookbook("minimax-m2.5-h100"),
+        knobs=(
+            *_engine("sglang", "hopper", "layer_us prompt_us"),
+            *_experts("fp8", "hopper", "bandwidth"),
+        ),
+    ),
+    Group(
+        name="MI300X, SGLang",
+        rows=_cookbook("deepseek-v3.1-mi300x", "minimax-m2-mi300x"),
+        knobs=(
+            *_engine("sglang", "cdna", "layer_us prompt_us gemm prefill_attention"),
+            *_experts("fp8", "cdna", "bandwidth flops"),
+        ),
     ),
     Group(
         name="CDNA, vLLM",
         rows=functools.partial(published.serving_rows, only="inferencex"),
         knobs=(*_engine("vllm", "cdna", "layer_us gemm"), _int4("cdna")),
-        spread=_engine("vllm", "cdna", "decode_spread")[0],
     ),
     *(
         Group(
             name=f"{engine}, {what}",
             rows=_hybrid(engine, group),
             knobs=_one("host", "engine", engine, names),
-            spread=_one("host", "engine", engine, spread)[0],
         )
         for engine in ("ik_llama.cpp", "llama.cpp")
-        for what, group, names, spread in (
-            ("decoding", "tg", "ram layer_us", "decode_spread"),
-            ("prompts", "pp", "upload", "prefill_spread"),
-        )
+        for what, group, names in (("decoding", "tg", "ram layer_us"), ("prompts", "pp", "upload"))
     ),
 )
 

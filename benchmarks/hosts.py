@@ -1,22 +1,25 @@
 """Leave one host out of the fit, then look at its rows: what somebody with another machine may expect.
 
-python benchmarks/hosts.py
+    python benchmarks/hosts.py [--write]
+
+`--write` stores the spread between hosts, by engine and generation, in data/efficiency.toml. Minutes of CPU.
 """
 
 import copy
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import fit_speed
 import published
+import spreads
 from published import Case
 
 from moebox.core import catalogue
-from moebox.planner.speed import constants
+from moebox.planner.speed import BAND_SIGMAS, constants
 
-MIND_GROUPS = ("tg", "decode", "output", "tpot")
 SETS: tuple[Callable[[], Iterable[Case]], ...] = (
     published.single_streams,
     published.serving_rows,
@@ -24,53 +27,111 @@ SETS: tuple[Callable[[], Iterable[Case]], ...] = (
     published.other_rows,
     lambda: published.decode_cells(tp=16),
 )
+ROUNDS = 4  # of a fit that begins at the constants with the host
 
 
-def table() -> None:
-    """Each host: how many rates it has, and how far they are when nothing was fitted to it."""
+@dataclass(slots=True, kw_only=True)
+class Left:
+    """A host that was left out: its rows' errors by the constants they would have had."""
+
+    host: str
+    errors: dict[spreads.Key, list[float]] = field(default_factory=dict)
+    alone: set[spreads.Key] = field(default_factory=set)  # rows of constants that nobody else decides
+
+    @property
+    def flat(self) -> list[float]:
+        """All errors."""
+        return [error for errors in self.errors.values() for error in errors]
+
+
+def table(*, write: bool = False) -> bool:
+    """Each host: how many rates it has, and how far they are when nothing was fitted to it; True where bands hold."""
     kept = copy.deepcopy(catalogue.table("efficiency"))
-    means, all_errors = [], []
-    print(f"{'host left out':22} {'rates':>5} {'median':>8} {'mean':>8} {'in band':>8}")
-    for host in sorted({case.host for rows in SETS for case in rows() if case.group in MIND_GROUPS}):
-        _without(host)
-        cases = [case for rows in SETS for case in rows() if case.host == host and case.group in MIND_GROUPS]
-        errors = [published.log_error(case) for case in cases]
-        inside = sum(case.covered(fitted=False) for case in cases)
-        middle = statistics.median(abs(math.expm1(error)) for error in errors)
-        means.append(statistics.mean(errors))
-        all_errors += [abs(math.expm1(error)) for error in errors]
-        told = f"{middle:>8.1%} {math.expm1(means[-1]):>+8.1%} {inside:>4} of {len(cases)}"
-        print(f"{host:22} {len(cases):>5} {told}", flush=True)
-        _restore(kept)
-    spread = math.sqrt(statistics.mean(mean**2 for mean in means))
-    print(f"{'all':22} {len(all_errors):>5} {statistics.median(all_errors):>8.1%}; between hosts {spread:.3f}")
+    left = [_left_out(host, kept) for host in _hosts()]
+    _store(left)
+    print(f"{'host left out':24} {'rates':>5} {'median':>8} {'mean':>8} {'in band':>9}")
+    inside = 0
+    for one in left:
+        held = sum(_holds(key, error, key in one.alone) for key, errors in one.errors.items() for error in errors)
+        inside += held
+        middle = statistics.median(abs(math.expm1(error)) for error in one.flat)
+        mean = math.expm1(statistics.mean(one.flat))
+        print(f"{one.host:24} {len(one.flat):>5} {middle:>8.1%} {mean:>+8.1%} {held:>4} of {len(one.flat)}")
+    errors = [abs(math.expm1(error)) for one in left for error in one.flat]
+    share = inside / len(errors)
+    print(f"{'all':24} {len(errors):>5} {statistics.median(errors):>8.1%}; in the 80% band {share:.0%}")
+    if write:
+        fit_speed.TABLE.write_text(fit_speed.patched(fit_speed.TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0.75 <= share <= 0.90
 
 
-def _without(host: str) -> None:
-    """Fit again what the host's rows had a part in, from the other rows; what only it decides keeps its neighbour's."""
+def _hosts() -> list[str]:
+    return sorted({case.host for rows in SETS for case in rows() if case.group in spreads.RATES})
+
+
+def _left_out(host: str, kept: dict[str, object]) -> Left:
+    cases = [case for rows in SETS for case in rows() if case.host == host and case.group in spreads.RATES]
+    keys = [spreads.key_of(case) for case in cases]
+    left = Left(host=host, alone=_without(host))
+    for key, case in zip(keys, cases, strict=True):
+        left.errors.setdefault(key, []).append(published.log_error(case))
+    _restore(kept)
+    return left
+
+
+def _store(left: list[Left]) -> None:
+    """The spread between hosts, from each host's mean error in each group."""
+    means = {
+        f"{one.host} {key}": (key, statistics.mean(errors), key in one.alone)
+        for one in left
+        for key, errors in one.errors.items()
+    }
+    spreads.between_hosts({name: (key, mean) for name, (key, mean, alone) in means.items() if not alone})
+    strange = [mean for _, mean, alone in means.values() if alone]
+    bands = catalogue.table("efficiency")["bands"]
+    bands["neighbour"] = round(math.sqrt(statistics.mean(mean**2 for mean in strange)), 4)
+    constants.forget()
+
+
+def _holds(key: spreads.Key, error: float, alone: bool) -> bool:
+    row = next(row for at, row in spreads.stored() if at == key)
+    bands = catalogue.table("efficiency")["bands"]
+    between = bands["neighbour"] if alone else row["host_spread"]
+    within = row["decode_spread"] * (constants.STEP_AWAY if alone else 1.0)
+    return abs(error) <= BAND_SIGMAS * math.hypot(within, between)
+
+
+def _without(host: str) -> set[spreads.Key]:
+    """Fit again what the host's rows had a part in; what only it decides is taken away, and returned."""
+    alone: set[spreads.Key] = set()
     for group in fit_speed.GROUPS:
         cases = list(group.rows())
         left = [case for case in cases if case.host != host]
         if len(left) == len(cases):
             continue
         if left:
-            fit_speed.fit(replace(group, rows=lambda left=left: left, spread=None), quiet=True)
+            fit_speed.fit(replace(group, rows=lambda left=left: left), quiet=True, rounds=ROUNDS)
         else:
-            _fall_back(group)
+            alone |= _fall_back(group)
+    return alone
 
 
-def _fall_back(group: fit_speed.Group) -> None:
-    """Nobody else measured this: the row is as if it were not there, so that the nearest one is taken."""
-    for table, keys, _ in group.knobs:
-        rows = catalogue.table("efficiency")[table]
-        if table == "engine" and len(rows) > 1:
-            rows[:] = [row for row in rows if not _same(row, keys)]
-        if table == "experts":
-            others = [row for row in rows if row["quant"] == keys["quant"] and row["generation"] != keys["generation"]]
-            if others:
-                rows[:] = [row for row in rows if not _same(row, keys)]
+def _fall_back(group: fit_speed.Group) -> set[spreads.Key]:
+    """Nobody else measured this: the rows are as if they were not there, so that the nearest ones are taken."""
+    gone: set[spreads.Key] = set()
+    for table_name, keys, _ in group.knobs:
+        rows = catalogue.table("efficiency").get(table_name)
+        if not isinstance(rows, list):
+            continue
+        others = [row for row in rows if not _same(row, keys)]
+        if table_name == "engine" and others:
+            gone |= {key for key, row in spreads.stored() if key[0] == table_name and _same(row, keys)}
+            rows[:] = others
+        if table_name == "experts" and any(row["quant"] == keys["quant"] for row in others):
+            rows[:] = others
     constants.forget()
     published.forget()
+    return gone
 
 
 def _same(row: dict[str, object], keys: dict[str, object]) -> bool:
@@ -86,4 +147,4 @@ def _restore(kept: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    table()
+    table(write="--write" in sys.argv)

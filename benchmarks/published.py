@@ -21,6 +21,8 @@ from moebox.planner.speed import Speed
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
 OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cache from the run before
+UNFITTED = ("gpustack-h100-tp2", "vllm-30326")
+LONG = 2048  # tokens of a prompt whose time is mostly reading it
 # A run with a broken NCCL topology.
 NOT_SPEED = ("pathological",)
 FIGURES = {
@@ -151,6 +153,25 @@ def expert_kernels(*, quant: str) -> Iterator[Case]:
             yield Case("experts", f"{row['run']} {quant}", at, float(row["kernel_us"]), functools.partial(_kernel, row))
 
 
+def timed_steps() -> Iterator[Case]:
+    """Steps of Kimi K2's text core cut to 4, 8 and 12 layers on one H200, vLLM 0.26, timed by `rehearse --measure`.
+
+    Prompts shorter than LONG are left out: theirs are mostly HTTP and scheduling, which serving rows tell.
+    """
+    for row in _csv("steps.csv"):
+        speed = functools.partial(_timed, int(row["layers"]))
+        seconds = float(row["seconds"])
+        if row["kind"] == "decode":
+            at = f"{row['layers']} layers ctx{row['context']} C{row['batch']}"
+            predict = functools.partial(_decode, speed, {"concurrency": row["batch"], "context": row["context"]})
+            rate = int(row["batch"]) / seconds
+            yield Case("decode", "h200-steps", at, rate, predict, "h200-16-cores", speed)
+        elif int(row["tokens"]) >= LONG:
+            predict = functools.partial(_first_token, speed, int(row["tokens"]))
+            at = f"{row['layers']} layers {row['tokens']} tokens"
+            yield Case("ttft", "h200-steps", at, seconds * 1e3, predict, "h200-16-cores", speed)
+
+
 def single_streams(*, engine: str = "") -> Iterator[Case]:
     """One stream on eight RTX PRO 6000 without the patched image."""
     for row in _toml("single.toml"):
@@ -189,7 +210,7 @@ def hybrid_rows(*, engine: str = "") -> Iterator[Case]:
 
 def serving_rows(*, only: str = "") -> Iterator[Case]:
     """Serving benchmarks, by simulation."""
-    for run in _toml("serving.toml"):
+    for run in _serving_runs():
         if not run["name"].startswith(only):
             continue
         for row in run["rows"]:
@@ -204,6 +225,39 @@ def serving_rows(*, only: str = "") -> Iterator[Case]:
                     yield Case(group, name, at, row[figure], predict, run["host"], speed)
 
 
+def cookbook_rows() -> Iterator[Case]:
+    """Serving benchmarks of SGLang's cookbook, by simulation."""
+    for run in _toml("cookbook.toml"):
+        yield from serving_rows(only=run["name"])
+
+
+def left_over(case: Case) -> bool:
+    """Whether a serving row is of a layout or a host that no constant stands for."""
+    return case.run.startswith(UNFITTED) or "-dp" in case.run
+
+
+def unfitted_rows() -> Iterator[Case]:
+    """Serving rows of other layouts and hosts, without those of data-parallel attention."""
+    for name in UNFITTED:
+        yield from serving_rows(only=name)
+
+
+def ktransformers_rows() -> Iterator[Case]:
+    """KTransformers: prompts by length, and decoding of one stream."""
+    for row in _toml("ktransformers.toml"):
+        speed = functools.partial(_sliced, row)
+        for tokens, rate in row.get("pp", {}).items():
+            predict = functools.partial(_reading, speed, int(tokens))
+            yield Case("pp", row["name"], f"{tokens} tokens", rate, predict, row["name"], speed)
+        if "tg_tok_s" in row:
+            predict = functools.partial(_rate, speed, 1, 1000)
+            yield Case("tg", row["name"], row["checkpoint"], row["tg_tok_s"], predict, row["name"], speed)
+
+
+def _serving_runs() -> list[dict[str, Any]]:
+    return [*_toml("serving.toml"), *_toml("cookbook.toml")]
+
+
 def outcome(run: dict[str, Any], row: dict[str, Any]) -> Outcome:
     """One row of a serving run, simulated."""
     both, concurrency = run | row, row["concurrency"]
@@ -216,6 +270,7 @@ def outcome(run: dict[str, Any], row: dict[str, Any]) -> Outcome:
         lengths=both.get("lengths", "fixed"),
         prefix_hit=both.get("prefix_hit", 0.0),
         warm=int(concurrency * both["warm"]) if "warm" in both else None,
+        spacing_s=both.get("window_s", 0.0) / concurrency,
         cold_s=both.get("cold_s", 0.0),
     )
     box = box_of(both["box"], both)
@@ -232,7 +287,8 @@ def _recipe(row: dict[str, Any]) -> Recipe:
         kv=row["kv"],
         context=2**20,
         max_seqs=row.get("max_seqs"),
-        parallel=Parallel(tp=row["tp"], dcp=row.get("dcp", 1), ep=row.get("ep", False)),
+        engine_version=row.get("version", ""),
+        parallel=Parallel(tp=row["tp"], dp=row.get("dp", 1), dcp=row.get("dcp", 1), ep=row.get("ep", False)),
         speculate=Speculate(tokens=guesses) if guesses else None,
         flags={"disable-cuda-graph": True} if row.get("eager") else {},
     )
@@ -245,7 +301,7 @@ def _plain(row: dict[str, Any]) -> Speed:
 @functools.cache
 def outcome_at(name: str, place: int) -> Outcome:
     """The outcome of a row by its place in a run; several figures of it are looked at."""
-    run = next(run for run in _toml("serving.toml") if run["name"] == name)
+    run = next(run for run in _serving_runs() if run["name"] == name)
     return outcome(run, run["rows"][place])
 
 
@@ -270,6 +326,10 @@ def _decode(speed: Callable[[], Speed], row: dict[str, str]) -> float:
     return speed().decode_tok_s(int(row["concurrency"]), int(row["context"]))
 
 
+def _first_token(speed: Callable[[], Speed], tokens: int) -> float:
+    return (speed().prefill_s(tokens) + speed().request_s) * 1e3
+
+
 def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
     return speed().prefill_tok_s(int(row["prompt_tokens"]))
 
@@ -281,6 +341,12 @@ def _kernel(row: dict[str, str]) -> float:
     assert cards is not None
     alone = replace(cards, constants=replace(cards.constants, experts=1.0))
     return alone.experts(float(row["tokens"])) / cards.rank.model.moe_layers * 1e6
+
+
+@functools.cache
+def _timed(layers: int) -> Speed:
+    recipe = recipe_of("vllm", "kimi-k2.5", "int4", kv="bf16", parallel=Parallel())
+    return speed_of(box_of("1x-h200"), recipe, layers)
 
 
 def _single(row: dict[str, Any]) -> Speed:
@@ -305,10 +371,26 @@ def _hybrid(row: dict[str, Any]) -> Speed:
     return speed_of(box, recipe)
 
 
+def _sliced(row: dict[str, Any]) -> Speed:
+    gpu = catalogue.gpu(row["gpu"])
+    gpu = replace(gpu, memory=row["memory_gib"] * 2**30) if "memory_gib" in row else gpu
+    box = Box(
+        name=row["name"],
+        gpus=(gpu,) * row["gpus"],
+        cpu=Cpu(sockets=row["sockets"], cores=row["cores"], threads=row["cores"]),
+        ram_bandwidth=round(row["ram_gb_s"] * 1e9),
+    )
+    hybrid = Hybrid(threads=row["cores"], pools=row["sockets"], gpu_experts=row["gpu_experts"])
+    spread = Parallel(tp=row["gpus"])
+    settings = {"hybrid": hybrid, "parallel": spread, "batched_tokens": row["chunk"]}
+    return speed_of(box, recipe_of("ktransformers", row["model"], row["checkpoint"], kv="bf16", **settings))
+
+
 @functools.cache
 def _csv(name: str) -> list[dict[str, str]]:
     text = resources.files("moebox.data").joinpath("published", name).read_text(encoding="utf-8")
-    return [row for row in csv.DictReader(text.splitlines()) if not any(word in row["run"] for word in NOT_SPEED)]
+    rows = csv.DictReader(text.splitlines())
+    return [row for row in rows if not any(word in row.get("run", "") for word in NOT_SPEED)]
 
 
 @functools.cache
@@ -321,6 +403,7 @@ def _toml(name: str) -> list[dict[str, Any]]:
 def forget() -> None:
     """Look at the constants again."""
     rig.cache_clear()
+    _timed.cache_clear()
     outcome_at.cache_clear()
 
 

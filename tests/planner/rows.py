@@ -1,4 +1,4 @@
-"""The published rows as the accuracy script reads them."""
+"""The published rows as the accuracy script reads them, and its table."""
 
 import functools
 import importlib.util
@@ -6,15 +6,28 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
 
 @functools.cache
 def published() -> ModuleType:
     """benchmarks/published.py as a module."""
-    path = Path(__file__).parents[2] / "benchmarks" / "published.py"
-    spec = importlib.util.spec_from_file_location("published", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["published"] = module
-    spec.loader.exec_module(module)
-    return module
+    return _module("published")
+
+
+@functools.cache
+def accuracy() -> ModuleType:
+    """benchmarks/accuracy.py as a module."""
+    published()
+    _module("accuracy_memory")
+    return _module("accuracy")

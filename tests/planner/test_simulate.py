@@ -121,13 +121,13 @@ def test_a_small_cache_makes_a_queue() -> None:
 
 
 def test_published_serving_tables() -> None:
-    """Both tables of the SM120 report: output tok/s within 25% in every row, first tokens within 1.6 above 128
+    """Both tables of the SM120 report: output tok/s within 25% in every row, first tokens within 1.4 above 128
     streams; Lambda's B200 row within 20%."""
     for case in published().serving_rows(only="sm120"):
         if case.group == "output":
             assert abs(case.ratio - 1) <= 0.25, case
         elif case.group == "ttft" and int(case.at[1:]) > 128:
-            assert 1 / 1.6 <= case.ratio <= 1.6, case
+            assert 1 / 1.4 <= case.ratio <= 1.4, case
     for case in published().serving_rows(only="lambda"):
         if case.group == "output":
             assert abs(case.ratio - 1) <= 0.20, case

@@ -15,6 +15,7 @@ RECIPE = Recipe(
     name="t", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="t", kv="bf16", parallel=Parallel(tp=8)
 )
 CHECKED = ("host", "small kernels", "dense weights", "experts", "attention", "all-reduce", "context parallel", "draft")
+CHECKED += ("waiting for launches",)
 
 
 def computed(formula: str) -> float:
@@ -23,6 +24,7 @@ def computed(formula: str) -> float:
     text = re.sub(r"\b(ms|MB|GB/s|GFLOP|TFLOP/s)\b|(?<=\d) (?=[A-Z])", "", text)
     text = re.sub(r"[A-Za-z/]*FLOP/?s?|MB|GB/s|ms", "", text)
     text = text.replace("×", "*").replace("²", "**2").replace("√", "sqrt")
+    text = text.replace("⁴", "**4").replace("^¼", "**0.25")
     assert re.fullmatch(r"[\d.\s+\-*/()sqrt]+", text), text
     return float(eval(text, {"__builtins__": {}, "sqrt": math.sqrt}))  # noqa: S307 - only digits, operators and sqrt
 
@@ -37,6 +39,9 @@ def computed(formula: str) -> float:
         ("8x-b200", {"model": "gpt-oss-120b", "checkpoint": "mxfp4"}),
         ("8x-b200", {"model": "deepseek-v3.2", "checkpoint": "fp8"}),
         ("16x-h200", {"parallel": Parallel(tp=8, pp=2)}),
+        ("8x-b200", {"engine": "sglang", "flags": {"disable-cuda-graph": True}}),
+        ("8x-b200", {"engine": "sglang", "parallel": Parallel(tp=2, dp=4, ep=True)}),
+        ("8x-h200", {"engine_version": "0.12.0"}),
     ],
 )
 @pytest.mark.parametrize(("streams", "context"), [(1, 4096), (32, 4096)])

@@ -29,7 +29,7 @@ def title(subject: Subject) -> Text:
     """Model, box, engine and layout in one line."""
     recipe, spread = subject.recipe, subject.recipe.parallel
     words = [titled(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
-    words += [f"TP{spread.tp}" + (f"×PP{spread.pp}" if spread.pp > 1 else "")] if recipe.hybrid is None else []
+    words += [spread.text] if recipe.hybrid is None else []
     words += [f"DCP{spread.dcp}"] if spread.dcp > 1 else []
     words += [f"{recipe.kv} cache of {count(subject.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []

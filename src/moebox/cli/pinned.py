@@ -19,7 +19,8 @@ class Pinned:
         checkpoint: A form of the model, such as int4, nvfp4, IQ3_K or Q4_X.
         tp: Tensor parallel size.
         pp: Pipeline stages.
-        ep: Expert parallel size; 1 slices every expert instead.
+        dp: Data-parallel attention groups of --tp GPUs each; experts are spread over all of them.
+        ep: Expert parallel size, over all GPUs of --tp and --dp; 1 slices every expert instead.
         dcp: Decode context parallel size.
         kv: Cache type: fp8, bf16, f16, q8_0 or q4_0.
         memory_utilization: Share of each GPU to claim, such as 0.90.
@@ -38,6 +39,7 @@ class Pinned:
     checkpoint: str | None = None
     tp: int | None = None
     pp: int | None = None
+    dp: int | None = None
     ep: int | None = None
     dcp: int | None = None
     kv: str | None = None
@@ -60,6 +62,7 @@ class Pinned:
             checkpoint=self.checkpoint,
             tp=self.tp,
             pp=self.pp,
+            dp=self.dp,
             ep=self.ep,
             dcp=self.dcp,
             kv=self.kv,

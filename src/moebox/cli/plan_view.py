@@ -56,7 +56,7 @@ def title(plan: Plan, model: Model) -> Text:
     if recipe.runtime.preset:
         words.append("patched community image")
     if recipe.hybrid is None:
-        words.append(f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else ""))
+        words.append(parallel.text)
         words += [f"DCP{parallel.dcp}"] if parallel.dcp > 1 else []
         words += ["EP"] if parallel.ep else []
     words += [f"{recipe.kv} cache", f"context {count(recipe.context)}"]

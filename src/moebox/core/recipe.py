@@ -30,6 +30,12 @@ class Parallel:
         """Cards it takes, over all nodes."""
         return self.tp * self.pp * self.dp
 
+    @property
+    def text(self) -> str:
+        """TP8, TP4×PP2 or TP2×DP4, as people write it."""
+        more = {"PP": self.pp, "DP": self.dp}
+        return "×".join([f"TP{self.tp}", *(f"{name}{size}" for name, size in more.items() if size > 1)])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculate:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from moebox.core import registry
+from moebox.core import registry, support
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
@@ -46,6 +46,9 @@ def everywhere(deployment: Deployment) -> list[Caution]:
         found.append(caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source))
     if reason := engine.excluded(box, deployment.found_model):
         found.append(caution("fatal", reason))
+    refused, source = support.refusal(engine.name, engine.title, deployment.found_model, recipe.engine_version)
+    if refused:
+        found.append(caution("fatal", refused, others_that_run(deployment), source))
     if box and box.gpus and recipe.parallel.gpus > len(box.gpus) * box.nodes:
         have = len(box.gpus) * box.nodes
         found.append(caution("fatal", f"it spreads over {recipe.parallel.gpus} GPUs and {box.name} has {have}"))
@@ -53,6 +56,14 @@ def everywhere(deployment: Deployment) -> list[Caution]:
         text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
         found.append(caution("fatal", text, f"listen.port = {engine.last_port} or less"))
     return found
+
+
+def others_that_run(deployment: Deployment) -> str:
+    """Engines that run the model's architecture, as a remedy."""
+    model = deployment.found_model
+    able = [one.title for one in registry.all_traits() if not support.refusal(one.name, one.title, model)[0]]
+    newer = [name for name in able if name == deployment.engine.title]
+    return f"a newer {newer[0]}" if newer else " or ".join(able)
 
 
 def shapes(recipe: Recipe, model: Model) -> list[Caution]:

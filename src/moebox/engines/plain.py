@@ -15,6 +15,7 @@ SIGNS = (
 SEQUENCES = 64
 PROMPTS_FIRST = False
 RESERVES = False
+AHEAD = False
 EVEN_ROUTING: dict[str, str] = {}
 
 

@@ -97,6 +97,7 @@ class Schedule(Protocol):
     SEQUENCES: int  # a step holds unless the recipe says otherwise
     PROMPTS_FIRST: bool  # a step reads prompts or decodes, never both
     RESERVES: bool  # keeps room for tokens that requests have yet to write
+    AHEAD: bool  # puts a step together while the one before runs
 
     def step_tokens(self, recipe: Recipe, gpu: Gpu | None = None) -> int:
         """Prompt tokens one step may read on such a GPU."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moebox.core import families, registry
+from moebox.core import families, registry, support
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -49,8 +49,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """All of them for `engines`, the plainest first."""
     for engine in engines:
-        if not pins.engine and registry.traits(engine).excluded(box, model):
-            continue  # it has no kernels for these GPUs
+        if not pins.engine and cannot_run(engine, box, model):
+            continue
         for checkpoint in forms(checkpoints, engine, pins):
             if registry.traits(engine).serves:
                 yield from serving(box, model, checkpoint, engine, pins)
@@ -58,6 +58,12 @@ def candidates(
                 yield from sliced(box, model, checkpoint, engine, pins)
             else:
                 yield from placed(box, model, checkpoint, engine, pins)
+
+
+def cannot_run(engine: EngineName, box: Box, model: Model) -> str:
+    """Why an engine is not weighed at all: no kernels for these GPUs, or not for the model's architecture."""
+    traits = registry.traits(engine)
+    return traits.excluded(box, model) or support.refusal(engine, traits.title, model)[0]
 
 
 def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
@@ -70,7 +76,7 @@ def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
         return (with_preset(pins.image),)
     if (pins.dcp or 1) > 1:
         return (serving_engines()[:1],)
-    if pins.serving or pins.tp or pins.pp or pins.ep or pins.dcp or pins.image or pins.kv:
+    if pins.serving or pins.tp or pins.pp or pins.dp or pins.ep or pins.dcp or pins.image or pins.kv:
         return (serving_engines(),)
     return (serving_engines(), sharing()) if box.gpus else (sharing(),)
 
@@ -146,7 +152,7 @@ def served(
         share = DRAFT_UTILIZATION
     return replace(
         plain(model, checkpoint, engine, pins),
-        name=f"{model.name}-{engine}-tp{parallel.tp}" + (f"-pp{parallel.pp}" if parallel.pp > 1 else ""),
+        name=f"{model.name}-{engine}-{_spread_name(parallel)}",
         max_seqs=sequences(pins),
         kv=kv,
         memory_utilization=pins.memory_utilization or utilization(box, used, share),
@@ -155,6 +161,11 @@ def served(
         runtime=runtime,
         env=env,
     )
+
+
+def _spread_name(parallel: Parallel) -> str:
+    sizes = {"tp": parallel.tp, "pp": parallel.pp, "dp": parallel.dp}
+    return "-".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "tp")
 
 
 def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Recipe:
@@ -195,17 +206,25 @@ def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
     """Ways to cut the model over the GPUs that its heads, experts and layers allow."""
     group, every = GROUP.get(checkpoint.quant, 1), len(all_gpus) if (all_gpus := gpu_list.all_gpus(box)) else 0
     largest = max((gpu.memory for gpu in all_gpus), default=0)
+    dp = pins.dp or 1
     for tp, pp in shapes(box, pins):
-        if tp * pp < every and checkpoint.bytes / (tp * pp) > largest and not pins.tp:
+        if tp * pp < every and checkpoint.bytes / (tp * pp) > largest and not pins.tp and dp == 1:
             continue  # hopeless on fewer GPUs; the layouts over all of them say by how much
-        for ep in (pins.ep > 1,) if pins.ep else (False, True):
-            if ep and (tp == 1 or not model.moe or (pins.ep and pins.ep != tp)):
-                continue  # engines spread whole experts over all ranks of the tensor-parallel group
+        for ep in expert_parallel(model, pins, tp * dp):
             for dcp in (pins.dcp,) if pins.dcp else depths(model, tp, engine) if not ep or pins.ep else (1,):
-                nodes = max(1, min(box.nodes, -(-tp * pp // max(len(box.gpus), 1))))
-                parallel = Parallel(tp=tp, pp=pp, dcp=dcp, ep=ep, nodes=nodes)
-                if not shards.why_not(model, parallel, group) and tp * pp % nodes == 0:
+                used = tp * pp * dp
+                nodes = max(1, min(box.nodes, -(-used // max(len(box.gpus), 1))))
+                parallel = Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp, ep=ep, nodes=nodes)
+                if not shards.why_not(model, parallel, group) and used % nodes == 0 and (used <= every or pins.tp):
                     yield parallel
+
+
+def expert_parallel(model: Model, pins: Pins, ranks: int) -> tuple[bool, ...]:
+    """Whether experts lie whole on `ranks`: over all ranks of the tensor- and data-parallel groups, or sliced."""
+    if pins.ep and pins.ep > 1:
+        return (True,) if model.moe and pins.ep == ranks > 1 else ()
+    able = bool(model.moe) and ranks > 1
+    return (False,) if pins.ep or not able else (False, True)
 
 
 def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import SHORTER, START_UTILIZATION, Candidate, candidates, engines_for, forms
+from moebox.planner.candidates import SHORTER, START_UTILIZATION, Candidate, candidates, cannot_run, engines_for, forms
 from moebox.planner.pins import Pins
 from moebox.planner.prefer import LEAST_BITS
 from moebox.planner.weigh import Weighed, weigh
@@ -27,8 +27,9 @@ def problem(
         return nothing_to_try(box, model, checkpoints, pins)
     have, asked = len(box.gpus) * box.nodes, min(one.recipe.parallel.gpus for one in tried)
     if asked > have and not tried[0].recipe.hybrid:
-        text = f"tp {pins.tp or 1} × pp {pins.pp or 1} takes {asked} GPUs and {box.name} has {have}"
-        return DoesNotFit(text, hint="smaller --tp or --pp, or none to let moebox choose")
+        groups = f" × dp {pins.dp}" if pins.dp else ""
+        text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {asked} GPUs and {box.name} has {have}"
+        return DoesNotFit(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
     hint = "; ".join(list(remedies(box, model, checkpoints, pins, tried))[:3]) or None
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     short, recipe = nearest.memory.shortfall, nearest.recipe
@@ -59,13 +60,15 @@ def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], 
         wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)
         does = "does" if len(engines) == 1 else "do"
         return BadInput(f"{named} {does} not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
-    excluded = [registry.traits(name).excluded(box, model) for name in engines]
+    excluded = [cannot_run(name, box, model) for name in engines]
     if all(excluded) and not pins.engine:
         return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(excluded)}")
-    cut = ", ".join(f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "ep", "dcp") if getattr(pins, name))
+    cut = ", ".join(
+        f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "dp", "ep", "dcp") if getattr(pins, name)
+    )
     text = f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(box.gpus)} GPUs"
     heads, moe = model.attention.heads, model.moe
-    experts = f", {moe.experts} experts by ep, which is 1 or tp" if moe else ""
+    experts = f", {moe.experts} experts by ep, which is 1 or tp × dp" if moe else ""
     return BadInput(text, hint=f"{heads} attention heads must divide by tp{experts}, and tp by dcp")
 
 
@@ -143,7 +146,7 @@ def _more_gpus(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins
     if (pins.engine and registry.traits(pins.engine).offloads) or pins.experts or pins.memory_utilization:
         return ""
     engine = next(traits.name for traits in registry.all_traits() if traits.serves)
-    free = replace(pins, tp=None, pp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
+    free = replace(pins, tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
     for number in (len(box.gpus) + 1, 2, 4, 8, 16, 32, 64):
         if number <= len(box.gpus):
             continue
@@ -199,7 +202,7 @@ def _shape(one: Weighed) -> str:
     parallel = one.recipe.parallel
     if one.recipe.hybrid:
         return ""
-    return f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "") + ", "
+    return f"{parallel.text}, "
 
 
 def _readers(checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:

@@ -24,6 +24,7 @@ class Pins:
     checkpoint: str | None = None
     tp: int | None = None
     pp: int | None = None
+    dp: int | None = None
     ep: int | None = None
     dcp: int | None = None
     kv: str | None = None
@@ -43,7 +44,7 @@ class Pins:
         _known("KV cache type", self.kv, tuple(KV_BYTES))
         _known("draft method", self.speculate, DRAFTS)
         _known("image", self.image, IMAGES)
-        for name in ("tp", "pp", "ep", "dcp", "concurrency", "ubatch", "threads"):
+        for name in ("tp", "pp", "dp", "ep", "dcp", "concurrency", "ubatch", "threads"):
             _at_least(name, getattr(self, name), 1, 2**20)
         _at_least("context", self.context, 1, LONGEST)
         _at_least("mla", self.mla, 0, 3)
@@ -60,6 +61,7 @@ class Pins:
         given = {
             "--tp": (self.tp or 1) > 1,
             "--pp": (self.pp or 1) > 1,
+            "--dp": (self.dp or 1) > 1,
             "--ep": (self.ep or 1) > 1,
             "--dcp": (self.dcp or 1) > 1,
             "--memory-utilization": self.memory_utilization is not None,

@@ -269,4 +269,4 @@ def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
 
 def _cut(one: Weighed) -> str:
     parallel = one.recipe.parallel
-    return f"TP{parallel.tp}" + (f"×PP{parallel.pp}" if parallel.pp > 1 else "")
+    return parallel.text

@@ -51,6 +51,7 @@ class Rules:
     budget: int  # tokens a step
     prompts_first: bool  # SGLang: steps that only read prompts, before any decoding
     reserves: bool  # SGLang: admission counts part of the outputs to come
+    ahead: bool = False  # a step is put together while the one before runs, so what arrives then waits for the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from moebox.engines import rooms
 from moebox.planner.histogram import Histogram
 from moebox.planner.schedule import Request, Rules, Scheduler, Slice
 from moebox.planner.speed import Speed
-from moebox.planner.workload import Workload
+from moebox.planner.workload import GOLDEN, Workload
 
 __all__ = ["Histogram", "Outcome", "Workload", "rules_of", "simulate"]
 
@@ -55,6 +55,8 @@ class Outcome:
 def rules_of(recipe: Recipe, kv_tokens: int, speed: Speed | None = None) -> Rules:
     """How the recipe's engine schedules; `speed` knows the GPUs, on which its defaults hang."""
     schedule = rooms.schedule(recipe.engine)
+    step = speed.gpu_step if speed else None
+    in_turn = step is not None and step.overhead is not None  # versions that put a step together after the one before
     return Rules(
         kv_tokens=kv_tokens,
         context=recipe.context,
@@ -62,6 +64,7 @@ def rules_of(recipe: Recipe, kv_tokens: int, speed: Speed | None = None) -> Rule
         budget=speed.piece if speed else schedule.step_tokens(recipe),
         prompts_first=schedule.PROMPTS_FIRST,
         reserves=schedule.RESERVES,
+        ahead=schedule.AHEAD and not in_turn,
     )
 
 
@@ -90,6 +93,7 @@ class _Run:
         self.talks: dict[int, _Talk] = {}  # by request
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
         self.now = self.stall = self.last_in = 0.0
+        self.step_began = 0.0  # when the last step began
         self.cold = workload.cold_s
         self.completed = self.rejected = self.slices = 0
         self.input_tokens = self.output_tokens = 0
@@ -118,11 +122,11 @@ class _Run:
             if request is not None:
                 self._send(request, request.arrival)
             return
-        for _ in range(self.workload.concurrency):
+        for number in range(self.workload.concurrency):
             request = next(self.coming, None)
             if request is None:
                 return
-            self._send(request, 0.0)
+            self._send(request, number * self.workload.spacing_s)
 
     def _send(self, request: Request, at: float) -> None:
         """A client sends `request`; it reaches the engine when HTTP and tokenizer are done with it."""
@@ -148,8 +152,10 @@ class _Run:
         return max(self.entering[0][0] - self.now, 0.0) if self.entering else math.inf
 
     def _enter(self) -> None:
-        """Everything that is due by now enters the queue."""
-        while self.entering and self.entering[0][0] <= self.now:
+        """What is due enters the queue: by now, or by the begin of the running step where steps are made ahead."""
+        busy = self.scheduler.rules.ahead and (self.scheduler.running or self.scheduler.reading)
+        due = self.step_began if busy else self.now
+        while self.entering and self.entering[0][0] <= due:
             _, _, request = heapq.heappop(self.entering)
             if request.first >= 0:
                 self.ttft.add(request.first - request.arrival)
@@ -187,6 +193,7 @@ class _Run:
     def _count(self, done: Slice) -> None:
         self.slices += 1
         self.now += done.seconds + self.cold
+        self.step_began = self.now - done.seconds / max(done.steps, 1)
         if done.steps:
             each = (done.seconds + self.cold) / done.steps
             self.itl.add(each + self.stall, done.batch)
@@ -210,7 +217,9 @@ class _Run:
         self.output_tokens += request.output
         self.e2el.add(self.now - request.arrival)
         if request.output > 1:
-            self.tpot.add((self.now - request.first) / (request.output - 1))
+            rank = round((request.id + 0.5) * GOLDEN % 1, 3)
+            each = (self.now - request.first) / (request.output - 1)
+            self.tpot.add(each * self.scheduler.speed.slower_by(rank))
         self._go_on(request)
 
     def _outcome(self) -> Outcome:

@@ -24,6 +24,7 @@ class Workload:
     warm: int | None = None  # how many of the first requests have that; None: all
     turns: int = 1  # of a conversation: each goes on from the one before, which lies in the prefix cache
     think_s: float = 0.0  # between the end of a turn and the next: tools at work, a person reading
+    spacing_s: float = 0.0  # between two requests of the first burst: how fast the client sends
     cold_s: float = 0.0  # the first step takes so much longer: kernels that are compiled at first use
     prefill_engines: int = 0  # engines of their own that read prompts and hand the cache over; 0: the same engine
     seed: int = 1

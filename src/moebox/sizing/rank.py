@@ -30,7 +30,7 @@ class Rank:
     pp: int
     dp: int
     dcp: int
-    expert_ranks: int  # ranks over which experts are divided, whole or sliced
+    expert_ranks: int  # ranks over which experts are divided, whole or sliced: of all data-parallel groups
     whole_experts: bool  # expert parallel: whole experts on ranks
     dense_bytes: float  # attention, shared experts, dense layers, router, lm_head, read every step
     dense_flops: float  # of one token in them
@@ -84,7 +84,7 @@ def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
         pp=max(spread.pp, 1),
         dp=dp,
         dcp=max(spread.dcp, 1),
-        expert_ranks=tp * (dp if spread.ep else 1),
+        expert_ranks=tp * dp,
         whole_experts=spread.ep,
         dense_bytes=shards.on_rank(model, checkpoint.bytes_by_component, tp),
         dense_flops=2 * shards.on_rank(model, model.by_component, tp),

@@ -91,9 +91,10 @@ def why_not(model: Model, parallel: Parallel, group: int = 1) -> str:
     if model.gqa and model.gqa.kv_heads % tp and tp % model.gqa.kv_heads:
         return f"{model.gqa.kv_heads} KV heads and TP{tp} do not divide each other"
     if model.moe and not parallel.ep:
-        width = model.moe.intermediate
-        if width % tp or (width // tp) % group:
-            return f"an expert's width of {width} does not divide by TP{tp} in groups of {group}"
+        width, ranks = model.moe.intermediate, tp * parallel.dp
+        if width % ranks or (width // ranks) % group:
+            name = f"TP{tp}" if parallel.dp == 1 else f"TP{tp}×DP{parallel.dp}"
+            return f"an expert's width of {width} does not divide by {name} in groups of {group}"
     if model.moe and parallel.ep and model.moe.experts % (tp * parallel.dp):
         return f"{model.moe.experts} experts do not divide by EP{tp * parallel.dp}"
     if parallel.pp > model.layers:

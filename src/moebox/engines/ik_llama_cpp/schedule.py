@@ -7,6 +7,7 @@ from moebox.engines.ik_llama_cpp.traits import TRAITS
 SEQUENCES = 1
 PROMPTS_FIRST = False
 RESERVES = False
+AHEAD = False
 
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:

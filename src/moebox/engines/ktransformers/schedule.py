@@ -1,9 +1,9 @@
 """How KTransformers batches: as SGLang does, with few requests and large prefill chunks."""
 
 from moebox.core.recipe import Recipe
-from moebox.engines.sglang.schedule import PROMPTS_FIRST, RESERVES
+from moebox.engines.sglang.schedule import AHEAD, PROMPTS_FIRST, RESERVES
 
-__all__ = ["CHUNK", "PROMPTS_FIRST", "RESERVES", "SEQUENCES", "step_tokens"]
+__all__ = ["AHEAD", "CHUNK", "PROMPTS_FIRST", "RESERVES", "SEQUENCES", "step_tokens"]
 SEQUENCES = 4  # --max-running-requests of the project's launches
 CHUNK = 16384  # --chunked-prefill-size of its launches for eight GPUs; a chunk's experts are copied to the GPUs once
 

@@ -59,8 +59,14 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
     node, recipe, tower = node or Node(), deployment.recipe, deployment.vision_tower
     known = catalogue(recipe.engine, recipe.engine_version)
     out: list[Word] = [("--model-path", deployment.weights), *field_words(recipe, FIELDS, known, host=host)]
+    ranks = recipe.parallel.tp * recipe.parallel.dp
+    if recipe.parallel.dp > 1:
+        # SGLang counts all GPUs of its data-parallel attention groups under --tp-size.
+        out = [("--tp-size", str(ranks)) if word[0] == "--tp-size" else word for word in out]
+        out += [] if any(word[0] == "--tp-size" for word in out) else [("--tp-size", str(ranks))]
+        out.append(("--enable-dp-attention",))
     if recipe.parallel.ep:
-        out.append(("--ep-size", str(recipe.parallel.tp)))
+        out.append(("--ep-size", str(ranks)))
     if recipe.kv != "auto":
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
     if recipe.prefix_caching is False:
@@ -125,6 +131,9 @@ def understood(word: Word, name: str, reading: Reading) -> bool:
 
 def finished(names: set[str], reading: Reading) -> None:
     """What follows from several words together, and from those that are not there."""
+    groups = reading.count("parallel.dp", 1)
+    if reading.flags.pop("enable-dp-attention", False) and groups > 1:
+        reading.put("parallel.tp", max(reading.count("parallel.tp", 1) // groups, 1))
     reading.settings.setdefault("vision", True)
     if "speculate.draft" not in reading.settings:
         return

@@ -8,6 +8,7 @@ from moebox.engines.sglang.traits import TRAITS
 SEQUENCES = 4096  # at most, on GPUs of 70 GiB and more
 PROMPTS_FIRST = True
 RESERVES = True
+AHEAD = True  # the overlap scheduler, the default since 0.4
 
 
 def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.recipe import EngineName
+from moebox.core.symptom import in_range
 
 T = TypeVar("T")
 
@@ -38,9 +39,9 @@ class Efficiency:
     layer_us: float  # least time of a layer (plain attention) inside a CUDA graph: small kernels, gaps between them
     piecewise_us: float  # the same while a prompt is read, outside full graphs
     eager_us: float  # host time to launch one layer without graphs
+    prompt_us: float = 0.0  # host time to launch one layer of a prompt outside graphs; 0: prompts are read in graphs
     step_us: float  # scheduler, sampling, output once a step, on the reference CPU
     request_ms: float = 10.0  # HTTP, tokenizer and scheduling before a prompt's first step, and its first event back
-    intake_ms: float = 1.0  # the server's process takes in one request after another, each this long
     dense_bw: float  # of memory bandwidth, reading attention, shared and dense weights
     experts: float  # multiplies the expert kernel's own share of bandwidth
     gemm: float  # of the bf16 rate, dense matrix products of a prompt
@@ -56,7 +57,18 @@ class Efficiency:
     hosts: int = 1  # whose rows are behind it
     decode_spread: float  # standard deviation of ln(published / model) on those
     prefill_spread: float
-    fitted: str = ""
+    host_spread: float = 0.0  # the same of hosts' means when each is left out of the fit; 0: that of all groups
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What versions before `before` of an engine need more of the host in every step."""
+
+    engine: str
+    before: str
+    step_us: float = 0.0
+    sequence_us: float = 0.0  # for each sequence of the step
     source: str = ""
 
 
@@ -82,6 +94,7 @@ class Wire:
     hop_us: float  # and of one hop of a ring; an all-reduce has 2(n-1)
     tree_us: float = 0.0  # latency of one level of a tree; an all-reduce has 2 log2(n)
     bus: float  # share of the one-way rate that a large all-reduce reaches as bus bandwidth
+    bus_sockets: float = 0.0  # the same where the group spans two sockets and nothing tells NCCL how; 0: no less
     small_us: float = 0.0  # one-shot all-reduce, where there is one
     small_ranks: int = 0  # up to this many ranks
     small_bytes: int = 0  # and this size; 0: wherever it is the faster way
@@ -121,6 +134,7 @@ class HostSide:
     prompt_flops: float  # of the GPU's bf16 rate while a prompt is read
     decode_spread: float
     prefill_spread: float
+    host_spread: float = 0.0
     upload_ram: float = 0.0  # of RAM's rate, feeding the copies to all GPUs together; 0: their links decide alone
     source: str = ""
 
@@ -155,6 +169,12 @@ def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Effici
             best = away, steps, row
     assert best is not None, f"efficiency.toml has no row near {generation}"
     return best[2], best[0]
+
+
+def overhead(engine: EngineName, version: str) -> Overhead | None:
+    """What a version needs of the host beyond what the constants were fitted on; None for a newer or unknown one."""
+    rows = (row for row in _rows("overhead", Overhead) if row.engine == engine)
+    return next((row for row in rows if version and in_range(version, f"<{row.before}")), None)
 
 
 def widened(row: Efficiency, away: int) -> Efficiency:
@@ -192,12 +212,24 @@ def cpu(name: str) -> HostCpu:
     return codec.decode(HostCpu, found, where="cpus.toml")
 
 
-def between_hosts(row: Efficiency | None, away: int) -> float:
-    """Standard deviation of ln(published / model) on another host: more for one that was seen alone, or a neighbour."""
+def between_hosts(row: Efficiency | HostSide, away: int) -> float:
+    """Standard deviation of ln(published / model) on another host: that of its group, or of groups that had no row."""
     bands: dict[str, float] = catalogue.table("efficiency")["bands"]
     if away:
         return bands["neighbour"] * STEP_AWAY ** (away - 1)
-    return bands["between_hosts"] * (STEP_AWAY if row and row.hosts == 1 else 1.0)
+    return row.host_spread or bands["between_hosts"]
+
+
+def intake_ms(engine: EngineName) -> float:
+    """How long a server's front process takes over each request, one after another."""
+    table: dict[str, float] = catalogue.table("efficiency")["intake"]
+    return table.get(engine, 1.0)
+
+
+def kernel_counts() -> dict[str, float]:
+    """Kernels of a layer of latent (or linear) and of compressed attention, beside one of plain attention."""
+    table: dict[str, float] = catalogue.table("efficiency")["kernels"]
+    return table
 
 
 def wire_of(name: str) -> Wire:

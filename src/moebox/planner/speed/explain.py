@@ -52,7 +52,7 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
     here = max(batch / (rank.pp * rank.dp), 1.0)  # stages and data-parallel groups work at the same time
     tokens = here * (1 + step.guesses)
     memory, compute = f"{gpu.bandwidth / 1e9:.0f} GB/s", f"{gpu.bf16 / 1e12:.1f} TFLOP/s"
-    work = (step.dense(tokens) + step.experts(tokens * (rank.dp if rank.whole_experts else 1))) * 1e3
+    work = (step.dense(tokens) + step.experts(tokens * rank.dp)) * 1e3
     size = tokens * model.hidden * 2
     one = step.fabric.all_reduce(rank.tp, size) * 1e3
     rest = step.reduce(tokens) * 1e3 - 2 * model.layers * one
@@ -60,7 +60,7 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
         f"{layers.count} × {step.one_layer(layers, here, context) * 1e3:.6f} ms" for layers in rank.layers
     )
     texts = {
-        "host": (f"{c.step_us / 1e3:.4f} ms × {step.host:.4f}; scheduling and sampling, for this CPU", c.source),
+        "host": _host(step, here),
         "small kernels": (
             f"√(({step.kernels:.1f} × {c.layer_us / 1e3:.6f} ms)² + ({work:.6f} ms)²) - {work:.6f} ms; "
             "work hides the least time of layers",
@@ -87,14 +87,30 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
             step.fabric.wire.source,
         ),
         "waiting for stages": (f"{STAGE_LOSS:.0%} for each of {rank.pp - 1} further stages", "assumed"),
-        "waiting for launches": (f"{step.kernels:.1f} × {c.eager_us:.0f} us on the host, no graphs", c.source),
+        "waiting for launches": _launches(step, batch, context),
     }
     if model.moe:
-        texts["experts"] = _experts(step, tokens * (rank.dp if rank.whole_experts else 1), memory, compute)
+        texts["experts"] = _experts(step, tokens * rank.dp, memory, compute)
     if step.draft:
         each = step.drafting(here, 0.0) * 1e3 / max(step.guesses, 1)
         texts["draft"] = (f"{step.guesses} × {each:.6f} ms; one pass for each draft token", step.draft.source)
     return texts
+
+
+def _launches(step: GpuStep, batch: float, context: int) -> tuple[str, str]:
+    rest = sum(value for name, value in step.parts(batch, context).items() if name != "waiting for launches") * 1e3
+    each = f"{step.kernels:.2f} × {step.constants.eager_us / 1e3:.5f} ms × {step.host:.4f}"
+    text = f"(({each})⁴ + ({rest:.6f} ms)⁴)^¼ - {rest:.6f} ms; the host launches kernels one by one, no graphs"
+    return text, step.constants.source
+
+
+def _host(step: GpuStep, batch: float) -> tuple[str, str]:
+    base, more = f"{step.constants.step_us / 1e3:.4f} ms", step.overhead
+    if more is None:
+        return f"{base} × {step.host:.4f}; scheduling and sampling, for this CPU", step.constants.source
+    added = f"{more.step_us / 1e3:.4f} ms + {batch:g} × {more.sequence_us / 1e3:.4f} ms"
+    text = f"({base} + {added}) × {step.host:.4f}; scheduling and sampling, for this CPU, before {more.before}"
+    return text, more.source
 
 
 def _experts(step: GpuStep, tokens: float, memory: str, compute: str) -> tuple[str, str]:

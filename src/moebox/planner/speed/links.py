@@ -1,7 +1,7 @@
 """What collectives cost: latency by ranks, then bytes over the bus, on PCIe, NVLink or between nodes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.planner.speed.constants import Efficiency, Wire, wire_of
@@ -77,6 +77,8 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
     rate = float(gpu.pcie.rate) if gpu.pcie else PCIE
     wire = wire_of(constants.link or "pcie")
     extra_us = _host_us(box, wire, ranks)
+    if wire.bus_sockets and _spans_sockets(box, ranks):
+        wire = replace(wire, bus=wire.bus_sockets)
     return Fabric(wire=wire, rate=rate, nodes=nodes, network=network, extra_us=extra_us, machines=box.nodes)
 
 
@@ -85,5 +87,12 @@ def _host_us(box: Box, wire: Wire, ranks: int) -> float:
     used = [link for link in box.links if link.a < ranks and link.b < ranks]
     if any(link.p2p is False for link in used):
         return wire.no_p2p_us * 2 * (ranks - 1)
-    across = any(link.kind == "sys" for link in used) or (not used and box.cpu.sockets > 1 and ranks > 4)
-    return wire.sockets_us if across else 0.0
+    return wire.sockets_us if _spans_sockets(box, ranks) else 0.0
+
+
+def _spans_sockets(box: Box, ranks: int) -> bool:
+    """Whether a group's GPUs hang on two sockets; where no link is known, more than four on a box of two do."""
+    used = [link for link in box.links if link.a < ranks and link.b < ranks]
+    if used:
+        return any(link.kind == "sys" for link in used)
+    return box.cpu.sockets > 1 and ranks > 4

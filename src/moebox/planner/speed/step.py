@@ -6,16 +6,10 @@ from dataclasses import dataclass
 from moebox.core.box import Gpu
 from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Compressed, Gqa
-from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel
+from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel, Overhead, kernel_counts
 from moebox.planner.speed.links import Fabric
 from moebox.sizing.rank import Rank, RankLayers
 
-# Latent and linear attention is about half as many kernels again as plain attention. Without graphs K2-Thinking and
-# K2.5 on one box spend about 57 ms launching 61 layers, GLM-4.7 55 ms for 92 (SM120 deployment report,
-# FINDINGS.md, Jan 2026).
-LATENT_KERNELS = 1.5
-# DeepSeek V4 adds compressors, indexers and hyper-connections around every block (jasl's one-stream rows).
-COMPRESSED_KERNELS = 3.0
 # Pipeline stages wait for each other: what each further stage costs of a step. No published row; stages of 61 layers
 # differ by one layer and the head, and engines schedule them less tightly.
 STAGE_LOSS = 0.1
@@ -35,6 +29,7 @@ class GpuStep:
     guesses: int = 0
     graphs: bool = True
     host: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
+    overhead: Overhead | None = None  # what this version of the engine needs more of the host
 
     def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
@@ -47,9 +42,10 @@ class GpuStep:
         queries = batch * (1 + self.guesses)
         tokens = queries + fresh
         dense = self.dense(tokens)
-        experts = self.experts(tokens * (self.rank.dp if self.rank.whole_experts else 1))
+        # Under data parallelism the experts of all groups work on the tokens of all groups.
+        experts = self.experts(tokens * self.rank.dp)
         parts = {
-            "host": self.constants.step_us * self.host * 1e-6,
+            "host": self.hosting(batch),
             "small kernels": self.small_kernels(dense + experts, fresh),
             "dense weights": dense,
             "experts": experts,
@@ -60,15 +56,22 @@ class GpuStep:
         }
         if self.rank.pp > 1 and batch > 1:
             parts["waiting for stages"] = sum(parts.values()) * STAGE_LOSS * (self.rank.pp - 1)
-        if not self.graphs:
-            # Some layers wait for the host and some for the GPU: neither bound alone describes the whole.
+        launching = self.launching(prompt=fresh > 0)
+        if launching:
             device = sum(parts.values())
-            parts["waiting for launches"] = math.hypot(self.launching(), device) - device
+            parts["waiting for launches"] = longer(launching, device) - device
         return {name: seconds for name, seconds in parts.items() if seconds}
 
     def seconds(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
         """Seconds of one step."""
         return sum(self.parts(batch, context, fresh, past).values())
+
+    def hosting(self, batch: float) -> float:
+        """Scheduling, sampling and output, once a step and for each sequence."""
+        micro = self.constants.step_us
+        if self.overhead:
+            micro += self.overhead.step_us + self.overhead.sequence_us * batch
+        return micro * self.host * 1e-6
 
     def small_kernels(self, work: float, fresh: float) -> float:
         """What kernels too short to matter one by one add to `work`: they take a least time that more work hides."""
@@ -80,9 +83,12 @@ class GpuStep:
         """Layers, weighed by how many kernels their attention is."""
         return sum(layers.count * _kernels(layers.kind) for layers in self.rank.layers)
 
-    def launching(self) -> float:
-        """Host time to launch a step without graphs."""
-        return self.kernels * self.constants.eager_us * self.host * 1e-6
+    def launching(self, *, prompt: bool) -> float:
+        """Host time to launch a step outside graphs; 0 inside them."""
+        each = self.constants.prompt_us if prompt else 0.0
+        if not self.graphs:
+            each = max(each, self.constants.eager_us)
+        return self.kernels * each * self.host * 1e-6
 
     def dense(self, tokens: float) -> float:
         """Reading attention, shared and dense weights, or multiplying by them, whichever weighs more."""
@@ -140,7 +146,7 @@ class GpuStep:
         """Two all-reduces a layer of the hidden state; hops between pipeline stages."""
         size = tokens * self.rank.model.hidden * HALF
         seconds = 2 * self.rank.model.layers * self.fabric.all_reduce(self.rank.tp, size)
-        if self.rank.whole_experts and self.rank.dp > 1:
+        if self.rank.model.moe and self.rank.dp > 1:
             ranks = self.rank.expert_ranks
             seconds += 2 * self.rank.model.moe_layers * self.fabric.all_gather(ranks, size * self.rank.dp)
         return seconds + self.fabric.stages(self.rank.pp, size, self.rank.tp)
@@ -166,7 +172,17 @@ class GpuStep:
         return self.guesses * (read + talk + self.draft.pass_us * 1e-6)
 
 
+def longer(launching: float, device: float) -> float:
+    """Seconds of a step whose kernels the host launches one by one while the GPU works: the longer of the two.
+
+    Where they are about even some layers wait for the one and some for the other, a fifth more together.
+    """
+    most = max(launching, device)
+    return float(most * (1 + (min(launching, device) / most) ** 4) ** 0.25) if most else 0.0
+
+
 def _kernels(kind: LayerKind) -> float:
+    counts = kernel_counts()
     if isinstance(kind, Gqa):
         return 1.0
-    return COMPRESSED_KERNELS if isinstance(kind, Compressed) else LATENT_KERNELS
+    return counts["compressed"] if isinstance(kind, Compressed) else counts["latent"]

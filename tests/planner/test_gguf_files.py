@@ -1,0 +1,61 @@
+"""GGUF forms name files that somebody has seen, and plans for RAM boxes end in a launch of one."""
+
+import re
+
+import pytest
+
+from moebox.checkpoint import deploy
+from moebox.core import catalogue
+from moebox.engines import rooms
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from tests.planner.boxes import box_with
+
+ROWS = [row for row in catalogue.table("checkpoints")["checkpoint"] if row["format"] == "gguf"]
+IN_RAM = (
+    "deepseek-v3",
+    "deepseek-r1",
+    "deepseek-v3.1",
+    "deepseek-v3.2",
+    "glm-4.7",
+    "glm-5",
+    "glm-5.1",
+    "glm-5.2",
+    "qwen3-235b",
+    "qwen3.5-122b",
+    "qwen3.5-397b",
+    "minimax-m2.5",
+    "minimax-m2.7",
+    "gpt-oss-120b",
+    "kimi-k2-thinking",
+    "kimi-k2.5",
+    "kimi-k2.6",
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['models'][0]} {row['name']}")
+def test_a_row_names_its_file_or_says_that_nobody_saw_it(row: dict[str, object]) -> None:
+    """Repository, folder and first shard, as many shards as its name says, and a source."""
+    assert row["source"]
+    if row.get("unverified"):
+        return
+    assert row["repo"]
+    assert str(row["file"]).endswith(".gguf")
+    counted = re.search(r"-00001-of-(\d{5})\.gguf$", str(row["file"]))
+    assert row["shards"] == (int(counted.group(1)) if counted else 1)
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
+@pytest.mark.parametrize("name", IN_RAM)
+def test_a_box_with_ram_ends_in_a_launch(name: str, engine: str) -> None:
+    """The plan takes a file that was seen, and the command names it where the engine must be told."""
+    box = box_with(1, "rtx-5090", ram=768 * 2**30, ram_bandwidth=460_800_000_000)
+    model = catalogue.model(name)
+    plan = choose(box, model, catalogue.checkpoints(name), Pins(engine=engine))
+    form = catalogue.checkpoint(name, plan.recipe.checkpoint)
+    words = [part for word in rooms.argv(engine).words(deploy(plan.recipe, box)) for part in word]
+    assert not form.unverified
+    assert not [warning for warning in plan.warnings if warning.severity == "fatal"]
+    assert form.repo in " ".join(words)
+    if engine == "ik_llama.cpp":
+        assert form.file in words

@@ -1,0 +1,62 @@
+"""What an engine cannot run yet is refused by engine and version, not by model."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebox.checkpoint import deploy
+from moebox.core import catalogue, support
+from moebox.core.recipe import Parallel, Recipe
+from moebox.engines import rooms
+from moebox.errors import MoeboxError
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from tests.planner.boxes import box_with
+
+B200 = box_with(8, "b200")
+RAM = box_with(1, "rtx-pro-6000-server", ram=2**41, ram_bandwidth=614_400_000_000)
+NEW = (
+    "kimi-k3",
+    "deepseek-v4-flash",
+    "deepseek-v4-pro",
+    "qwen3.5-397b",
+    "minimax-m3",
+    "mimo-v2-flash",
+    "step-3.7-flash",
+    "glm-5.2",
+)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_new_architectures_have_a_row(name: str) -> None:
+    """Each says where its figures come from, and some engine runs it."""
+    row = support.architecture(catalogue.model(name))
+    assert row is not None
+    assert row.source
+    assert any(first != support.NEVER for first in row.first.values())
+
+
+def fatal(recipe: Recipe) -> list[str]:
+    """What keeps a recipe from starting."""
+    found = rooms.refuse(recipe.engine).refusals(deploy(recipe, B200))
+    return [caution.text for caution in found if caution.severity == "fatal"]
+
+
+def test_a_version_from_before_is_refused_with_the_first_that_runs_it() -> None:
+    """vLLM 0.26 does not know Kimi K3; 0.27 does, and so does the newest."""
+    recipe = Recipe(
+        name="t", engine="vllm", model="kimi-k3", checkpoint="mxfp4", served_name="t", parallel=Parallel(tp=8)
+    )
+    told = fatal(replace(recipe, engine_version="0.26.0"))
+    assert [text for text in told if "vLLM 0.26.0 does not run Kimi K3" in text and "0.27.0 is the first" in text]
+    assert not [text for text in fatal(replace(recipe, engine_version="0.27.1")) if "does not run" in text]
+    assert not [text for text in fatal(recipe) if "does not run" in text]
+
+
+def test_an_engine_that_never_runs_it_is_not_weighed() -> None:
+    """ik_llama.cpp has no Kimi K3: a box with RAM gets llama.cpp, and pinning it says so."""
+    model = catalogue.model("kimi-k3")
+    plan = choose(RAM, model, catalogue.checkpoints("kimi-k3"), Pins())
+    assert plan.recipe.engine == "llama.cpp"
+    with pytest.raises(MoeboxError, match=r"ik_llama\.cpp does not read|does not run"):
+        choose(RAM, model, catalogue.checkpoints("kimi-k3"), Pins(engine="ik_llama.cpp"))
