@@ -17,7 +17,7 @@ from moebox.planner.speed import BAND_SIGMAS, constants
 
 RATES = ("tg", "decode", "output", "tpot")
 COVERED = 0.83  # of a group's rows lie in the band of their own hosts: a little more than the four of five it is for
-ENOUGH = 10  # rows from which on a group's own quantile says something
+ENOUGH = 10  # rows from which on a group's own quantile stands alone; below, the pooled one counts as a row more
 SHRINK = 3  # hosts' worth of the pooled spread that each group's own is mixed with
 Key = tuple[str, str, str, str]  # table, engine, generation, preset
 
@@ -47,7 +47,7 @@ def within_hosts() -> None:
     """Store each row's decode_spread and prefill_spread: what holds COVERED of the rows of its own hosts."""
     found: dict[tuple[Key, bool], list[float]] = {}
     for case in own_rows():
-        if case.group in (*RATES, *published.PROMPTS):
+        if case.group in RATES or _one_prompt(case):
             error = abs(published.log_error(case))
             found.setdefault((key_of(case), case.group in published.PROMPTS), []).append(error)
     pooled = {
@@ -57,10 +57,17 @@ def within_hosts() -> None:
     for key, row in stored():
         for prompts, name in ((False, "decode_spread"), (True, "prefill_spread")):
             errors = found.get((key, prompts), [])
-            weight = min(len(errors) / ENOUGH, 1.0)
-            own = _quantile(errors) if errors else 0.0
-            row[name] = round((weight * own + (1 - weight) * pooled[prompts]) / BAND_SIGMAS, 4)
+            own = _quantile(errors) if errors else pooled[prompts]
+            if len(errors) < ENOUGH:
+                own = math.sqrt((len(errors) * own**2 + pooled[prompts] ** 2) / (len(errors) + 1))
+            row[name] = round(own / BAND_SIGMAS, 4)
     constants.forget()
+
+
+def _one_prompt(case: Case) -> bool:
+    """Whether a row tells how fast a prompt is read: of several at once it tells how they queue."""
+    alone = case.at == "C1" or case.at.startswith("C1 ")
+    return case.group in ("prefill", "pp") or (case.group == "ttft" and alone)
 
 
 def between_hosts(means: dict[str, tuple[Key, float]]) -> None:

@@ -13,7 +13,16 @@ from moebox.errors import BadInput, MoeboxError
 from tests.checkpoint.tiny import KIMI as WHOLE
 from tests.checkpoint.tiny import folder, shard
 
-KIMI = {**WHOLE, "num_hidden_layers": 2}
+KIMI = {
+    **WHOLE,
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "vocab_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 2,
+    "v_head_dim": 4,
+}
 
 PARTS = {
     "model.embed_tokens.weight": ("BF16", [16, 8], 256),
@@ -62,10 +71,28 @@ def test_an_index_cannot_point_outside_its_folder(tmp_path: Path):
 
 def test_weights_of_another_model_than_config_tells_are_refused(tmp_path: Path):
     """A config of 61 layers beside weights of two: one line with both figures."""
-    path = folder(tmp_path / "m", WHOLE)
+    path = folder(tmp_path / "m", {**KIMI, "num_hidden_layers": 61})
     shard(path / "model-00001-of-00001.safetensors", PARTS)
     with pytest.raises(BadInput, match="tells of 61 layers, the weights hold 3"):
         resolve(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"hidden_size": 16}, "a hidden size of 16, the weights hold 8"),
+        ({"vocab_size": 17}, "a vocabulary of 17, the weights hold 16"),
+        ({"n_routed_experts": 8}, "8 experts, the weights hold 4"),
+        ({"num_attention_heads": 4}, "4 attention heads, the weights hold 2"),
+    ],
+)
+def test_shapes_that_config_does_not_tell_are_refused(tmp_path: Path, changed: dict[str, int], told: str):
+    """Hidden size, vocabulary, experts and heads are looked up in the headers, not only the number of layers."""
+    path = folder(tmp_path / "m", {**KIMI, **changed})
+    shard(path / "model-00001-of-00001.safetensors", PARTS)
+    with pytest.raises(BadInput, match=told) as refused:
+        resolve(str(path))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

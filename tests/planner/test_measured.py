@@ -12,6 +12,8 @@ from moebox import codec, detect
 from moebox.checkpoint import resolve
 from moebox.core.calibration import Boot, Calibration, DecodeStep, Place, Prefill, layout_of, place_of, shape_of
 from moebox.core.recipe import Hybrid, Recipe, Speculate
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import Measured, along, carried, in_proportion, measured_on, undisturbed, weights
 from tests.planner.deployed import on
@@ -153,6 +155,23 @@ def test_the_speed_model_takes_the_calibration_of_its_own_recipe_only() -> None:
     assert [measured_on(box, model, form, other, chunk=CHUNK) for other in others] == [None] * len(others)
     assert measured_on(replace(detect.box("8x-b200"), calibrations=(found,)), model, form, recipe, chunk=CHUNK) is None
     assert measured_on(box, model, replace(form, quant="nvfp4"), recipe, chunk=CHUNK) is None
+
+
+def test_a_plan_takes_the_cache_that_was_measured() -> None:
+    """Room for 3 billion layer-tokens at every depth: 49,180 tokens at 61 layers, whatever the arithmetic says."""
+    model, forms = resolve("kimi-k2.6")
+    form = next(one for one in forms if one.quant == "int4-g32")
+    plain = detect.box("8x-h200")
+    pins = Pins(engine="vllm", tp=8, ep=1, dcp=1, kv="bf16", speculate="none", context=8192)
+    without = choose(plain, model, (form,), pins)
+    boots = tuple(boot(layers, tokens=3 * 10**6 // layers) for layers in (4, 8))
+    layout = layout_of(without.recipe)
+    found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout, quant=form.quant, boots=boots)
+    plan = choose(dataclasses.replace(plain, calibrations=(found,)), model, (form,), pins)
+    assert plan.memory.kv_tokens == 3 * 10**6 // 61 < without.memory.kv_tokens
+    line = next(line for line in plan.memory.lines if line.what == "cache, measured")
+    assert line.source == found.id
+    assert all(row.concurrency * row.context <= plan.memory.kv_tokens for row in plan.forecast if row.concurrency > 1)
 
 
 def test_an_interrupted_calibration_is_not_used_until_it_can_be_solved() -> None:

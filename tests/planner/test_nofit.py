@@ -54,9 +54,9 @@ def test_asking_for_less_is_named_first() -> None:
 
 
 def test_a_file_nobody_has_seen_is_offered_as_that() -> None:
-    """GLM-5 has no GGUF that was seen: the one that should exist is named, and not chosen."""
-    told = hint("glm-5", "1x-rtx-5090", Pins(), ram="768GiB")
-    assert "--checkpoint Q4_K_M (464.7 GB, a file not verified to exist) fits" in told
+    """Kimi K2.7 Code has no GGUF that was seen: the one that should exist is named, and not chosen."""
+    told = hint("kimi-k2.7-code", "1x-rtx-5090", Pins(), ram="768GiB")
+    assert "--checkpoint Q4_X (583.7 GB, a file not verified to exist) fits" in told
 
 
 def test_what_is_named_does_fit() -> None:

@@ -139,6 +139,7 @@ def from_folder(folder: Path) -> Resolved:
             return from_file(files[0])
         raise BadInput(f"{folder}: has neither config.json nor a .gguf file")
     from moebox.checkpoint import safetensors
+    from moebox.checkpoint.agreement import agree
 
     files = safetensors.shards(folder)
     model, computed = _from_config(config, folder.name)
@@ -146,7 +147,7 @@ def from_folder(folder: Path) -> Resolved:
     if not files:
         return _known(model, replace(computed, path=_full(folder)), hints)
     sizes = safetensors.read_sizes(files, model.layers)
-    _agree(folder, model, sizes.by_layer)
+    agree(folder, model, sizes.by_layer, sizes.shapes)
     read = replace(
         computed,
         path=_full(folder),
@@ -158,17 +159,6 @@ def from_folder(folder: Path) -> Resolved:
         source=str(folder),
     )
     return _known(model, read, hints)
-
-
-def _agree(folder: Path, model: Model, by_layer: list[int]) -> None:
-    """Raise when the weights are not those of config.json: layers without any, or none of the experts it tells of."""
-    empty = [number for number, size in enumerate(by_layer) if not size]
-    if empty:
-        have = len(by_layer) - len(empty)
-        raise BadInput(
-            f"{folder}: config.json tells of {model.layers} layers, the weights hold {have} (none of layer {empty[0]})",
-            hint="config.json and the .safetensors files must come from one repository",
-        )
 
 
 def _known(model: Model, checkpoint: Checkpoint, hints: Hints) -> Resolved:

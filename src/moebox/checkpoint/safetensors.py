@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from moebox.checkpoint.agreement import Shapes
 from moebox.checkpoint.names import component_in_safetensors, layer_of
 from moebox.core.model import Component
 from moebox.errors import BadInput
@@ -50,6 +51,7 @@ class Sizes:
         self.by_component: Counter[Component] = Counter()
         self.by_layer = [0] * layers
         self.dtypes: Counter[str] = Counter()
+        self.shapes = Shapes()
         self.tensors = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -63,6 +65,8 @@ class Sizes:
             else:
                 self.by_layer[layer] += size
         self.by_component[component] += size
+        if component != "vision":
+            self.shapes.add(name, tensor.dtype, tensor.shape)
         self.dtypes[tensor.dtype] += size
         self.tensors += 1
 

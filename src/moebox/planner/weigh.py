@@ -7,7 +7,7 @@ from functools import cached_property
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Caution, Forecast, Memory
+from moebox.core.plan import Caution, Forecast, Line, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import budget
 from moebox.planner.candidates import Candidate
@@ -94,11 +94,25 @@ def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> lis
             box=box,
             model=model,
             candidate=one,
-            memory=budget(Deployment.of(one.recipe, model, one.checkpoint, box)),
+            memory=memory_of(Deployment.of(one.recipe, model, one.checkpoint, box)),
             pins=pins,
         )
         for one in found
     ]
+
+
+def memory_of(deployment: Deployment) -> Memory:
+    """The budget; the cache holds what a calibration of this box saw the engine allocate, where there is one."""
+    memory = budget(deployment)
+    if not deployment.box or not deployment.box.calibrations or not memory.fits:
+        return memory
+    measured = Speed.of(deployment).measured
+    if measured is None or not measured.cache_tokens:
+        return memory
+    tokens = measured.cache_tokens
+    formula = f"{memory.kv_tokens:,} by arithmetic; carried to {measured.layers} layers from what the engine allocated"
+    line = Line(what="cache, measured", formula=formula, value=tokens, unit="tokens", source=measured.calibration.id)
+    return replace(memory, kv_tokens=tokens, lines=(*memory.lines, line))
 
 
 def with_utilization(found: Iterable[Candidate], share: float) -> list[Candidate]:

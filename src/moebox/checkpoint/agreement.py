@@ -1,0 +1,71 @@
+"""Whether the weights are those that config.json tells of: a few tensors whose shapes say so."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moebox.core.layers import Gqa, Mla
+from moebox.core.model import Model
+from moebox.errors import BadInput
+
+EMBEDDING = "embed_tokens.weight"
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
+OUTPUT = "self_attn.o_proj.weight"
+WHOLE = ("BF16", "F16", "F32", "F8_E4M3")  # types whose shape is the matrix's; packed ones have another
+PADDED = 1024  # rows an embedding may have beyond the vocabulary, so that it divides over GPUs
+TELLING = (EMBEDDING, *ROUTERS, OUTPUT)
+
+
+@dataclass(slots=True)
+class Shapes:
+    """The first tensor of each telling kind."""
+
+    seen: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, name: str, dtype: str, shape: list[int]) -> None:
+        """Look at one tensor."""
+        if not name.endswith(TELLING) or dtype not in WHOLE or len(shape) != 2 or ".experts." in name:
+            return
+        kind = next(end for end in TELLING if name.endswith(end))
+        self.seen.setdefault("router" if kind in ROUTERS else kind, tuple(shape))
+
+
+def agree(folder: Path, model: Model, by_layer: list[int], shapes: Shapes) -> None:
+    """Raise BadInput naming what config.json and the weights disagree on."""
+    empty = [number for number, size in enumerate(by_layer) if not size]
+    found = _disagreements(model, shapes)
+    if empty:
+        have = len(by_layer) - len(empty)
+        found.insert(0, f"{model.layers} layers, the weights hold {have} (none of layer {empty[0]})")
+    if found:
+        raise BadInput(
+            f"{folder}: config.json tells of {'; of '.join(found)}",
+            hint="config.json and the .safetensors files must come from one repository",
+        )
+
+
+def _disagreements(model: Model, shapes: Shapes) -> list[str]:
+    """Each as "256 experts, the weights hold 384"."""
+    found = []
+    rows, hidden = shapes.seen.get(EMBEDDING, (model.vocab, model.hidden))
+    experts, _ = shapes.seen.get("router", (model.moe.experts if model.moe else 0, 0))
+    heads = _heads(model, shapes)
+    if hidden != model.hidden:
+        found.append(f"a hidden size of {model.hidden:,}, the weights hold {hidden:,}")
+    if not model.vocab <= rows < model.vocab + PADDED:
+        found.append(f"a vocabulary of {model.vocab:,}, the weights hold {rows:,}")
+    if experts != (model.moe.experts if model.moe else 0):
+        found.append(f"{model.moe.experts if model.moe else 0} experts, the weights hold {experts}")
+    if heads != model.attention.heads:
+        found.append(f"{model.attention.heads} attention heads, the weights hold {heads:g}")
+    return found
+
+
+def _heads(model: Model, shapes: Shapes) -> float:
+    """Attention heads by the width of the output projection; the config's own where the stack is mixed."""
+    width = shapes.seen.get(OUTPUT, (0, 0))[1]
+    kind = model.stack[0].kind
+    if not width or len(model.stack) > 1:
+        return model.attention.heads
+    if isinstance(kind, Mla):
+        return width / kind.v
+    return width / kind.value_dim if isinstance(kind, Gqa) else model.attention.heads
