@@ -25,6 +25,7 @@ SETS: tuple[Callable[[], Iterable[Case]], ...] = (
     published.serving_rows,
     published.hybrid_rows,
     published.other_rows,
+    published.ktransformers_rows,
     lambda: published.decode_cells(tp=16),
 )
 ROUNDS = 4  # of a fit that begins at the constants with the host

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Link
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.quant import checkpoint_of
+from moebox.core.quant import CheckpointRow, checkpoint_of
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.detect.declared import from_name
 from moebox.planner.simulate import Outcome, Workload, rules_of, simulate
@@ -80,7 +81,7 @@ def facts(recipe: Recipe, layers: int = 0) -> tuple[Model, Checkpoint]:
     model = replace(model, layers=layers, vision=0, counted={})
     rows = catalogue.table("checkpoints")["checkpoint"]
     row = next(row for row in rows if recipe.model in row["models"] and row["name"] == recipe.checkpoint)
-    return model, checkpoint_of(model, row)
+    return model, checkpoint_of(model, codec.decode(CheckpointRow, row, where="checkpoints.toml"))
 
 
 def speed_of(box: Box, recipe: Recipe, layers: int = 0) -> Speed:

@@ -167,7 +167,7 @@ def test_a_plan_takes_the_cache_that_was_measured() -> None:
     boots = tuple(boot(layers, tokens=3 * 10**6 // layers) for layers in (4, 8))
     layout = layout_of(without.recipe)
     found = calibration(shape=shape_of(model), place=place_of(plain), layout=layout, quant=form.quant, boots=boots)
-    plan = choose(dataclasses.replace(plain, calibrations=(found,)), model, (form,), pins)
+    plan = choose(replace(plain, calibrations=(found,)), model, (form,), pins)
     assert plan.memory.kv_tokens == 3 * 10**6 // 61 < without.memory.kv_tokens
     line = next(line for line in plan.memory.lines if line.what == "cache, measured")
     assert line.source == found.id
