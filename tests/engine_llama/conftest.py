@@ -14,7 +14,7 @@ import pytest
 from moebox import phantom
 from moebox.core.recipe import EngineName, Hybrid, Listen, Recipe, Runtime
 from moebox.serve.preflight import free_port
-from tests.driving import environment, suite_folders, up, written
+from tests.driving import environment, moebox, suite_folders, up, written
 
 BUILDS: dict[EngineName, str] = {"llama.cpp": "llama", "ik_llama.cpp": "ik"}
 THREADS = 1  # two threads that wait for each other by spinning are fifty times slower on a busy machine of two cores
@@ -50,7 +50,7 @@ def recipe_for(engine: EngineName, name: str, **more: Any) -> Recipe:
         model="phantom",
         checkpoint=str(phantom.gguf_path()),
         served_name="phantom",
-        context=4096,
+        context=2048,
         max_seqs=2,
         hybrid=Hybrid(threads=THREADS, gpu_layers=0),
         runtime=Runtime(entry=str(program(engine))),
@@ -79,3 +79,12 @@ def server(recipe: Path) -> Iterator[dict[str, Any]]:
     """One running engine for all questions."""
     with up(recipe) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def ladder(server: dict[str, Any]) -> dict[str, Any]:
+    """Every check once, printed as evidence; a busy machine may take its time."""
+    told = moebox("verify", server["id"], "--quick", "--time", "40m", "--json", wait_s=3000).document
+    for rung in told["rungs"]:
+        print(f"{rung['verdict']:<4} {rung['name']:<13} {rung['seconds']:6.1f} s  {rung['reason'][:160]}", flush=True)
+    return told

@@ -54,18 +54,15 @@ SURE: dict[str, set[str]] = {
 }
 
 
-def test_every_rung_is_green_or_a_known_habit(engine: EngineName, server: dict[str, Any]) -> None:
+def test_every_rung_is_green_or_a_known_habit(engine: EngineName, ladder: dict[str, Any]) -> None:
     """The whole ladder; every probe that fails shows a habit of this server that moebox knows and names."""
-    told = moebox("verify", server["id"], "--quick", "--json").document
-    show(told)
-    failing = [
-        (rung["name"], probe) for rung in told["rungs"] for probe in rung["probes"] if probe["verdict"] == "fail"
-    ]
+    rungs = ladder["rungs"]
+    failing = [(rung["name"], probe) for rung in rungs for probe in rung["probes"] if probe["verdict"] == "fail"]
     unknown = {(rung, probe["name"]): probe["reason"] for rung, probe in failing if not known(engine, rung, probe)}
     assert not unknown
-    assert told["engine"] == engine
-    assert {rung["name"] for rung in told["rungs"] if rung["verdict"] == "skip"} <= UNTRIED
-    named = [text for rung in told["rungs"] for text in rung["habits"]]
+    assert ladder["engine"] == engine
+    assert {rung["name"] for rung in rungs if rung["verdict"] == "skip"} <= UNTRIED
+    named = [text for rung in rungs for text in rung["habits"]]
     assert {habit.text for habit in habits_of(engine) if habit.id in SURE[engine]} <= set(named)
 
 
@@ -78,25 +75,18 @@ def known(engine: EngineName, rung: str, probe: dict[str, Any]) -> bool:
     return any(recognised(engine, rung, probe["name"], reason) for reason in reasons)
 
 
-def show(told: dict[str, Any]) -> None:
-    """What the ladder said, into the suite's output."""
-    for rung in told["rungs"]:
-        print(f"{rung['verdict']:<4} {rung['name']:<13} {rung['seconds']:6.1f} s  {rung['reason'][:160]}", flush=True)
-
-
 def test_clients_are_warned_of_habits(engine: EngineName, server: dict[str, Any]) -> None:
     """`connect` says what a client should do about each."""
     told = moebox("connect", "openai", server["id"], "--json").good().document
     assert told["habits"] == [f"{habit.does}: {habit.client}" for habit in habits_of(engine)]
 
 
-def test_tool_calls_are_parsed(server: dict[str, Any]) -> None:
-    """Kimi's tool calls through the server's own parser: every one of them."""
-    told = moebox("verify", server["id"], "--only", "tools", "--quick", "--json").document
-    show(told)
-    assert [rung["name"] for rung in told["rungs"]] == ["tools"]
-    assert told["rungs"][0]["verdict"] in ("pass", "warn"), told["rungs"][0]["reason"]
-    assert not [probe["name"] for probe in told["rungs"][0]["probes"] if probe["verdict"] == "fail"]
+def test_tool_calls_are_parsed(ladder: dict[str, Any]) -> None:
+    """Kimi's tool calls through the server's own parser: no probe fails, and several have passed."""
+    (tools,) = [rung for rung in ladder["rungs"] if rung["name"] == "tools"]
+    verdicts = [probe["verdict"] for probe in tools["probes"]]
+    assert "fail" not in verdicts, tools["reason"]
+    assert verdicts.count("pass") > len(verdicts) / 2
 
 
 def test_prefill_cold_and_decode_are_measured(server: dict[str, Any]) -> None:
