@@ -70,6 +70,7 @@ def main() -> int:
     """Both engines, one table."""
     asked = arguments()
     home = Path(asked.out or tempfile.mkdtemp(prefix="calibration-cpu-"))
+    home.mkdir(parents=True, exist_ok=True)
     os.environ["MOEBOX_STATE"] = str(home / "state")
     os.environ["MOEBOX_CALIBRATIONS"] = str(home / "calibrations")
     depths = tuple(int(word) for word in asked.layers.split(","))

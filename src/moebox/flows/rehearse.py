@@ -27,7 +27,7 @@ from moebox.serve.session import PATIENCE_S, Session, start
 from moebox.serve.watch import Listener
 from moebox.store import Run
 from moebox.verify.ask import Options
-from moebox.verify.ladder import verify
+from moebox.verify.ladder import OUT_OF_TIME, verify
 
 BEYOND = 64  # tokens over a prefill step: one prompt must not fit into one step
 DECODE = 16
@@ -220,8 +220,11 @@ def answered(ladder: Ladder, engine: str) -> str:
     tried = [rung for rung in ladder.rungs if rung.verdict != "skip"]
     failing = [rung.name for rung in tried if rung.verdict == "fail"]
     count = f"{len(tried) - len(failing)} of {len(tried)}" if failing else f"{len(tried)}"
-    detail = f"answered right on {count} checks of the ladder"
-    return f"{detail} (known habits of {engine}: {', '.join(failing)})" if failing else detail
+    detail = f"answered right on {count} check{'s' * (len(tried) != 1)} of the ladder"
+    cut = [rung.name for rung in ladder.rungs if rung.verdict == "skip" and rung.reason.startswith(OUT_OF_TIME)]
+    notes = [f"known habits of {engine}: {', '.join(failing)}"] if failing else []
+    notes += [f"out of time for {', '.join(cut)}"] if cut else []
+    return f"{detail} ({'; '.join(notes)})" if notes else detail
 
 
 def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:

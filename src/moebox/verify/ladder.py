@@ -26,6 +26,7 @@ from moebox.verify.score import share_text
 
 LONGEST_TEXT = 20_000  # characters of one string in kept evidence; what is left out is counted
 PROBE_S = 1800.0  # no probe takes longer, whatever the server does
+OUT_OF_TIME = "out of time"  # how the reason of a check begins that was not tried for want of it
 
 Listener = Callable[[Verdict], None]
 
@@ -164,7 +165,7 @@ def _late(ask: Asker) -> None:
 def _no_more(ask: Asker) -> str:
     """Why nothing more is asked, or nothing."""
     if ask.left_s <= 0:
-        return f"out of time: the ladder may take {ask.options.time_s:g} s (--time)"
+        return f"{OUT_OF_TIME}: the ladder may take {ask.options.time_s:g} s (--time)"
     return f"{ask.hangs} requests had no end" if ask.hangs >= HANGS else ""
 
 

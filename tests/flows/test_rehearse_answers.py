@@ -1,0 +1,42 @@
+"""What a rehearsal with the phantom makes of its ladder: known habits pass and are named, anything else fails."""
+
+from moebox.core.verdict import Ladder, Mark, Probe, Verdict
+from moebox.flows.rehearse import answered, wrong
+
+HABIT = Probe(name="too long", verdict="fail", reason="a prompt beyond 2,048 tokens: HTTP 500: the request exceeds")
+
+
+def rung(name: str, verdict: Mark = "pass", reason: str = "", *probes: Probe) -> Verdict:
+    """One check."""
+    return Verdict(name=name, verdict=verdict, reason=reason, probes=probes)
+
+
+def ladder(*rungs: Verdict) -> Ladder:
+    """A climb."""
+    return Ladder(url="http://127.0.0.1:1/v1", model="phantom", rungs=rungs)
+
+
+def test_a_known_habit_passes_and_is_named() -> None:
+    """On the engine that has it; on another it is this launch's own fault."""
+    climbed = ladder(rung("alive"), rung("limits", "fail", HABIT.reason, HABIT), rung("vision", "skip", "text only"))
+    assert wrong(climbed, "ik_llama.cpp") == ""
+    expected = "answered right on 1 of 2 checks of the ladder (known habits of ik_llama.cpp: limits)"
+    assert answered(climbed, "ik_llama.cpp") == expected
+    assert wrong(climbed, "vllm").startswith("limits: a prompt beyond")
+
+
+def test_everything_else_fails() -> None:
+    """A wrong answer beside a habit, a rung that fails as a whole, a ladder on which nothing passed."""
+    other = Probe(name="count", verdict="fail", reason="17 is not 18")
+    assert wrong(ladder(rung("limits", "fail", "", HABIT, other)), "ik_llama.cpp") == "limits: 17 is not 18"
+    assert wrong(ladder(rung("alive", "fail", "refused")), "ik_llama.cpp") == "alive: refused"
+    assert wrong(ladder(rung("alive", "skip")), "ik_llama.cpp") == "nothing passed"
+
+
+def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
+    """They are neither right nor wrong."""
+    late = rung("cache", "skip", "out of time: the ladder may take 600 s (--time)")
+    assert (
+        answered(ladder(rung("alive"), late), "vllm")
+        == "answered right on 1 check of the ladder (out of time for cache)"
+    )
