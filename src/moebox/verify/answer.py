@@ -88,6 +88,8 @@ def whole(exchange: Exchange) -> Answer:
     choice = _choice(body)
     if choice is None:
         return Answer(breaches=(Breach("format", "the answer has no choices", fatal=True),))
+    many = len(objects_of(body["choices"]))
+    notes.need(many == 1, lambda: f"{many} choices, where one was asked for")
     breach.head(notes, body, "chat.completion", text_of(_asked(exchange).get("model")))
     notes.need(choice.get("index") == 0, lambda: f"the choice's index is {short(choice.get('index'))}, not 0")
     message = choice.get("message")

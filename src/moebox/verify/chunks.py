@@ -61,7 +61,9 @@ class _Parts:
         self._usage(body.get("usage"))
         listed = body.get("choices")
         if self.notes.need(isinstance(listed, list), lambda: f"choices is {short(listed)}, not a list"):
-            for choice in objects_of(listed)[:1]:
+            choices = objects_of(listed)
+            self.notes.need(len(choices) < 2, lambda: f"{len(choices)} choices in a chunk, where one was asked for")
+            for choice in choices[:1]:
                 self._choice(choice)
 
     def _usage(self, counts: Any) -> None:

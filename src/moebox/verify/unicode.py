@@ -16,6 +16,7 @@ TEXTS = (
     "“quotes” – and…",  # typographic marks, which some servers straighten
     'if  a < b && c > d:  "x"',  # marks that pages escape, and blanks that matter in code
     "well , then ! it 's ( so )",  # blanks that a tokenizer's clean-up takes away
+    r'C:\new\table "q" \u00e9 {x}',  # what another round of unescaping would change
     "def f():\n    if x:\n\treturn 1\n\n# end",  # line ends, indentation, a tab
 )
 
@@ -54,6 +55,7 @@ def _unaccented(text: str) -> str:
     return "".join(letter for letter in unicodedata.normalize("NFD", text) if not unicodedata.combining(letter))
 
 
+_ESCAPES = {"n": "\n", "t": "\t", "u00e9": "é"}
 _WAYS: dict[str, Callable[[str], str]] = {
     "UTF-8 read as Latin-1": _mojibake("latin-1"),
     "UTF-8 read as Windows-1252": _mojibake("cp1252"),
@@ -72,6 +74,11 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "turned around": lambda text: text[::-1],
     "lower case": str.lower,
     "upper case": str.upper,
+    "escapes read once more": lambda text: re.sub(r"\\(u00e9|n|t)", lambda found: _ESCAPES[found[1]], text),
+    "line ends and tabs read once more": lambda text: text.replace(r"\n", "\n").replace(r"\t", "\t"),
+    "backslashes lost": lambda text: text.replace("\\", ""),
+    "backslashes doubled": lambda text: text.replace("\\", "\\\\"),
+    "quotes escaped": lambda text: text.replace('"', '\\"'),
     "blanks run together": lambda text: re.sub(" {2,}", " ", text),
     "white space made one blank": lambda text: " ".join(text.split()),
     "line ends lost": lambda text: text.replace("\n", ""),

@@ -275,3 +275,30 @@ def arrays_of_one(text: str) -> str:
     if not isinstance(given, dict):
         return text
     return json.dumps({key: value[:1] if isinstance(value, list) else value for key, value in given.items()})
+
+
+def call_told_too(reply: Reply, body: Body) -> Reply:
+    """The call stands in the content as well."""
+    return dataclasses.replace(reply, content=reply.calls[0].arguments) if reply.calls else reply
+
+
+def eight_tools(body: Body) -> None:
+    """Of many tools the first eight are shown to the model."""
+    if body.get("tools"):
+        body["tools"] = body["tools"][:8]
+
+
+def no_thoughts_back(request: Any, body: Body) -> Response | None:
+    """A history with reasoning in it is refused."""
+    turns = body.get("messages")
+    back = isinstance(turns, list) and any("reasoning_content" in turn for turn in turns)
+    return error(400, "extra field: reasoning_content") if back else None
+
+
+def options_needed(request: Any, body: Body) -> Response | None:
+    """A stream without stream_options crashes."""
+    return error(500, "'NoneType' has no attribute 'include_usage'") if _bare_stream(body) else None
+
+
+def _bare_stream(body: Body) -> bool:
+    return bool(body.get("stream")) and not body.get("stream_options")

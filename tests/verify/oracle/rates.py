@@ -17,9 +17,9 @@ from .hostile import HOSTILE
 from .odd import ODD
 from .odd_third import ODD_THIRD
 from .second import SECOND
-from .third import THIRD
+from .third import KNOWN, THIRD
 
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **ODD, **ODD_THIRD, **HOSTILE}
+ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **ODD, **ODD_THIRD, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?")
 
 

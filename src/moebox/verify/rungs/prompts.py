@@ -7,6 +7,7 @@ from typing import Any
 from moebox.core.verdict import Score
 from moebox.phantom import words
 from moebox.phantom.tasks import Task, haystack
+from moebox.phantom.toolbox import TOOLS
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.breach import strict_json
@@ -16,6 +17,7 @@ from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, t
 from moebox.verify.unicode import TEXTS, garbled
 
 PADDING = "lantern orchard thimble " * 8
+LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
 GROWTH = 16  # tokens that 24 words are at least
 
 
@@ -132,7 +134,7 @@ async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: st
 
 def _some(ask: Asker) -> list[str]:
     """All texts, or some of them where little is to be asked."""
-    return ask.rng.sample(TEXTS, min(len(TEXTS), ask.options.share(0.75)))
+    return ask.rng.sample(TEXTS, min(len(TEXTS), ask.options.share(1.0)))
 
 
 async def _called(ask: Asker, text: str, stream: bool) -> str | None:
@@ -190,6 +192,27 @@ async def whole_history(ask: Asker) -> None:
         last = counted
 
 
+async def many_tools(ask: Asker) -> str:
+    """Every tool on offer is in the prompt: it grows with each."""
+    once = [tool.schema() for tool in TOOLS]
+    offered = [*once, *(_renamed(schema, f"{schema['function']['name']}_again") for schema in once)]
+    counts = []
+    for many in (1, len(once), len(offered)):
+        answer = await ask.chat([_user("Hello!")], tools=offered[:many], max_tokens=1, exact=True, odd=True)
+        counts.append(answer.count("prompt") or 0)
+    few, half, most = counts
+    if not few:
+        raise Skipped("the server counts no tokens")
+    grown = min(half - few, most - half) > LEAST_A_TOOL * (len(once) - 1)
+    why = f"1, {len(once)} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
+    ask.tally.add("prompt", "" if grown or few == most else why)  # where none counts, none may be counted
+    return f"{len(offered)} tools, {most} prompt tokens"
+
+
+def _renamed(schema: Any, name: str) -> Any:
+    return {**schema, "function": {**schema["function"], "name": name}}
+
+
 RUNG = Rung(
     name="prompts",
     about="system messages, parts and characters outside ASCII, both ways",
@@ -197,6 +220,7 @@ RUNG = Rung(
         "system": system,
         "parts": parts,
         "whole history": whole_history,
+        "many tools": many_tools,
         "characters": characters,
         "in arguments": in_arguments,
         "in JSON": in_json,

@@ -80,6 +80,17 @@ async def usage(ask: Asker) -> None:
         )
 
 
+async def plain_stream(ask: Asker) -> str:
+    """A stream without stream_options is a stream like any other."""
+    task = draw(ask, "secret")
+    body = ask.body(task.messages, max_tokens=task.max_tokens, stream=True)
+    body.pop("stream_options")
+    answer = ask.read(await ask.send(body), stream=True)
+    why = "" if answer.content or answer.reasoning else "nothing came in a stream without stream_options"
+    ask.tally.add("text" + STREAMED, why)
+    return f"{answer.chunks} pieces"
+
+
 async def in_pieces(ask: Asker) -> Warned | None:
     """A long answer comes in many pieces, whole to its last number, with one finish_reason."""
     task = draw(ask, "count", start=1, end=30)
@@ -154,6 +165,12 @@ def _alike(want: Sequence[str], got: Sequence[str]) -> int:
 RUNG = Rung(
     name="streaming",
     about="the pieces are the answer, with usage and one end",
-    probes={"same words": same_words, "usage": usage, "in pieces": in_pieces, "long answer": long_answer},
+    probes={
+        "same words": same_words,
+        "usage": usage,
+        "without options": plain_stream,
+        "in pieces": in_pieces,
+        "long answer": long_answer,
+    },
     cost=36,
 )

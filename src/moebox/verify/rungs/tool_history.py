@@ -15,7 +15,9 @@ def turn(answer: Answer) -> dict[str, object]:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in answer.calls
     ]
-    return {"role": "assistant", "content": answer.content or None, "tool_calls": calls}  # null, as SDKs send it
+    said: dict[str, object] = {"role": "assistant", "content": answer.content or None}  # null, as SDKs send it
+    thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}  # Kimi wants its thoughts back
+    return said | thought | {"tool_calls": calls}
 
 
 def results(answer: Answer, result: Any) -> list[dict[str, object]]:

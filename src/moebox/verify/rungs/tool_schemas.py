@@ -17,12 +17,26 @@ _PLACE = {
     "required": ["zip", "street"],
 }
 _SIZES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
+# Values that parsers spoil: more than a double holds, and strings that look like something else.
+_EXACT: dict[str, object] = {"number": 9007199254740993, "code": "007", "flag": "true", "rate": "1e5"}
 # A tool's name, what is asked for, and its parameters.
 SHAPES: tuple[tuple[str, str, Schema], ...] = (
     (
         "deliver",
         "Deliver sizes 3 and 4 to 7 Main Street, zip 1234.",
         {"type": "object", "properties": {"place": _PLACE, "sizes": _SIZES}, "required": ["place", "sizes"]},
+    ),
+    (
+        "book",
+        "Book number 9007199254740993 with the code 007, the flag true and the rate 1e5.",
+        {
+            "type": "object",
+            "properties": {
+                key: {"type": "integer" if key == "number" else "string", "enum": [value]}
+                for key, value in _EXACT.items()
+            },
+            "required": list(_EXACT),
+        },
     ),
     ("refresh_all", "Refresh everything now.", {"type": "object", "properties": {}}),
     (
@@ -80,7 +94,18 @@ def ill_formed(arguments: str, schema: Schema) -> str:
         wanted = schema["properties"].get(key, {}).get("type")
         if wanted in ("object", "array") and _is_json_of(value, wanted):
             return f"the {wanted} {key!r} came as a string of JSON: {value[:60]!r}"
+        if key in _EXACT and _is_spoilt(value, _EXACT[key]):
+            return f"{_EXACT[key]!r} came as {value!r}: a parser took it for something else"
     return ""
+
+
+def _is_spoilt(value: object, exact: object) -> bool:
+    """The same to the eye, and another type or number: a string made a number, a large number rounded."""
+    if type(value) is type(exact) and value == exact:
+        return False
+    if isinstance(exact, int):
+        return isinstance(value, int | float) and float(value) == float(exact)
+    return value in (7, True, 100000.0, "7")
 
 
 def _is_json_of(value: Any, wanted: str) -> bool:

@@ -15,6 +15,7 @@ from moebox.verify.rungs import tool_history, tool_schemas
 from moebox.verify.rungs.json_modes import misfit
 from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, trials, wrong
 
+LEAST_TOLD = 8  # characters of arguments that stand in no text by chance
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
 
 
@@ -38,10 +39,18 @@ def schema_fault(task: Task, answer: Answer) -> str:
             return f"called {call.name!r}, which is not on offer"
         if why := misfit(call.arguments, offered[call.name]):
             return f"arguments of {call.name}: {why}"
+    if told := next((call.name for call in answer.calls if _is_told(call.arguments, answer.content)), ""):
+        return f"the call of {told} stands in the content too: {answer.content[:80]!r}"
     ids = [call.id for call in answer.calls]
     if not all(ids) or len(set(ids)) < len(ids):
         return f"ids {ids} are not one of its own for each call"
     return ""
+
+
+def _is_told(arguments: str, content: str) -> bool:
+    """The arguments stand in the text, blanks aside."""
+    bare, text = "".join(arguments.split()), "".join(content.split())
+    return len(bare) >= LEAST_TOLD and bare in text
 
 
 def calling(ask: Asker, family: str = "tool_call", *, stream: bool = False, **more: Any) -> Questions:
