@@ -64,8 +64,6 @@ KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("limit-doubled", "s", ("limits",)),
     ("stop-begins-to-show", "s", ("limits",)),
     ("non-ascii-arguments-lost", "s", ("prompts",)),
-    ("first-token-lost-on-hit", "w", ("cache",)),
-    ("crowd-cuts", "w", ("concurrency",)),
 )
 
 

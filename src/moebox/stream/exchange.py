@@ -171,37 +171,53 @@ def ask(
 ) -> Reply:
     """Send one request, read its stream to the end. `target` stands for the endpoint's URL where TLS needs settings."""
     limits = {"timeout_s": timeout_s, "total_s": total_s}
-    said: dict[int, list[str]] = {CONTENT: [], REASONING: []}
-    times: list[float] = []
-    seen: list[Event] = []
-    first_content: float | None = None
+    heard = _Heard()
     with Exchange(
         endpoint, body, path=path, headers=headers, target=target, most_events=most_events, **limits
     ) as exchange:
         for at, event in exchange:
-            seen.append(event)
-            if event.kind:
-                times.append(at)
-                said.setdefault(event.kind, []).append(event.text)
-            if event.kind == CONTENT and first_content is None:
-                first_content = at
-        usage = next((event.usage for event in reversed(seen) if event.usage), (-1, -1, -1, -1))
+            heard.add(at, event)
+        return heard.reply(exchange)
+
+
+class _Heard:
+    """A stream while it is read to its end."""
+
+    def __init__(self) -> None:
+        self.said: dict[int, list[str]] = {CONTENT: [], REASONING: []}
+        self.times: list[float] = []
+        self.seen: list[Event] = []
+        self.first_content: float | None = None
+
+    def add(self, at: float, event: Event) -> None:
+        """An event, and when it came."""
+        self.seen.append(event)
+        if event.kind:
+            self.times.append(at)
+            self.said.setdefault(event.kind, []).append(event.text)
+        if event.kind == CONTENT and self.first_content is None:
+            self.first_content = at
+
+    def reply(self, exchange: Exchange) -> Reply:
+        """All of it."""
+        usage = next((event.usage for event in reversed(self.seen) if event.usage), (-1, -1, -1, -1))
+        prompt, completion, cached = (count if count >= 0 else None for count in usage[:3])
         return Reply(
             status=exchange.status,
-            error=next((event.error for event in seen if event.error), ""),
-            text="".join(said[CONTENT]),
-            reasoning="".join(said[REASONING]),
-            tool_calls=join_tool_calls(event.data for event in seen),
-            finish=next((event.finish for event in reversed(seen) if event.finish), ""),
+            error=next((event.error for event in self.seen if event.error), ""),
+            text="".join(self.said[CONTENT]),
+            reasoning="".join(self.said[REASONING]),
+            tool_calls=join_tool_calls(event.data for event in self.seen),
+            finish=next((event.finish for event in reversed(self.seen) if event.finish), ""),
             done=exchange.done,
-            prompt_tokens=usage[0] if usage[0] >= 0 else None,
-            completion_tokens=usage[1] if usage[1] >= 0 else None,
-            cached_tokens=usage[2] if usage[2] >= 0 else None,
-            ttft_s=times[0] if times else None,
-            ttfc_s=first_content,
-            e2e_s=times[-1] if times else None,
-            times_s=tuple(times),
-            events=tuple(event.data for event in seen),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            ttft_s=self.times[0] if self.times else None,
+            ttfc_s=self.first_content,
+            e2e_s=self.times[-1] if self.times else None,
+            times_s=tuple(self.times),
+            events=tuple(event.data for event in self.seen),
             headers=exchange.headers,
         )
 

@@ -21,6 +21,9 @@ TEXTS = (
 )
 
 
+WIDE = "東🦜"  # three and four bytes: what a tokenizer cuts in pieces, added where every text is to have some
+
+
 def garbled(want: str, got: str) -> str:
     """ "" or how `got` came of `want`: a change that servers make and models do not."""
     heard = got.strip()

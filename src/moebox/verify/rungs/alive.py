@@ -1,8 +1,9 @@
 """alive: the server is there, lists the model, and answers something."""
 
 from moebox.core import registry
+from moebox.core.verdict import Exchange
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, Unusable, refuse
-from moebox.verify.breach import object_of, strict_json
+from moebox.verify.breach import object_of, objects_of, strict_json
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw
 
@@ -11,25 +12,36 @@ async def models(ask: Asker) -> str:
     """/v1/models lists the name."""
     exchange = await ask.get(f"{ask.endpoint.base_url}/models")
     refuse(exchange)
-    try:
-        body = strict_json(exchange.response)
-        listed = [item for item in body["data"] if isinstance(item, dict)]
-    except (ValueError, KeyError, TypeError):
-        raise Failed("/v1/models does not answer with a list of models") from None
-    mine = [item for item in listed if ask.endpoint.model in (item.get("id"), *(item.get("aliases") or ()))]
-    if not mine and ask.endpoint.router:
+    listed = _listed(exchange)
+    mine = next((item for item in listed if ask.endpoint.model in _names(item)), None)
+    shown = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
+    if mine is None and ask.endpoint.router:
         ask.limit = ask.endpoint.context or None
-        listed_names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
-        return f"{ask.endpoint.router} lists {listed_names}; name and context are the fleet's"
-    if not mine:
-        names = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
-        raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {names}")
-    _learn(ask, mine[0])
+        return f"{ask.endpoint.router} lists {shown}; name and context are the fleet's"
+    if mine is None:
+        raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {shown}")
+    _learn(ask, mine)
     if ask.limit is None or _has_slots(ask.engine):
         # ik_llama.cpp lists the context of all slots together; one request has that of one slot.
         known = [limit for limit in (ask.limit, ask.endpoint.context, await _props(ask)) if limit]
         ask.limit = min(known, default=None)
     return f"context {ask.limit:,}" if ask.limit else ""
+
+
+def _listed(exchange: Exchange) -> list[dict[str, object]]:
+    try:
+        data = object_of(strict_json(exchange.response)).get("data")
+    except ValueError:
+        data = None
+    if not isinstance(data, list):
+        raise Failed("/v1/models does not answer with a list of models")
+    return objects_of(data)
+
+
+def _names(item: dict[str, object]) -> tuple[object, ...]:
+    """The names that a model goes by."""
+    aliases = item.get("aliases")
+    return (item.get("id"), *(aliases if isinstance(aliases, list) else ()))
 
 
 def _learn(ask: Asker, item: dict[str, object]) -> None:

@@ -14,7 +14,7 @@ from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
-from moebox.verify.unicode import TEXTS, garbled
+from moebox.verify.unicode import TEXTS, WIDE, garbled
 
 PADDING = "lantern orchard thimble " * 8
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
@@ -120,16 +120,15 @@ async def in_json(ask: Asker) -> str:
 
 async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: str) -> str:
     kept = 0
-    texts = _some(ask)
-    for number, text in enumerate(texts):
-        ask.trial = (number + 1, len(texts))
-        stream = number % 2 == 0
+    asked = [(f"{text} {WIDE}", stream) for text in _some(ask) for stream in (True, False)]
+    for number, (text, stream) in enumerate(asked):
+        ask.trial = (number + 1, len(asked))
         got = await make(ask, text, stream)
         ask.tally.add("unicode" + STREAMED * stream, garbled(text, got) if got is not None else "")
         kept += got == text
-    if not kept:
-        raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
-    return f"{kept} of {len(texts)} texts kept"
+        if number and not kept:
+            raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
+    return f"{kept} of {len(asked)} texts kept"
 
 
 def _some(ask: Asker) -> list[str]:
