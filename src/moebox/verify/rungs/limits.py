@@ -51,7 +51,7 @@ async def stop_in_the_text(ask: Asker) -> Score:
 
     def make(stream: bool) -> Attempt:
         async def attempt() -> Trial:
-            task = draw(ask, "count", start=1, end=30)
+            task = draw(ask, "count", start=1, end=18)
             plain = (await ask.ask(task, stream=stream)).content
             place = plain.find("14")
             if place < 0:
