@@ -28,15 +28,20 @@ def reader(engine: str, source: Path | None) -> Callable[[list[str]], argparse.N
     """Parses a line, and checks what was parsed where the engine does that without loading a model."""
     parser = dump_flags.real_parser(engine, source)
     parser.error = refuse
-    if engine != "vllm":
-        return parser.parse_args
+    check = dump_flags.vllm_arguments().validate_parsed_serve_args if engine == "vllm" else check_sglang
 
     def parsed(line: list[str]) -> argparse.Namespace:
         found = parser.parse_args(line)
-        dump_flags.vllm_arguments().validate_parsed_serve_args(found)
+        check(found)
         return found
 
     return parsed
+
+
+def check_sglang(found: argparse.Namespace) -> None:
+    """What SGLang looks up by name only once it starts."""
+    algorithms = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+    algorithms.from_string(found.speculative_algorithm)
 
 
 def refusal(read: Callable[[list[str]], argparse.Namespace], line: list[str]) -> str:

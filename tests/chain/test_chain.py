@@ -30,6 +30,7 @@ PINS = (
     {"kv": "q8_0"},
     {"speculate": "eagle3"},
     {"speculate": "mtp"},
+    {"speculate": "ngram"},
     {"context": 8192, "concurrency": 16},
     {"memory_utilization": 0.85},
     {"image": "community"},

@@ -113,8 +113,9 @@ def test_a_flag_that_is_not_there_is_seen() -> None:
         assert refused(server, ["-m", NOWHERE, "-ctk", "q9_9"])
         assert not refused(server, ["-m", NOWHERE, "-ctk", "q8_0"])
     source = setting("MOEBOX_SGLANG_SOURCE")
-    lines = [["--model-path", "x", "--no-such"], ["--model-path", "x", "--tp-size", "two"], ["--model-path", "x"]]
-    assert len(refusals(sys.executable, "sglang", lines, source)) == 2
+    bad = (["--no-such"], ["--tp-size", "two"], ["--speculative-algorithm", "MTP"])
+    lines = [["--model-path", "x", *words] for words in (*bad, [])]
+    assert len(refusals(sys.executable, "sglang", lines, source)) == len(bad)
     python = setting("MOEBOX_VLLM_VENV") / "bin" / "python"
     lines = [["x", "--no-such-flag"], ["x", "--kv-cache-dtype", "fp9"], ["x"]]
     assert len(refusals(python, "vllm", lines)) == 2

@@ -11,7 +11,7 @@ from moebox.core import presets
 from moebox.core.box import Box
 from moebox.core.catalogue import gpu, model
 from moebox.core.change import changed
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import EngineName, Recipe, Speculate
 from moebox.serve.recipes import read_recipe
 
 KIMI = model("kimi-k2.6")
@@ -240,3 +240,22 @@ def test_sound_recipes_are_not_refused(recipe: Recipe):
     assert [one.text for one in told if one.severity == "fatal"] == []
     if recipe is COMMUNITY:
         assert dataclasses.replace(recipe).kv == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "words"),
+    [
+        ("sglang", "mtp", ("--speculative-algorithm", "NEXTN")),
+        ("sglang", "ngram", ("--speculative-algorithm", "NGRAM")),
+        ("llama.cpp", "ngram", ("--spec-type", "ngram-simple")),
+        ("llama.cpp", "mtp", ("--spec-type", "draft-mtp")),
+    ],
+)
+def test_a_draft_goes_by_the_engines_own_name(engine: EngineName, method: str, words: tuple[str, str]):
+    """SGLang knows no MTP and llama.cpp no draft-ngram: both refused to start."""
+    recipe = Recipe(
+        name="x", engine=engine, model="x", checkpoint="x.gguf", served_name="", speculate=Speculate(method=method)
+    )
+    argv = engines.launch(deploy(recipe)).argv
+    assert argv[argv.index(words[0]) + 1] == words[1]
+    assert engines.parse_command(engine, argv).speculate == recipe.speculate

@@ -5,6 +5,8 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moebox.core.calibration import DecodeStep
 from moebox.flows import calibrate_timing as timing
@@ -58,6 +60,14 @@ def test_tokens_that_arrive_in_bunches_are_timed_right(seed: int, pause_s: float
     step = timing.look(gaps, batch=1, context=256)
     assert step.seconds == pytest.approx(0.001, rel=within)
     assert timing.bunch_size(gaps) > 1
+
+
+@given(st.lists(st.floats(0, 2, allow_nan=False), min_size=8, max_size=200).filter(any))
+def test_whatever_arrives_when_a_step_takes_time(gaps: list[float]) -> None:
+    """All at once after a single wait, in any pattern: never nought, never longer than the longest wait."""
+    step = timing.look(gaps, batch=1, context=256)
+    assert 0 < step.seconds <= max(gaps) * 1.001
+    assert step.spread >= 0
 
 
 def test_two_looks_that_agree_are_enough_and_others_are_taken_again() -> None:

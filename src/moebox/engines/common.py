@@ -36,21 +36,14 @@ def everywhere(deployment: Deployment) -> list[Caution]:
     """What holds for every engine."""
     recipe, box, engine = deployment.recipe, deployment.box, deployment.engine
     found = shapes(recipe, deployment.found_model) if deployment.found_model else []
-    known = deployment.found_checkpoint
-    form = known.format if known else "gguf" if recipe.checkpoint.endswith(".gguf") else ""
-    if form and form not in engine.formats:
-        wanted = " or ".join(WRITTEN.get(name, name) for name in engine.formats)
-        text = f"{engine.title} reads {wanted}, not {WRITTEN.get(form, form)}"
-        found.append(caution("fatal", text, f"a checkpoint in {wanted}"))
-    elif known and known.engines and engine.name not in known.engines:
-        found.append(caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source))
+    found += _format(deployment)
     if reason := engine.excluded(box, deployment.found_model):
         found.append(caution("fatal", reason))
     refused, source = support.refusal(engine.name, engine.title, deployment.found_model, recipe.engine_version)
     if refused:
         found.append(caution("fatal", refused, others_that_run(deployment), source))
-    if box and box.gpus and recipe.parallel.gpus > len(box.gpus) * box.nodes:
-        have = len(box.gpus) * box.nodes
+    have = len(box.gpus) * box.nodes if box else 0
+    if box and 0 < have < recipe.parallel.gpus:
         found.append(caution("fatal", f"it spreads over {recipe.parallel.gpus} GPUs and {box.name} has {have}"))
     if recipe.listen.port > engine.last_port:
         text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
@@ -64,6 +57,20 @@ def others_that_run(deployment: Deployment) -> str:
     able = [one.title for one in registry.all_traits() if not support.refusal(one.name, one.title, model)[0]]
     newer = [name for name in able if name == deployment.engine.title]
     return f"a newer {newer[0]}" if newer else " or ".join(able)
+
+
+def _format(deployment: Deployment) -> list[Caution]:
+    """A checkpoint that the engine does not read."""
+    engine, known = deployment.engine, deployment.found_checkpoint
+    guessed = "gguf" if deployment.recipe.checkpoint.endswith(".gguf") else ""
+    form = known.format if known else guessed
+    if form and form not in engine.formats:
+        wanted = " or ".join(WRITTEN.get(name, name) for name in engine.formats)
+        text = f"{engine.title} reads {wanted}, not {WRITTEN.get(form, form)}"
+        return [caution("fatal", text, f"a checkpoint in {wanted}")]
+    if known and known.engines and engine.name not in known.engines:
+        return [caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source)]
+    return []
 
 
 def shapes(recipe: Recipe, model: Model) -> list[Caution]:

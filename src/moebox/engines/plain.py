@@ -17,7 +17,6 @@ PROMPTS_FIRST = False
 RESERVES = False
 AHEAD = False
 EVEN_ROUTING: dict[str, str] = {}
-INVENTED: dict[str, Flag] = {}
 
 
 def event(line: str) -> Event | None:

@@ -4,7 +4,7 @@ from moebox.core import grammar, presets, registry
 from moebox.core.catalogue import models
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.core.traits import Traits
 from moebox.engines import flags, rooms
 from moebox.engines.arguments import canonical, flag_words, spelled
@@ -54,60 +54,82 @@ def _ranges(recipe: Recipe, engine: Traits) -> None:
 
 
 def _runtime(recipe: Recipe, engine: Traits) -> None:
+    """How it is started: natively, embedded or in a container."""
     runtime = recipe.runtime
     inside = runtime.kind in ("docker", "podman")
     if runtime.kind == "embedded" and not engine.embedded:
-        able = ", ".join(other.title for other in registry.all_traits() if other.embedded)
-        raise BadInput(f"runtime.kind: only {able} runs embedded, not {engine.title}")
+        raise BadInput(f"runtime.kind: only {_titles('embedded')} runs embedded, not {engine.title}")
     if inside and not (runtime.image or runtime.preset or engine.image):
         raise BadInput(f"runtime.kind: no image of {engine.title} is known", hint="name one in runtime.image")
     if runtime.preset:
-        presets.preset(runtime.preset)
-        if runtime.preset not in engine.presets or not inside:
-            titles = ", ".join(other.title for other in registry.all_traits() if runtime.preset in other.presets)
-            raise BadInput(
-                f"runtime.preset: {runtime.preset!r} is an image of {titles}", hint='runtime.kind = "docker"'
-            )
-    for path, value in (("setup", runtime.setup), ("options", runtime.options), ("mounts", runtime.mounts)):
-        if value and not inside:
-            raise BadInput(f"runtime.{path}: needs a container", hint='runtime.kind = "docker" or "podman"')
+        _preset(runtime.preset, engine, inside=inside)
+    outside = {} if inside else {"setup": runtime.setup, "options": runtime.options, "mounts": runtime.mounts}
+    needless = next((path for path, value in outside.items() if value), "")
+    if needless:
+        raise BadInput(f"runtime.{needless}: needs a container", hint='runtime.kind = "docker" or "podman"')
+
+
+def _titles(trait: str) -> str:
+    """The engines that have a trait."""
+    return ", ".join(other.title for other in registry.all_traits() if getattr(other, trait))
+
+
+def _preset(name: str, engine: Traits, *, inside: bool) -> None:
+    """A preset is an image of certain engines."""
+    presets.preset(name)
+    if name in engine.presets and inside:
+        return
+    titles = ", ".join(other.title for other in registry.all_traits() if name in other.presets)
+    raise BadInput(f"runtime.preset: {name!r} is an image of {titles}", hint='runtime.kind = "docker"')
 
 
 def _belongs(recipe: Recipe, engine: Traits) -> None:
     """Fields that only some engines have."""
-    _hybrid(recipe, engine)
-    unsharded = [name for name in ("tp", "pp", "dcp", "dp", "nodes") if getattr(recipe.parallel, name) != 1]
-    refused = [name for name in unsharded if not engine.divides(name)]
+    if recipe.hybrid:
+        _hybrid(recipe.hybrid, engine)
+    _parallel(recipe, engine)
+    if recipe.speculate:
+        _draft(recipe.speculate)
+
+
+def _parallel(recipe: Recipe, engine: Traits) -> None:
+    """Ways of dividing a model that the engine has."""
+    divided = [name for name in ("tp", "pp", "dcp", "dp", "nodes") if getattr(recipe.parallel, name) != 1]
+    refused = [name for name in divided if not engine.divides(name)]
     if refused and engine.takes_all_gpus:
         raise BadInput(f"parallel: {engine.title} spreads layers over the GPUs by itself", hint="leave [parallel] out")
     if refused:
         raise BadInput(f"parallel.{refused[0]}: {engine.title} does not divide a model that way", hint="leave it at 1")
     if recipe.parallel.ep and not engine.divides("ep"):
         raise BadInput(f"parallel.ep: {engine.title} does not spread whole experts", hint="leave it out")
-    if recipe.speculate and recipe.speculate.tokens < 1:
-        raise BadInput(f"speculate.tokens: {recipe.speculate.tokens} is less than 1")
-    if recipe.speculate and recipe.speculate.method.startswith("eagle") and not recipe.speculate.draft:
+
+
+def _draft(draft: Speculate) -> None:
+    """A draft that can be: tokens to guess, and a model where the method needs one."""
+    if draft.tokens < 1:
+        raise BadInput(f"speculate.tokens: {draft.tokens} is less than 1")
+    if draft.method.startswith("eagle") and not draft.draft:
         raise BadInput("speculate.draft: EAGLE needs a draft model", hint='e.g. "lightseekorg/kimi-k2.6-eagle3"')
 
 
-def _hybrid(recipe: Recipe, engine: Traits) -> None:
+def _hybrid(hybrid: Hybrid, engine: Traits) -> None:
     """Placement of experts: fields the engine has, layers given once."""
-    hybrid = recipe.hybrid
-    if hybrid is None:
-        return
-    able = [other for other in registry.all_traits() if other.offloads]
     if not engine.offloads:
-        hint = " or ".join(f'engine = "{other.name}"' for other in able)
-        raise BadInput(f"hybrid: {engine.title} keeps no experts in RAM", hint=hint)
+        raise BadInput(f"hybrid: {engine.title} keeps no experts in RAM", hint=_engines_with())
     for path in ("mla", "attention_buffer", "gpu_experts", "pools", "experts", "ranges"):
         if path not in engine.hybrid and getattr(hybrid, path) not in (None, ()):
-            hint = " or ".join(f'engine = "{other.name}"' for other in able if path in other.hybrid)
-            raise BadInput(f"hybrid.{path}: {engine.title} has no such flag", hint=hint)
-    if hybrid.mla is not None and hybrid.mla not in (0, 1, 2, 3):
+            raise BadInput(f"hybrid.{path}: {engine.title} has no such flag", hint=_engines_with(path))
+    if hybrid.mla not in (None, 0, 1, 2, 3):
         raise BadInput(f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
     layers = [layer for gpu in hybrid.experts for layer in gpu]
     if len(set(layers)) != len(layers):
         raise BadInput("hybrid.experts: a layer is given to two GPUs")
+
+
+def _engines_with(path: str = "") -> str:
+    """Engines that keep experts in RAM, and have a field of [hybrid] where one is named, as a hint."""
+    able = (other for other in registry.all_traits() if other.offloads)
+    return " or ".join(f'engine = "{other.name}"' for other in able if not path or path in other.hybrid)
 
 
 def _trust(recipe: Recipe, model: Model | None) -> None:
@@ -115,10 +137,10 @@ def _trust(recipe: Recipe, model: Model | None) -> None:
     if not recipe.trust_remote_code:
         return
     wanted = {recipe.model.lower(), recipe.checkpoint.lower()}
-    listed = [one for one in models().values() if one.trust_remote_code]
+    listed = [known for known in models().values() if known.trust_remote_code]
     if model is not None and model.name not in models() and model.trust_remote_code:
         return
-    if not any(wanted & {one.name, one.repo.lower(), *one.aliases} for one in listed):
+    if not any(wanted & {known.name, known.repo.lower(), *known.aliases} for known in listed):
         raise BadInput(
             f"trust_remote_code: {recipe.model} is not on the list of models whose own code may run",
             hint="the list is `trust_remote_code` in models.toml; set it to false to go on without",

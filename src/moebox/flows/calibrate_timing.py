@@ -140,19 +140,20 @@ def look(gaps: Sequence[float], *, batch: int, context: int) -> DecodeStep:
     bunch = bunch_size(gaps)
     parts = len(gaps) // BLOCK_STEPS if bunch == 1 else len(gaps) // max(BLOCK_STEPS, BUNCHES * bunch)
     blocks = [statistics.fmean(block) for block in cut(gaps, max(parts, BLOCKS if bunch == 1 else 1))]
-    seconds = statistics.median(blocks)
+    seconds = statistics.median(blocks) or statistics.fmean(gaps)
     return DecodeStep(batch=batch, context=context, seconds=seconds, spread=error_of(undisturbed(blocks)))
 
 
 def bunch_size(gaps: Sequence[float]) -> int:
-    """How many tokens come at once, in nine of ten bunches: on a busy host they wait until somebody reads them."""
+    """The bunch that nine of ten tokens came in at most: on a busy host they wait until somebody reads them."""
     least, sizes = AT_ONCE * statistics.fmean(gaps), [1]
     for gap in gaps:
         if gap > least:
             sizes.append(1)
         else:
             sizes[-1] += 1
-    return sorted(sizes)[math.ceil(0.9 * len(sizes)) - 1]
+    tokens = sorted(size for size in sizes for _ in range(size))
+    return tokens[math.ceil(0.9 * len(tokens)) - 1]
 
 
 def together_seen(looks: Sequence[DecodeStep]) -> DecodeStep:
@@ -200,6 +201,6 @@ def undisturbed(values: Sequence[float]) -> list[float]:
 
 def error_of(values: Sequence[float]) -> float:
     """The relative standard error of their mean."""
-    if len(values) < 2:
+    if len(values) < 2 or not any(values):
         return 0.05  # a single try says nothing of its noise
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)

@@ -14,6 +14,7 @@ from moebox.engines.reading import Reader, Reading, taken, template_arguments
 FIELDS = ggml.FIELDS
 READS = ggml.FIELDS | ggml.HYBRID
 VARIABLES = {"-m": "MODEL_PATH", "--alias": "SERVED_MODEL_NAME", "-c": "MAX_MODEL_LEN", "--port": "PORT"}
+LOOKUP = "ngram-simple"
 LOUD_ENOUGH = "4"  # the lowest verbosity that prints buffer sizes
 
 
@@ -40,8 +41,7 @@ def speculation(recipe: Recipe) -> list[Word]:
     draft = recipe.speculate
     if draft is None:
         return []
-    kind = draft.method if draft.method.startswith(("draft-", "ngram-")) else f"draft-{draft.method}"
-    chosen: list[Word] = [("--spec-type", kind)]
+    chosen: list[Word] = [("--spec-type", _kind(draft.method))]
     if draft.draft:
         chosen.append(("--spec-draft-model", draft.draft))
     return [*chosen, ("--spec-draft-n-max", str(draft.tokens))]
@@ -68,6 +68,13 @@ def worker(deployment: Deployment, node: Node) -> tuple[str, ...]:
     own = ("-t", str(threads)) if threads else ()
     program = str(PurePosixPath(entry(recipe)[0]).with_name(TRAITS.workers[0]))
     return (program, "-H", address, "-p", str(recipe.listen.port + TRAITS.worker_port), *own)
+
+
+def _kind(method: str) -> str:
+    """A method by llama.cpp's name for it; lookup in the prompt is the simplest of its n-gram kinds."""
+    if method == "ngram":
+        return LOOKUP
+    return method if method.startswith(("draft-", "ngram-")) else f"draft-{method}"
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
@@ -102,7 +109,7 @@ def _values(value: str, reading: Reading) -> bool:
 
 def _method(value: str, reading: Reading) -> bool:
     """--spec-type"""
-    reading.put("speculate.method", value.removeprefix("draft-"))
+    reading.put("speculate.method", "ngram" if value == LOOKUP else value.removeprefix("draft-"))
     return True
 
 

@@ -38,6 +38,8 @@ DRAFT_FIELDS = {
     "--speculative-draft-model-path": "draft",
     "--speculative-num-steps": "tokens",
 }
+# The model's own prediction layers go by the name of the paper that calls them next-n (speculative/spec_info.py).
+ALGORITHMS = {"mtp": "NEXTN"}
 MODULE = "sglang.launch_server"
 # SGLang takes its key from argv alone (server_args.py); this puts it there inside the process, where no `ps` sees it.
 ENTER_WITH_KEY = (
@@ -56,7 +58,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
 
 def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> list[Word]:
     """The same before the recipe's own flags; forks add theirs."""
-    node, recipe, tower = node or Node(), deployment.recipe, deployment.vision_tower
+    recipe = deployment.recipe
     known = catalogue(recipe.engine, recipe.engine_version)
     out: list[Word] = [("--model-path", deployment.weights), *field_words(recipe, FIELDS, known, host=host)]
     ranks = recipe.parallel.tp * recipe.parallel.dp
@@ -71,18 +73,31 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
     if recipe.prefix_caching is False:
         out.append(("--disable-radix-cache",))
-    if tower and not recipe.vision:
-        out.append(("--language-model-only",))
-    elif tower and recipe.parallel.tp > 1:
-        out.append(("--mm-enable-dp-encoder",))  # the tower is small: a copy per card beats slicing it
+    out += _tower_words(deployment)
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
-    if recipe.parallel.nodes > 1 or node.count is not None:
-        out = [word for word in out if word[0] != "--nnodes" and not (node.follows and word[0] in ("--host", "--port"))]
-        out += [("--nnodes", str(node.count or recipe.parallel.nodes)), ("--node-rank", str(node.rank))]
-        out.append(("--dist-init-addr", f"{node.master}:{deployment.engine.meets_at}"))
-    return out
+    return _for_node(out, deployment, node or Node())
+
+
+def _tower_words(deployment: Deployment) -> list[Word]:
+    """What becomes of a vision tower; it is small, so a copy per GPU beats slicing it."""
+    if not deployment.vision_tower:
+        return []
+    if not deployment.recipe.vision:
+        return [("--language-model-only",)]
+    return [("--mm-enable-dp-encoder",)] if deployment.recipe.parallel.tp > 1 else []
+
+
+def _for_node(out: list[Word], deployment: Deployment, node: Node) -> list[Word]:
+    """One machine's share of a launch over several."""
+    nodes = deployment.recipe.parallel.nodes
+    if nodes == 1 and node.count is None:
+        return out
+    left_out = ("--nnodes", "--host", "--port") if node.follows else ("--nnodes",)
+    kept = [word for word in out if word[0] not in left_out]
+    kept += [("--nnodes", str(node.count or nodes)), ("--node-rank", str(node.rank))]
+    return [*kept, ("--dist-init-addr", f"{node.master}:{deployment.engine.meets_at}")]
 
 
 def speculation(recipe: Recipe) -> list[Word]:
@@ -90,7 +105,7 @@ def speculation(recipe: Recipe) -> list[Word]:
     draft = recipe.speculate
     if draft is None:
         return []
-    chosen: list[Word] = [("--speculative-algorithm", draft.method.upper())]
+    chosen: list[Word] = [("--speculative-algorithm", ALGORITHMS.get(draft.method, draft.method.upper()))]
     if draft.draft:
         chosen.append(("--speculative-draft-model-path", draft.draft))
     # A chain without branches: as many steps as guesses, and one verified token more than guessed.
@@ -147,7 +162,9 @@ def finished(names: set[str], reading: Reading) -> None:
 def _drafting(path: str, value: str, reading: Reading) -> None:
     """One field of the draft; its path keeps its letters."""
     reading.settings.setdefault("speculate.draft", "")
-    reading.put(f"speculate.{path}", value if path == "draft" else number(value.lower()))
+    methods = {algorithm: method for method, algorithm in ALGORITHMS.items()}
+    read = {"draft": value, "method": methods.get(value.upper(), value.lower())}
+    reading.put(f"speculate.{path}", read.get(path, number(value)))
 
 
 def _kv(value: str, reading: Reading) -> bool:
