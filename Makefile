@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM_VENV    ?= $(abspath .venv-vllm)
 ROUTER_VENV  ?= $(abspath .venv-router)
+LITELLM_VENV ?= $(abspath .venv-litellm)
+SCHEMAS      ?= $(abspath .venv-schemas)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 MCP_VENV     ?= $(abspath .venv-mcp)
 SGLANG_SOURCE ?= $(abspath .venv-sglang)
@@ -116,8 +118,10 @@ test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the m
 
 test-cluster: $(READY) ## Two nodes over real Slurm and ssh on loopback, llama.cpp over both, real routers (apt-get install slurm-wlm munge openssh-server)
 	@bash scripts/router-venv.sh $(ROUTER_VENV)
+	@bash scripts/router-venv.sh $(LITELLM_VENV) litellm
+	@bash scripts/fetch-schemas.sh $(SCHEMAS)
 	@bash scripts/llama-build.sh rpc $(LLAMA_BUILDS) $(LLAMA_SRC)
-	@MOEBOX_ROUTER_VENV=$(ROUTER_VENV) MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/cluster
+	@MOEBOX_ROUTER_VENV=$(ROUTER_VENV) MOEBOX_LITELLM_VENV=$(LITELLM_VENV) MOEBOX_SCHEMAS=$(SCHEMAS) MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/cluster
 
 clean: ## Remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis out

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from moebox import codec, detect, http
 from moebox.checkpoint import deploy
 from moebox.fleet.file import RouterKind
-from moebox.flows import fleet_bench, fleet_up, fleet_verify
+from moebox.flows import fleet_bench, fleet_up, fleet_verify, phantom
 from moebox.flows.fleet_render import fleet_files
 from moebox.render import render_files
 from moebox.serve.recipes import read_recipe
@@ -19,6 +20,7 @@ from moebox.verify.options import Options
 
 pytestmark = pytest.mark.engine
 VENV = Path(os.environ.get("MOEBOX_ROUTER_VENV", ".venv-router")).absolute()
+LITELLM = Path(os.environ.get("MOEBOX_LITELLM_VENV", ".venv-litellm")).absolute()
 MEMBERS = '[[member]]\nname = "k26"\nrecipe = "kimi-k26-vllm"\nbox = "8x-h200"\ncount = 2\n'
 PARSED = {
     "sglang-router": "from sglang_router.launch_router import parse_router_args as p; p(sys.argv[1:])",
@@ -28,7 +30,8 @@ PARSED = {
 
 def fleet(tmp_path: Path, kind: RouterKind, *, port: int = 8080) -> Path:
     path = tmp_path / "fleet.toml"
-    path.write_text(f'name = "pair"\n[router]\nkind = "{kind}"\nport = {port}\npython = "{VENV}"\n{MEMBERS}')
+    python = LITELLM if kind == "litellm" else VENV
+    path.write_text(f'name = "pair"\n[router]\nkind = "{kind}"\nport = {port}\npython = "{python}"\n{MEMBERS}')
     return path
 
 
@@ -66,6 +69,37 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
         steps = fleet_bench.bench(record, (1, 2), load)
         assert [step.failed for step in steps] == [0, 0]
         assert all(step.router_cpu_s > 0 for step in steps)
+    finally:
+        running.stop()
+
+
+def test_litellm_keeps_conversations_together_where_the_client_names_them(tmp_path: Path) -> None:
+    running = fleet_up.up(fleet(tmp_path, "litellm", port=0), twins=True, patience_s=120)
+    try:
+        verdict = fleet_verify.verify(running.record, Options(), only=["alive"], run=Run.create("verify"))
+        assert verdict.ladder.holds
+        assert verdict.affinity.verdict == "pass", verdict.affinity.reason
+        assert "x-litellm-session-id" in verdict.affinity.reason
+    finally:
+        running.stop()
+
+
+def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    recipe = tmp_path / "phantom.toml"
+    recipe.write_text(codec.to_toml(phantom.plan(detect.box()).recipe))
+    text = f'name = "real"\n[router]\nkind = "litellm"\nport = 0\npython = "{LITELLM}"\n'
+    path.write_text(f'{text}[[member]]\nname = "p"\nrecipe = "{recipe}"\ncount = 2\n')
+    running = fleet_up.up(path, patience_s=300)
+    try:
+        record = running.record
+        verdict = fleet_verify.verify(record, Options(), only=["streaming", "tools"], run=Run.create("verify"))
+        assert verdict.ladder.holds, verdict.ladder
+        endpoint = record.endpoint()
+        body = {"model": endpoint.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Say apple."}]}
+        reply = http.post_json(f"{endpoint.root}/v1/messages", body, timeout_s=120)
+        assert reply.ok, reply
+        assert reply.json()["type"] == "message"
     finally:
         running.stop()
 

@@ -28,6 +28,8 @@ def fleet(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_every_router_in_every_form_is_well_formed(tmp_path: Path, kind: RouterKind, form: FleetForm) -> None:
     path = fleet(tmp_path, f'name = "team"\n{TWO}')
+    if kind == "litellm":  # it does not start without a key where others can reach it
+        path = fleet(tmp_path, KEYED + TWO)
     if kind == "llama-swap" and form != "router":
         with pytest.raises(MoeboxError, match="starts its members itself"):
             fleet_files(path, form, kind=kind)
@@ -72,6 +74,15 @@ def test_no_key_stands_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for text in fleet_files(path, "router", kind=kind).values():
             assert "very-secret" not in text
     assert "os.environ/TEAM_KEY" in fleet_files(path, "router", kind="litellm")["litellm.yaml"]
+
+
+def test_litellm_without_a_key_is_for_this_machine_alone(tmp_path: Path) -> None:
+    path = fleet(tmp_path, f'name = "team"\n{TWO}')
+
+    config = yaml.safe_load(fleet_files(path, "router", kind="litellm")["litellm.yaml"])
+    assert config["general_settings"] == {"dangerously_permit_weak_or_unset_master_key": True}
+    with pytest.raises(BadInput, match="LiteLLM does not start without a key"):
+        fleet_files(path, "k8s", kind="litellm")
 
 
 def test_what_a_router_cannot_do_is_one_line(tmp_path: Path) -> None:

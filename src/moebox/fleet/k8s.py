@@ -53,11 +53,12 @@ def _pod(name: str, settings: RouterSettings, started: RouterStart) -> dict[str,
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "10"]}}},
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
     }
-    if started.key_envs:
-        container["env"] = [
-            {"name": variable, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": variable}}}
-            for variable in started.key_envs
-        ]
+    keys: list[dict[str, Any]] = [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": variable}}}
+        for variable in started.key_envs
+    ]
+    if keys or started.env:
+        container["env"] = [*keys, *({"name": variable, "value": value} for variable, value in started.env.items())]
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": DRAIN_S + 20, "containers": [container]}
     if started.files:
         container["workingDir"] = "/fleet"

@@ -16,6 +16,7 @@ from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
 # A dead member is noticed by its failing requests at once; these decide how soon an idle one is, and when it is back.
 HEALTH_S = 2
 FAILURES, SUCCESSES = 2, 1
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STARTUP_S = 7200  # a first start loads hundreds of gigabytes and compiles
 
 
@@ -31,6 +32,7 @@ class RouterTraits:
     balances: bool
     anthropic: bool  # carries /v1/messages
     health: str
+    session_header: str = ""  # by which a client names its conversation, where the router cannot tell from the prompt
     note: str = ""
     source: str = ""
 
@@ -53,6 +55,7 @@ class RouterStart:
 
     argv: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     key_envs: tuple[str, ...] = ()
 
 
@@ -126,16 +129,29 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
         settings["optional_pre_call_checks"] = ["session_affinity", "prompt_caching"]
     config: dict[str, Any] = {"model_list": models, "router_settings": settings}
     config["litellm_settings"] = {"telemetry": False, "request_timeout": 7200}
-    if router.key_env:
-        config["general_settings"] = {"master_key": f"os.environ/{router.key_env}"}
+    config["general_settings"] = _litellm_key(router, host)
     names = {router.key_env, *(target.key_env for target in targets)} - {""}
     # `python -m litellm` does not exist: its console script is this function.
     run = "import sys; from litellm import run_server; sys.exit(run_server())"
     return RouterStart(
         argv=("-c", run, "--config", "litellm.yaml", "--host", host, "--port", str(router.port)),
         files={"litellm.yaml": yaml.dump(config)},
+        # Without it every start asks GitHub for a price list, and waits where that cannot be reached.
+        env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         key_envs=tuple(sorted(names)),
     )
+
+
+def _litellm_key(router: RouterSettings, host: str) -> dict[str, Any]:
+    """Its key; LiteLLM does not start without one unless told to, which is right on this machine alone."""
+    if router.key_env:
+        return {"master_key": f"os.environ/{router.key_env}"}
+    if host not in LOOPBACK:
+        raise BadInput(
+            f"router.key_env: LiteLLM does not start without a key, and at {host} others could use it",
+            hint='e.g. key_env = "TEAM_KEY" under [router], and the key in that variable',
+        )
+    return {"dangerously_permit_weak_or_unset_master_key": True}
 
 
 def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...], host: str) -> RouterStart:
@@ -188,6 +204,7 @@ def script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
         "set -euo pipefail",
         'cd "$(dirname "$0")"',
         *(f': "${{{name}:?holds a key}}"' for name in started.key_envs),
+        *(f"export {name}={shlex.quote(value)}" for name, value in started.env.items()),
     ]
     words = [*started.argv]
     if known.package:
@@ -217,8 +234,9 @@ def compose_service(router: RouterSettings, started: RouterStart, after: list[st
     if started.files:
         service["working_dir"] = "/fleet"
         service["volumes"] = ["./:/fleet:ro"]
-    if started.key_envs:
-        service["environment"] = {name: f"${{{name}:?holds a key}}" for name in started.key_envs}
+    keys = {name: f"${{{name}:?holds a key}}" for name in started.key_envs}
+    if keys or started.env:
+        service["environment"] = keys | started.env
     if after:
         service["depends_on"] = {name: {"condition": "service_healthy"} for name in after}
     return service

@@ -149,6 +149,7 @@ def _submit(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart
         "set -euo pipefail",
         'cd "$(dirname "$0")"',
         *(f': "${{{name}:?holds a key}}"' for name in start.key_envs),
+        *(f"export {name}={shlex.quote(value)}" for name, value in start.env.items()),
         WAITING,
         *(f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes),
         *(

@@ -24,7 +24,7 @@ from moebox.serve.stop import stop as stop_instance
 from moebox.store import Run
 
 PATIENCE_S = 900.0
-ROUTER_S = 60.0  # for a router to be up and to have noticed members that are
+ROUTER_S = 180.0  # for a router to be up and to have noticed members that are; LiteLLM imports for most of a minute
 ASK_S = 30.0
 Tell = Callable[[str], None]
 
@@ -329,6 +329,7 @@ def start_router(
         endpoint=endpoint,
         host=router.host,
         port=port,
+        env=start.env,
         secrets=secrets,
         key_env=router.key_env,
         cwd=str(run.path),

@@ -16,6 +16,7 @@ from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder, Probe, Verdict
 from moebox.errors import BadInput, Outside
+from moebox.fleet import routers
 from moebox.flows.fleet_streams import Crowd, Stream, crowd
 from moebox.flows.fleet_up import FleetRecord, MemberRecord, answers, save, start_twin, wait_ready
 from moebox.serve import preflight, state
@@ -143,6 +144,8 @@ def affinity(record: FleetRecord) -> Verdict:
     kept = sum(first == name and name != "" for first, name in later)
     spread = {turns[0] for turns in homes}
     text = f"{kept} of {len(later)} later turns went to the member that had the prefix"
+    if header := routers.traits()[record.router.kind].session_header:
+        text += f", where clients name the conversation in {header}; {record.router.kind} cannot tell otherwise"
     if len(spread) == 1:
         text += f"; all conversations share a system prompt and went to {spread.pop()}"
     good = kept >= AT_HOME * len(later)
@@ -171,11 +174,16 @@ def _conversation(record: FleetRecord, number: int) -> list[str]:
     system = {"role": "system", "content": "You are one of several helpers who share this line."}
     messages: list[dict[str, str]] = [system, {"role": "user", "content": f"{number}. Remember: {words}"}]
     served = []
+    header = routers.traits()[record.router.kind].session_header
+    named = {header: f"moebox-{os.getpid()}-{number}"} if header else {}
     for turn in range(TURNS):
         before = {member.name: _prompts(counts(record, member)) for member in record.members}
         body = {"model": endpoint.model, "messages": messages, "max_tokens": 4, "temperature": 0}
         reply = http.post_json(
-            f"{endpoint.base_url}/chat/completions", body, headers=endpoint.headers, timeout_s=ANSWER_S
+            f"{endpoint.base_url}/chat/completions",
+            body,
+            headers={**endpoint.headers, **named},
+            timeout_s=ANSWER_S,
         )
         served.append(_grew(record, before) if reply.ok else "")
         messages = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {turn}?"}]
