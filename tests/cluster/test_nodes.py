@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox import http
+from moebox import detect, http
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.errors import MoeboxError, Outside
@@ -165,6 +165,18 @@ def test_hosts_that_do_not_answer_are_one_line(ssh: Cluster, spanning: Spanning,
         prepare_nodes(deployment, run, hosts(tmp_path, "s1 127.0.0.1\nnowhere.invalid 127.0.0.1\n"), lambda _: None)
     with pytest.raises(Outside, match=r"s2: cannot reach 127\.0\.0\.99|s1: port"):
         prepare_nodes(deployment, run, hosts(tmp_path, "s1 192.0.2.1\ns2 127.0.0.1\n"), lambda _: None)
+
+
+def test_the_network_between_nodes_is_timed_and_kept_with_the_box(
+    ssh: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts(tmp_path)
+    words = ["box", "--box", "2x8x-h200", "--hosts", str(tmp_path / "hosts"), "--node-python", sys.executable]
+    assert main([*words, "--save", str(tmp_path / "two")]) == 0
+    assert "measured between nodes" in " ".join(capfd.readouterr().out.split())
+    box = detect.box(str(tmp_path / "two" / "box.toml"))
+    assert (box.network_measured or 0) > 1e5
+    assert (box.network_us or 0) > 0
 
 
 def test_nodes_are_asked_for_when_a_recipe_spans_several(

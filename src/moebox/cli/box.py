@@ -16,6 +16,8 @@ def box(
     ram: str = "",
     ram_bandwidth: str = "",
     measure: bool = False,
+    hosts: Path | None = None,
+    node_python: str = "python3",
     save: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -26,10 +28,16 @@ def box(
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         measure: Read memory for a few seconds to learn its real bandwidth.
+        hosts: Time the network between the nodes of this hosts file, over ssh; forecasts with the saved box use it.
+        node_python: The Python on those nodes.
         save: Write the capture bundle for a bug report to this folder; names and serials are left out.
         json: Print JSON.
     """
     found = described(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
+    if hosts:
+        from moebox.serve.nodes import timed
+
+        found = timed(found, hosts, python=node_python)
     if json:
         emit(found)
     else:

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.core.box import Box, Gpu
+from moebox.planner.speed.links import between_nodes
 from moebox.units import gb, gib, rate
 
 _SHORT = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
@@ -23,8 +24,7 @@ def panel(box: Box) -> RenderableType:
     """The whole box."""
     title = f"[bold]{box.name}[/bold] ({box.source})"
     if box.nodes > 1:
-        between = f"{rate(box.network)} a GPU between them" if box.network else "400 Gb/s a GPU assumed between them"
-        title += f", {box.nodes} nodes, {between}"
+        title += f", {box.nodes} nodes"
     parts: list[RenderableType] = [gpus(box), Text(), facts(box)]
     if box.links:
         parts += [Text(), matrix(box)]
@@ -109,8 +109,8 @@ def facts(box: Box) -> RenderableType:
     if box.ram:
         free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
         table.add_row("RAM", f"{gib(box.ram)}{free}{speed(box)}")
-    if box.network:
-        table.add_row("network", rate(box.network))
+    if box.nodes > 1:
+        table.add_row("network", between_nodes(box))
     host = box.host
     if host:
         table.add_row("driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none")

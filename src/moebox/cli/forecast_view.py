@@ -8,6 +8,7 @@ from rich.text import Text
 
 from moebox.cli.subject import Subject
 from moebox.core.registry import titled
+from moebox.planner.speed.links import between_nodes
 from moebox.units import count, seconds
 
 Row = dict[str, Any]
@@ -20,6 +21,8 @@ def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
     parts: list[RenderableType] = [title(subject), Text(), tables[mode](rows)]
     parts += [Text(remark)] if remark else []
     parts.append(note(mode, subject))
+    if subject.recipe.parallel.nodes > 1:
+        parts.append(Text(between_nodes(subject.box), style="dim"))
     known = [caution for caution in subject.warnings if caution.severity != "note"]
     parts += [Text.assemble((f"{caution.severity}: ", "yellow"), caution.text) for caution in known]
     return Group(*parts)

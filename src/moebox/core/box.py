@@ -141,7 +141,9 @@ class Box:
     ram_bandwidth: int = 0  # bytes/s, theoretical unless measured
     ram_bandwidth_measured: int | None = None
     nodes: int = 1
-    network: int = 0  # bytes/s between nodes
+    network: int = 0  # bytes/s between nodes, a GPU
+    network_measured: int | None = None  # the same as `moebox box --hosts` timed it
+    network_us: float | None = None  # of one hop between nodes, as timed
     host: Host | None = None
     calibrations: tuple[Calibration, ...] = ()  # steps that rehearsals timed on such a box
     source: Literal["detected", "declared"] = "declared"

@@ -10,6 +10,7 @@ from moebox.engines import rooms
 from moebox.planner import prefer
 from moebox.planner.candidates import START_CONTEXT
 from moebox.planner.pins import Pins
+from moebox.planner.speed.links import between_nodes
 from moebox.planner.weigh import PROMPT, Weighed
 from moebox.sizing.gpu_list import all_gpus
 from moebox.units import count, gb, gib
@@ -28,6 +29,7 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
         out += [_engine(best, others, pins), _cache(best, tried)]
     out += rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory)
     out.append(_caution(best, pins))
+    out.append(between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "")
     out.append(_context(best, pins))
     out.append(f"speed {best.speed.measured.text}" if best.speed.measured else "")
     return tuple(text for text in out if text)

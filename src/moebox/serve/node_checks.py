@@ -4,9 +4,10 @@ import json
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox import codec, loose
+from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import Outside
@@ -19,6 +20,7 @@ CLOCKS_S = 5.0  # by which two nodes' clocks may differ; NCCL does not care, log
 PROBE_S = 120.0
 REACH_S = 15.0
 REACH_BYTES = 256 << 20
+NOTHING: dict[str, object] = {"version": [], "weights": "", "first_only": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,25 @@ def described(link: NodeLink) -> str:
         return "one node"
     rdma = f"; RDMA ports of {rate_text(link.rdma)} a node" if link.rdma else "; no RDMA"
     return f"{rate_text(link.tcp)} and {link.round_trip_us:,.0f} µs there and back over TCP{rdma}"
+
+
+def measured(box: Box, link: NodeLink, *, tcp_only: bool) -> Box:
+    """The box with what was timed between its nodes; NCCL takes RDMA where every node has it, RPC servers TCP."""
+    gpus = max(len(box.gpus), 1)
+    if link.rdma and not tcp_only:
+        return replace(box, network_measured=link.rdma // gpus)  # what the ports say; the hop stays the usual one
+    return replace(box, network_measured=round(link.tcp / gpus), network_us=round(link.round_trip_us / 2, 1))
+
+
+def survey(order: Conducted, port: int) -> NodeLink:
+    """What lies between nodes on which nothing is to be started."""
+    facts = [codec.decode(NodeFacts, node, where="a node") for node in _answers(order, "probe", **NOTHING)]
+    ways = reach(order, port)
+    return NodeLink(
+        tcp=min(way.tcp for way in ways),
+        round_trip_us=max(way.round_trip_us for way in ways),
+        rdma=min(node.rdma for node in facts),
+    )
 
 
 def _answers(order: Conducted, mode: str, **more: object) -> list[Json]:

@@ -15,19 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec, engines
+from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_of
 from moebox.errors import BadInput, Outside
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import Conducted, RankOrder, agent_source
 from moebox.serve.guard import LADDER
-from moebox.serve.node_checks import check, described, last_line, meeting_port
+from moebox.serve.node_checks import check, described, last_line, measured, meeting_port, survey
 from moebox.serve.order import Order
 from moebox.serve.state import mark
 from moebox.serve.where import Where
 from moebox.store import Run
 
 GRANT_S = 600.0
+SURVEY_PORT = 29501  # where vLLM's ranks would meet: if that is open, so is the way
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:@%-]{0,250})")
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 SSH = ("ssh", *(word for option in SSH_OPTIONS for word in ("-o", option)))
@@ -165,6 +167,27 @@ def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable
     except BaseException:
         release(nodes)
         raise
+
+
+def timed(box: Box, hosts: Path, *, python: str) -> Box:
+    """The box, as many nodes as the file lists, with the way between them as it was timed over ssh."""
+    listed = read_hosts(hosts)
+    if len(listed) < 2:
+        raise BadInput(f"{hosts}: lists one node; the way between two or more is timed")
+    if box.nodes not in (1, len(listed)):
+        raise BadInput(f"{hosts}: lists {len(listed)} nodes, and {box.name} has {box.nodes}")
+    nodes = over_ssh(listed, len(listed), python=python)
+    addresses = tuple(node.address for node in nodes.nodes)
+    order = Conducted(
+        mark=mark("survey"),
+        names=tuple(node.name for node in nodes.nodes),
+        master=addresses[0],
+        addresses=addresses,
+        ranks=(RankOrder(argv=("true",)),) * len(addresses),
+        ways=nodes.ways(),
+    )
+    link = survey(order, SURVEY_PORT)
+    return measured(replace(box, nodes=len(listed)), link, tcp_only=False)
 
 
 # -- what each node runs

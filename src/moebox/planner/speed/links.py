@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.planner.speed.constants import Efficiency, Wire, wire_of
+from moebox.units import rate as rate_text
 
 # A link nobody described: PCIe 4.0 x16, and 400 Gb/s a GPU between nodes (HGX reference design, one ConnectX-7 each).
 PCIE = 31.5e9
@@ -19,7 +20,8 @@ class Fabric:
     wire: Wire
     rate: float  # bytes/s one way per GPU
     nodes: int = 1  # nodes one group spans
-    network: float = 0.0  # bytes/s between nodes, a GPU
+    network: float = NETWORK  # bytes/s between nodes, a GPU
+    node_us: float = NODE_US  # of one hop between nodes
     extra_us: float = 0.0  # each collective waits this much longer on this host
     machines: int = 1  # nodes of the whole box, which pipeline stages may span
 
@@ -49,7 +51,7 @@ class Fabric:
         """Seconds for `size` bytes to go through `count` stages; between nodes each of `ranks` sends a share."""
         across = min(count - 1, self.machines - 1)
         inside = self.all_gather(2, size) if count - 1 > across else 0.0
-        hop = NODE_US * 1e-6 + size / max(ranks, 1) / (self.network or NETWORK) if across else 0.0
+        hop = self.node_us * 1e-6 + size / max(ranks, 1) / self.network if across else 0.0
         return (count - 1 - across) * inside + across * hop
 
     def _ring(self, ranks: int, size: float, *, rounds: int) -> float:
@@ -62,7 +64,7 @@ class Fabric:
         seconds = latency * 1e-6 + moved / (self.rate * wire.bus)
         if self.nodes > 1:  # each GPU carries its share of the sum to its peers on the other nodes
             crossed = rounds * (self.nodes - 1) / self.nodes * size / here
-            seconds += rounds * (self.nodes - 1) * NODE_US * 1e-6 + crossed / (self.network or NETWORK)
+            seconds += rounds * (self.nodes - 1) * self.node_us * 1e-6 + crossed / self.network
         return seconds
 
 
@@ -70,16 +72,38 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
     """The links that `ranks` GPUs of the box talk over."""
     per_node = max(len(box.gpus), 1)
     nodes = min(box.nodes, -(-ranks // per_node))
-    network = float(box.network)
+    network = float(box.network_measured or box.network or NETWORK)
+    node_us = NODE_US if box.network_us is None else box.network_us
     if gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes):
         name = "fabric" if gpu.generation == "cdna" else "nvlink"
-        return Fabric(wire=wire_of(name), rate=gpu.nvlink / 2, nodes=nodes, network=network, machines=box.nodes)
-    rate = float(gpu.pcie.rate) if gpu.pcie else PCIE
-    wire = wire_of(constants.link or "pcie")
-    extra_us = _host_us(box, wire, ranks)
-    if wire.bus_sockets and _spans_sockets(box, ranks):
-        wire = replace(wire, bus=wire.bus_sockets)
-    return Fabric(wire=wire, rate=rate, nodes=nodes, network=network, extra_us=extra_us, machines=box.nodes)
+        wire, rate, extra_us = wire_of(name), gpu.nvlink / 2, 0.0
+    else:
+        rate = float(gpu.pcie.rate) if gpu.pcie else PCIE
+        wire = wire_of(constants.link or "pcie")
+        extra_us = _host_us(box, wire, ranks)
+        if wire.bus_sockets and _spans_sockets(box, ranks):
+            wire = replace(wire, bus=wire.bus_sockets)
+    return Fabric(
+        wire=wire,
+        rate=rate,
+        nodes=nodes,
+        network=network,
+        node_us=node_us,
+        extra_us=extra_us,
+        machines=box.nodes,
+    )
+
+
+def between_nodes(box: Box) -> str:
+    """What lies between the nodes, and how that is known; "" for one node."""
+    if box.nodes < 2:
+        return ""
+    if box.network_measured:
+        hop = f" and {box.network_us:,.0f} µs a hop" if box.network_us is not None else ""
+        return f"{rate_text(box.network_measured)} a GPU{hop} measured between nodes: the forecast takes these"
+    if box.network:
+        return f"{rate_text(box.network)} a GPU between nodes, as given"
+    return "400 Gb/s a GPU assumed between nodes; `moebox box --hosts FILE --save FOLDER` measures it"
 
 
 def _host_us(box: Box, wire: Wire, ranks: int) -> float:
