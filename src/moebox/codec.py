@@ -82,6 +82,12 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
 
 
+def document(value: Any) -> dict[str, object]:
+    """A dataclass as one JSON object."""
+    fields: dict[str, object] = plain(value)
+    return fields
+
+
 def to_toml(value: Any) -> str:
     """`value` as TOML text; fields that are None are left out."""
     return msgspec.toml.encode(_without_none(plain(value))).decode()

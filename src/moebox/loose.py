@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TypeGuard
 
 Json = Mapping[str, object]  # an object of theirs: nothing is known of what stands in it
+Document = dict[str, object]  # one that we write in somebody else's form
 LARGEST = sys.float_info.max  # JSON's integers have no end, and a float has
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import BadInput
+from moebox.loose import Json
 
 LARGEST = 2 * 2**30  # bytes of a prompts file
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -16,9 +17,9 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 class Prompt:
     """What is asked once."""
 
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[Json, ...]
     output_tokens: int = 0  # 0: the workload's
-    more: dict[str, Any] = field(default_factory=dict)  # tools and the like, into the body
+    more: Json = field(default_factory=dict)  # tools and the like, into the body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

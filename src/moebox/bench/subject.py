@@ -4,13 +4,13 @@ import random
 import ssl
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.bench.vocabulary import MOST_PER_WORD, PLAIN, text_for
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
+from moebox.loose import Json
 from moebox.stream import Reply, ask, sockets
 from moebox.stream.body import retry_after_s
 
@@ -87,7 +87,7 @@ def look(
     )
 
 
-def _ask(endpoint: Endpoint, body: dict[str, Any], api: str, target: sockets.Target, until: float) -> Reply:
+def _ask(endpoint: Endpoint, body: Json, api: str, target: sockets.Target, until: float) -> Reply:
     """One request within the time left; once more after a refusal that says when, if that is within it."""
     while True:
         left = until - time.monotonic()
@@ -102,7 +102,7 @@ def _ask(endpoint: Endpoint, body: dict[str, Any], api: str, target: sockets.Tar
         time.sleep(pause)
 
 
-def _body(endpoint: Endpoint, api: str, text: str) -> dict[str, Any]:
+def _body(endpoint: Endpoint, api: str, text: str) -> Json:
     prompt = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
     return {"model": endpoint.model, "stream_options": {"include_usage": True}, **prompt}
 

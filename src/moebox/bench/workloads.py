@@ -11,14 +11,14 @@ import json
 import random
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moebox.bench import filler
 from moebox.bench.generator import Conversation, OneTurn, Text
 from moebox.bench.prompts import Prompt, load_prompts, load_trace
 from moebox.core.measure import Workload
+from moebox.loose import Json
 
 STRETCH = 65536  # words in the long stretch; longer prompts wrap around
 OWN = 4  # words at the head of each prompt that are its own: one in 10^10 prompts shares them with another
@@ -115,7 +115,7 @@ class Maker:
 
     def __init__(self, workload: Workload, model: str) -> None:
         self._chat = workload.api == "chat"
-        self._common: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        self._common: dict[str, object] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         self._common["temperature"] = 0.0
         if workload.ignore_eos:
             self._common["ignore_eos"] = True
@@ -134,9 +134,9 @@ class Maker:
         self,
         *,
         text: str = "",
-        messages: list[dict[str, Any]] | None = None,
+        messages: Sequence[Json] | None = None,
         tokens: int,
-        more: dict[str, Any] | None = None,
+        more: Json | None = None,
     ) -> bytes:
         """The body that asks for `tokens` tokens after this text or these messages."""
         body = {**self._common, "max_tokens": tokens, **(more or {})}

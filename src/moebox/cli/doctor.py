@@ -1,13 +1,15 @@
 """`moebox doctor`: is the machine fit, and why did the engine fail."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.cli.output import emit, people
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
+from moebox.loose import Document
 from moebox.units import count, parse_size
 
 if TYPE_CHECKING:
@@ -63,22 +65,16 @@ def search_run(folder: Path, engine: str) -> "Search":
     return found
 
 
-def document(found: "Search") -> dict[str, Any]:
+def document(found: "Search") -> Document:
     """The search as JSON."""
-    rows = [{**_plain(one), "count": found.counts[one.symptom]} for one in found.findings.values()]
+    rows = [{**codec.document(one), "count": found.counts[one.symptom]} for one in found.findings.values()]
     reason = {"text": found.exception, "line": found.exception_line} if found.exception else None
     return {
         "lines": found.lines,
-        "cause": _plain(found.cause) if found.cause else None,
+        "cause": codec.document(found.cause) if found.cause else None,
         "first_exception": reason,
         "findings": rows,
     }
-
-
-def _plain(finding: "Finding") -> dict[str, Any]:
-    from moebox.codec import plain
-
-    return dict(plain(finding))
 
 
 def show(found: "Search", *, every: bool) -> None:

@@ -1,10 +1,11 @@
 """`moebox doctor kernels`: which kernels of an engine will not launch, found without a GPU."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.cli.eta import Waiting
 from moebox.cli.output import emit, people, talk
 from moebox.core import catalogue, registry
@@ -12,6 +13,7 @@ from moebox.core.kernel import KernelScan, arch
 from moebox.errors import BadInput, UnknownName, Unsupported
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
+from moebox.loose import Document
 
 if TYPE_CHECKING:
     from moebox.kernels.scan import Request
@@ -177,12 +179,9 @@ def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[
     return {**made, **({f"attention-{tuned.engine}.diff": diff} if diff else {})}, []
 
 
-def document(scan: KernelScan) -> dict[str, Any]:
+def document(scan: KernelScan) -> Document:
     """A scan under the keys that scripts rely on."""
-    from moebox.codec import plain
-
-    found: dict[str, Any] = plain(scan)
-    return {**found, "verdict": "does not launch" if scan.bad else "launches", "bad": len(scan.bad)}
+    return {**codec.document(scan), "verdict": "does not launch" if scan.bad else "launches", "bad": len(scan.bad)}
 
 
 def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
@@ -206,7 +205,11 @@ def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     bad = [one for one in found if one.bad]
     if as_json:
         emit(
-            {"arch": target.name, "files": [{"verdict": one.verdict, **_plain(one)} for one in found], "bad": len(bad)}
+            {
+                "arch": target.name,
+                "files": [{"verdict": one.verdict, **codec.document(one)} for one in found],
+                "bad": len(bad),
+            }
         )
         return 1 if bad else 0
     for one in bad:
@@ -218,10 +221,3 @@ def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     rest = sum(one.bad is None for one in found)
     talk().print(f"{len(found)} files, {len(bad)} have entries that cannot launch, {rest} need compiling to know")
     return 1 if bad else 0
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    from moebox.codec import plain
-
-    found: dict[str, Any] = plain(value)
-    return found

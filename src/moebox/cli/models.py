@@ -1,13 +1,15 @@
 """`moebox models` and `moebox models show`: the catalogue, and any model on disk."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.checkpoint import resolve
 from moebox.cli.output import emit, people
 from moebox.core import catalogue
 from moebox.core.model import KV_BYTES, Checkpoint, Model
+from moebox.loose import Document
 
 
 def models(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
@@ -43,7 +45,7 @@ def show(model: str, *, json: Annotated[bool, Parameter(negative=())] = False) -
     return 0
 
 
-def summary(model: Model) -> dict[str, Any]:
+def summary(model: Model) -> Document:
     """One line of the catalogue."""
     return {
         "name": model.name,
@@ -57,7 +59,7 @@ def summary(model: Model) -> dict[str, Any]:
     }
 
 
-def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
+def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
     """Everything about one model, under the keys that scripts rely on."""
     return {
         "name": model.name,
@@ -70,9 +72,9 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any
         "dense_layers": model.dense_layers,
         "hidden": model.hidden,
         "vocab": model.vocab,
-        "attention": {"kind": _kind(model), **_plain(model.attention)},
-        "stack": [_plain(layers) for layers in model.stack],
-        "moe": _plain(model.moe) if model.moe else None,
+        "attention": {"kind": _kind(model), **codec.document(model.attention)},
+        "stack": [codec.document(layers) for layers in model.stack],
+        "moe": codec.document(model.moe) if model.moe else None,
         "parameters": {
             "total": model.total,
             "text": model.text_total,
@@ -109,10 +111,3 @@ def _kind(model: Model) -> str:
     if model.mla:
         return "mla"
     return "gqa" if model.gqa else "compressed"
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    from moebox.codec import plain
-
-    found: dict[str, Any] = plain(value)
-    return found

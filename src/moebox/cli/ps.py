@@ -1,12 +1,17 @@
 """`moebox ps`: what runs, what ended, and what was left behind."""
 
 import time
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people
 from moebox.units import seconds
+
+if TYPE_CHECKING:
+    from moebox.serve.state import Instance
 
 
 def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
@@ -26,39 +31,81 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     return 0
 
 
-def listing() -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """An engine with a record, or what only a mark or a label still tells of."""
+
+    id: str
+    status: str
+    engine: str = ""
+    recipe: str = ""
+    base_url: str = ""
+    model: str = ""
+    gpus: tuple[int, ...] = ()
+    run: str = ""
+    pid: int | None = None
+    started: float = 0.0
+    code: int | None = None
+    lost_log_bytes: int = 0
+    left: tuple[int, ...] = ()  # processes without a guard
+    container: str = ""
+
+
+def listing() -> list[Listed]:
     """Every engine with a record, then what only a mark or a label still tells of."""
     from moebox.serve import state
     from moebox.serve.stop import containers
 
     strays, boxes = state.strays(), containers()
     rows = []
-    for one in state.instances():
-        life = one.life
-        row: dict[str, Any] = {"id": one.id, "status": one.status, "engine": one.engine, "recipe": one.recipe}
-        row |= {"base_url": one.base_url, "model": one.model, "gpus": one.gpus, "run": one.run}
-        row |= {"pid": life.engine or None, "started": one.started, "code": life.code}
-        row |= {"lost_log_bytes": life.lost_bytes, "left": strays.pop(one.id, []), "container": one.container}
-        boxes.pop(one.id, None) if one.alive else None
-        rows.append(row)
+    for instance in state.instances():
+        rows.append(_listed(instance, tuple(strays.pop(instance.id, ()))))
+        if instance.alive:
+            boxes.pop(instance.id, None)
     for name in sorted({*strays, *boxes}):
-        row = {"id": name, "status": "left behind", "left": strays.get(name, [])}
-        rows.append({**row, "container": boxes.get(name, ("", ""))[1]})
+        left, container = tuple(strays.get(name, ())), boxes.get(name, ("", ""))[1]
+        rows.append(Listed(id=name, status="left behind", left=left, container=container))
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def _listed(instance: "Instance", left: tuple[int, ...]) -> Listed:
+    life = instance.life
+    return Listed(
+        id=instance.id,
+        status=instance.status,
+        engine=instance.engine,
+        recipe=instance.recipe,
+        base_url=instance.base_url,
+        model=instance.model,
+        gpus=instance.gpus,
+        run=instance.run,
+        pid=life.engine or None,
+        started=instance.started,
+        code=life.code,
+        lost_log_bytes=life.lost_bytes,
+        left=left,
+        container=instance.container,
+    )
+
+
+def show(rows: Sequence[Listed]) -> None:
     """Two lines for each: what it is and where it answers; and one for what needs a hand."""
     out = people()
     for row in rows:
-        status = f"exited ({row['code']})" if row["status"] == "exited" else row["status"]
-        age = seconds(time.time() - row["started"]) if row.get("started") else ""
-        out.print(f"{row['id']}  {status}  {age}".rstrip(), markup=False)
-        if row.get("base_url"):
-            cards = f"  GPUs {','.join(map(str, row['gpus']))}" if row["gpus"] else ""
-            out.print(f"  {row['engine']}  {row['base_url']}  model {row['model']}{cards}", markup=False)
-        left = [f"{len(row['left'])} processes"] if row["left"] else []
-        left += [f"container {row['container']}"] if row["status"] == "left behind" and row["container"] else []
-        if left or row["status"] in ("exited", "lost"):
-            rest = f" ({', '.join(left)} left)" if left else ""
-            out.print(f"  `moebox down {row['id']}` clears it away{rest}", markup=False)
+        status = f"exited ({row.code})" if row.status == "exited" else row.status
+        age = seconds(time.time() - row.started) if row.started else ""
+        out.print(f"{row.id}  {status}  {age}".rstrip(), markup=False)
+        if row.base_url:
+            gpus = f"  GPUs {','.join(map(str, row.gpus))}" if row.gpus else ""
+            out.print(f"  {row.engine}  {row.base_url}  model {row.model}{gpus}", markup=False)
+        rest = _left(row)
+        if rest or row.status in ("exited", "lost"):
+            out.print(f"  `moebox down {row.id}` clears it away{rest}", markup=False)
+
+
+def _left(row: Listed) -> str:
+    """What is still there, in brackets; "" where nothing is."""
+    left = [f"{len(row.left)} processes"] if row.left else []
+    if row.status == "left behind" and row.container:
+        left.append(f"container {row.container}")
+    return f" ({', '.join(left)} left)" if left else ""

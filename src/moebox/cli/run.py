@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.cli.output import emit, people, talk
 from moebox.errors import BadInput
 from moebox.flows import boxes, recipes
@@ -87,7 +88,7 @@ def run(
     finally:
         folder.release()
         if json:
-            emit({"run": str(folder.path), **_plain(runner.pipeline)})
+            emit({"run": str(folder.path), **codec.document(runner.pipeline)})
     if not json:
         view.close(told, runner)
     return 0
@@ -154,10 +155,3 @@ def confirm(question: str) -> bool:
         talk().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
         return False
     return people().input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    from moebox.codec import plain
-
-    found: dict[str, Any] = plain(value)
-    return found

@@ -1,22 +1,22 @@
 """The router as Kubernetes objects, and the kustomization that holds a fleet together."""
 
 import shlex
-from typing import Any
 
 from moebox.errors import Unsupported
 from moebox.fleet.file import RouterSettings
 from moebox.fleet.routers import RouterStart, metrics_port, traits
+from moebox.loose import Document
 
 DRAIN_S = 180  # for replies in flight when the router is asked to stop
 
 
-def router(name: str, settings: RouterSettings, started: RouterStart) -> list[dict[str, Any]]:
+def router(name: str, settings: RouterSettings, started: RouterStart) -> list[Document]:
     """ConfigMap (where it reads a file), Deployment, Service and NetworkPolicy of the router."""
     known = traits()[settings.kind]
     if not known.package:
         raise Unsupported(f"{settings.kind} starts its members itself and is not rendered for Kubernetes")
     labels = {"app": name}
-    documents: list[dict[str, Any]] = []
+    documents: list[Document] = []
     if started.files:
         documents.append(_object("v1", "ConfigMap", f"{name}-config") | {"data": dict(started.files)})
     documents.append(
@@ -34,11 +34,11 @@ def router(name: str, settings: RouterSettings, started: RouterStart) -> list[di
     return documents
 
 
-def _pod(name: str, settings: RouterSettings, started: RouterStart) -> dict[str, Any]:
+def _pod(name: str, settings: RouterSettings, started: RouterStart) -> Document:
     known = traits()[settings.kind]
     install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
     probe = {"httpGet": {"path": known.health, "port": "http"}}
-    container: dict[str, Any] = {
+    container: Document = {
         "name": "router",
         "image": "python:3.12-slim",
         "command": ["bash", "-c", f"{install} && exec python3 {shlex.join(started.argv)}"],
@@ -53,13 +53,13 @@ def _pod(name: str, settings: RouterSettings, started: RouterStart) -> dict[str,
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "10"]}}},
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
     }
-    keys: list[dict[str, Any]] = [
+    keys: list[Document] = [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": f"{name}-secrets", "key": variable}}}
         for variable in started.key_envs
     ]
     if keys or started.env:
         container["env"] = [*keys, *({"name": variable, "value": value} for variable, value in started.env.items())]
-    pod: dict[str, Any] = {"terminationGracePeriodSeconds": DRAIN_S + 20, "containers": [container]}
+    pod: Document = {"terminationGracePeriodSeconds": DRAIN_S + 20, "containers": [container]}
     if started.files:
         container["workingDir"] = "/fleet"
         container["volumeMounts"] = [{"name": "config", "mountPath": "/fleet", "readOnly": True}]
@@ -67,7 +67,7 @@ def _pod(name: str, settings: RouterSettings, started: RouterStart) -> dict[str,
     return pod
 
 
-def members_policy(fleet: str, members: dict[str, int]) -> list[dict[str, Any]]:
+def members_policy(fleet: str, members: dict[str, int]) -> list[Document]:
     """Only the router may talk to the members' API; each member's own pods may talk to each other."""
     return [
         _object("networking.k8s.io/v1", "NetworkPolicy", f"{name}-from-router")
@@ -88,7 +88,7 @@ def members_policy(fleet: str, members: dict[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def kustomization(resources: list[str], *, labels: dict[str, str]) -> dict[str, Any]:
+def kustomization(resources: list[str], *, labels: dict[str, str]) -> Document:
     """A base that overlays can build on."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -98,8 +98,8 @@ def kustomization(resources: list[str], *, labels: dict[str, str]) -> dict[str, 
     }
 
 
-def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": name}
+def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> Document:
+    metadata: Document = {"name": name}
     if labels:
         metadata["labels"] = dict(labels)
     return {"apiVersion": version, "kind": kind, "metadata": metadata}

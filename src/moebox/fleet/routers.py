@@ -5,13 +5,13 @@ import shlex
 import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
 
 from moebox import codec
 from moebox import yaml_text as yaml
 from moebox.errors import BadInput, Unsupported
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
+from moebox.loose import Document
 
 # A dead member is noticed by its failing requests at once; these decide how soon an idle one is, and when it is back.
 HEALTH_S = 2
@@ -106,7 +106,7 @@ def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> Rou
 
 
 def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], host: str) -> RouterStart:
-    models: list[dict[str, Any]] = [
+    models: list[Document] = [
         {
             "model_name": model,
             "litellm_params": {
@@ -119,7 +119,7 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
         }
         for target in targets
     ]
-    settings: dict[str, Any] = {
+    settings: Document = {
         "routing_strategy": traits()["litellm"].policies[router.policy],
         "num_retries": 2,
         "allowed_fails": 1,
@@ -127,7 +127,7 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
     }
     if router.policy == "prefix":
         settings["optional_pre_call_checks"] = ["session_affinity", "prompt_caching"]
-    config: dict[str, Any] = {"model_list": models, "router_settings": settings}
+    config: Document = {"model_list": models, "router_settings": settings}
     config["litellm_settings"] = {"telemetry": False, "request_timeout": 7200}
     config["general_settings"] = _litellm_key(router, host)
     names = {router.key_env, *(target.key_env for target in targets)} - {""}
@@ -158,32 +158,14 @@ def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...],
     """One entry a member; the first also answers to the model's own name."""
     own = [target for target in targets if target.command]
     away = [target for target in targets if not target.command]
-    config: dict[str, Any] = {"healthCheckTimeout": STARTUP_S, "models": {}}
-    for target in own:
-        config["models"][f"{model}@{target.name}"] = {
-            "cmd": shlex.join(target.command),
-            "proxy": target.root,
-            "checkEndpoint": target.health,
-            "useModelName": model,
-        }
-    if own:
-        config["models"][f"{model}@{own[0].name}"]["aliases"] = [model]
+    _refuse_unbalanced(own, away)
+    config: Document = {
+        "healthCheckTimeout": STARTUP_S,
+        "models": {f"{model}@{target.name}": _swapped(target, model, first=target is own[0]) for target in own},
+    }
     if away:
         # One peer serves a model name; more of the same name would hide each other.
-        config["peers"] = {
-            target.name: {
-                "proxy": target.root,
-                "models": [model],
-                **({"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}),
-            }
-            for target in (away[:1] if not own else [])
-        }
-        if own or len(away) > 1:
-            left = ", ".join(target.name for target in (away if own else away[1:]))
-            raise Unsupported(
-                f"llama-swap does not balance: {left} would never be asked",
-                hint="it starts recipes of one machine and swaps them; sglang-router, vllm-router and litellm balance",
-            )
+        config["peers"] = {target.name: _peer(target, model) for target in away}
     if router.key_env:
         config["apiKeys"] = [f"${{env.{router.key_env}}}"]
     names = {router.key_env, *(target.key_env for target in targets)} - {""}
@@ -192,6 +174,32 @@ def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...],
         files={"llama-swap.yaml": yaml.dump(config)},
         key_envs=tuple(sorted(names)),
     )
+
+
+def _refuse_unbalanced(own: list[Target], away: list[Target]) -> None:
+    """llama-swap swaps what it starts, or passes on to one peer: members beside that would never be asked."""
+    idle = away if own else away[1:]
+    if idle:
+        left = ", ".join(target.name for target in idle)
+        raise Unsupported(
+            f"llama-swap does not balance: {left} would never be asked",
+            hint="it starts recipes of one machine and swaps them; sglang-router, vllm-router and litellm balance",
+        )
+
+
+def _swapped(target: Target, model: str, *, first: bool) -> Document:
+    entry: Document = {
+        "cmd": shlex.join(target.command),
+        "proxy": target.root,
+        "checkEndpoint": target.health,
+        "useModelName": model,
+    }
+    return entry | ({"aliases": [model]} if first else {})
+
+
+def _peer(target: Target, model: str) -> Document:
+    key = {"apiKey": f"${{env.{target.key_env}}}"} if target.key_env else {}
+    return {"proxy": target.root, "models": [model], **key}
 
 
 def script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
@@ -216,7 +224,7 @@ def script(router: RouterSettings, started: RouterStart, *, title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> dict[str, Any]:
+def compose_service(router: RouterSettings, started: RouterStart, after: list[str]) -> Document:
     """The router as a Compose service on the machine's own network, where members publish their ports."""
     known = traits()[router.kind]
     if not known.package:
@@ -224,7 +232,7 @@ def compose_service(router: RouterSettings, started: RouterStart, after: list[st
             f"{router.kind} starts its members itself and is not rendered for Compose", hint="--as script"
         )
     install = f"pip install --quiet --no-cache-dir '{known.package}=={known.tested}'"
-    service: dict[str, Any] = {
+    service: Document = {
         "image": "python:3.12-slim",
         "network_mode": "host",
         "command": ["bash", "-c", f"{install} && exec python3 {shlex.join(started.argv)}".replace("$", "$$")],

@@ -13,6 +13,7 @@ from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.engines import check
 from moebox.errors import BadInput
 from moebox.render import cluster, grafana, kustomize, machine, quoting
+from moebox.render.context import Context
 from moebox.render.pieces import refuse_unfit
 
 Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
@@ -28,7 +29,7 @@ SUFFIX: dict[Form, str] = {
 }
 Other = Literal["kustomize", "grafana", "prometheus"]  # a folder, and what watches the engine instead of starting it
 EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
-CONTEXTS: dict[Form, Callable[[Deployment], dict[str, Any]]] = {
+CONTEXTS: dict[Form, Callable[[Deployment], Context]] = {
     "script": machine.script,
     "docker": machine.script,
     "podman": machine.script,

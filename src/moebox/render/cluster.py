@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import shlex
-from typing import Any
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
@@ -13,6 +12,7 @@ from moebox.engines.reasons import variable_reason
 from moebox.errors import BadInput
 from moebox.render import comments, machine, options, quoting
 from moebox.render import pieces as parts
+from moebox.render.context import Context
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
 
@@ -21,7 +21,7 @@ LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), 
 WORKER = dataclasses.replace(LEADER, follows=True)
 
 
-def slurm(deployment: Deployment) -> dict[str, Any]:
+def slurm(deployment: Deployment) -> Context:
     """A batch job with one task a node."""
     recipe = deployment.recipe
     if recipe.runtime.kind in ("docker", "podman"):
@@ -29,14 +29,13 @@ def slurm(deployment: Deployment) -> dict[str, Any]:
             "a Slurm job is rendered for an engine that is installed on the nodes",
             hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
         )
-    context = machine.script(_open(deployment)) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
-    known = {variable.name for variable in context["variables"]}
-    if "PORT" not in known:
+    opened = _open(deployment)
+    if "PORT" not in {variable.name for variable in pieces(opened).variables}:
         raise BadInput(f"{recipe.engine} cannot be rendered as a Slurm job")
-    return context
+    return machine.script(opened) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
 
 
-def k8s(deployment: Deployment) -> dict[str, Any]:
+def k8s(deployment: Deployment) -> Context:
     """A Deployment or LeaderWorkerSet, and the Service in front of it."""
     recipe = deployment.recipe
     if recipe.runtime.preset:

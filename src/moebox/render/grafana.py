@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from moebox import yaml_text
 from moebox.core import metrics
 from moebox.core.deployment import Deployment
 from moebox.core.metrics import EngineMetrics
+from moebox.loose import Document
 from moebox.render import quoting
 
 SCHEMA = 39  # Grafana 10.2 and newer read it; they migrate it where theirs is higher
@@ -49,7 +49,7 @@ def grafana(deployment: Deployment) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _variables(names: EngineMetrics) -> list[dict[str, Any]]:
+def _variables(names: EngineMetrics) -> list[Document]:
     query = f"label_values({names.name('running')}, instance)"
     return [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
@@ -124,7 +124,7 @@ def _share(title: str, part: str, whole: str, select: str) -> Chart:
     return Chart(title=title, unit="percentunit", queries=((query, "share"),))
 
 
-def _panel(chart: Chart, number: int) -> dict[str, Any]:
+def _panel(chart: Chart, number: int) -> Document:
     return {
         "id": number + 1,
         "type": "timeseries",
@@ -149,7 +149,7 @@ def prometheus(deployment: Deployment) -> str:
     return _head(deployment) + yaml_text.dump({"groups": groups(deployment)})
 
 
-def groups(deployment: Deployment) -> list[dict[str, Any]]:
+def groups(deployment: Deployment) -> list[Document]:
     """The alerts on what the ladder and the bench would call a slip."""
     recipe = deployment.recipe
     names = metrics.of(recipe.engine)
@@ -180,7 +180,7 @@ def groups(deployment: Deployment) -> list[dict[str, Any]]:
     return [{"name": f"moebox-{slug}", "rules": alerts}]
 
 
-def _alert(name: str, query: str, lasting: str, severity: str, about: str) -> dict[str, Any]:
+def _alert(name: str, query: str, lasting: str, severity: str, about: str) -> Document:
     return {
         "alert": name,
         "expr": query,

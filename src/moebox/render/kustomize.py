@@ -1,10 +1,9 @@
 """A kustomize base: the Kubernetes objects of a recipe in files of their own, with monitoring beside them."""
 
-from typing import Any
-
 from moebox import yaml_text
 from moebox.core.deployment import Deployment
 from moebox.errors import BadInput
+from moebox.loose import Document
 from moebox.render import grafana, quoting
 
 FILES = {
@@ -24,7 +23,7 @@ def base(deployment: Deployment, text: str) -> dict[str, str]:
     monitor = [service_monitor(name), prometheus_rule(deployment)]
     files["monitoring.yaml"] = "# Needs the Prometheus operator; leave it out of kustomization.yaml without.\n"
     files["monitoring.yaml"] += yaml_text.documents(monitor)
-    kustomization: dict[str, Any] = {
+    kustomization: Document = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": sorted(files),
@@ -33,7 +32,7 @@ def base(deployment: Deployment, text: str) -> dict[str, str]:
     return {"kustomization.yaml": yaml_text.dump(kustomization), **files}
 
 
-def service_monitor(name: str) -> dict[str, Any]:
+def service_monitor(name: str) -> Document:
     """Tells the Prometheus operator where /metrics is."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -46,7 +45,7 @@ def service_monitor(name: str) -> dict[str, Any]:
     }
 
 
-def prometheus_rule(deployment: Deployment) -> dict[str, Any]:
+def prometheus_rule(deployment: Deployment) -> Document:
     """The alerts as the operator takes them."""
     name = quoting.slug(deployment.recipe.name)
     return {

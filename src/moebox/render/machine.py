@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from typing import Any
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
@@ -22,13 +21,14 @@ from moebox.engines.reasons import option_reason, variable_reason
 from moebox.errors import BadInput
 from moebox.render import comments, options, quoting
 from moebox.render import pieces as parts
+from moebox.render.context import Context
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
 
 MANY = Node(rank=slot("NODE_RANK"), master=slot("MASTER_ADDR"))
 
 
-def script(deployment: Deployment) -> dict[str, Any]:
+def script(deployment: Deployment) -> Context:
     """A bash script that starts it here, natively or in a container."""
     recipe = deployment.recipe
     whole = pieces(deployment, node=_node(recipe))
@@ -71,7 +71,7 @@ def _default(name: str, value: str, *, inside: bool) -> str:
     return quoting.assigned(name, value)
 
 
-def _container(deployment: Deployment, whole: Pieces) -> dict[str, Any]:
+def _container(deployment: Deployment, whole: Pieces) -> Context:
     recipe = deployment.recipe
     started = launch(deployment)
     before, after = around_image(deployment, started)
@@ -134,7 +134,7 @@ def _reasons(deployment: Deployment, started: Launch) -> dict[str, str]:
     return {name: why for name, why in found.items() if why}
 
 
-def _common(whole: Pieces, deployment: Deployment) -> dict[str, Any]:
+def _common(whole: Pieces, deployment: Deployment) -> Context:
     recipe = deployment.recipe
     return {
         "recipe": recipe,
@@ -145,7 +145,7 @@ def _common(whole: Pieces, deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def compose(deployment: Deployment) -> dict[str, Any]:
+def compose(deployment: Deployment) -> Context:
     """A Compose file with one service."""
     recipe = deployment.recipe
     whole = pieces(deployment)
@@ -190,7 +190,7 @@ def _service(deployment: Deployment) -> dict[str, str]:
     return usual | {"restart": "unless-stopped", "stop_grace_period": "60s"} | options.compose_keys(deployment.recipe)
 
 
-def systemd(deployment: Deployment) -> dict[str, Any]:
+def systemd(deployment: Deployment) -> Context:
     """A unit that keeps it running."""
     recipe = deployment.recipe
     whole = pieces(deployment)

@@ -5,9 +5,6 @@ Started by `run.py` as a fresh interpreter, so nothing of moebox's memory is her
 Two processes. The supervisor stands outside the lock and alone holds the descriptor of the result line, so the code
 that was run cannot write that line: not its exit code, not the files it left, not whether the walls stood. The child
 is locked in; what its functions return comes through a pipe of its own and is the code's own word, nothing more.
-
-Job: level, folder, memory_bytes, time_s, cpu_s, file_bytes, files {path: base64}, work {kind, …}.
-Line: {"exit": code, "values": [[place, value], …], "error": …, "files": {path: base64} | null}, or {"setup": why}.
 """
 
 import base64
@@ -24,6 +21,7 @@ import traceback
 from typing import Any
 
 from moebox.sandbox import landlock, namespaces, seccomp, syscalls
+from moebox.sandbox.job import Job, Line, Program, Told, Work
 
 THREADS = 64  # the jail itself needs one; RLIMIT_NPROC counts all of the user's where it is not alone in a namespace
 OPEN_FILES = 64
@@ -46,7 +44,7 @@ READY_MADE = tuple(
 def main() -> None:
     """Read the job from stdin, run it behind walls, answer on stdout."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    job = json.load(sys.stdin)
+    job: Job = json.load(sys.stdin)
     answer = os.dup(1)
     os.dup2(2, 1)  # what the code prints goes to stderr; the answer's descriptor is ours
     try:
@@ -70,7 +68,7 @@ def main() -> None:
     _supervise(child, job, answer, status, heard)
 
 
-def _supervise(child: int, job: dict[str, Any], answer: int, status: int, heard: int) -> None:
+def _supervise(child: int, job: Job, answer: int, status: int, heard: int) -> None:
     """See the child to its end and tell of it."""
     setup = b""
     while piece := os.read(status, 4096):  # closed by the child once it is locked in, before any foreign code
@@ -80,7 +78,8 @@ def _supervise(child: int, job: dict[str, Any], answer: int, status: int, heard:
         _say(answer, {"setup": setup.decode(errors="replace")})
         os._exit(1)
     told, code = _wait(child, job["time_s"], heard)
-    line: dict[str, Any] = {"exit": code, **_heard(told)}
+    line = _heard(told)
+    line["exit"] = code
     if job["work"]["kind"] in ("script", "module"):
         line["files"] = _gather(job["folder"])
     _say(answer, line)
@@ -116,7 +115,7 @@ def _rest(heard: int) -> bytes:
         return b""
 
 
-def _heard(told: bytes) -> dict[str, Any]:
+def _heard(told: bytes) -> Line:
     """The child's lines as values and an error; a place that is named twice is the code meddling with the pipe."""
     values: dict[int, Any] = {}
     error = ""
@@ -136,7 +135,7 @@ def _heard(told: bytes) -> dict[str, Any]:
     return {"values": sorted(values.items()), "error": error}
 
 
-def _inside(job: dict[str, Any], locked: int, speak: int) -> None:
+def _inside(job: Job, locked: int, speak: int) -> None:
     """The child's whole life."""
     try:
         _lock(job)
@@ -160,7 +159,7 @@ def _inside(job: dict[str, Any], locked: int, speak: int) -> None:
     os._exit(code)
 
 
-def _lock(job: dict[str, Any]) -> None:
+def _lock(job: Job) -> None:
     """Limits first, then walls, then the lock."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -185,16 +184,16 @@ def _limit(what: int, value: int) -> None:
     resource.setrlimit(what, (value, value))
 
 
-def _work(work: dict[str, Any], speak: int) -> int:
+def _work(work: Work, speak: int) -> int:
     """Do what the job says; the exit code."""
-    if work["kind"] in ("script", "module"):
+    if work["kind"] == "script" or work["kind"] == "module":
         return _program(work)
     sys.path.insert(0, os.getcwd())
     if work["kind"] == "snippets":
         for place, source in enumerate(work["snippets"]):
             _tell(speak, {"place": place, "value": _snippet(source)})
         return 0
-    space: dict[str, Any] = {"__name__": "__jail__"}
+    space: dict[str, object] = {"__name__": "__jail__"}
     exec(compile(work["source"], "<answer>", "exec"), space)  # noqa: S102  (this is the jail)
     if not work["function"]:
         return 0
@@ -206,7 +205,7 @@ def _work(work: dict[str, Any], speak: int) -> int:
     return 0
 
 
-def _program(work: dict[str, Any]) -> int:
+def _program(work: Program) -> int:
     """A script, or a module of the library such as unittest, as `python` would run it."""
     import runpy
 
@@ -233,7 +232,7 @@ def _exit_code(leaving: SystemExit) -> int:
 
 def _snippet(source: str) -> Any:
     """What the snippet leaves in `result`, as JSON can hold it; {"!": why} where it leaves nothing."""
-    space: dict[str, Any] = {"__name__": "__snippet__"}
+    space: dict[str, object] = {"__name__": "__snippet__"}
     try:
         exec(compile(source, "<check>", "exec"), space)  # noqa: S102  (this is the jail)
         value = space["result"]
@@ -279,12 +278,12 @@ def _gather(folder: str) -> dict[str, str] | None:
     return found
 
 
-def _tell(speak: int, line: dict[str, Any]) -> None:
+def _tell(speak: int, line: Told) -> None:
     """One line from the child to the supervisor."""
     _write(speak, json.dumps(line).encode() + b"\n")
 
 
-def _say(answer: int, line: dict[str, Any]) -> None:
+def _say(answer: int, line: Line) -> None:
     """One line to the outside."""
     _write(answer, json.dumps(line).encode() + b"\n")
 

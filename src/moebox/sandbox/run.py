@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from moebox.files import scratch
+from moebox.sandbox.job import Job, Line, Work
 
 Level = Literal["namespaces", "landlock", "seccomp"]
 LEVELS: tuple[Level, ...] = ("namespaces", "landlock", "seccomp")
@@ -72,7 +73,7 @@ def run(
 
     Without `level`, the strongest that works here. NoSandbox where none does, or where that one does not.
     """
-    work = {"kind": "calls", "source": source, "function": function, "calls": [list(call) for call in calls]}
+    work: Work = {"kind": "calls", "source": source, "function": function, "calls": [list(call) for call in calls]}
     kind = level or strongest(interpreter)
     return _attempt(work, {}, kind, limits, interpreter)
 
@@ -87,7 +88,7 @@ def program(
     level: Level | None = None,
 ) -> Outcome:
     """Lay `files` into the jail's folder and run the script `name` there, or the library's module; files come back."""
-    work = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
+    work: Work = {"kind": "module" if module else "script", "name": name, "arguments": list(arguments)}
     return _attempt(work, files, level or with_files(), limits, sys.executable)
 
 
@@ -99,7 +100,7 @@ def snippets(
     level: Level | None = None,
 ) -> Outcome:
     """Lay `files` and run each source beside them; `values` holds what each left in `result`, or {"!": why}."""
-    work = {"kind": "snippets", "snippets": list(sources)}
+    work: Work = {"kind": "snippets", "snippets": list(sources)}
     return _attempt(work, files, level or with_files(), limits, sys.executable)
 
 
@@ -127,13 +128,21 @@ def strongest(interpreter: str = sys.executable) -> Level:
     return _known[interpreter]
 
 
-def _attempt(work: Any, files: Mapping[str, bytes], kind: Level, limits: Limits, interpreter: str) -> Outcome:
+def _attempt(work: Work, files: Mapping[str, bytes], kind: Level, limits: Limits, interpreter: str) -> Outcome:
     began = time.monotonic()
-    job = {"level": kind, "memory_bytes": limits.memory_bytes, "file_bytes": limits.file_bytes, "work": work}
-    job |= {"time_s": limits.time_s, "cpu_s": limits.cpu_s}
-    job["files"] = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
+    encoded = {_inside(name): base64.b64encode(data).decode() for name, data in files.items()}
     with scratch("jail") as folder:
-        process = _start({**job, "folder": str(folder)}, interpreter)
+        job: Job = {
+            "level": kind,
+            "folder": str(folder),
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": limits.file_bytes,
+            "time_s": limits.time_s,
+            "cpu_s": limits.cpu_s,
+            "files": encoded,
+            "work": work,
+        }
+        process = _start(job, interpreter)
         try:
             answer, output, late = _read(process, limits.time_s + GRACE_S)
         finally:
@@ -167,7 +176,7 @@ def _inside(name: str) -> str:
     return name
 
 
-def _wanted(work: Any) -> int:
+def _wanted(work: Work) -> int:
     """How many values a job that ran to its end has."""
     if work["kind"] == "snippets":
         return len(work["snippets"])
@@ -183,7 +192,7 @@ def _files(encoded: Any) -> dict[str, bytes] | None:
         return None
 
 
-def _start(job: dict[str, Any], interpreter: str) -> "subprocess.Popen[bytes]":
+def _start(job: Job, interpreter: str) -> "subprocess.Popen[bytes]":
     """A fresh interpreter in a session of its own, with an empty environment and no descriptor of ours."""
     package = str(Path(__file__).parents[2])
     boot = f"import sys; sys.path.append({package!r}); from moebox.sandbox.jail import main; main()"
@@ -237,12 +246,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             stream.close()
 
 
-def _parse(answer: bytes) -> dict[str, Any]:
+def _parse(answer: bytes) -> Line:
     try:
         line = json.loads(answer.split(b"\n", 1)[0] or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return line if isinstance(line, dict) else {}
+    return cast(Line, line) if isinstance(line, dict) else {}
 
 
 def _why(code: int, late: bool, printed: int, limits: Limits) -> str:

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -17,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moebox.loose import Document, Json, inner
 from moebox.twin import calls, messages, words
 from moebox.twin.engine import Engine
 from moebox.twin.metrics import exposition
@@ -169,7 +169,7 @@ class Marked:
         await self.app(scope, receive, marked if scope["type"] == "http" else send)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request) -> Document:
     try:
         raw = await request.body()
         if len(raw) > LARGEST:
@@ -182,26 +182,18 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _read(body: dict[str, Any], *, chat: bool, model: str, context: int) -> Asked:
+def _read(body: Json, *, chat: bool, model: str, context: int) -> Asked:
     if body.get("model", model) != model:
         raise Refused(404, f"The model `{body['model']}` does not exist; this twin serves `{model}`.")
     prompt, count = _chat_prompt(body.get("messages")) if chat else _prompt(body.get("prompt"))
     if body.get("n", 1) not in (1, None):
         raise Refused(400, "the twin gives one choice: n must be 1")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise Refused(400, "max_tokens must be 1 or more")
-    if count >= context or (limit and count + limit > context):
+    limit = _limit(body)
+    if count >= context or count + (limit or 0) > context:
         wanted = f"{limit} tokens in the completion" if limit else "a completion"
         raise Refused(400, f"This model's maximum context length is {context} tokens: {count} of prompt and {wanted}.")
-    options = body.get("stream_options")
     call = calls.chosen(body) if chat else None
-    output = limit or min(USUAL, context - count)
-    reason = "length" if limit else "stop"
-    if call:
-        output, reason = min(output, words.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
-    elif body.get("tools") and output > USUAL:
-        output, reason = USUAL, "stop"  # an agent allows far more than it means
+    output, reason = _output(limit, context - count, call, tools=bool(body.get("tools")))
     return Asked(
         chat=chat,
         prompt=prompt,
@@ -210,11 +202,31 @@ def _read(body: dict[str, Any], *, chat: bool, model: str, context: int) -> Aske
         reason=reason,
         call=call,
         stream=bool(body.get("stream")),
-        usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        usage=bool(inner(body, "stream_options").get("include_usage")),
     )
 
 
-def _chat_prompt(messages: Any) -> tuple[str, int]:
+def _limit(body: Json) -> int | None:
+    """The most tokens that were asked for."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise Refused(400, "max_tokens must be 1 or more")
+    return limit
+
+
+def _output(limit: int | None, room: int, call: tuple[str, str] | None, *, tools: bool) -> tuple[int, str]:
+    """How many tokens the reply has, and why it ends."""
+    output = limit or min(USUAL, room)
+    if call:
+        return min(output, words.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
+    if tools and output > USUAL:
+        return USUAL, "stop"  # an agent allows far more than it means
+    return output, "length" if limit else "stop"
+
+
+def _chat_prompt(messages: object) -> tuple[str, int]:
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise Refused(400, "messages must be a list of objects with role and content")
     parts = []
@@ -227,7 +239,7 @@ def _chat_prompt(messages: Any) -> tuple[str, int]:
     return text, words.tokens_in(text) + 4 * len(parts)  # a role and its marks are about four tokens
 
 
-def _prompt(prompt: Any) -> tuple[str, int]:
+def _prompt(prompt: object) -> tuple[str, int]:
     if isinstance(prompt, str):
         return prompt, words.tokens_in(prompt)
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
@@ -253,30 +265,30 @@ async def _streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[b
     yield b"data: [DONE]\n\n"
 
 
-def _said(asked: Asked, start: int, end: int) -> dict[str, Any]:
+def _said(asked: Asked, start: int, end: int) -> Document:
     return _piece(asked, words.text(asked.prompt, start, end))
 
 
-def _called(asked: Asked, start: int, end: int) -> dict[str, Any]:
+def _called(asked: Asked, start: int, end: int) -> Document:
     """A piece of the call; the first names it."""
     assert asked.call
     function = {"arguments": asked.arguments(start, end)}
-    call: dict[str, Any] = {"index": 0, "function": function}
+    call: Document = {"index": 0, "function": function}
     if start == 0:
         call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": asked.call[0], **function}}
     return {"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None}
 
 
-def _piece(asked: Asked, text: str, *, first: bool = False, reason: str | None = None) -> dict[str, Any]:
+def _piece(asked: Asked, text: str, *, first: bool = False, reason: str | None = None) -> Document:
     if not asked.chat:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-    delta: dict[str, Any] = {"role": "assistant", "content": ""} if first else {"content": text} if text else {}
+    delta: Document = {"role": "assistant", "content": ""} if first else {"content": text} if text else {}
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def _whole(asked: Asked, model: str) -> dict[str, Any]:
+def _whole(asked: Asked, model: str) -> Document:
     text = words.text(asked.prompt, 0, asked.output)
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": asked.reason}
+    choice: Document = {"index": 0, "logprobs": None, "finish_reason": asked.reason}
     choice |= {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
     if asked.call:
         function = {"name": asked.call[0], "arguments": asked.call[1]}
@@ -285,7 +297,7 @@ def _whole(asked: Asked, model: str) -> dict[str, Any]:
     return {**_head(asked, model, chunk=False), "choices": [choice], "usage": _usage(asked)}
 
 
-def _head(asked: Asked, model: str, *, chunk: bool) -> dict[str, Any]:
+def _head(asked: Asked, model: str, *, chunk: bool) -> Document:
     kind = "chat.completion" + (".chunk" if chunk else "") if asked.chat else "text_completion"
     return {
         "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-twin-{uuid.uuid4().hex}",
@@ -305,7 +317,7 @@ def _usage(asked: Asked) -> dict[str, int]:
     }
 
 
-def _event(document: dict[str, Any]) -> bytes:
+def _event(document: Json) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 

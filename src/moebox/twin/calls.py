@@ -7,24 +7,28 @@ schema; told a tool's result, it answers with text. So a client's loop runs, and
 import json
 from typing import Any
 
+from moebox.loose import Json, inner, rows, words
+
 NESTED = 4  # how deep a schema is filled
 
 
-def chosen(body: dict[str, Any]) -> tuple[str, str] | None:
+def chosen(body: Json) -> tuple[str, str] | None:
     """The call to make, name and arguments as JSON; None where text is the answer."""
-    offered = body.get("tools") if isinstance(body.get("tools"), list) else []
-    tools = [tool.get("function") for tool in offered or () if isinstance(tool, dict)]
-    functions = [function for function in tools if isinstance(function, dict) and function.get("name")]
+    functions = {words(tool, "function.name"): inner(tool, "function.parameters") for tool in rows(body, "tools")}
+    functions.pop("", None)
     choice = body.get("tool_choice") or "auto"
     if not functions or choice == "none":
         return None
-    named = (choice.get("function") or {}).get("name") if isinstance(choice, dict) else None
-    messages = body.get("messages") or [{}]
-    answered = isinstance(messages[-1], dict) and messages[-1].get("role") == "tool"
-    if answered and choice == "auto":
+    if choice == "auto" and _told_a_result(body):
         return None
-    function = next((one for one in functions if one["name"] == named), functions[0])
-    return str(function["name"]), json.dumps(filled(function.get("parameters") or {}))
+    named = words(choice, "function.name")
+    name = named if named in functions else next(iter(functions))
+    return name, json.dumps(filled(functions[name]))
+
+
+def _told_a_result(body: Json) -> bool:
+    messages = rows(body, "messages")
+    return bool(messages) and messages[-1].get("role") == "tool"
 
 
 def filled(schema: Any, depth: int = 0) -> Any:

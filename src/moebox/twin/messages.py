@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from moebox.loose import Document, Json, rows, within
 from moebox.twin import words
 from moebox.twin.engine import Engine
 
@@ -13,44 +14,41 @@ if TYPE_CHECKING:
     from moebox.twin.app import Asked
 
 
-def as_chat(body: dict[str, Any]) -> dict[str, Any]:
+def as_chat(body: Json) -> Document:
     """The request in OpenAI's form; what is not there stays away and is refused where a chat's would be."""
-    messages = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    messages: list[object] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     messages += [_message(message) if isinstance(message, dict) else message for message in _listed(body, "messages")]
     tools = [
-        {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
-        for tool in _listed(body, "tools")
-        if isinstance(tool, dict)
+        {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}} for tool in rows(body, "tools")
     ]
-    chat: dict[str, Any] = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
+    chat: Document = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
     return {**chat, "messages": messages, "tools": tools, "tool_choice": _choice(body.get("tool_choice"))}
 
 
-def _listed(body: dict[str, Any], name: str) -> list[Any]:
+def _listed(body: Json, name: str) -> list[object]:
     value = body.get(name)
     return value if isinstance(value, list) else []
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _message(message: Json) -> Document:
     """A turn; one that holds a tool's result counts as the tool's."""
     content = message.get("content")
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-    if any(block.get("type") == "tool_result" for block in blocks):
+    if any(block.get("type") == "tool_result" for block in rows(message, "content")):
         return {"role": "tool", "content": json.dumps(content)}
     return {"role": message.get("role"), "content": content}
 
 
-def _choice(given: Any) -> Any:
-    kind = given.get("type") if isinstance(given, dict) else "auto"
+def _choice(given: object) -> object:
+    kind = within(given, "type") or "auto"
     if kind == "tool":
-        return {"function": {"name": given.get("name")}}
+        return {"function": {"name": within(given, "name")}}
     return {"any": "required", "none": "none"}.get(str(kind), "auto")
 
 
-def whole(asked: "Asked", model: str) -> dict[str, Any]:
+def whole(asked: "Asked", model: str) -> Document:
     """A reply in one piece."""
     head = _head(asked, model)
-    block: dict[str, Any] = {"type": "text", "text": words.text(asked.prompt, 0, asked.output)}
+    block: Document = {"type": "text", "text": words.text(asked.prompt, 0, asked.output)}
     if asked.call:
         block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": json.loads(asked.call[1])}
     usage = {"input_tokens": asked.prompt_tokens, "output_tokens": asked.output}
@@ -60,7 +58,7 @@ def whole(asked: "Asked", model: str) -> dict[str, Any]:
 async def streamed(engine: Engine, asked: "Asked", model: str) -> AsyncIterator[bytes]:
     """A reply as events, each when the simulation has it."""
     yield _event("message_start", message=_head(asked, model))
-    block: dict[str, Any] = {"type": "text", "text": ""}
+    block: Document = {"type": "text", "text": ""}
     if asked.call:
         block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": {}}
     yield _event("content_block_start", index=0, content_block=block)
@@ -78,7 +76,7 @@ async def streamed(engine: Engine, asked: "Asked", model: str) -> AsyncIterator[
     yield _event("message_stop")
 
 
-def _head(asked: "Asked", model: str) -> dict[str, Any]:
+def _head(asked: "Asked", model: str) -> Document:
     from moebox.twin.app import SAYS
 
     usage = {"input_tokens": asked.prompt_tokens, "output_tokens": 0}

@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from moebox import http
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
+from moebox.loose import Json
 from moebox.serve import state
 from moebox.web.gate import Site
 from moebox.web.pages import form_of, page
@@ -41,7 +41,7 @@ def endpoint_named(name: str) -> Endpoint:
     return endpoint_of(instance.base_url, instance.model, key=key, engine=instance.engine)
 
 
-def messages_of(text: str) -> list[dict[str, Any]]:
+def messages_of(text: str) -> list[Json]:
     """The conversation so far: roles and texts, nothing else."""
     try:
         rows = json.loads(text)
@@ -68,7 +68,7 @@ async def send(request: Request, *, site: Site) -> Response:
     return StreamingResponse(replies(endpoint, body), media_type="text/event-stream")
 
 
-async def replies(endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[bytes]:
+async def replies(endpoint: Endpoint, body: Json) -> AsyncIterator[bytes]:
     """Bytes of the engine's stream; a failure is an event too, so that the page can say it."""
     began = time.monotonic()
     url = f"{endpoint.base_url}/chat/completions"

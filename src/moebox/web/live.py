@@ -5,12 +5,11 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from moebox.doctor.logs import search
 from moebox.errors import BadInput
 from moebox.flows import pipeline as pipelines
-from moebox.loose import Json
+from moebox.loose import Json, as_json, figure, inner, rows, words
 from moebox.report.block import Section
 from moebox.report.decision import Decision, decide
 from moebox.report.expect import foretold
@@ -81,34 +80,29 @@ def view(run: Run) -> View:
     )
 
 
-def run_document(run: Run) -> dict[str, Any]:
+def run_document(run: Run) -> Json:
     """The pipeline's own file; empty where the run is no pipeline."""
     try:
-        document = run.read_pipeline()
+        return as_json(run.read_pipeline())
     except BadInput:
         return {}
-    return document if isinstance(document, dict) else {}
 
 
-def steps(document: dict[str, Any]) -> tuple[StepView, ...]:
+def steps(document: Json) -> tuple[StepView, ...]:
     """Each step with its state and what came of it."""
-    rows = document.get("steps")
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return tuple(
-        StepView(name=str(row.get("name", "")), state=str(row.get("state", "waiting")), text=_came(row)) for row in rows
+        StepView(name=words(row, "name"), state=words(row, "state") or "waiting", text=_came(row))
+        for row in rows(document, "steps")
     )
 
 
-def _came(row: dict[str, Any]) -> str:
+def _came(row: Json) -> str:
     if row.get("state") in ("failed", "skipped"):
-        return str(row.get("why", ""))
-    took = row.get("seconds")
-    figures = row.get("figures")
-    pairs = figures.items() if isinstance(figures, dict) else ()
-    words = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in pairs if name != "report"]
-    if isinstance(took, int | float) and took > 0:
-        words.insert(0, seconds(float(took)))
-    return ", ".join(words)
+        return words(row, "why")
+    took = figure(row, "seconds") or 0.0
+    pairs = ((name, value) for name, value in inner(row, "figures").items() if name != "report")
+    figures = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in pairs]
+    return ", ".join([seconds(took), *figures] if took > 0 else figures)
 
 
 def _shown(value: object) -> str:
@@ -119,11 +113,9 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def left(run: Run, document: dict[str, Any]) -> str:
+def left(run: Run, document: Json) -> str:
     """How long the rest takes, going by the last run of the same model; "" when nobody knows."""
-    request = document.get("request")
-    model = request.get("model", "") if isinstance(request, dict) else ""
-    last = pipelines.expected(run, str(model))
+    last = pipelines.expected(run, words(document, "request.model"))
     if not last:
         return ""
     rest = sum(last.get(step.name, 0.0) for step in steps(document) if step.state in ("waiting", "running"))

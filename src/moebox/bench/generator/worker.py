@@ -12,13 +12,13 @@ import resource
 import select
 import signal
 import sys
-from typing import Any
 
 from moebox import codec
 from moebox.bench.generator.job import Job, Progress
 from moebox.bench.generator.loop import Loop
 from moebox.bench.workloads import open_source
 from moebox.errors import MoeboxError
+from moebox.loose import Json
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def say(kind: str, data: Progress | dict[str, Any]) -> None:
+def say(kind: str, data: Progress | Json) -> None:
     """One line to whoever started us; nobody listening is a reason to stop."""
     try:
         sys.stdout.buffer.write(codec.to_json({"kind": kind, "data": data}, indent=None).encode() + b"\n")

@@ -4,12 +4,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from moebox import codec
 from moebox.bench.command import flags_of, flags_of_tests
 from moebox.core.measure import Load
 from moebox.core.recipe import Recipe
+from moebox.loose import Document, Json
 from moebox.report.block import Block, Part, Section, Table, columns, words
 from moebox.report.story import Asked, Level, Story
 from moebox.report.tidy import redact
@@ -37,15 +37,15 @@ def section(stories: Sequence[Story]) -> Section | None:
     return Section(id="reproduce", title="How to reproduce", blocks=tuple(blocks)) if blocks else None
 
 
-def lean(recipe: Recipe) -> dict[str, Any]:
+def lean(recipe: Recipe) -> Document:
     """The settings that differ from their defaults, which is all a recipe file needs."""
     needed = Recipe(**{name: getattr(recipe, name) for name in NEEDED})
     return without(codec.plain(recipe), codec.plain(needed), keep=(*NEEDED, "format"))
 
 
-def without(values: dict[str, Any], usual: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:
+def without(values: Json, usual: Json, keep: tuple[str, ...] = ()) -> Document:
     """What of `values` is not as in `usual`, tables looked through."""
-    left: dict[str, Any] = {}
+    left: Document = {}
     for name, value in values.items():
         if name in keep or value != usual.get(name):
             before = usual.get(name)
