@@ -142,7 +142,7 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
     )
 
 
-def _litellm_key(router: RouterSettings, host: str) -> dict[str, Any]:
+def _litellm_key(router: RouterSettings, host: str) -> Document:
     """Its key; LiteLLM does not start without one unless told to, which is right on this machine alone."""
     if router.key_env:
         return {"master_key": f"os.environ/{router.key_env}"}
