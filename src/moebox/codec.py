@@ -5,6 +5,7 @@ setting that is silently ignored is the worst kind of setting.
 """
 
 import dataclasses
+import functools
 import json
 import stat
 import tomllib
@@ -120,12 +121,18 @@ def _inside(kind: Any, value: Any, where: str, at: str) -> list[tuple[Any, Any, 
 
 
 def _fields(kind: Any, value: dict[Any, Any], where: str, at: str) -> list[tuple[Any, Any, str]]:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = {key: f"{at}.{key}" if at else str(key) for key in value}
     for key, name in names.items():
         if key not in hints:
             raise BadInput(f"{where}: unknown setting {name!r}", hint=suggest(str(key), hints))
     return [(hints[key], value[key], name) for key, name in names.items()]
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """A dataclass's fields with their types; a table of a hundred rows asks as often."""
+    return typing.get_type_hints(kind)
 
 
 def _without_none(value: Any) -> Any:
