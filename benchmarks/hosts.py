@@ -18,7 +18,7 @@ import spreads
 from published import Case
 
 from moebox.core import catalogue
-from moebox.planner.speed import BAND_SIGMAS, constants
+from moebox.planner.speed import constants
 
 SETS: tuple[Callable[[], Iterable[Case]], ...] = (
     published.single_streams,
@@ -53,7 +53,9 @@ def table(*, write: bool = False) -> bool:
     print(f"{'host left out':24} {'rates':>5} {'median':>8} {'mean':>8} {'in band':>9}")
     inside = 0
     for one in left:
-        held = sum(_holds(key, error, key in one.alone) for key, errors in one.errors.items() for error in errors)
+        held = sum(
+            spreads.holds(key, error, alone=key in one.alone) for key, errors in one.errors.items() for error in errors
+        )
         inside += held
         middle = statistics.median(abs(math.expm1(error)) for error in one.flat)
         mean = math.expm1(statistics.mean(one.flat))
@@ -64,6 +66,9 @@ def table(*, write: bool = False) -> bool:
     print(f"{'all rows':24} {len(errors):>5} {statistics.median(errors):>8.1%}; in the 80% band {share:.0%}")
     print(f"{'all hosts':24} {len(left):>5} {statistics.median(middles):>8.1%} in the middle of their medians")
     if write:
+        spreads.keep_left_out(
+            [(one.host, key, key in one.alone, one.errors[key]) for one in left for key in one.errors]
+        )
         fit_speed.TABLE.write_text(fit_speed.patched(fit_speed.TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0.75 <= share <= 0.90
 
@@ -94,14 +99,6 @@ def _store(left: list[Left]) -> None:
     bands = catalogue.table("efficiency")["bands"]
     bands["neighbour"] = round(math.sqrt(statistics.mean(mean**2 for mean in strange)), 4)
     constants.forget()
-
-
-def _holds(key: spreads.Key, error: float, alone: bool) -> bool:
-    row = next(row for at, row in spreads.stored() if at == key)
-    bands = catalogue.table("efficiency")["bands"]
-    between = bands["neighbour"] if alone else row["host_spread"]
-    within = row["decode_spread"] * (constants.STEP_AWAY if alone else 1.0)
-    return abs(error) <= BAND_SIGMAS * math.hypot(within, between)
 
 
 def _without(host: str) -> set[spreads.Key]:

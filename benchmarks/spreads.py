@@ -4,9 +4,11 @@ Nothing here is set by hand: widths are quantiles of the rows' own errors, and a
 the spread of all groups together.
 """
 
+import csv
 import math
 import statistics
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import published
@@ -19,6 +21,7 @@ RATES = ("tg", "decode", "output", "tpot")
 COVERED = 0.83  # of a group's rows lie in the band of their own hosts: a little more than the four of five it is for
 ENOUGH = 10  # rows from which on a group's own quantile stands alone; below, the pooled one counts as a row more
 SHRINK = 3  # hosts' worth of the pooled spread that each group's own is mixed with
+LEFT_OUT = Path(__file__).parent / "left_out.csv"
 Key = tuple[str, str, str, str]  # table, engine, generation, preset
 
 
@@ -79,6 +82,38 @@ def between_hosts(means: dict[str, tuple[Key, float]]) -> None:
         variance = (sum(mean**2 for mean in own) + SHRINK * pooled**2) / (len(own) + SHRINK)
         row["host_spread"] = round(math.sqrt(variance), 4)
     constants.forget()
+
+
+def holds(key: Key, error: float, *, alone: bool) -> bool:
+    """Whether an error lies in the band that a forecast prints; `alone`: its constants would be a neighbour's."""
+    row = next(row for at, row in stored() if at == key)
+    between = catalogue.table("efficiency")["bands"]["neighbour"] if alone else row["host_spread"]
+    within = row["decode_spread"] * (constants.STEP_AWAY if alone else 1.0)
+    return bool(abs(error) <= BAND_SIGMAS * math.hypot(within, between))
+
+
+def keep_left_out(found: list[tuple[str, Key, bool, list[float]]]) -> None:
+    """Write every left-out host's errors beside this file, so that the table of accuracy need not fit again."""
+    lines = ["host,table,engine,generation,preset,alone,error"]
+    for host, key, alone, errors in found:
+        lines += [f"{host},{','.join(key)},{alone:d},{error:.4f}" for error in errors]
+    LEFT_OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def left_out() -> list[bool]:
+    """Of every rate of every host that was left out of the fit: whether it lies in the band as forecasts print it."""
+    if not LEFT_OUT.exists():
+        return []
+    with open(LEFT_OUT, encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        holds(
+            (row["table"], row["engine"], row["generation"], row["preset"]),
+            float(row["error"]),
+            alone=row["alone"] == "1",
+        )
+        for row in rows
+    ]
 
 
 def stored() -> Iterator[tuple[Key, dict[str, Any]]]:

@@ -30,4 +30,5 @@ def accuracy() -> ModuleType:
     """benchmarks/accuracy.py as a module."""
     published()
     _module("accuracy_memory")
+    _module("spreads")
     return _module("accuracy")
