@@ -332,7 +332,9 @@ def test_a_good_stream_of_events_passes():
 
 
 JSON = st.recursive(
-    st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.text(max_size=8) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
 )
 KEYS = st.sampled_from(
     ["type", "index", "delta", "content_block", "message", "usage", "content", "tool_calls", "function"]

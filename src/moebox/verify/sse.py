@@ -9,7 +9,7 @@ BOM = b"\xef\xbb\xbf"
 class Events:
     """Feed it bytes in any pieces; it gives back whole events as (name, data)."""
 
-    _rest: bytes = b""
+    _pieces: list[bytes] = field(default_factory=list)  # of the line that is not over yet
     _begun: bool = False
     _after_cr: bool = False  # a LF that follows belongs to the line end before it
     _name: str = ""
@@ -26,18 +26,21 @@ class Events:
 
     def close(self) -> list[tuple[str, str]]:
         """The event that was still open at the end: servers often leave out the last empty line."""
-        return self.feed(b"\n\n") if self._rest or self._data else []
+        return self.feed(b"\n\n") if any(self._pieces) or self._data else []
 
     def _lines(self, piece: bytes) -> list[bytes]:
         if self._after_cr and piece:
             piece, self._after_cr = piece.removeprefix(b"\n"), False
-        whole = self._rest + piece
+        self._pieces.append(piece)
+        if self._begun and b"\n" not in piece and b"\r" not in piece:
+            return []  # a line of megabytes is put together once, not again with every piece of it
+        whole = b"".join(self._pieces)
         if not self._begun and len(whole) >= len(BOM):
             whole, self._begun = whole.removeprefix(BOM), True
         if whole.endswith(b"\r"):
             self._after_cr = True
         lines = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = lines.pop()
+        self._pieces = [lines.pop()]
         self._begun = self._begun or bool(lines)
         return lines
 
