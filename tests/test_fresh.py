@@ -1,14 +1,17 @@
 """Every module loads first in a process of its own, and every command shows its help there.
 
-One process forks a child for each module. It goes up the layers of the import rule and keeps loaded what is below; that
-hides no cycle, because nothing below imports from above, and the whole takes seconds.
+A module whose imports stand in no circle with it loads first if it loads after them, so one process loads all modules
+once, the lowest first, and forks a child only for each member of a circle. That the circles are all there is checked:
+loading a module may load nothing that comes after it.
 """
 
+import ast
+import itertools
 import json
 import os
 import subprocess
 import sys
-import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import moebox
@@ -23,26 +26,35 @@ LOADER = """
 import importlib, json, os, sys
 import cyclopts, httpx2, jinja2, msgspec, psutil, rich.console, rich.table, starlette.applications, uvicorn
 
-failed = {}
-for layer in json.load(sys.stdin):
-    for name in layer:
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                importlib.import_module(name)
-            except BaseException as problem:
-                os.write(write, repr(problem)[:2000].encode())
-            os._exit(0)
-        os.close(write)
-        with open(read, "rb") as answer:
-            told = answer.read().decode()
-        os.waitpid(child, 0)
-        if told:
-            failed[name] = told
-    for name in layer:
-        if name not in failed:
+def alone(name):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
             importlib.import_module(name)
+        except BaseException as problem:
+            os.write(write, repr(problem)[:2000].encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        told = answer.read().decode()
+    os.waitpid(child, 0)
+    return told
+
+circles = json.load(sys.stdin)
+failed, later = {}, {name for circle in circles for name in circle}
+for circle in circles:
+    later.difference_update(circle)
+    for name in circle:
+        if len(circle) > 1 and (told := alone(name)):
+            failed[name] = told
+    for name in circle:
+        try:
+            importlib.import_module(name)
+        except BaseException as problem:
+            failed.setdefault(name, repr(problem)[:2000])
+    if early := sorted(later.intersection(sys.modules)):
+        failed.setdefault(circle[0], f"loads {early[0]}, which its import statements do not say")
 print(json.dumps(failed))
 """
 HELPER = """
@@ -63,28 +75,57 @@ for name in [*COMMANDS, *GROUPS, ""]:
 """
 
 
-def modules() -> list[str]:
-    """Every module of the package that this environment can load."""
-    names = [
-        ".".join(("moebox", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+def modules() -> dict[str, Path]:
+    """Every module of the package that this environment can load, and its file."""
+    named = {
+        ".".join(("moebox", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in sorted(SOURCE.rglob("*.py"))
         if path.name != "__main__.py"
-    ]
-    return [name for name in names if not name.startswith(ELSEWHERE)]
+    }
+    return {name: path for name, path in named.items() if not name.startswith(ELSEWHERE)}
 
 
-def layers() -> list[list[str]]:
-    """The modules by layer of the import rule, the lowest first."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    rule = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    left = modules()
-    found: list[list[str]] = []
-    for layer in reversed(rule):
-        packages = tuple(package.strip() for package in layer.split("|"))
-        here = [name for name in left if f"{name}.".startswith(tuple(f"{package}." for package in packages))]
-        left = [name for name in left if name not in here]
-        found.append(here)
-    return [*found, left]
+def statements(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that run when a module is loaded: none in functions, none for type checkers alone."""
+    for statement in body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = (getattr(statement, field, []) for field in ("body", "orelse", "finalbody", "handlers"))
+            yield from statements([piece for pieces in inner for piece in pieces])
+
+
+def imported(name: str, path: Path) -> set[str]:
+    """What is loaded before a module is: the packages around it, and what it imports."""
+    parts = name.split(".")
+    found = {".".join(parts[:count]) for count in range(1, len(parts))}
+    for statement in statements(ast.parse(path.read_text()).body):
+        if isinstance(statement, ast.Import):
+            found |= {alias.name for alias in statement.names}
+        elif statement.module:
+            found |= {statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names)}
+    return found
+
+
+def circles() -> list[list[str]]:
+    """The modules in an order in which each comes after all it imports; those that import one another are together."""
+    graph = {name: imported(name, path) for name, path in modules().items()}
+    reached = {name: reach(name, graph) for name in graph}
+    order = sorted(graph, key=lambda name: (len(reached[name]), sorted(reached[name]), name))
+    return [list(members) for _, members in itertools.groupby(order, key=lambda name: reached[name])]
+
+
+def reach(name: str, graph: dict[str, set[str]]) -> set[str]:
+    """The module and all that is loaded with it."""
+    found, left = set(), [name]
+    while left:
+        here = left.pop()
+        if here in graph and here not in found:
+            found.add(here)
+            left.extend(graph[here])
+    return found
 
 
 def fresh(program: str, given: str = "") -> str:
@@ -99,7 +140,7 @@ def fresh(program: str, given: str = "") -> str:
 def test_every_module_loads_first():
     """No import works only because another module was loaded before it."""
     assert len(modules()) > 250
-    assert json.loads(fresh(LOADER, json.dumps(layers()))) == {}
+    assert json.loads(fresh(LOADER, json.dumps(circles()))) == {}
 
 
 def test_every_command_shows_its_help():

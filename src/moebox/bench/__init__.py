@@ -1,7 +1,11 @@
 """Endpoint to measurements: workloads, a load generator that is never the bottleneck, and every figure defined once."""
 
+from typing import TYPE_CHECKING
+
 from moebox.core.endpoint import Endpoint
-from moebox.core.result import Measurement
+
+if TYPE_CHECKING:
+    from moebox.core.result import Measurement
 
 
 def quick(
@@ -13,7 +17,7 @@ def quick(
     output_tokens: int,
     seed: int = 0,
     warmup: int = 0,
-) -> Measurement:
+) -> "Measurement":
     """One closed-loop measurement of random prompts, with every figure of docs/metrics.md."""
     from moebox.bench.measure import measure, subject_of
     from moebox.core.measure import Load, Workload
