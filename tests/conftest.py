@@ -74,25 +74,37 @@ def processes() -> dict[int, str]:
     return found
 
 
-# Suites with real engines, browsers, killed processes or many examples: everything else makes `make check`.
+# Suites with real engines, browsers, killed processes, many processes or many examples: everything else makes
+# `make check`.
 SLOW = (
+    "bench/test_again.py",
+    "bench/test_command.py",
+    "bench/test_counts.py",
+    "bench/test_embedded.py",
+    "bench/test_fresh.py",
+    "bench/test_hostile",
+    "bench/test_load.py",
+    "bench/test_result.py",
+    "fleet/",
     "flows/",
     "phantom/test_weights.py",
+    "planner/test_choose.py",
+    "planner/test_never_worse.py",
+    "report/test_files.py",
+    "report/test_reading.py",
+    "sandbox/",
     "serve/test_faults.py",
     "serve/test_orphans.py",
+    "serve/test_render_run.py",
     "serve/test_session.py",
     "serve/test_twin.py",
-    "serve/test_render_run.py",
-    "report/test_reading.py",
-    "verify/",
-    "sandbox/",
-    "tasks/",
     "siege/",
-    "web/",
+    "tasks/",
+    "test_fresh.py",
     "test_wheel.py",
-    "bench/test_load.py",
-    "bench/test_hostile",
-    "fleet/",
+    "twin/",
+    "verify/",
+    "web/",
 )
 
 

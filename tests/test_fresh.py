@@ -86,11 +86,15 @@ def modules() -> dict[str, Path]:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports that run when a module is loaded: none in functions, none for type checkers alone."""
+    """Imports that run when a module is loaded: none in functions, none for type checkers alone.
+
+    A package that loads its names when they are asked for says to type checkers what those are.
+    """
+    asked_for = any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in body)
     for statement in body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             yield statement
-        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test) and not asked_for:
             continue
         elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = (getattr(statement, field, []) for field in ("body", "orelse", "finalbody", "handlers"))
