@@ -23,6 +23,24 @@ def facts(found: list[Event]) -> dict[str, float]:
     return {name: value for event in found for name, value in event.facts.items()}
 
 
+def test_vllm_says_what_its_memory_went_to():
+    """The line of vLLM 0.26 on a GPU, as it logged it on an H200."""
+    line = (
+        "(EngineCore pid=8018) INFO 11-15 19:21:49 [gpu_worker.py:857] "
+        "Free memory on device (139.29/139.8 GiB) on startup. "
+        "Desired GPU memory utilization is (0.6, 83.88 GiB). Actual usage is 32.76 GiB for weight, 4.38 GiB for peak "
+        "activation, 0.22 GiB for non-torch memory, and 0.0 GiB for CUDAGraph memory. Replace gpu_memory_utilization"
+    )
+    event = rooms.log("vllm").event(line)
+    assert event
+    assert {name: round(value / 2**30, 2) for name, value in event.facts.items()} == {
+        "weights_bytes": 32.76,
+        "activation_bytes": 4.38,
+        "non_torch_bytes": 0.22,
+        "graph_bytes": 0.0,
+    }
+
+
 def test_vllm_starting_up():
     """The phases in order, shards as progress, and what the cache holds (vLLM 0.32.0, CPU)."""
     found = events("vllm", "vllm-0.32.0-cpu.log")

@@ -143,9 +143,20 @@ def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
     assert vllm.workspace_bytes(card, model, replace(recipe, context=262144)) / GIB == pytest.approx(47, rel=0.01)
 
 
-@pytest.mark.parametrize(("layers", "tokens"), [(4, 20_579_536), (8, 6_031_840), (12, 1_178_352)])
-def test_the_pool_of_kimi_shapes_on_one_h200(layers: int, tokens: int, tmp_path: Path) -> None:
-    """vLLM 0.26, int4, 0.9 of the GPU, 8,192 tokens a step (15 November 2026): one rank holds all 64 heads."""
+# layers, share of the GPU, eager or not, and what vLLM 0.26 logged: tokens of cache, GiB of weights, GiB at the peak
+BOOTS = [
+    (4, 0.9, False, 20_579_536, 32.76, 4.21 + 0.31),
+    (8, 0.9, False, 6_031_840, 69.31, 4.21 + 0.29),
+    (12, 0.9, False, 1_178_352, 105.86, 4.21 + 0.35),
+    (4, 0.6, True, 10_839_744, 32.76, 4.38),
+]
+
+
+@pytest.mark.parametrize(("layers", "share", "eager", "tokens", "weight_gib", "peak_gib"), BOOTS)
+def test_the_pool_of_kimi_shapes_on_one_h200(
+    layers: int, share: float, eager: bool, tokens: int, weight_gib: float, peak_gib: float, tmp_path: Path
+) -> None:
+    """int4, 8,192 tokens a step (15 November 2026): the cache is right because its parts are."""
     whole = json.loads((CONFIGS / "moonshotai--Kimi-K2.5.json").read_text())
     text = {**whole["text_config"], "num_hidden_layers": layers}
     (tmp_path / "config.json").write_text(json.dumps(text))
@@ -157,11 +168,14 @@ def test_the_pool_of_kimi_shapes_on_one_h200(layers: int, tokens: int, tmp_path:
         checkpoint=str(tmp_path),
         served_name="cut",
         context=32768,
-        max_seqs=64,
+        max_seqs=16 if eager else 64,
         batched_tokens=8192,
-        memory_utilization=0.9,
-        flags={"load-format": "dummy"},
+        memory_utilization=share,
+        flags={"load-format": "dummy", **({"enforce-eager": True} if eager else {})},
     )
     planned = budget(deploy(recipe, detect.box("1x-h200")))
 
+    (gpu,) = planned.devices
     assert planned.kv_tokens == pytest.approx(tokens, rel=0.01)
+    assert sum(gpu.weights.values()) == pytest.approx(weight_gib * GIB, rel=0.003)
+    assert gpu.activations == pytest.approx(peak_gib * GIB, rel=0.05)

@@ -49,11 +49,17 @@ def _formulas(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[str,
     hows = {
         "attention": f"{sizes.get('attention', 0):,}{part} × {sliced}{again}",
         "router": f"{sizes.get('router', 0):,}{part}, whole on every rank",
-        "norms": f"{sizes.get('norms', 0):,}{part} + {constant('load', 'slack')} GiB of rope tables and rounding",
+        "norms": norms_formula(checkpoint, constant("load", "slack"), part),
     }
     if model.moe:
         hows["routed_experts"] = expert_formula(model, checkpoint, recipe)
     return hows
+
+
+def norms_formula(checkpoint: Checkpoint, slack_gib: float, part: str = "") -> str:
+    """The norms' bytes, and what weights take beyond all tensors."""
+    slack = f" + {slack_gib} GiB of rope tables and rounding" if slack_gib else ""
+    return f"{checkpoint.bytes_by_component.get('norms', 0):,}{part}{slack}"
 
 
 def expert_formula(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> str:

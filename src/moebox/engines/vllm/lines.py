@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
-from moebox.core.model import Model
+from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Line, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.lines import in_bytes, token_line, weight_lines
+from moebox.engines.lines import in_bytes, norms_formula, token_line, weight_lines
 from moebox.engines.vllm import memory as rules
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import GRAPHS_COUNTED, constant, counts_graphs, generation_of, visible
@@ -29,14 +29,14 @@ def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     rows = [
         in_bytes("memory CUDA sees", visible(gpu), f"{gpu.memory:,} - {gpu.memory - visible(gpu):,}", gpu.source),
         in_bytes("claimed", claim, f"{utilization} × {visible(gpu):,}", "--gpu-memory-utilization"),
-        *weight_lines(needs.weights, model, checkpoint, recipe),
+        *weight_lines(needs.weights, model, checkpoint, recipe, **_norms(checkpoint, recipe)),
     ]
     if needs.draft:
         rows.append(in_bytes("- draft", needs.draft, "(draft - shared embedding) / TP", "data/memory.toml [draft]"))
     rows += [
         in_bytes("- activations", needs.activations, _activations(gpu, model, recipe), "data/memory.toml [vllm]"),
-        in_bytes("- context and NCCL", needs.non_torch, "constant", generation.source),
-        in_bytes("- CUDA graphs", needs.graphs, _graphs(recipe), "rtx6kpro wiki kimi-k26 and kimi-k26-v2"),
+        in_bytes("- context and NCCL", needs.non_torch, "constant", "" if rules.alone(recipe) else generation.source),
+        in_bytes("- CUDA graphs", needs.graphs, _graphs(model, recipe), "data/memory.toml [vllm]"),
         in_bytes("= KV budget", left, f"{claim:,} - {needs.inside:,}"),
         token_line(model, recipe, needs.token),
         Line(
@@ -56,6 +56,11 @@ def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     return tuple(rows)
 
 
+def _norms(checkpoint: Checkpoint, recipe: Recipe) -> dict[str, str]:
+    """The norms' own formula where one GPU works alone."""
+    return {"norms": norms_formula(checkpoint, rules.slack_gib(recipe))} if rules.alone(recipe) else {}
+
+
 def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     used = model.moe.used if model.moe else 0
     tokens = rules.step_tokens(gpu, recipe)
@@ -73,9 +78,12 @@ def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
     return text
 
 
-def _graphs(recipe: Recipe) -> str:
+def _graphs(model: Model, recipe: Recipe) -> str:
     if not counts_graphs(recipe):
         return f"{GRAPHS_COUNTED}=0: not taken off"
+    if rules.alone(recipe) and not recipe.speculate:
+        layers = f"{constant('vllm', 'alone_graph_layer')} × {model.layers} layers"
+        return f"{constant('vllm', 'alone_graph_base')} + {layers} GiB"
     guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
     draft = f" + {constant('vllm', 'graph_speculative')} with a draft" if recipe.speculate else ""
     each = f"{constant('vllm', 'graph_per_dcp_token')} × DCP {recipe.parallel.dcp} × {guesses}"

@@ -46,6 +46,16 @@ SIGNS = (
         activation_bytes=GIB,
         graph_bytes=GIB,
     ),
+    sign(
+        RANK + r"Free memory on device .* Actual usage is (?P<weights_bytes>[\d.]+) GiB for weight, "
+        r"(?P<activation_bytes>[\d.]+) GiB for peak activation, (?P<non_torch_bytes>[\d.]+) GiB for non-torch memory, "
+        r"and (?P<graph_bytes>[\d.]+) GiB for CUDAGraph",
+        "fact",
+        weights_bytes=GIB,
+        activation_bytes=GIB,
+        non_torch_bytes=GIB,
+        graph_bytes=GIB,
+    ),
     sign(r"init engine \(profile, create kv cache, warmup model\) took (?P<init_s>[\d.]+) s", "fact"),
     sign(r"Initializing a V1 LLM engine", "phase", "starting"),
     sign(r"WorkerProc failed to start|WorkerProc hit an exception|EngineCore failed to start", "error"),

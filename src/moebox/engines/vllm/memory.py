@@ -84,16 +84,16 @@ def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, sta
         mode = recipe.flags.get("mm-encoder-tp-mode", default)
         tower = 1.0 if mode == "data" else 1 / recipe.parallel.tp
     weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=tower)
-    weights["norms"] = weights.get("norms", 0) + gibibytes("load", "slack")
+    weights["norms"] = weights.get("norms", 0) + round(slack_gib(recipe) * GIB)
     last = stage == recipe.parallel.pp - 1
     layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
-    graphs, counted = graph_bytes(recipe), counts_graphs(recipe)
+    graphs, counted = graph_bytes(model, recipe), counts_graphs(recipe)
     token = token_bytes(model, recipe, layers) + (draft_token_bytes(model, recipe) if last else 0)
     return Needs(
         weights=weights,
         draft=draft_bytes(model, checkpoint, recipe) if last else 0,
         activations=activation_bytes(gpu, model, recipe, generation),
-        non_torch=round(generation.non_torch * GIB),
+        non_torch=round(non_torch_gib(recipe) * GIB),
         graphs=graphs if counted else 0,
         later=workspace_bytes(gpu, model, recipe) + (0 if counted else graphs),
         token=token,
@@ -146,10 +146,28 @@ def live_elements(model: Model, recipe: Recipe, used: int) -> float:
     return float(model.hidden * (used + constant("vllm", "latent_copies")) + of_heads)
 
 
-def graph_bytes(recipe: Recipe) -> int:
+def alone(recipe: Recipe) -> bool:
+    """One GPU by itself: no NCCL, no communication in its graphs."""
+    return recipe.parallel.gpus == 1
+
+
+def slack_gib(recipe: Recipe) -> float:
+    """What weights take beyond their tensors' bytes."""
+    return float(constant("vllm", "alone_slack") if alone(recipe) else constant("load", "slack"))
+
+
+def non_torch_gib(recipe: Recipe) -> float:
+    """CUDA's context and NCCL, which PyTorch does not count."""
+    return float(constant("vllm", "alone_non_torch")) if alone(recipe) else generation_of(recipe).non_torch
+
+
+def graph_bytes(model: Model, recipe: Recipe) -> int:
     """Room for captured CUDA graphs as vLLM estimates it."""
     if recipe.flags.get("enforce-eager"):
         return 0
+    if alone(recipe) and not recipe.speculate:
+        layers = model.layers * constant("vllm", "alone_graph_layer")
+        return round((constant("vllm", "alone_graph_base") + layers) * GIB)
     guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
     size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
     size += constant("vllm", "graph_speculative") if recipe.speculate else 0
