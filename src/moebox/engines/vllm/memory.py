@@ -166,8 +166,8 @@ def graph_bytes(model: Model, recipe: Recipe) -> int:
     if recipe.flags.get("enforce-eager"):
         return 0
     if alone(recipe) and not recipe.speculate:
-        layers = model.layers * constant("vllm", "alone_graph_layer")
-        return round((constant("vllm", "alone_graph_base") + layers) * GIB)
+        layers = model.layers * float(constant("vllm", "alone_graph_layer"))
+        return round((float(constant("vllm", "alone_graph_base")) + layers) * GIB)
     guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
     size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
     size += constant("vllm", "graph_speculative") if recipe.speculate else 0
