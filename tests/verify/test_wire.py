@@ -250,6 +250,18 @@ def test_counts_that_cannot_be_true_are_named(made: int, says: str):
     assert says in implausible(whole(exchange), exchange.request)[0]
 
 
+def test_a_call_that_the_limit_cut_may_be_kept_back():
+    """A parser shows nothing of half a tool call: its tokens are counted all the same."""
+    body = bent(REPLY, lambda body: message(body).update(content=None))
+    body["choices"][0]["finish_reason"] = "length"
+    body["usage"] = {"prompt_tokens": 5, "completion_tokens": 256, "total_tokens": 261}
+    with_tools = asked(json.dumps(body), max_tokens=256, tools=[{"type": "function"}])
+    without = asked(json.dumps(body), max_tokens=256)
+
+    assert implausible(whole(with_tools), with_tools.request) == []
+    assert implausible(whole(without), without.request)
+
+
 MESSAGE: Body = {
     "id": "msg_1",
     "type": "message",

@@ -22,7 +22,8 @@ def _why(answer: Answer, made: int, asked: dict[str, object]) -> str:
     if made * LONGEST_TOKEN < len(text):
         return f"{len(text)} characters were sent, usage counts {made} tokens"
     most = len(text.encode(errors="replace")) + HIDDEN + HIDDEN_A_CALL * len(answer.calls)
-    if made - _unseen(answer) > most:
+    swallowed = answer.finish == "length" and bool(asked.get("tools"))  # half a call, which a parser keeps back
+    if made - _unseen(answer) > most and not swallowed:
         return f"{len(text)} characters were sent, usage counts {made} tokens"
     limit = asked.get("max_tokens") or asked.get("max_completion_tokens")
     if isinstance(limit, int) and made > limit + SLACK:

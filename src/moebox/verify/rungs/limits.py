@@ -61,11 +61,14 @@ async def stop_in_the_text(ask: Asker) -> Score:
             if stop in cut.content or len(cut.content) > place + LONG_STOP:
                 return wrong(f"went on past the stop string {stop!r}: {cut.content[-40:]!r}")
             unmet = await ask.ask(task, stream=stream, stop=[NEVER, NEVER * 2])
-            if unmet.content == plain:
+            if unmet.content.strip() == plain.strip():
                 return wrong("")
             again = await ask.ask(task, stream=stream)
             differs = again.content == plain
-            return wrong(f"a stop string that never comes changes the text: {apart(plain, unmet.content)}" * differs)
+            return wrong(
+                f"a stop string that never comes changes the text: {apart(plain, unmet.content, ('without', 'with'))}"
+                * differs
+            )
 
         return attempt
 

@@ -17,6 +17,7 @@ from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, t
 from moebox.verify.unicode import TEXTS, WIDE, garbled
 
 PADDING = "lantern orchard thimble " * 8
+MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
 GROWTH = 16  # tokens that 24 words are at least
 
@@ -194,18 +195,25 @@ async def whole_history(ask: Asker) -> None:
 async def many_tools(ask: Asker) -> str:
     """Every tool on offer is in the prompt: it grows with each."""
     once = [tool.schema() for tool in TOOLS]
-    offered = [*once, *(_renamed(schema, f"{schema['function']['name']}_again") for schema in once)]
-    counts = []
-    for many in (1, len(once), len(offered)):
-        answer = await ask.chat([_user("Hello!")], tools=offered[:many], max_tokens=1, exact=True, odd=True)
-        counts.append(answer.count("prompt") or 0)
-    few, half, most = counts
-    if not few:
-        raise Skipped("the server counts no tokens")
-    grown = min(half - few, most - half) > LEAST_A_TOOL * (len(once) - 1)
-    why = f"1, {len(once)} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
+    again = [_renamed(schema, f"{schema['function']['name']}_again") for schema in once]
+    offered = [*once, *again] if ask.options.trials >= MANY_TRIALS else once
+    middle = len(offered) // 2
+    ask.patient = True  # a long prompt is not late
+    try:
+        few, half, most = [await _tokens_of(ask, offered[:many]) for many in (1, middle, len(offered))]
+    finally:
+        ask.patient = False
+    grown = min(half - few, most - half) > LEAST_A_TOOL * (middle - 1)
+    why = f"1, {middle} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
     ask.tally.add("prompt", "" if grown or few == most else why)  # where none counts, none may be counted
     return f"{len(offered)} tools, {most} prompt tokens"
+
+
+async def _tokens_of(ask: Asker, tools: list[Any]) -> int:
+    counted = (await ask.chat([_user("Hello!")], tools=tools, max_tokens=1, exact=True, odd=True)).count("prompt")
+    if counted is None:
+        raise Skipped("the server counts no tokens")
+    return counted
 
 
 def _renamed(schema: Any, name: str) -> Any:

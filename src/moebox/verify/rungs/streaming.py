@@ -47,11 +47,11 @@ async def _whose(ask: Asker, task: Task, whole: Answer, pieces: Answer) -> Trial
     return wrong(apart(whole.content, pieces.content))
 
 
-def apart(whole: str, pieces: str) -> str:
+def apart(whole: str, pieces: str, names: tuple[str, str] = ("whole", "streamed")) -> str:
     """Where two texts begin to differ."""
     pairs = enumerate(zip(whole, pieces, strict=False))
     at = next((index for index, (a, b) in pairs if a != b), min(len(whole), len(pieces)))
-    return f"at character {at}: whole …{whole[at : at + 30]!r}, streamed …{pieces[at : at + 30]!r}"
+    return f"at character {at}: {names[0]} …{whole[at : at + 30]!r}, {names[1]} …{pieces[at : at + 30]!r}"
 
 
 def _counted_alike(whole: Answer, pieces: Answer) -> str:

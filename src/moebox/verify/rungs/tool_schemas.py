@@ -10,6 +10,7 @@ from moebox.verify.kinds import STREAMED
 from moebox.verify.rungs.json_modes import misfit
 
 Schema = Mapping[str, Any]
+ROOM = 128  # tokens for a call; the longest here takes some eighty
 
 _PLACE = {
     "type": "object",
@@ -72,7 +73,7 @@ async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: 
             [{"role": "user", "content": question}],
             tools=[{"type": "function", "function": function}],
             tool_choice={"type": "function", "function": {"name": name}},
-            max_tokens=256,
+            max_tokens=ROOM,
             stream=stream or None,
             odd=True,
         )
