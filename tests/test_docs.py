@@ -63,6 +63,15 @@ def test_every_page_of_the_site_can_be_reached():
     assert outside == []
 
 
+def test_every_picture_is_shown_and_they_are_small():
+    """`make screenshots` takes them; a page shows each."""
+    pictures = {path.name: path.stat().st_size for path in (ROOT / "docs" / "images").iterdir()}
+    shown = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text(encoding="utf-8"))}
+
+    assert set(pictures) <= shown
+    assert sum(pictures.values()) < 3_000_000
+
+
 def commands(page: Path) -> list[list[str]]:
     """Every `moebox …` line of a page, as words."""
     found = []

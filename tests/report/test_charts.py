@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.report.bars import collapse, memory, phases, ranked
-from moebox.report.charts import Axis, Histogram, Series, distribution, line
+from moebox.report.charts import Axis, Series, line
 from moebox.report.palette import DARK, LIGHT
 from moebox.report.story import Device
 from moebox.report.svg import settle, ticks
@@ -74,14 +74,12 @@ def test_alike_devices_share_a_bar_and_unlike_ones_do_not() -> None:
 
 
 def test_every_other_drawing_is_well_formed_and_settles() -> None:
-    """Bars, ranks, phases and distributions parse, and no variable is left once settled for print."""
+    """Bars, ranks and phases parse, and no variable is left once settled for print."""
     device = Device(name="gpu0", total=96e9, parts={"experts": 67e9, "KV cache": 1e8, "free": 20e9})
-    histogram = Histogram(name="<a & b>", colour=1, edges=(1.0, 2.0, 4.0), counts=(3, 0), marks=(("P50", 1.5),))
     made = [
         memory([("a <b>", "planned", device)], label="m"),
         ranked([("a & b", 1, 0.0, "x")], label="r"),
         phases([("up", 0.0, 5.0), ("up", 5.0, 5.0)], label="p"),
-        distribution([histogram], x=Axis(title="ms", log=True), label="d"),
     ]
     for svg in made:
         assert svg is not None

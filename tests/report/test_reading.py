@@ -35,7 +35,7 @@ def test_a_whole_run_is_read(tmp_path: Path) -> None:
     assert [one.outcome for one in story.attempts] == ["SUCCESS"]
     assert story.kv_tokens == 600_000
     assert story.real[0].total == story.box.gpus[0].memory
-    assert story.rungs[0].score == "100.0% of 10 (95%: 72–100%)"
+    assert story.rungs[0].score == "10 of 10 (95%: 72–100%)"
 
 
 def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ def problem(
     where = "RAM" if recipe.hybrid and _worst(nearest) == "ram" else "each GPU"
     if recipe.parallel.pp > 1 or (recipe.hybrid and where != "RAM"):
         where = "the fullest GPU"
+    place = f"on {box.name}" if box.gpus else "here without a GPU"
     text = (
-        f"{model.title} does not fit on {box.name}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
+        f"{model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
         f"{_shape(nearest)}{count(recipe.context)} tokens) lacks {gb(short)} on {where}"
     )
     return DoesNotFit(text, shortfall=short, hint=hint)
@@ -54,7 +55,7 @@ def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], 
     serving = pins.engine is None or registry.traits(pins.engine).serves
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
-        return DoesNotFit(f"{name} needs a GPU and {box.name} has none", hint=_without(pins))
+        return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without(pins))
     engines = [name for group in engines_for(box, pins) for name in group]
     if not any(forms(checkpoints, name, pins) for name in engines):
         wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)

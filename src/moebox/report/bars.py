@@ -62,20 +62,27 @@ def memory(rows: Sequence[tuple[str, str, Device]], *, label: str) -> Markup | N
             y += 20
             last = heading
         body += text(0, y + 16, kind, fill="var(--soft)")
-        body += stack(device, across, y, bar, kind)
+        body += stack(device, across, y, bar, kind, widest)
         y += bar + 4
     base = y + 4
-    for value in ticks(0, widest / 2**30, count=8):
-        place = across.at(value * 2**30)
+    size, unit = scale_of(widest)
+    for value in ticks(0, widest / size, count=8):
+        place = across.at(value * size)
         body += tag("line", x1=place, x2=place, y1=base - 4, y2=base + 2, stroke="var(--rule)")
-        words = f"{value:g} GiB" if value == 0 else f"{value:g}"
+        words = f"{value:g} {unit}" if value == 0 else f"{value:g}"
         body += text(place, base + 15, words, text_anchor="middle", fill="var(--soft)")
     return picture(body, width=WIDTH, height=base + 20, label=label)
 
 
-def stack(device: Device, across: Scale, y: float, height: float, kind: str) -> str:
+def scale_of(widest: float) -> tuple[float, str]:
+    """The unit that the axis of such a drawing is in."""
+    return (2**30, "GiB") if widest >= 2**30 else (2**20, "MiB")
+
+
+def stack(device: Device, across: Scale, y: float, height: float, kind: str, widest: float) -> str:
     """One device's parts side by side, an outline to its full size."""
     body, place = "", 0.0
+    unit = scale_of(widest)[0]
     for name, size in device.parts.items():
         start, end = across.at(place), across.at(place + size)
         colour = f"var(--m{PLACES.get(name, 7)})"
@@ -84,7 +91,7 @@ def stack(device: Device, across: Scale, y: float, height: float, kind: str) -> 
         inner = tag("title", str(escape(words))) + tag(
             "rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look
         )
-        short = f"{size / 2**30:.1f}" if end - start < 92 else f"{name} {size / 2**30:.1f}"
+        short = f"{size / unit:.1f}" if end - start < 92 else f"{name} {size / unit:.1f}"
         if end - start > 30:
             ink = "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
             ink = "var(--ink)" if name in ("free", "unused") else ink

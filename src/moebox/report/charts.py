@@ -1,4 +1,4 @@
-"""Lines, bands and distributions as SVG.
+"""Lines and bands as SVG.
 
 Drawn to be read small: few ticks, hairline grid, the axis title at the top where the eye starts. Each series has its
 own colour and its own marker, so colour is never the only difference. What the page's script needs to show a hover box
@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -204,55 +203,6 @@ def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
     return json.dumps(
         {"x": x.title, "y": y.title, "series": names, "stops": stops}, ensure_ascii=False, separators=(",", ":")
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram:
-    """Counts between edges (one more edge than counts), with the marks worth naming."""
-
-    name: str
-    colour: int
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    marks: tuple[tuple[str, float], ...] = ()
-
-
-def distribution(shown: Sequence[Histogram], *, x: Axis, label: str, height: float = HEIGHT) -> Markup | None:
-    """Shares of all values by logarithmic class, one outline each, percentiles ticked below."""
-    shown = [one for one in shown if sum(one.counts) and len(one.edges) == len(one.counts) + 1]
-    if not shown:
-        return None
-    y = Axis(title="share of tokens", format=lambda value: f"{value * 100:.3g}%")
-    across = axis_scale([edge for one in shown for edge in one.edges], x, LEFT, WIDTH - RIGHT)
-    shares = [max(one.counts) / sum(one.counts) for one in shown]
-    up = axis_scale([0.0, *shares], y, height - BOTTOM, TOP)
-    body = grid(across, up, x, y, height)
-    for index, one in enumerate(shown):
-        total, colour = sum(one.counts), f"var(--s{one.colour})"
-        steps: list[Point] = [(across.at(one.edges[0]), up.at(0))]
-        for (low, high), count in zip(pairwise(one.edges), one.counts, strict=True):
-            steps += [(across.at(low), up.at(count / total)), (across.at(high), up.at(count / total))]
-        steps.append((across.at(one.edges[-1]), up.at(0)))
-        parts = tag("path", d=path(steps) + "Z", fill=colour, fill_opacity=0.14, stroke=colour, stroke_width=1.4)
-        for row, (name, value) in enumerate(one.marks):
-            place = across.at(value)
-            title = tag("title", str(escape(f"{one.name} {name}: {x.format(value)}")))
-            rule = tag(
-                "line",
-                title,
-                x1=place,
-                x2=place,
-                y1=TOP + 4 + 13 * index,
-                y2=height - BOTTOM,
-                stroke=colour,
-                stroke_dasharray="2 3",
-            )
-            words = text(place + 3, TOP + 12 + 13 * index, f"{name} {x.format(value)}", fill=colour, font_size=10.5)
-            parts += rule + (words if row == 0 or place - across.at(one.marks[row - 1][1]) > 60 else "")
-        body += tag("g", parts, class_="series", data_series=index)
-    names = [[one.name, one.colour] for one in shown]
-    stops = json.dumps({"x": x.title, "y": y.title, "series": names, "stops": []}, ensure_ascii=False)
-    return picture(body, width=WIDTH, height=height, label=label, data=stops)
 
 
 def thousands(value: float) -> str:

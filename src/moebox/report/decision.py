@@ -186,7 +186,10 @@ def _remedy(story: Story, failure: Failure) -> DecisionCell:
         command = _COMMAND.search(text)
         if command:
             return DecisionCell(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
-    text = f"moebox run --resume {shlex.quote(story.id)}"
+    if failure.step == "plan" and story.asked:  # the same plan would fail again: the hint changes it
+        text = f"moebox plan {shlex.quote(story.asked)}"
+    else:
+        text = f"moebox run --resume {shlex.quote(story.id)}"
     return DecisionCell(name="next", text=text, command=True, detail=failure.remedy or failure.hint)
 
 

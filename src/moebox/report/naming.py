@@ -1,5 +1,6 @@
 """What runs are called in a report: as short as tells them apart."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,13 +23,18 @@ def short_title(title: str) -> str:
     return title.removeprefix("NVIDIA ").removesuffix(" Edition").replace(" Blackwell", "")
 
 
+def cpu_title(model: str) -> str:
+    """A processor's name without marks and filler."""
+    return " ".join(re.sub(r"\((R|TM)\)| Processor\b| CPU\b", "", model).split())
+
+
 def box_title(story: Story) -> str:
     """The box in words: "8× RTX PRO 6000 Blackwell Server"."""
     box = story.box
     if not box:
         return ""
     if not box.gpus:
-        return box.cpu.model or box.name
+        return cpu_title(box.cpu.model) or box.name
     kinds: dict[str, int] = {}
     for gpu in box.gpus:
         kinds[gpu.title or gpu.name] = kinds.get(gpu.title or gpu.name, 0) + 1

@@ -50,9 +50,11 @@ def tick_ms(value: float) -> str:
 
 
 def gib(value: object, digits: int = 1) -> str:
-    """Bytes as GiB, with one decimal unless told."""
+    """Bytes as GiB, or as MiB where that would be nought point nothing."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return DASH
+    if 0 < abs(value) < 2**30 / 10:
+        return f"{value / 2**20:,.{digits}f} MiB"
     return f"{value / 2**30:,.{digits}f} GiB"
 
 

@@ -80,7 +80,7 @@ class Speed:
             )
         gpu = box.gpu
         if gpu is None:
-            raise BadInput(f"{recipe.engine} needs a GPU and {box.name} has none", hint="--box names the box it is for")
+            raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
         if gpu.unified:
             gpu = replace(gpu, bandwidth=round(gpu.bandwidth * UNIFIED))
         row, away = tables.efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)

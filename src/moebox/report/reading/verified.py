@@ -108,8 +108,10 @@ def score_of(row: Json) -> str:
         low, high = figure(score, "low"), figure(score, "high")
         if value is None:
             return ""
-        text = f"{value * 100:.1f}%" if value <= 1 else f"{value:g}"
-        text += f" of {trials:.0f}" if trials else ""
+        if passed is not None and trials:
+            text = f"{passed:.0f} of {trials:.0f}"
+        else:
+            text = f"{value * 100:.1f}%" if value <= 1 else f"{value:g}"
         return text + (f" (95%: {low * 100:.0f}–{high * 100:.0f}%)" if low is not None and high is not None else "")
     return f"{score:.3g}" if isinstance(score, int | float) and not isinstance(score, bool) else words(row, "score")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from moebox import units
 from moebox.core.box import Box, Gpu
 from moebox.report.block import Block, Cell, Column, Part, Section, Table, words
-from moebox.report.naming import box_title
+from moebox.report.naming import box_title, cpu_title
 from moebox.report.story import Story
 from moebox.report.words import gib, listed
 
@@ -135,7 +135,8 @@ def switches(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
 def host(box: Box) -> str:
     """CPU and RAM in one line."""
     cpu = box.cpu
-    words_ = [f"{cpu.sockets}× {cpu.model}" if cpu.sockets > 1 and cpu.model else cpu.model]
+    model = cpu_title(cpu.model)
+    words_ = [f"{cpu.sockets}× {model}" if cpu.sockets > 1 and model else model]
     words_ += [f"{cpu.sockets} sockets"] if cpu.sockets > 1 and not cpu.model else []
     words_ += [f"{cpu.cores} cores"] if cpu.cores else []
     words_ += [f"{gib(box.ram, 0)} RAM"] if box.ram else []

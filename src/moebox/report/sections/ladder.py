@@ -8,7 +8,7 @@ from moebox.report.story import Mark, Story
 from moebox.report.words import listed
 
 TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn": "warn"}
-SIGNS: dict[Mark, str] = {"pass": "✓ pass", "fail": "✗ fail", "skip": "– skipped", "warn": "! partly"}
+SIGNS: dict[Mark, str] = {"pass": "✓ pass", "fail": "✗ fail", "skip": "– skipped", "warn": "! warning"}
 
 
 def section(stories: Sequence[Story]) -> Section | None:

@@ -21,7 +21,8 @@ def section(stories: Sequence[Story]) -> Section | None:
     rows = [row for story in stories for row in bars(story, alone=len(stories) == 1)]
     if not rows:
         return None
-    groups = (("Memory per GPU", False), ("Host memory", True))
+    gpus = any(story.box and story.box.gpus for story in stories)
+    groups = (("Memory per GPU" if gpus else "As the engine reports it", False), ("Host memory", True))
     charts = []
     for title, host in groups:
         some = [row for row in rows if (row[2].name == "ram") == host]
@@ -136,4 +137,5 @@ def lead(stories: Sequence[Story]) -> str:
                 f"{name}the plan promised {units.count(expected)} tokens of KV cache, the engine has "
                 f"{units.count(seen)} ({change(seen / expected - 1)})."
             )
-    return " ".join(said)
+    text = " ".join(said)
+    return f"{text[:1].upper()}{text[1:]}" if len(stories) == 1 else text

@@ -1,11 +1,12 @@
 """Throughput and latency drawn over load, token gaps, and throughput over time."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from moebox.report import samples
 from moebox.report.bars import ranked
 from moebox.report.block import Block, Chart, Charts, Key, Section
-from moebox.report.charts import Axis, Histogram, Series, distribution, line, thousands
+from moebox.report.charts import Axis, Series, line, thousands
 from moebox.report.palette import colour
 from moebox.report.sections.along import along
 from moebox.report.story import Level, Story
@@ -156,42 +157,68 @@ def rates(stories: Sequence[Story]) -> list[Chart]:
 
 
 def over_time(stories: Sequence[Story]) -> list[Chart]:
-    """Gaps between tokens as distributions, and tokens per second along the clock, from the samples."""
-    picked: list[tuple[Story, int, Level]] = []
-    for index, story in enumerate(stories):
-        sampled = [level for level in story.levels if level.samples]
-        keep = MOST_DISTRIBUTIONS if len(stories) == 1 else 1
-        picked += [(story, index, level) for level in spaced(sampled, keep)]
-    histograms: list[Histogram] = []
-    lines: list[Series] = []
+    """Gaps between tokens as cumulative shares, and tokens per second along the clock, from the samples."""
+    digests = list(digested(stories))
+    gaps = [
+        Series(name=name, colour=place, points=cumulative(digest), markers=False) for name, place, digest in digests
+    ]
+    lines = [
+        Series(name=name, colour=place, points=digest.over_time, markers=False)
+        for name, place, digest in digests
+        if len(digest.over_time) > 2
+    ]
+    return [chart for chart in (gap_chart(gaps, digests), clock_chart(lines)) if chart]
+
+
+def digested(stories: Sequence[Story]) -> Iterator[tuple[str, int, samples.Digest]]:
+    """Samples of a few loads of a single run, or of the fastest load of each of several: name, colour, digest."""
+    single = len(stories) == 1
+    picked = [
+        (story, index, level)
+        for index, story in enumerate(stories)
+        for level in spaced([level for level in story.levels if level.samples], MOST_DISTRIBUTIONS if single else 1)
+    ]
     for number, (story, index, level) in enumerate(picked[:MOST_DISTRIBUTIONS]):
         found = samples.summarise(level.samples) if level.samples else None
-        if not found:
-            continue
-        single = len(stories) == 1
-        name = f"concurrency {load(level):g}" if single else f"{story.label}, concurrency {load(level):g}"
-        place = colour(number if single else index)
-        histograms.append(Histogram(name=name, colour=place, edges=found.edges, counts=found.counts, marks=found.marks))
-        if len(found.over_time) > 2:
-            lines.append(Series(name=name, colour=place, points=found.over_time, markers=False))
-    drawn = []
-    gaps = distribution(
-        histograms,
+        if found:
+            name = f"concurrency {load(level):g}"
+            yield (name if single else f"{story.label}, {name}"), colour(number if single else index), found
+
+
+def cumulative(digest: samples.Digest) -> tuple[tuple[float, float], ...]:
+    """Gap in ms, and the share of gaps that are not longer."""
+    total = sum(digest.counts)
+    sums = itertools.accumulate(digest.counts)
+    return tuple((edge, share / total) for edge, share in zip(digest.edges[1:], sums, strict=True))
+
+
+def gap_chart(gaps: Sequence[Series], digests: Sequence[tuple[str, int, samples.Digest]]) -> Chart | None:
+    """How long tokens keep a reader waiting: the further right a line rises, the slower."""
+    svg = line(
+        gaps,
         x=Axis(title="time between tokens", log=True, format=milliseconds, tick=tick_ms),
-        label="Distribution of gaps between tokens",
+        y=Axis(title="share of gaps not longer", log=False, format=in_percent),
+        label="Time between tokens: share of gaps not longer",
     )
-    if gaps:
-        keys = tuple(Key(name=one.name, colour=one.colour) for one in histograms)
-        drawn.append(Chart(title="Gaps between tokens (ITL)", svg=gaps, legend=keys, caption="Dashed: P50 and P99."))
-    clock = line(
+    marks = [f"{name} {' and '.join(milliseconds(at) for _, at in digest.marks)}" for name, _, digest in digests]
+    caption = f"P50 and P99: {'; '.join(marks)}."
+    return Chart(title="Gaps between tokens (ITL)", svg=svg, legend=legend(gaps), caption=caption) if svg else None
+
+
+def in_percent(share: float) -> str:
+    """0.5 as 50%."""
+    return f"{share * 100:.3g}%"
+
+
+def clock_chart(lines: Sequence[Series]) -> Chart | None:
+    """Tokens a second along the measurement."""
+    svg = line(
         lines,
-        x=Axis(title="seconds into the measurement"),
+        x=Axis(title="seconds into the measurement", log=False),
         y=Axis(title="output tok/s"),
         label="Output tokens per second over time",
     )
-    if clock:
-        drawn.append(Chart(title="Throughput over time", svg=clock, legend=legend(lines)))
-    return drawn
+    return Chart(title="Throughput over time", svg=svg, legend=legend(lines)) if svg else None
 
 
 def spaced(levels: Sequence[Level], count: int) -> list[Level]:

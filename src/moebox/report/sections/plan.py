@@ -155,11 +155,13 @@ def loads(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
     rows = []
     for run, load in places:
         mine = {pair.what: pair for pair in found if (pair.run, pair.load) == (run, load)}
-        row = [words(stories[run].label, colour=colour(run)), words(load)]
+        row = [words(stories[run].label, colour=colour(run))] if len(stories) > 1 else []
+        row.append(words(load.replace(" ", "\u00a0")))
         row += [both(mine[what]) if what in mine else words("") for what in figures]
         verdict, tone = judged([pair for pair in mine.values() if pair.inside is not None])
         rows.append((*row, words(verdict, tone=tone)))
-    heads = columns("Run", "Load", *figures, "In its band", text=(0, 1, len(figures) + 2))
+    first = ("Run", "Load") if len(stories) > 1 else ("Load",)
+    heads = columns(*first, *figures, "In its band", text=(0, len(first) - 1, len(figures) + len(first)))
     return Table(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
 
 
@@ -179,7 +181,7 @@ def judged(banded: Sequence[Pair]) -> tuple[str, Tone]:
     outside = [pair.what for pair in banded if not pair.inside]
     if not outside:
         return "yes", "good"
-    return f"no: {', '.join(outside)}", "warn"
+    return f"no: {', '.join(what.removeprefix('Mean ').removesuffix(' tok/s') for what in outside)}", "warn"
 
 
 def written(value: float, unit: str) -> Cell:

@@ -1,0 +1,178 @@
+"""docs/images/*.webp: reports and pages as people see them, by a real Chromium.
+
+python scripts/screenshots.py                    # makes the runs it shows (some minutes), then every picture
+python scripts/screenshots.py --runs FOLDER      # shows runs that are there: of each kind the newest
+python scripts/screenshots.py --only ui-plan     # pictures whose name begins so
+"""
+
+import argparse
+import base64
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+from tests.web.chromium import Tab, chromium  # noqa: E402
+
+from moebox.report.files import write_report  # noqa: E402
+from moebox.store import Run  # noqa: E402
+from moebox.store.summary import summaries  # noqa: E402
+from moebox.web.serve import prepare  # noqa: E402
+
+TARGET = ROOT / "docs" / "images"
+QUALITY = 72
+SHOWN_AT = Path("/tmp/moebox/runs")  # noqa: S108  (paths in the pictures: nobody's home)
+# What is shown: kind of run -> the command that makes one.
+MADE = {
+    "good": ["run", "--yes"],
+    "failed": ["run", "kimi-k2.6", "--yes"],
+    "simulation": ["run", "kimi-k2.6", "--box=8x-rtx-pro-6000-server", "--twin", "--yes", "--concurrency", "1,8,32"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shot:
+    """One picture: a report (`good#ladder` scrolls to a section) or a page of the ui (`/runs`)."""
+
+    name: str
+    page: str
+    width: int = 1440
+    height: int = 1000
+    dark: bool = False
+    printed: bool = False
+
+
+SHOTS = (
+    Shot(name="report-light-1440", page="good"),
+    Shot(name="report-dark-1440", page="good", dark=True),
+    Shot(name="report-light-1024", page="good", width=1024),
+    Shot(name="report-light-390", page="good", width=390, height=1400),
+    Shot(name="report-checks-1440", page="good#ladder"),
+    Shot(name="report-latency-dark-1024", page="good#performance", width=1024, dark=True),
+    Shot(name="report-figures-1440", page="good#figures"),
+    Shot(name="report-printed", page="good", width=794, height=1123, printed=True),
+    Shot(name="failed-light-1440", page="failed"),
+    Shot(name="failed-dark-390", page="failed", width=390, height=1100, dark=True),
+    Shot(name="simulation-light-1440", page="simulation"),
+    Shot(name="simulation-dark-1024", page="simulation#performance", width=1024, dark=True),
+    Shot(name="comparison-light-1440", page="comparison"),
+    Shot(name="comparison-light-390", page="comparison", width=390, height=1400),
+    Shot(name="comparison-printed", page="comparison", width=794, height=1123, printed=True),
+    Shot(name="ui-plan-light-1440", page="/?wait=1"),
+    Shot(name="ui-plan-dark-390", page="/?wait=1", width=390, height=1400, dark=True),
+    Shot(name="ui-runs-light-1440", page="/runs", height=620),
+    Shot(name="ui-runs-dark-390", page="/runs", width=390, height=900, dark=True),
+    Shot(name="ui-run-light-1024", page="/runs/{good}/live", width=1024),
+    Shot(name="ui-recipe-dark-1024", page="/recipes/kimi-k26-vllm", width=1024, dark=True),
+    Shot(name="ui-tasks-light-1024", page="/tasks", width=1024, height=500),
+    Shot(name="ui-calibrations-light-1024", page="/calibrations", width=1024, height=500),
+)
+
+
+def make_runs(home: Path) -> None:
+    """Every kind of run that is not there yet."""
+    for kind, words in MADE.items():
+        if kind not in kinds(home):
+            print(f"moebox {' '.join(words)}", file=sys.stderr)
+            subprocess.run(
+                [sys.executable, "-m", "moebox", *words],
+                env={**os.environ, "MOEBOX_RUNS": str(home)},
+                stdout=subprocess.DEVNULL,
+                check=False,  # one of them fails, which is what it shows
+            )
+
+
+def kinds(home: Path) -> dict[str, Run]:
+    """The newest run of each kind."""
+    found: dict[str, Run] = {}
+    for row in summaries(home):
+        kind = "simulation" if row.simulation else "failed" if row.failed else "good"
+        found.setdefault(kind, Run(home / row.id))
+    return found
+
+
+def reports(home: Path, folder: Path) -> dict[str, Path]:
+    """The report of each kind of run, and of published figures side by side."""
+    import render  # examples/render.py
+    from moebox import codec
+
+    there = {kind: [run] for kind, run in kinds(home).items()}
+    published = codec.load_toml(ROOT / "examples" / "sm120-january.toml")
+    there["comparison"] = render.imported(published, folder / "published")
+    return {kind: write_report(runs, folder / f"{kind}.html")[0] for kind, runs in there.items()}
+
+
+@contextmanager
+def site(runs: Path) -> Iterator[str]:
+    """The ui, served until the pictures are taken."""
+    server, listening, address = prepare("127.0.0.1", 0, insist=True, runs=runs)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def take(tab: Tab, shot: Shot, address: str) -> bytes:
+    """One picture as WebP."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if shot.dark else "light"}
+    tab.call("Emulation.setEmulatedMedia", media="print" if shot.printed else "screen", features=[scheme])
+    tab.size(shot.width, shot.height)
+    tab.open(address)
+    tab.run("document.fonts.ready.then(() => true)")
+    _, mark, section = shot.page.partition("#")
+    if shot.printed:
+        tab.run("document.body.style.padding = '14mm 13mm'")  # the paper's margins
+    if mark:
+        tab.run(f"document.getElementById('{section}')?.scrollIntoView()")
+    time.sleep(0.4)  # a scroll or an entrance that is animated
+    wide = tab.run("document.documentElement.scrollWidth")
+    if wide > shot.width and not shot.printed:
+        raise SystemExit(f"{shot.name}: the page is {wide} pixels wide in a window of {shot.width}")
+    picture = tab.call("Page.captureScreenshot", format="webp", quality=QUALITY)
+    return base64.b64decode(picture["data"])
+
+
+def main() -> None:
+    """Make what is missing, then take every picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=ROOT / "out" / "screenshot-runs")
+    parser.add_argument("--only", default="", help="pictures whose name begins so")
+    parser.add_argument("-o", "--output", type=Path, default=TARGET)
+    asked = parser.parse_args()
+    make_runs(asked.runs)
+    shutil.rmtree(SHOWN_AT, ignore_errors=True)
+    shutil.copytree(asked.runs, SHOWN_AT)
+    made = reports(SHOWN_AT, SHOWN_AT.parent / "reports")
+    good = kinds(SHOWN_AT)["good"].id
+    total = 0
+    with site(SHOWN_AT) as address, chromium() as browser:
+        tab = browser.tab()
+        for shot in SHOTS:
+            if not shot.name.startswith(asked.only):
+                continue
+            page = shot.page.partition("#")[0]
+            url = f"{address}{page.format(good=good)[1:]}" if page.startswith("/") else made[page].resolve().as_uri()
+            picture = take(tab, shot, url)
+            asked.output.mkdir(parents=True, exist_ok=True)
+            (asked.output / f"{shot.name}.webp").write_bytes(picture)
+            total += len(picture)
+            print(f"{shot.name}.webp {len(picture) / 1e3:.0f} kB")
+    print(f"{total / 1e6:.2f} MB in all")
+
+
+if __name__ == "__main__":
+    main()
