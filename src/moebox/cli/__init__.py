@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fleet up": ("moebox.cli.fleet:up", "Start the members and the router in front of them."),
     "fleet ps": ("moebox.cli.fleet:ps", "List fleets and whether their members answer."),
     "fleet down": ("moebox.cli.fleet:down", "Stop a fleet."),
-    "fleet verify": ("moebox.cli.fleet:verify", "Climb the ladder through the router; kill a member under load."),
+    "fleet verify": ("moebox.cli.fleet:verify", "Check the answers through the router; kill a member under load."),
     "fleet bench": ("moebox.cli.fleet:bench", "Measure scaling, and what the router costs."),
     "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, a check now and then."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
@@ -157,7 +157,7 @@ def show_overview() -> int:
 
 
 def show(problem: MoeboxError) -> None:
-    """One line for the error, and one for how to mend it."""
+    """One line for the error, and one for how to fix it."""
     print(f"error: {printable(problem.message)}", file=sys.stderr)
     if problem.hint:
         print(f"\nhint: {visible(problem.hint)}", file=sys.stderr)

@@ -31,7 +31,7 @@ def climb(
 ) -> int:
     """Walk up: context, then speculative decoding, then what the recipe's [climb] table lists.
 
-    Every step restarts the engine, climbs the rungs that the change can break, asks the same questions again and
+    Every step restarts the engine, makes the checks that the change can break, asks the same questions again and
     measures; what fails, says other things or gains nothing is rolled back.
 
     Args:
@@ -54,7 +54,7 @@ def climb(
     from moebox.store import Run
 
     if bool(recipe) == bool(resume):
-        raise BadInput("say either a recipe or --resume RUN", hint="`moebox climb recipe.toml`")
+        raise BadInput("name a recipe, or a run with --resume", hint="`moebox climb recipe.toml`")
     if not (1 <= concurrency <= 256 and 2 <= rounds <= 100 and 0 <= questions <= 1000):
         raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
     if not 1 <= jobs <= 1000:

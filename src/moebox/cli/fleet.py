@@ -240,9 +240,9 @@ def verify(
     deadline: str = "5m",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Climb the ladder through the router, and look at what only a fleet can get wrong.
+    """Check the answers through the router, and look at what only a fleet can get wrong.
 
-    The fleet tells the ladder what a router hides: the engine behind it and its context.
+    The fleet tells the checks what a router hides: the engine behind it and its context.
 
     Args:
         name: The fleet's name or file; the only one when left out.
@@ -288,7 +288,7 @@ def verify(
         people().print(line, markup=False)
     view.sum_up(verdict.ladder, run.path)
     if not verdict.good and verdict.ladder.holds:
-        people().print("the ladder is green and the fleet is not: see above", style="red")
+        people().print("every check passed, and the fleet did not: see above", style="red")
     return 0 if verdict.good else 1
 
 

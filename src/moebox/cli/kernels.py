@@ -101,6 +101,7 @@ def kernels(
             people().print(f"restored {path}")
         return 0
     folder = opened(run) if run else None
+    scans.engine_root(request)  # an engine that is not there is named before anything is said to compile
     with Waiting(f"compiling {engine}'s kernels for {target.name}", _key(request)):
         found = scans.scan(request)
     if folder:

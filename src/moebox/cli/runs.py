@@ -142,7 +142,7 @@ def rm(
 
     Args:
         run: Runs by full name or path.
-        yes: Ask nothing.
+        yes: Do not prompt.
         runs: The folder that holds the runs.
     """
     if not run:

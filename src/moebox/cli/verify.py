@@ -53,8 +53,8 @@ def verify(
         thinking: Whether the model must think when asked to; auto takes it as it comes.
         vision: Whether the model must read pictures; auto takes it as it comes.
         deadline: Longest time for one request.
-        time: Longest time for the whole ladder; 30m when left out (10m quick, 2h thorough).
-        seed: Repeat the questions of an earlier ladder; fresh ones otherwise.
+        time: Longest time for all checks together; 30m when left out (10m quick, 2h thorough).
+        seed: Repeat the questions of an earlier run; fresh ones otherwise.
         keep_going: Go on past a failure that makes later checks meaningless.
         strict: Exit code 1 for yellow too.
         junit: Write JUnit XML here too.
@@ -69,7 +69,7 @@ def verify(
     from moebox.verify.options import TIME_S, TRIALS, Effort, Options
 
     names = [name.strip() for part in only or () for name in part.split(",") if name.strip()]
-    choose(names, from_)  # a misspelt rung is told before anything is asked
+    choose(names, from_)  # a misspelt check is named before anything is asked
     if quick and thorough:
         raise BadInput("--quick and --thorough exclude each other")
     effort: Effort = "quick" if quick else "thorough" if thorough else "default"

@@ -68,7 +68,7 @@ class View:
         """The verdict, and every slip with what it means."""
         met = [slip for slip in ladder.slips if slip.seen]
         if met:
-            people().print("\nSlips over the whole ladder:")
+            people().print("\nSlips over all checks:")
         for slip in met:
             _slip(slip)
         people().print(

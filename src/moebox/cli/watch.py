@@ -1,4 +1,4 @@
-"""`moebox watch`: live charts of an endpoint in the terminal, alerts, and a rung of the ladder every few minutes."""
+"""`moebox watch`: live charts of an endpoint in the terminal, alerts, and a check every few minutes."""
 
 import itertools
 import time as clock

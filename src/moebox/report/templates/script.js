@@ -85,7 +85,14 @@
     place.querySelectorAll(".copy").forEach(copying);
   };
   enliven(document);
-  addEventListener("moebox:shown", event => enliven(event.target));
+  // what scrolls sideways can be reached and scrolled by keyboard; what does not is no stop on the way
+  const reachable = () => document.querySelectorAll(".scroll, .pan").forEach(region => {
+    if (region.scrollWidth <= region.clientWidth + 1) { if (region.dataset.reached) { region.removeAttribute("tabindex"); region.removeAttribute("role"); } return; }
+    region.tabIndex = 0; region.dataset.reached = "1"; region.setAttribute("role", "region");
+    if (!region.hasAttribute("aria-label")) region.setAttribute("aria-label", region.closest(".table, figure")?.querySelector("h3, summary")?.textContent || "table");
+  });
+  reachable(); addEventListener("resize", reachable); addEventListener("toggle", reachable, true);
+  addEventListener("moebox:shown", event => { enliven(event.target); reachable(); });
   addEventListener("beforeprint", () => document.querySelectorAll("details:not(.heavy)").forEach(one => { one.open = true; }));
   const links = new Map([...document.querySelectorAll("nav.toc a")].map(link => [link.hash.slice(1), link]));
   if (links.size && "IntersectionObserver" in window) {
