@@ -194,11 +194,11 @@ def test_one_engine_against_the_other(folders: Path) -> None:
         score, tools = answers[f"right_{name}"], answers[f"tools_{name}"]
         rate, ttft = gain[f"{name}_tok_s"], gain[f"{name}_ttft_ms"]
         print(
-            f"| {engine} | {rate:.1f} | {ttft:.0f} | {score['passed']} of {score['of']} | {tools['passed']} |",
+            f"| {engine} | {rate:.1f} | {ttft:.0f} | {score['passed']} of {score['trials']} | {tools['passed']} |",
             flush=True,
         )
         assert min(rate, ttft) > 0
-        assert score["passed"] >= 0.8 * score["of"], f"{engine} answers {score['passed']} of {score['of']}"
-        assert tools["passed"] == tools["of"] > 0, f"{engine} loses tool calls: {tools}"
+        assert score["passed"] >= 0.8 * score["trials"], f"{engine} answers {score['passed']} of {score['trials']}"
+        assert tools["passed"] == tools["trials"] > 0, f"{engine} loses tool calls: {tools}"
     assert gain["gain"]["low"] <= gain["gain"]["share"] <= gain["gain"]["high"]
     assert (told.code == 0) == found["as_good"]

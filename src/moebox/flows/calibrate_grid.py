@@ -34,17 +34,24 @@ def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list
     """
     longest = max(longest - 192, 16)  # room for the reply
     room = min(MOST_TOKENS, cache_tokens or MOST_TOKENS)
-    most = recipe.max_seqs or 1
-    batches = [size for size in BATCHES if size <= most]
-    batches += [most] if most not in batches and most <= BATCHES[-1] else []
     contexts = sorted({min(size, longest) for size in CONTEXTS})
     prompts = sorted({min(size, longest) for size in (*PROMPTS, chunk, round(LONG * chunk))})
-    decode = [Point(batch=size, context=contexts[0]) for size in outer_first(batches) if size * contexts[0] <= room]
-    for context in reversed(contexts[1:]):
-        decode += [Point(batch=size, context=context) for size in outer_first(batches) if size * context <= room]
+    batches = outer_first(batches_of(recipe.max_seqs or 1))
+    decode = [
+        Point(batch=size, context=context)
+        for context in (contexts[0], *reversed(contexts[1:]))
+        for size in batches
+        if size * context <= room
+    ]
     reading = [Point(context=tokens) for tokens in outer_first(prompts)]
     first, second = reading[:1] + decode[:2], reading[1:3]
     return [*first, *second, *reading[3:], *decode[2:]]
+
+
+def batches_of(most: int) -> list[int]:
+    """Sizes up to the most sequences a step holds, and that size itself."""
+    sizes = [size for size in BATCHES if size <= most]
+    return [*sizes, most] if most not in sizes and most <= BATCHES[-1] else sizes
 
 
 def outer_first(sizes: list[int]) -> list[int]:

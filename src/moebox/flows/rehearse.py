@@ -216,15 +216,15 @@ def wrong(ladder: Ladder, engine: str) -> str:
 
 
 def answered(ladder: Ladder, engine: str) -> str:
-    """How many checks passed, and which the engine fails by a known habit."""
-    tried = [rung for rung in ladder.rungs if rung.verdict != "skip"]
-    failing = [rung.name for rung in tried if rung.verdict == "fail"]
+    """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
+    tried = [rung.name for rung in ladder.rungs if rung.verdict != "skip"]
+    failing = [rung.name for rung in ladder.rungs if rung.verdict == "fail"]
+    late = [rung.name for rung in ladder.rungs if rung.reason.startswith(OUT_OF_TIME) and rung.name not in tried]
     count = f"{len(tried) - len(failing)} of {len(tried)}" if failing else f"{len(tried)}"
     detail = f"answered right on {count} check{'s' * (len(tried) != 1)} of the ladder"
-    cut = [rung.name for rung in ladder.rungs if rung.verdict == "skip" and rung.reason.startswith(OUT_OF_TIME)]
-    notes = [f"known habits of {engine}: {', '.join(failing)}"] if failing else []
-    notes += [f"out of time for {', '.join(cut)}"] if cut else []
-    return f"{detail} ({'; '.join(notes)})" if notes else detail
+    named = {f"known habits of {engine}: ": failing, "out of time for ": late}
+    notes = "; ".join(text + ", ".join(names) for text, names in named.items() if names)
+    return f"{detail} ({notes})" if notes else detail
 
 
 def prompted(session: Session, text: str, *, tokens: int) -> tuple[int, str]:

@@ -1,9 +1,11 @@
 """What ik_llama.cpp will not run, and why."""
 
 import re
+from collections.abc import Iterator
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
+from moebox.core.recipe import Recipe
 from moebox.engines.common import caution, other_readers, quant_of
 from moebox.engines.flags import newest
 from moebox.engines.ggml import refuse as ggml
@@ -15,23 +17,34 @@ MAINLINE_QUANT = re.compile(r"NVFP4|Q1_0|Q2_0$", re.IGNORECASE)
 
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
-    recipe, found = deployment.recipe, ggml.refusals(deployment)
-    quant = quant_of(deployment)
-    known = deployment.found_checkpoint
-    if known and known.repo and not known.path and not known.file:
+    return [*ggml.refusals(deployment), *_weights(deployment), *_settings(deployment.recipe), *_thinking(deployment)]
+
+
+def _weights(deployment: Deployment) -> Iterator[Caution]:
+    """Files that it does not find or read."""
+    quant, known = quant_of(deployment), deployment.found_checkpoint
+    if known and known.repo and not (known.path or known.file):
         text = f"which file of {known.repo} holds {known.name} is not known, and ik_llama.cpp needs it set"
-        found.append(caution("fatal", text, f"hf download {known.repo} --include '*{known.name}*', then name the file"))
+        yield caution("fatal", text, f"hf download {known.repo} --include '*{known.name}*', then name the file")
     if MAINLINE_QUANT.search(quant):
-        found.append(caution("fatal", f"ik_llama.cpp cannot read {quant}", other_readers(deployment)))
+        yield caution("fatal", f"ik_llama.cpp cannot read {quant}", other_readers(deployment))
+
+
+def _settings(recipe: Recipe) -> Iterator[Caution]:
+    """Settings that it does not have, or that do not pay."""
     if recipe.speculate:
-        found.append(caution("fatal", f"ik_llama.cpp has no {recipe.speculate.method} drafts", "leave speculate out"))
+        yield caution("fatal", f"ik_llama.cpp has no {recipe.speculate.method} drafts", "leave speculate out")
     if recipe.hybrid and recipe.hybrid.mla == 0:
-        found.append(caution("warning", "-mla 0 keeps 2.5 MB of cache a token: 305 GiB at 131,072", "hybrid.mla = 3"))
-    if "ger" in recipe.flags or "-ger" in recipe.flags:
-        found.append(caution("note", "-ger does nothing for Kimi: its experts are one group"))
+        yield caution("warning", "-mla 0 keeps 2.5 MB of cache a token: 305 GiB at 131,072", "hybrid.mla = 3")
+    if not recipe.flags.keys().isdisjoint(("ger", "-ger")):
+        yield caution("note", "-ger does nothing for Kimi: its experts are one group")
     if recipe.vision:
-        found.append(caution("warning", "Kimi's vision tower is not served by ik_llama.cpp", "vision = false"))
-    if not recipe.thinking and order(recipe.engine_version or newest(TRAITS.name)) >= order("2026-08"):
+        yield caution("warning", "Kimi's vision tower is not served by ik_llama.cpp", "vision = false")
+
+
+def _thinking(deployment: Deployment) -> Iterator[Caution]:
+    """How thinking is turned off."""
+    version = deployment.recipe.engine_version or newest(TRAITS.name)
+    if not deployment.recipe.thinking and order(version) >= order("2026-08"):
         text = "thinking is turned off by a budget of 0; the template's switch would send answers to reasoning_content"
-        found.append(caution("note", text, source="ik_llama.cpp of August 2026, tried"))
-    return found
+        yield caution("note", text, source="ik_llama.cpp of August 2026, tried")
