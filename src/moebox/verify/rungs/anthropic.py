@@ -1,6 +1,7 @@
 """anthropic: the messages API where it is served, since Claude Code is a client that people use."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from moebox.core.verdict import Score
@@ -79,8 +80,14 @@ def _inner(block: dict[str, object]) -> dict[str, object]:
 
 
 async def _input_tokens(ask: Asker, body: dict[str, object]) -> int | None:
-    counted = (await messages.send(ask, body)).usage.get("input_tokens")
-    return counted if isinstance(counted, int) else None
+    return prompt_tokens((await messages.send(ask, body)).usage)
+
+
+def prompt_tokens(usage: Mapping[str, object]) -> int | None:
+    """All tokens of a prompt: what a cache gave or took is counted beside input_tokens in this API, not in it."""
+    counted = usage.get("input_tokens")
+    cached = (usage.get(name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
+    return counted + sum(count for count in cached if isinstance(count, int)) if isinstance(counted, int) else None
 
 
 async def thinking(ask: Asker) -> str:
