@@ -100,6 +100,14 @@ ESCAPES = {
     "multiprocessing": "import multiprocessing.shared_memory as m\nm.SharedMemory(create=True, size=16)",
     "pty": "import pty\npty.openpty()",
     "kernel log": "print(open('/dev/kmsg').read(1))",
+    "vsock": "import socket\nsocket.socket(40, socket.SOCK_STREAM)",
+    "raw packets": "import socket\nsocket.socket(17, socket.SOCK_RAW, 0)",
+    "a program in memory": "import os\nfd = os.memfd_create('x')\nos.write(fd, b'#!')\nos.execve(fd, ['x'], {})",
+    "write another's memory": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(311, MOEBOX, 0, 0, 0, 0, 0) >= 0",
+    "open by handle": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(304, -100, b'\\0' * 64, 0) >= 0",
+    "watch files": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(300, 0, 0) >= 0",
+    "another's limits": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(302, MOEBOX, 7, 0, b'\\0' * 16) == 0",
+    "signal a thread of ours": "import ctypes\nl = ctypes.CDLL(None)\nassert l.syscall(234, MOEBOX, MOEBOX, 0) == 0",
     "outlive its parent": "import ctypes\nl = ctypes.CDLL(None)\nassert l.prctl(1, 0, 0, 0, 0) == 0",
 }
 
