@@ -5,9 +5,7 @@ import contextlib
 import html
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -16,45 +14,15 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moebox.loose import Document, Json, inner
-from moebox.twin import calls, messages, words
+from moebox.twin import messages, openai
 from moebox.twin.engine import Engine
 from moebox.twin.metrics import exposition
+from moebox.twin.openai import SAYS
+from moebox.twin.request import Json, Refused, read
 
-SAYS = "simulation by moebox twin; no model wrote this and no engine timed it"
-FINGERPRINT = "moebox-twin-simulation"
-CALL_TOKENS = 12  # a call's name and marks
-USUAL = 256  # tokens of an answer nobody limited
 GONE = 499  # nginx's code for a client that closed the connection
 HERE = ("localhost", "127.0.0.1", "[::1]")  # it listens on the loopback address only
 LARGEST = 64 * 2**20  # bytes of a request body
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request as far as the twin looks at it."""
-
-    chat: bool
-    prompt: str
-    prompt_tokens: int
-    output: int
-    reason: str
-    stream: bool
-    usage: bool
-    call: tuple[str, str] | None = None  # the tool called instead of text, and its arguments
-
-    def arguments(self, start: int, end: int) -> str:
-        """The part of the call's arguments that belongs to these tokens of the reply."""
-        text = self.call[1] if self.call else ""
-        return text[len(text) * start // self.output : len(text) * end // self.output]
-
-
-class Refused(Exception):
-    """A request that an engine would answer with an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
@@ -108,19 +76,19 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         chat = anthropic or request.url.path.endswith("/chat/completions")
         try:
             body = await _body(request)
-            asked = _read(messages.as_chat(body) if anthropic else body, chat=chat, model=model, context=context)
+            asked = read(messages.as_chat(body) if anthropic else body, chat=chat, model=model, context=context)
             if asked.prompt_tokens + asked.output > engine.scheduler.rules.kv_tokens:
                 raise Refused(400, f"{asked.prompt_tokens + asked.output} tokens are more than the cache holds")
         except Refused as problem:
             return _error(problem)
         if asked.stream:
-            events = messages.streamed if anthropic else _streamed
+            events = messages.streamed if anthropic else openai.streamed
             return StreamingResponse(events(engine, asked, model), media_type="text/event-stream")
         async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
             async for _ in made:
                 if await request.is_disconnected():
                     return Response(status_code=GONE)
-        return JSONResponse(messages.whole(asked, model) if anthropic else _whole(asked, model))
+        return JSONResponse(messages.whole(asked, model) if anthropic else openai.whole(asked, model))
 
     routes = [
         Route("/", index),
@@ -169,7 +137,7 @@ class Marked:
         await self.app(scope, receive, marked if scope["type"] == "http" else send)
 
 
-async def _body(request: Request) -> Document:
+async def _body(request: Request) -> Json:
     try:
         raw = await request.body()
         if len(raw) > LARGEST:
@@ -180,145 +148,6 @@ async def _body(request: Request) -> Document:
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     return body
-
-
-def _read(body: Json, *, chat: bool, model: str, context: int) -> Asked:
-    if body.get("model", model) != model:
-        raise Refused(404, f"The model `{body['model']}` does not exist; this twin serves `{model}`.")
-    prompt, count = _chat_prompt(body.get("messages")) if chat else _prompt(body.get("prompt"))
-    if body.get("n", 1) not in (1, None):
-        raise Refused(400, "the twin gives one choice: n must be 1")
-    limit = _limit(body)
-    if count >= context or count + (limit or 0) > context:
-        wanted = f"{limit} tokens in the completion" if limit else "a completion"
-        raise Refused(400, f"This model's maximum context length is {context} tokens: {count} of prompt and {wanted}.")
-    call = calls.chosen(body) if chat else None
-    output, reason = _output(limit, context - count, call, tools=bool(body.get("tools")))
-    return Asked(
-        chat=chat,
-        prompt=prompt,
-        prompt_tokens=count,
-        output=output,
-        reason=reason,
-        call=call,
-        stream=bool(body.get("stream")),
-        usage=bool(inner(body, "stream_options").get("include_usage")),
-    )
-
-
-def _limit(body: Json) -> int | None:
-    """The most tokens that were asked for."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    if limit is None:
-        return None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise Refused(400, "max_tokens must be 1 or more")
-    return limit
-
-
-def _output(limit: int | None, room: int, call: tuple[str, str] | None, *, tools: bool) -> tuple[int, str]:
-    """How many tokens the reply has, and why it ends."""
-    output = limit or min(USUAL, room)
-    if call:
-        return min(output, words.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
-    if tools and output > USUAL:
-        return USUAL, "stop"  # an agent allows far more than it means
-    return output, "length" if limit else "stop"
-
-
-def _chat_prompt(messages: object) -> tuple[str, int]:
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise Refused(400, "messages must be a list of objects with role and content")
-    parts = []
-    for message in messages:
-        content = message.get("content") or ""
-        if isinstance(content, list):
-            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        parts.append(str(content))
-    text = "\n".join(parts)
-    return text, words.tokens_in(text) + 4 * len(parts)  # a role and its marks are about four tokens
-
-
-def _prompt(prompt: object) -> tuple[str, int]:
-    if isinstance(prompt, str):
-        return prompt, words.tokens_in(prompt)
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0], words.tokens_in(prompt[0])
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return str(prompt[:64]), len(prompt)
-    raise Refused(400, "prompt must be text or a list of token numbers")
-
-
-async def _streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[bytes]:
-    head = _head(asked, model, chunk=True)
-    sent = 0
-    # Closed by hand: a client that goes away must leave the simulated queue at once, not when memory is tidied.
-    async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as stream:
-        async for made in stream:
-            if asked.chat and not sent:
-                yield _event({**head, "choices": [_piece(asked, "", first=True)]})
-            yield _event({**head, "choices": [_called(asked, sent, made) if asked.call else _said(asked, sent, made)]})
-            sent = made
-    yield _event({**head, "choices": [_piece(asked, "", reason=asked.reason)]})
-    if asked.usage:
-        yield _event({**head, "choices": [], "usage": _usage(asked)})
-    yield b"data: [DONE]\n\n"
-
-
-def _said(asked: Asked, start: int, end: int) -> Document:
-    return _piece(asked, words.text(asked.prompt, start, end))
-
-
-def _called(asked: Asked, start: int, end: int) -> Document:
-    """A piece of the call; the first names it."""
-    assert asked.call
-    function = {"arguments": asked.arguments(start, end)}
-    call: Document = {"index": 0, "function": function}
-    if start == 0:
-        call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": asked.call[0], **function}}
-    return {"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None}
-
-
-def _piece(asked: Asked, text: str, *, first: bool = False, reason: str | None = None) -> Document:
-    if not asked.chat:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-    delta: Document = {"role": "assistant", "content": ""} if first else {"content": text} if text else {}
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def _whole(asked: Asked, model: str) -> Document:
-    text = words.text(asked.prompt, 0, asked.output)
-    choice: Document = {"index": 0, "logprobs": None, "finish_reason": asked.reason}
-    choice |= {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
-    if asked.call:
-        function = {"name": asked.call[0], "arguments": asked.call[1]}
-        call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
-        choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return {**_head(asked, model, chunk=False), "choices": [choice], "usage": _usage(asked)}
-
-
-def _head(asked: Asked, model: str, *, chunk: bool) -> Document:
-    kind = "chat.completion" + (".chunk" if chunk else "") if asked.chat else "text_completion"
-    return {
-        "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-twin-{uuid.uuid4().hex}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
-        "simulation": SAYS,
-    }
-
-
-def _usage(asked: Asked) -> dict[str, int]:
-    return {
-        "prompt_tokens": asked.prompt_tokens,
-        "completion_tokens": asked.output,
-        "total_tokens": asked.prompt_tokens + asked.output,
-    }
-
-
-def _event(document: Json) -> bytes:
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _error(problem: Refused) -> JSONResponse:

@@ -1,50 +1,66 @@
 """Tool calls of a simulation: shaped as an agent's loop needs them, with nothing thought behind them.
 
 A twin that is offered tools calls the first (or the one that `tool_choice` names) with arguments made to fit its
-schema; told a tool's result, it answers with text. So a client's loop runs, and ends.
+schema; told a tool's result, it answers with text. So a client's loop runs, and ends. Schemas are anybody's.
 """
 
 import json
-from typing import Any
-
-from moebox.loose import Json, inner, rows, words
+from collections.abc import Mapping
 
 NESTED = 4  # how deep a schema is filled
+MOST = 16  # properties and items of one place
+PLAINEST: dict[str, object] = {"boolean": False, "null": None}  # of types that have no parts; else a text
 
 
-def chosen(body: Json) -> tuple[str, str] | None:
+def chosen(body: Mapping[str, object]) -> tuple[str, str] | None:
     """The call to make, name and arguments as JSON; None where text is the answer."""
-    functions = {words(tool, "function.name"): inner(tool, "function.parameters") for tool in rows(body, "tools")}
-    functions.pop("", None)
+    functions = _functions(body.get("tools"))
     choice = body.get("tool_choice") or "auto"
     if not functions or choice == "none":
         return None
-    if choice == "auto" and _told_a_result(body):
+    if choice == "auto" and _answered(body.get("messages")):
         return None
-    named = words(choice, "function.name")
-    name = named if named in functions else next(iter(functions))
-    return name, json.dumps(filled(functions[name]))
+    wanted = _object(_object(choice).get("function")).get("name")
+    name, schema = next((function for function in functions if function[0] == wanted), functions[0])
+    return name, json.dumps(filled(schema))
 
 
-def _told_a_result(body: Json) -> bool:
-    messages = rows(body, "messages")
-    return bool(messages) and messages[-1].get("role") == "tool"
+def _functions(tools: object) -> list[tuple[str, object]]:
+    """Names and schemas of what is offered."""
+    offered = [_object(_object(tool).get("function")) for tool in tools] if isinstance(tools, list) else []
+    return [(str(function["name"]), function.get("parameters")) for function in offered if function.get("name")]
 
 
-def filled(schema: Any, depth: int = 0) -> Any:
+def _answered(messages: object) -> bool:
+    """The last message is a tool's result."""
+    return isinstance(messages, list) and bool(messages) and _object(messages[-1]).get("role") == "tool"
+
+
+def _object(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def filled(schema: object, depth: int = 0) -> object:
     """The plainest value that fits a JSON schema."""
     if not isinstance(schema, dict) or depth > NESTED:
         return {}
-    if schema.get("enum"):
-        return schema["enum"][0]
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return choices[0]
     kind = schema.get("type", "object")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
+    kind = str(kind[0] if isinstance(kind, list) and kind else kind)
     if kind == "object":
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or ()
-        return {str(name): filled(properties.get(name, {"type": "string"}), depth + 1) for name in required}
+        return _properties(schema, depth)
     if kind == "array":
-        return [filled(schema.get("items"), depth + 1)] * int(schema.get("minItems") or 0)
+        least = schema.get("minItems")
+        return [filled(schema.get("items"), depth + 1)] * (min(least, MOST) if isinstance(least, int) else 0)
     if kind in ("integer", "number"):
-        return schema.get("minimum", 1)
-    return {"boolean": False, "null": None}.get(str(kind), "simulated")
+        least = schema.get("minimum")
+        return least if isinstance(least, int | float) else 1
+    return PLAINEST.get(kind, "simulated")
+
+
+def _properties(schema: Mapping[str, object], depth: int) -> dict[str, object]:
+    known, required = _object(schema.get("properties")), schema.get("required")
+    names = [name for name in required if isinstance(name, str)][:MOST] if isinstance(required, list) else []
+    return {name: filled(known.get(name, {"type": "string"}), depth + 1) for name in names}

@@ -4,22 +4,21 @@ import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
 
-from moebox.loose import Document, Json, rows, within
 from moebox.twin import words
 from moebox.twin.engine import Engine
+from moebox.twin.openai import SAYS, Document
+from moebox.twin.request import Asked, Json
 
-if TYPE_CHECKING:
-    from moebox.twin.app import Asked
 
-
-def as_chat(body: Json) -> Document:
+def as_chat(body: Json) -> Json:
     """The request in OpenAI's form; what is not there stays away and is refused where a chat's would be."""
     messages: list[object] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     messages += [_message(message) if isinstance(message, dict) else message for message in _listed(body, "messages")]
     tools = [
-        {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}} for tool in rows(body, "tools")
+        {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
+        for tool in _listed(body, "tools")
+        if isinstance(tool, dict)
     ]
     chat: Document = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
     return {**chat, "messages": messages, "tools": tools, "tool_choice": _choice(body.get("tool_choice"))}
@@ -30,22 +29,25 @@ def _listed(body: Json, name: str) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _message(message: Json) -> Document:
+def _message(message: Json) -> Json:
     """A turn; one that holds a tool's result counts as the tool's."""
     content = message.get("content")
-    if any(block.get("type") == "tool_result" for block in rows(message, "content")):
+    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    if any(block.get("type") == "tool_result" for block in blocks):
         return {"role": "tool", "content": json.dumps(content)}
     return {"role": message.get("role"), "content": content}
 
 
 def _choice(given: object) -> object:
-    kind = within(given, "type") or "auto"
+    if not isinstance(given, dict):
+        return "auto"
+    kind = given.get("type")
     if kind == "tool":
-        return {"function": {"name": within(given, "name")}}
+        return {"function": {"name": given.get("name")}}
     return {"any": "required", "none": "none"}.get(str(kind), "auto")
 
 
-def whole(asked: "Asked", model: str) -> Document:
+def whole(asked: Asked, model: str) -> Document:
     """A reply in one piece."""
     head = _head(asked, model)
     block: Document = {"type": "text", "text": words.text(asked.prompt, 0, asked.output)}
@@ -55,7 +57,7 @@ def whole(asked: "Asked", model: str) -> Document:
     return {**head, "content": [block], "stop_reason": _reason(asked), "usage": usage}
 
 
-async def streamed(engine: Engine, asked: "Asked", model: str) -> AsyncIterator[bytes]:
+async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[bytes]:
     """A reply as events, each when the simulation has it."""
     yield _event("message_start", message=_head(asked, model))
     block: Document = {"type": "text", "text": ""}
@@ -76,15 +78,13 @@ async def streamed(engine: Engine, asked: "Asked", model: str) -> AsyncIterator[
     yield _event("message_stop")
 
 
-def _head(asked: "Asked", model: str) -> Document:
-    from moebox.twin.app import SAYS
-
+def _head(asked: Asked, model: str) -> Document:
     usage = {"input_tokens": asked.prompt_tokens, "output_tokens": 0}
     head = {"id": _id("msg"), "type": "message", "role": "assistant", "model": model, "content": []}
     return {**head, "stop_reason": None, "stop_sequence": None, "usage": usage, "simulation": SAYS}
 
 
-def _reason(asked: "Asked") -> str:
+def _reason(asked: Asked) -> str:
     return {"tool_calls": "tool_use", "length": "max_tokens"}.get(asked.reason, "end_turn")
 
 
@@ -92,5 +92,5 @@ def _id(kind: str) -> str:
     return f"{kind}_twin_{uuid.uuid4().hex}"
 
 
-def _event(kind: str, **data: Any) -> bytes:
+def _event(kind: str, **data: object) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **data}, separators=(',', ':'))}\n\n".encode()

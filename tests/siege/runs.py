@@ -1,0 +1,148 @@
+"""Run folders as somebody who means harm would share them: one good folder, and ways to spoil it."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moebox.core.result import document
+from moebox.flows.pipeline import PIPELINE
+from moebox.store import Run
+from tests.bench.example import measurement
+from tests.report.making import a_run
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\u202e<script>alert(1)</script>`$(id)`|a|\n# forged"
+NUMBERS = (-1, 0, 10**30, -(10**30), 1e308, float("nan"), float("inf"), -0.5, True)
+TEXTS = ("", "x" * 5000, ESCAPES, "../../../etc/passwd", "/etc/passwd", "\ud800", "2026-13-99", "NaN", "1e999")
+SHAPES: tuple[object, ...] = (None, [], {}, [1, 2], {"a": 1}, [[[[[]]]]], [None], {"": None})
+VALUES: tuple[object, ...] = (*NUMBERS, *TEXTS, *SHAPES)
+
+STEPS = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
+
+
+def good(runs: Path) -> Run:
+    """A whole run with measurements of our own, and a pipeline that ended after its plan."""
+    run = a_run(runs)
+    run.write_json("measurements/own.json", document(measurement()))
+    steps = [{"name": name, "state": "done" if name == "plan" else "waiting"} for name in STEPS]
+    run.write_json(PIPELINE, {"request": {"until": "plan", "recipe": "k26"}, "steps": steps})
+    return run
+
+
+def places(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where in a document something stands, itself included."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*at, key))
+
+
+def put(value: Any, at: tuple[str | int, ...], new: object) -> Any:
+    """The document with `new` at a place."""
+    if not at:
+        return new
+    value[at[0]] = put(value[at[0]], at[1:], new)
+    return value
+
+
+def files(run: Run) -> list[Path]:
+    """Its files of JSON."""
+    return sorted([*run.path.rglob("*.json"), *run.path.rglob("*.jsonl")])
+
+
+def spoil(path: Path, place: int, value: object) -> None:
+    """Put `value` at the `place`th place of a file, counted round and round."""
+    text = path.read_text().strip()
+    lines = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    known = list(places(lines))
+    lines = put(lines, known[place % len(known)], value)
+    if path.suffix == ".jsonl" and isinstance(lines, list):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        path.write_text(json.dumps(lines))
+
+
+def replaced(name: str, data: bytes) -> Callable[[Run], None]:
+    """A file with these bytes."""
+
+    def attack(run: Run) -> None:
+        path = run.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+
+    return attack
+
+
+def instead(name: str, make: Callable[[Path], object]) -> Callable[[Run], None]:
+    """Something that is no file where a file was."""
+
+    def attack(run: Run) -> None:
+        path = run.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return attack
+
+
+def many(name: str, count: int) -> Callable[[Run], None]:
+    """So many files of this kind."""
+
+    def attack(run: Run) -> None:
+        for number in range(count):
+            run.write_json(name.format(number), {"completed": 1, "output_throughput": 1.0, "max_concurrency": number})
+
+    return attack
+
+
+def unwritable(run: Run) -> None:
+    """Folders where files are wanted, and files where folders are."""
+    (run.path / "report.html").mkdir()
+    with contextlib.suppress(OSError):
+        for path in (run.path / "verdicts").iterdir():
+            path.unlink()
+        (run.path / "verdicts").rmdir()
+    (run.path / "verdicts").write_text("a file")
+
+
+FIGURES = b'{"completed": %s, "output_throughput": %s, "max_concurrency": %s, "mean_ttft_ms": %s}'
+JOURNAL, RECIPE, ROW = "events.jsonl", "recipe.toml", "measurements/x.json"
+RUNS: dict[str, Callable[[Run], None]] = {
+    "a journal of nothing but brackets": replaced(JOURNAL, b"[" * 200_000 + b"\n"),
+    "a journal of NULs": replaced(JOURNAL, bytes(100_000)),
+    "a journal of a hundred thousand lines": replaced(
+        "events.jsonl", b'{"kind": "x", "time": 1, "data": {}}\n' * 100_000
+    ),
+    "a journal of other shapes": replaced(
+        "events.jsonl", b'7\n"x"\nnull\n[]\n{"kind": 7}\n{"kind": "attempt.ready"}\n'
+    ),
+    "times beyond all calendars": replaced(JOURNAL, b'{"kind": "run.created", "time": 1e300, "data": {}}\n' * 3),
+    "a pipeline that is a list": replaced(PIPELINE, b"[]"),
+    "a pipeline of steps nobody knows": replaced(
+        PIPELINE, b'{"request": {}, "steps": [{"name": "rm", "state": "done"}]}'
+    ),
+    "a pipeline whose recipe is elsewhere": replaced(PIPELINE, b'{"request": {"recipe": "/etc/shadow"}, "steps": []}'),
+    "a pipeline of a megabyte of brackets": replaced(PIPELINE, b"{" * 2**20),
+    "a recipe that runs commands": replaced(RECIPE, b'name = "$(touch /tmp/x)"\nengine = "vllm"\nmodel = "m"\n'),
+    "a recipe that is none": replaced(RECIPE, b"\xff\xfe\x00"),
+    "figures that are none": replaced(ROW, FIGURES % (b"NaN", b"Infinity", b"-1", b"-Infinity")),
+    "figures beyond all bounds": replaced(ROW, FIGURES % (b"1e400", b"1e308", b"1" + b"0" * 400, b"-5")),
+    "figures of words": replaced(ROW, FIGURES % (b'"many"', b"[]", b"{}", b"null")),
+    "a name that leaves the folder": replaced(
+        ROW, b'{"completed": 1, "output_throughput": 5, "samples": "../../../../etc/passwd"}'
+    ),
+    "samples that are none": replaced("measurements/own.samples", b'{"magic": "moebox-samples-1"}\n' + bytes(99)),
+    "two thousand measurements": many("measurements/m{:05d}.json", 2000),
+    "evidence of ten megabytes": replaced(
+        "verdicts/99-x.json", b'{"name": "x", "verdict": "fail", "evidence": "' + b"y" * 10_000_000 + b'"}'
+    ),
+    "names that move the cursor": replaced(
+        "verdicts/99-y.json", json.dumps({"name": ESCAPES, "verdict": ESCAPES, "probes": [{"name": ESCAPES}]}).encode()
+    ),
+    "a pipe for a log": instead("engine.log", os.mkfifo),
+    "a link for a box": instead("box.toml", lambda path: path.symlink_to("/etc/passwd")),
+    "a loop of links": instead("measurements/loop.json", lambda path: path.symlink_to(path)),
+    "folders for files": unwritable,
+}

@@ -1,0 +1,123 @@
+"""Run folders from anybody, through every command that reads one: no hang, no crash, no nonsense."""
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebox.cli import main
+from moebox.store import Run
+from tests.siege.runs import RUNS, VALUES, files, good, spoil
+
+PATIENCE_S = 240  # for all commands on one folder, on a busy machine: a hang, not a figure
+NONSENSE = re.compile(r"(?<![\w./\"'-])-?(nan|infinity|inf)(?![\w\"'-])|\d{25,}|e\+?(30|308)\b", re.IGNORECASE)
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """A hang is an error of this test, not of whoever waits for the suite."""
+
+    def ring(number: int, frame: object) -> None:
+        raise AssertionError(f"hung for {PATIENCE_S} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(PATIENCE_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def commands(run: Run, out: Path) -> list[list[str]]:
+    """Everything that reads a run folder."""
+    here = str(run.path)
+    return [
+        ["runs", "show", here],
+        ["runs", "--runs", str(run.path.parent)],
+        ["report", here, "--md", "-o", str(out / "report.html")],
+        ["report", here, here, "--md", "-o", str(out / "two.html")],
+        ["pack", here, "-o", str(out / "pack")],
+        ["run", "--resume", here, "--until", "plan", "--yes"],
+    ]
+
+
+def judged(words: list[str], capsys: pytest.CaptureFixture[str], out: Path) -> None:
+    """An exit code that means something, and texts that a person may read."""
+    code = main(words)
+    shown = capsys.readouterr()
+    made = "".join(path.read_text(errors="replace") for path in out.glob("*.md"))
+    assert code in (0, 1, 2, 3), words
+    assert "Traceback" not in shown.err, words
+    assert shown.err.count("error:") == (code in (2, 3)), shown.err
+    assert "root:" not in shown.out + shown.err + made
+    assert "\x1b" not in shown.out + shown.err + made
+    assert "<script>alert" not in made
+    for line in (shown.out + made).splitlines():
+        assert not NONSENSE.search(line), (words, line)
+
+
+def besiege(run: Run, capsys: pytest.CaptureFixture[str], out: Path) -> None:
+    """Every command on one folder."""
+    out.mkdir()
+    for words in commands(run, out):
+        judged(words, capsys, out)
+
+
+def test_there_are_enough_of_them() -> None:
+    """At least twenty."""
+    assert len(RUNS) >= 20
+
+
+def test_a_good_folder_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the others would prove nothing."""
+    run = good(tmp_path / "runs")
+    besiege(run, capsys, tmp_path / "out")
+
+    assert (tmp_path / "out" / "report.md").read_text().count("tok/s") > 1
+
+
+SOME = ("a journal of other shapes", "figures that are none", "names that move the cursor", "folders for files")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_some_hostile_folders(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of each sort."""
+    run = good(tmp_path / "runs")
+    RUNS[name](run)
+    besiege(run, capsys, tmp_path / "out")
+
+
+@pytest.mark.siege
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in SOME])
+def test_every_hostile_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All the others."""
+    run = good(tmp_path / "runs")
+    RUNS[name](run)
+    besiege(run, capsys, tmp_path / "out")
+
+
+PLACES = st.tuples(st.integers(0, 99), st.integers(0, 999), st.sampled_from(VALUES))  # file, place, value
+
+
+@pytest.mark.siege
+@settings(max_examples=60)
+@given(
+    spoilt=st.lists(
+        st.tuples(st.integers(0, 99), st.integers(0, 999), st.sampled_from(VALUES)), min_size=1, max_size=3
+    ),
+    which=st.integers(0, 5),
+)
+def test_any_value_anywhere(
+    spoilt: list[tuple[int, int, object]], which: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A file of ours with something else in one to three places, through one of the commands."""
+    folder = tmp_path_factory.mktemp("spoilt")
+    run, out = good(folder / "runs"), folder / "out"
+    out.mkdir()
+    for file, place, value in spoilt:
+        known = files(run)
+        spoil(known[file % len(known)], place, value)
+    assert main(commands(run, out)[which]) in (0, 1, 2, 3)
