@@ -79,7 +79,13 @@ def test_a_good_folder_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (tmp_path / "out" / "report.md").read_text().count("tok/s") > 1
 
 
-SOME = ("a journal of other shapes", "figures that are none", "names that move the cursor", "folders for files")
+SOME = (
+    "a journal of other shapes",
+    "times beyond all calendars",
+    "figures that are none",
+    "names that move the cursor",
+    "folders for files",
+)
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -6,6 +6,7 @@ import time
 from moebox import units
 
 DASH = "–"
+LAST_MOMENT = 253_402_300_800.0  # the year 10000: whoever wrote that had no clock
 
 
 def number(value: object, digits: int | None = None) -> str:
@@ -72,12 +73,17 @@ def times(value: float) -> str:
 
 def day(moment: float) -> str:
     """A date: 29 January 2026."""
-    return time.strftime("%d %B %Y", time.gmtime(moment)).lstrip("0") if moment > 0 else "undated"
+    return _written(moment, "%d %B %Y").lstrip("0")
 
 
 def clock(moment: float) -> str:
     """A moment: 2026-01-29 14:05:09 UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment)) if moment > 0 else "undated"
+    return _written(moment, "%Y-%m-%d %H:%M:%S UTC")
+
+
+def _written(moment: float, form: str) -> str:
+    """A moment that a calendar of four digits has."""
+    return time.strftime(form, time.gmtime(moment)) if 0 < moment < LAST_MOMENT else "undated"
 
 
 def listed(words: list[str]) -> str:
