@@ -48,6 +48,7 @@ class Asked:
         turns: Turns of a conversation, each on top of the ones before; 16 is an agent at work.
         think: Seconds between an answer and the next turn, such as 2s.
         cold: Seconds that the first step takes longer, such as 26s for kernels compiled at first use.
+        window: Seconds over which the client sends its first requests, such as 3.6s; all at once without it.
         prefill_engines: Engines like this one that read the prompts and hand the cache over; none without it.
         accept: Share of draft tokens accepted, where it is known, such as 0.6.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
@@ -68,6 +69,7 @@ class Asked:
     turns: int = 1
     think: str = ""
     cold: str = ""
+    window: str = ""
     prefill_engines: int = 0
     accept: float | None = None
     kv_tokens: int | None = None
@@ -230,7 +232,8 @@ def _load(base: Workload, asked: Asked, streams: int) -> Workload:
     least = 1 if asked.per_stream else LEAST
     requests = asked.requests or min(max(each * streams, least), MOST)
     warm = None if asked.warm is None else int(asked.warm * streams)
-    return replace(base, concurrency=streams, requests=requests, warm=warm)
+    spacing = _seconds("--window", asked.window) / streams
+    return replace(base, concurrency=streams, requests=requests, warm=warm, spacing_s=spacing)
 
 
 def _check(asked: Asked) -> None:
