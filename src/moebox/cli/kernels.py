@@ -75,15 +75,10 @@ def kernels(
         return show_cache(cache, arch_name if arch_name != "sm_120" else "", as_json=json)
     if configs:
         return show_configs(configs, target.name, as_json=json)
-    if engine is None:
-        hint = " or ".join(f"--engine {name}" for name in compiled_engines())
-        raise BadInput("--engine is missing", hint=f"{hint}; or --cache, or --configs")
-    if engine not in compiled_engines():
-        raise UnknownName("engine with kernels to compile", engine, compiled_engines())
     from moebox.kernels import scan as scans
 
     request = scans.Request(
-        engine=engine,
+        engine=compiled_engine(engine),
         arch=target,
         model=catalogue.model(model),
         tp=tp,
@@ -95,29 +90,58 @@ def kernels(
     if tune:
         return tune_here(request, output or Path("tuned"), as_json=json)
     if revert:
-        from moebox.kernels.patch import revert as undo
-
-        for path in undo(scans.engine_root(request), engine):
-            people().print(f"restored {path}")
-        return 0
+        return reverted(request)
     folder = opened(run) if run else None
+    found = scanned(request, folder)
+    if fix:
+        from moebox.cli.kernels_fix import mend
+
+        return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
+    return show_scan(found, as_json=json)
+
+
+def compiled_engine(name: str | None) -> str:
+    """The engine that is asked for, if its kernels can be compiled without it."""
+    if name is None:
+        hint = " or ".join(f"--engine {name}" for name in compiled_engines())
+        raise BadInput("--engine is missing", hint=f"{hint}; or --cache, or --configs")
+    if name not in compiled_engines():
+        raise UnknownName("engine with kernels to compile", name, compiled_engines())
+    return name
+
+
+def reverted(request: "Request") -> int:
+    """Applied patches taken back."""
+    from moebox.kernels.patch import revert
+    from moebox.kernels.scan import engine_root
+
+    for path in revert(engine_root(request), request.engine):
+        people().print(f"restored {path}")
+    return 0
+
+
+def scanned(request: "Request", folder: "Run | None") -> KernelScan:
+    """Compile, with the time left by the last time; findings are kept in `folder`."""
+    from moebox.kernels import scan as scans
+
     scans.engine_root(request)  # an engine that is not there is named before anything is said to compile
-    with Waiting(f"compiling {engine}'s kernels for {target.name}", _key(request)):
+    with Waiting(f"compiling {request.engine}'s kernels for {request.arch.name}", _key(request)):
         found = scans.scan(request)
     if folder:
         from moebox.flows.kernels import compiled, keep
 
         keep(folder, compiled(found))
-    if json and not fix:
+    return found
+
+
+def show_scan(found: KernelScan, *, as_json: bool) -> int:
+    """The findings; 1 when a kernel will not launch."""
+    if as_json:
         emit(document(found))
-    elif not fix:
+    else:
         from moebox.cli.kernels_view import report
 
         people().print(report(found, people().width))
-    if fix:
-        from moebox.cli.kernels_fix import mend
-
-        return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
     return 1 if found.bad else 0
 
 
