@@ -28,6 +28,7 @@ from moebox.store import Run
 ENGINE = Path(__file__).with_name("engine.py")
 START_S = 60.0
 SLURM = Where(slurm=True, node_python=sys.executable)
+QUIET = iter(range(20_000 + os.getpid() % 5_000 * 2, 32_000, 2))
 NAMES = ("n1", "n2")
 CONF = """ClusterName=loop
 SlurmctldHost={host}(127.0.0.1)
@@ -172,6 +173,16 @@ def ssh_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(folder=folder, port=port)
 
 
+def quiet_port() -> int:
+    """A port that is free with the next one, below those that connections take; another each time."""
+    for port in QUIET:
+        with contextlib.suppress(OSError):
+            for taken in (port, port + 1):
+                socket.create_server(("127.0.0.1", taken)).close()
+            return port
+    raise AssertionError("no two ports are free")
+
+
 def open_port(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
@@ -198,7 +209,7 @@ def spanning(tmp_path: Path) -> Callable[..., Path]:
             served_name="small",
             parallel=Parallel(tp=1, pp=2, nodes=2),
             runtime=Runtime(entry=f"{sys.executable} {ENGINE} serve"),
-            listen=Listen(port=free_port()),
+            listen=Listen(port=quiet_port()),
             env={"SMALL_ENGINE": mode, "SMALL_ENGINE_PORT": str(free_port())},
         )
         path = tmp_path / "span.toml"

@@ -1,9 +1,7 @@
 """llama.cpp over two nodes by its own RPC backend: the real servers, the phantom's weights, Slurm and ssh."""
 
-import contextlib
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from moebox.serve.agent import marked
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.recipes import read_recipe
 from moebox.serve.session import Session
-from tests.cluster.conftest import SLURM, Cluster, hosts, ranks_gone, session
+from tests.cluster.conftest import SLURM, Cluster, hosts, quiet_port, ranks_gone, session
 
 pytestmark = pytest.mark.engine
 PATIENCE_S = 300
@@ -28,16 +26,6 @@ PATIENCE_S = 300
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured here: a few megabytes show that the way is open."""
     monkeypatch.setattr(node_checks, "REACH_BYTES", 4 << 20)
-
-
-def quiet_port() -> int:
-    """A port that is free with the next one, below those that connections take."""
-    for port in range(20_000 + os.getpid() % 5_000, 32_000, 2):
-        with contextlib.suppress(OSError):
-            for taken in (port, port + 1):
-                socket.create_server(("127.0.0.1", taken)).close()
-            return port
-    raise AssertionError("no two ports are free")
 
 
 @pytest.fixture

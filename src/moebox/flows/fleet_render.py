@@ -34,6 +34,7 @@ wait_for() {
     case "$(squeue --noheader --jobs "$1" --format %T 2>/dev/null)" in
       RUNNING)
         host="$(squeue --noheader --jobs "$1" --format %B)"
+        host="$(scontrol show node "$host" --oneliner | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')"
         if curl --silent --fail --max-time 5 "http://$host:$2/health" >/dev/null; then
           echo "$host"
           return

@@ -18,6 +18,7 @@ from moebox.render.quoting import slot
 
 # Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
 LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
+EVERYWHERE = "0.0.0.0"  # noqa: S104
 WORKER = dataclasses.replace(LEADER, follows=True)
 
 
@@ -109,7 +110,7 @@ def _arguments(whole: Pieces, recipe: Recipe) -> list[comments.Item]:
 
 def _open(deployment: Deployment) -> Deployment:
     """Other machines must reach it: it listens on all addresses, and the cluster's network is the fence."""
-    listen = dataclasses.replace(deployment.recipe.listen, host="0.0.0.0")  # noqa: S104
+    listen = dataclasses.replace(deployment.recipe.listen, host=EVERYWHERE)
     return deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
 
 

@@ -1,0 +1,102 @@
+"""Rendered files really run on the two-node Slurm: a job over both nodes, and a fleet of two jobs behind a router."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebox import codec, http
+from moebox.checkpoint import deploy
+from moebox.core.recipe import Parallel
+from moebox.flows.fleet_render import fleet_files
+from moebox.render import render
+from moebox.serve.recipes import read_recipe
+from tests.cluster.conftest import Cluster, quiet_port, said, until
+
+pytestmark = pytest.mark.engine
+VENV = Path(os.environ.get("MOEBOX_ROUTER_VENV", ".venv-router")).absolute()
+CHAT = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendered jobs listen on every address of their node; these must not."""
+    monkeypatch.setattr("moebox.render.cluster.EVERYWHERE", "127.0.0.1")
+
+
+def serves(port: int) -> bool:
+    return http.post_json(f"http://127.0.0.1:{port}/v1/chat/completions", CHAT).ok
+
+
+def submitted(path: Path) -> str:
+    done = subprocess.run(
+        ["sbatch", "--parsable", str(path)], capture_output=True, text=True, cwd=path.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def no_job() -> bool:
+    return not said(["squeue", "--noheader"]).strip()
+
+
+@pytest.fixture
+def jobs_end() -> Iterator[None]:
+    yield
+    for job in said(["squeue", "--noheader", "--format=%i"]).split():
+        subprocess.run(["scancel", job], check=False)
+    until(no_job, "a job stays")
+
+
+def test_a_rendered_job_serves_from_two_nodes_and_ends_as_one(
+    slurm: Cluster, spanning: Callable[..., Path], tmp_path: Path, jobs_end: None
+) -> None:
+    recipe = read_recipe(str(spanning()))
+    path = tmp_path / "span.sbatch"
+    path.write_text(render(deploy(recipe), "slurm"))
+    job = submitted(path)
+    log = tmp_path / f"span-{job}.log"
+    until(
+        lambda: serves(recipe.listen.port), f"it never served: {log.read_text() if log.exists() else said(['squeue'])}"
+    )
+    assert "node 1 of 2" in log.read_text()
+    workers = said(["pgrep", "-f", f"engine.py serve .*--node-rank 1 .*{recipe.listen.port}|--node-rank 1"]).split()
+    assert workers
+    subprocess.run(["scancel", job], check=True)
+    until(lambda: no_job() and not serves(recipe.listen.port), "the job stays")
+
+
+def test_a_rendered_fleet_submits_its_members_and_serves_and_its_end_cancels_them(
+    slurm: Cluster, spanning: Callable[..., Path], tmp_path: Path, jobs_end: None
+) -> None:
+    recipe = replace(read_recipe(str(spanning())), parallel=Parallel())
+    (tmp_path / "member.toml").write_text(codec.to_toml(recipe))
+    port = quiet_port()
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        f'name = "pair"\n[router]\nport = {port}\n[[member]]\nname = "m"\nrecipe = "member.toml"\ncount = 2\n'
+    )
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in fleet_files(path, "slurm").items():
+        (out / name).write_text(text)
+    with open(tmp_path / "fleet.log", "wb") as log:
+        fleet = subprocess.Popen(
+            ["bash", str(out / "fleet.sh")],
+            env={**os.environ, "PYTHON": str(VENV / "bin" / "python")},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: serves(port) or fleet.poll() is not None, (tmp_path / "fleet.log").read_text())
+        assert fleet.poll() is None, (tmp_path / "fleet.log").read_text()
+        assert len(said(["squeue", "--noheader"]).splitlines()) == 2
+    finally:
+        os.killpg(fleet.pid, signal.SIGTERM)
+        fleet.wait(60)
+    until(no_job, "a member stays")
