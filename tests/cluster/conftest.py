@@ -61,6 +61,13 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=1:00:00 State=UP
 """
 
 
+# NODE_FAULT reaches the second node alone; a Python in its place acts it out.
+SSH = """#!/bin/sh
+case " $* " in *" s2 "*) [ -z "$NODE_FAULT" ] || set -- -o "SetEnv=NODE_FAULT=$NODE_FAULT" "$@" ;; esac
+exec {real} -F {folder}/config "$@"
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """What a test needs to know of it."""
@@ -154,7 +161,7 @@ def ssh_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     shutil.copy(folder / "user.pub", keys)
     keys.chmod(0o600)
     daemon = f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {keys}\n"
-    daemon += f"PidFile {folder}/pid\n"
+    daemon += f"PidFile {folder}/pid\nAcceptEnv NODE_FAULT\n"
     daemon += "StrictModes no\nPermitRootLogin yes\nUsePAM no\nPasswordAuthentication no\n"
     (folder / "sshd_config").write_text(daemon)
     client = (
@@ -164,7 +171,7 @@ def ssh_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (folder / "config").write_text(client)
     real = shutil.which("ssh")
     (folder / "bin").mkdir()
-    (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {real} -F {folder}/config "$@"\n')
+    (folder / "bin" / "ssh").write_text(SSH.format(real=real, folder=folder))
     (folder / "bin" / "ssh").chmod(0o755)
     Path("/run/sshd").mkdir(exist_ok=True)
     running = [started([shutil.which("sshd") or "sshd", "-D", "-e", "-f", str(folder / "sshd_config")], folder / "out")]
