@@ -123,7 +123,7 @@ def coverage() -> list[Figure]:
     }
     inside = {f"{name}, own hosts": [case.covered(fitted=True) for case in cases] for name, cases in own.items()}
     inside["as forecasts print it, every host left out in turn"] = spreads.left_out()
-    return [_covered(name, held) for name, held in inside.items() if held]
+    return [_covered(name, held) for name, held in inside.items()]
 
 
 def _covered(name: str, held: list[bool]) -> Figure:

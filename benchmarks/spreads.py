@@ -102,8 +102,6 @@ def keep_left_out(found: list[tuple[str, Key, bool, list[float]]]) -> None:
 
 def left_out() -> list[bool]:
     """Of every rate of every host that was left out of the fit: whether it lies in the band as forecasts print it."""
-    if not LEFT_OUT.exists():
-        return []
     with open(LEFT_OUT, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
