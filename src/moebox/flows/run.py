@@ -36,6 +36,11 @@ from moebox.verify.ladder import verify
 
 T = TypeVar("T")
 Listener = Callable[[str, Any], None]  # ("step", Step), ("news", str), ("rung", Verdict), ("trial", Trial)
+NOT_SIMULATED: dict[Name, str] = {
+    "rehearse": "a simulation",
+    "climb": "a simulation has no settings that could break",
+    "task": "a simulation does no work",
+}
 LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 
@@ -120,12 +125,10 @@ class Runner:
         """Why a step is left out; "" when it is to be done."""
         if name in self.request.skip:
             return "left out by --skip"
-        if name == "rehearse" and (self.request.twin or self._recipe().runtime.kind == "embedded"):
-            return "nothing to rehearse: the engine is embedded" if not self.request.twin else "a simulation"
-        if name == "climb" and self.request.twin:
-            return "a simulation has no settings that could break"
-        if name == "task" and self.request.twin:
-            return "a simulation does no work"
+        if self.request.twin and name in NOT_SIMULATED:
+            return NOT_SIMULATED[name]
+        if name == "rehearse" and self._recipe().runtime.kind == "embedded":
+            return "nothing to rehearse: the engine is embedded"
         if name == "task" and not self.request.model and self.request.until != "task":
             return "the rehearsal model does no jobs; `--until task` tries"
         if name == "doctor" and self.request.box:

@@ -61,17 +61,17 @@ def read(path: Path) -> Calibration:
 
 def get(name: str) -> Calibration:
     """The one called `name`, or whose id begins so."""
-    known = {one.id: one for one in shelf().calibrations}
+    known = {calibration.id: calibration for calibration in shelf().calibrations}
     if name in known:
         return known[name]
-    near = [one for key, one in known.items() if name and key.startswith(name)]
-    if len(near) == 1:
-        return near[0]
-    if near:
-        raise BadInput(f"{len(near)} calibrations begin with {name!r}", hint=", ".join(one.id for one in near[:5]))
-    raise UnknownName(
-        "calibration", name, known, hint=None if known else "`moebox rehearse RECIPE --measure` makes one"
-    )
+    near = [calibration for key, calibration in known.items() if name and key.startswith(name)]
+    if len(near) > 1:
+        ids = ", ".join(calibration.id for calibration in near[:5])
+        raise BadInput(f"{len(near)} calibrations begin with {name!r}", hint=ids)
+    if not near:
+        hint = None if known else "`moebox rehearse RECIPE --measure` makes one"
+        raise UnknownName("calibration", name, known, hint=hint)
+    return near[0]
 
 
 def keep(calibration: Calibration) -> Path:

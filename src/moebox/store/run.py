@@ -33,6 +33,15 @@ def runs_dir() -> Path:
     return files.data_home() / "moebox" / "runs"
 
 
+def _folders(home: Path) -> list[Path]:
+    return sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else []
+
+
+def _is_called(folder: str, name: str) -> bool:
+    """By its beginning or its end."""
+    return folder.startswith(name) or folder.endswith(name)
+
+
 class Run:
     """One run's folder."""
 
@@ -70,15 +79,16 @@ class Run:
         for path in (Path(name), home / name):
             if name and path.is_dir():
                 return cls(path)
-        there = sorted(one for one in home.iterdir() if one.is_dir()) if home.is_dir() else []
-        if name == LATEST and there:
-            return cls(there[-1])
-        matches = [one for one in there if name and (one.name.startswith(name) or one.name.endswith(name))]
-        if len(matches) == 1:
-            return cls(matches[0])
-        if matches:
-            raise BadInput(f"{len(matches)} runs are called {name!r}…", hint=", ".join(one.name for one in matches[:5]))
-        raise BadInput(f"no run called {name!r} in {home}", hint="`moebox runs` lists them")
+        folders = _folders(home)
+        if name == LATEST and folders:
+            return cls(folders[-1])
+        matches = [folder for folder in folders if name and _is_called(folder.name, name)]
+        if not matches:
+            raise BadInput(f"no run called {name!r} in {home}", hint="`moebox runs` lists them")
+        if len(matches) > 1:
+            names = ", ".join(folder.name for folder in matches[:5])
+            raise BadInput(f"{len(matches)} runs are called {name!r}…", hint=names)
+        return cls(matches[0])
 
     @property
     def id(self) -> str:
