@@ -18,7 +18,7 @@ LONG_TRIALS = 12  # below so many a fifth of it must do
 ABLE_WORDS = 60  # that a model repeats if it can repeat thousands
 WORD_TOKENS = 8  # that a word is at most
 ROOM = 0.85  # of the context that question and answer fill
-SPARE = 1.1  # of the tokens that such an answer takes by the first one's count
+SPARE = 1.3  # of the tokens that such an answer takes by the first one's count
 UNKNOWN_LIMIT = 4096
 LONGEST_LOOP = 64  # words that may repeat
 THREAD = 0.8  # of the words right and in order: the thread was kept
@@ -120,7 +120,13 @@ async def long_answer(ask: Asker) -> str | Warned:
     if got == want:
         return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
     kept = _alike(want, got)
-    if kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept])):
+    ended = kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept]))
+    asked_for = (
+        made is None or made >= tokens - ABLE_WORDS
+    )  # a server that says `length` earlier has a limit of its own
+    if ended and answer.finish == "length" and asked_for:
+        return f"{kept:,} of {words:,} words, then the limit of {tokens:,} tokens that was asked for"
+    if ended:
         why = f"{words:,} words were to come, it ended after {kept:,} with {answer.finish!r}"
         ask.tally.add("text" + STREAMED, why)
         return why
