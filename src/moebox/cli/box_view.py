@@ -1,5 +1,7 @@
 """A box as a picture for the terminal."""
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -93,36 +95,51 @@ def slot(gpu: Gpu) -> Text:
 def facts(box: Box) -> RenderableType:
     """CPU, memory and what is installed."""
     table = Table.grid(padding=(0, 2))
-    for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
-        kind = f"{rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
-        table.add_row("GPU", f"{short(gpu)}: {kind}")
-    for index, gpu in enumerate(box.gpus):
-        for holder in gpu.holders:
-            who = f"pid {holder.pid} {holder.name or '(another user)'}"
-            ours = f", moebox's {holder.instance}: a plan counts it as free" if holder.instance else ""
-            table.add_row(f"gpu{index} held", f"{who}, {gb(holder.bytes)}{ours}")
-    cpu = box.cpu
-    if cpu.model or cpu.cores:
-        nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
-        sockets = "1 socket" if cpu.sockets == 1 else f"{cpu.sockets} sockets"
-        table.add_row("CPU", f"{cpu.model}, {sockets}, {cpu.cores} cores{nodes}")
-    if box.ram:
-        free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
-        table.add_row("RAM", f"{gib(box.ram)}{free}{speed(box)}")
-    if box.nodes > 1:
-        table.add_row("network", between_nodes(box))
-    host = box.host
-    if host:
-        table.add_row("driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none")
-        state = ", ".join(f"{n} {v}" for n, v in (("IOMMU", host.iommu), ("ACS", host.acs)) if v)
-        table.add_row("host", f"{host.system}, {gib(host.shm)} /dev/shm{', ' + state if state else ''}")
-        table.add_row("disk", f"{gb(host.disk_free)} free for models")
-        for label, found in (("containers", host.runtimes), ("engines", host.engines)):
-            table.add_row(label, ", ".join(f"{name} {v}" for name, v in found.items()) or "none found")
+    for label, text in (*_gpu_facts(box), *_memory_facts(box), *_host_facts(box)):
+        table.add_row(label, text)
     unsure = sorted({field for gpu in box.gpus for field in gpu.unverified})
     if unsure:
         table.add_row("unverified", f"{', '.join(unsure)} rates: from data sheets, not measured here")
     return table
+
+
+def _gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
+    """Each kind of GPU, and who holds memory of which."""
+    for gpu in {gpu.name: gpu for gpu in box.gpus}.values():
+        kind = f"{rate(gpu.bandwidth)}, sm {gpu.sm}, {gpu.smem:,} B of shared memory a block"
+        yield "GPU", f"{short(gpu)}: {kind}"
+    for index, gpu in enumerate(box.gpus):
+        for holder in gpu.holders:
+            who = f"pid {holder.pid} {holder.name or '(another user)'}"
+            ours = f", moebox's {holder.instance}: a plan counts it as free" if holder.instance else ""
+            yield f"gpu{index} held", f"{who}, {gb(holder.bytes)}{ours}"
+
+
+def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
+    """Processor, RAM, and the network where there are several nodes."""
+    cpu = box.cpu
+    if cpu.model or cpu.cores:
+        nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
+        sockets = "1 socket" if cpu.sockets == 1 else f"{cpu.sockets} sockets"
+        yield "CPU", f"{cpu.model}, {sockets}, {cpu.cores} cores{nodes}"
+    if box.ram:
+        free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
+        yield "RAM", f"{gib(box.ram)}{free}{speed(box)}"
+    if box.nodes > 1:
+        yield "network", between_nodes(box)
+
+
+def _host_facts(box: Box) -> Iterator[tuple[str, str]]:
+    """Driver, system, disk, and what is installed; nothing of a described box."""
+    host = box.host
+    if not host:
+        return
+    yield "driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none"
+    state = ", ".join(f"{name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
+    yield "host", f"{host.system}, {gib(host.shm)} /dev/shm{', ' + state if state else ''}"
+    yield "disk", f"{gb(host.disk_free)} free for models"
+    for label, found in (("containers", host.runtimes), ("engines", host.engines)):
+        yield label, ", ".join(f"{name} {version}" for name, version in found.items()) or "none found"
 
 
 def speed(box: Box) -> str:

@@ -77,27 +77,35 @@ def section(stories: Sequence[Story]) -> Section | None:
 def table(stories: Sequence[Story], groups: Sequence[tuple[int, Level]], workload: str, *, named: bool) -> Table:
     """The figures under one workload; columns nobody filled are left out, runs named where there are several."""
     levels = [level for _, level in groups]
+    filled: list[tuple[Column, list[Cell]]] = []
+    if named:
+        filled.append((_text("Run"), [words(stories[index].label, colour=colour(index)) for index, _ in groups]))
+    if _named_apart(levels):
+        filled.append((_text("Measurement"), [words(level.name) for level in levels]))
     shown = [figure for figure in FIGURES if any(figure.read(level) is not None for level in levels)]
-    remarks = [remark(level) for level in levels]
-    several = len({level.name for level in levels}) > 1 and not all(level.concurrency for level in levels)
-    heads = [Column(title="Run", numeric=False)] if named else []
-    heads += [Column(title="Measurement", numeric=False)] if several else []
-    heads += [Column(title=figure.title) for figure in shown]
-    heads += [Column(title="Remark", numeric=False)] if any(remarks) else []
-    rows = []
-    for (index, level), said in zip(groups, remarks, strict=True):
-        row = [words(stories[index].label, colour=colour(index))] if named else []
-        row += [words(level.name)] if several else []
-        row += [entry(figure, level, levels) for figure in shown]
-        row += (
-            [words(said or " ", tone="warn" if level.client_limited or level.flags or level.failed else "quiet")]
-            if any(remarks)
-            else []
-        )
-        rows.append(tuple(row))
+    filled += [(Column(title=figure.title), [entry(figure, level, levels) for level in levels]) for figure in shown]
+    if any(remark(level) for level in levels):
+        filled.append((_text("Remark"), [remarked(level) for level in levels]))
     whose = "" if named or len(stories) == 1 else stories[groups[0][0]].label
     title = " · ".join(part for part in (whose, workload) if part)
-    return Table(caption=title or "Measurements", columns=tuple(heads), rows=tuple(rows), note=sources(levels))
+    rows = tuple(zip(*(cells for _, cells in filled), strict=True))
+    heads = tuple(head for head, _ in filled)
+    return Table(caption=title or "Measurements", columns=heads, rows=rows, note=sources(levels))
+
+
+def _text(title: str) -> Column:
+    return Column(title=title, numeric=False)
+
+
+def _named_apart(levels: Sequence[Level]) -> bool:
+    """Whether rows are told apart by their names, because not all have a concurrency."""
+    return len({level.name for level in levels}) > 1 and not all(level.concurrency for level in levels)
+
+
+def remarked(level: Level) -> Cell:
+    """The remark as a cell; one that questions the row stands out."""
+    doubtful = level.client_limited or level.flags or level.failed
+    return words(remark(level) or " ", tone="warn" if doubtful else "quiet")
 
 
 def entry(figure: Figure, level: Level, levels: Sequence[Level]) -> Cell:
