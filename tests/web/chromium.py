@@ -30,11 +30,14 @@ FLAGS = (
 )
 
 
+NO_BROWSER = "no Chromium here, so no page is looked at (Debian: apt install chromium)"
+
+
 def program() -> str:
     """Chromium's path."""
     found = browser()
     if not found:
-        pytest.skip("no Chromium here, so no page is looked at (Debian: apt install chromium)")
+        pytest.skip(NO_BROWSER)
     return found
 
 
@@ -128,7 +131,8 @@ def chromium() -> Iterator[Chromium]:
     with tempfile.TemporaryDirectory(prefix="moebox-browser-", ignore_cleanup_errors=True) as profile:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         argv = [path, *FLAGS, *root, f"--user-data-dir={profile}", "about:blank"]
-        process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=connect, close_fds=False)
+        env = {**os.environ, "TMPDIR": profile}  # where it leaves a folder when it is stopped
+        process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL, preexec_fn=connect, close_fds=False)
         os.close(there_read)
         os.close(there_write)
         try:

@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from moebox.report.pdf import browser as browser_path
 from moebox.web.serve import prepare
-from tests.web.chromium import Chromium, Tab, chromium
+from tests.web.chromium import NO_BROWSER, Chromium, Tab, chromium
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without a Chromium the tests of pages are skipped, with one line a file."""
+    if browser_path():
+        return
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
 
 
 @pytest.fixture(scope="session")
