@@ -109,19 +109,22 @@ def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
         return True, "the first good step"
     if trial.asked and trial.right < best.right - max(1, best.asked // 20):
         return False, f"says other things: {trial.right} of {trial.asked} answers right, {best.right} before"
-    gain = trial.gain
-    told = str(gain) if gain else "not measured"
-    if trial.acceptance is not None:
-        told += f"; {trial.acceptance:.0%} of draft tokens accepted"
+    speed = _speed(trial)
     if step.group == "context":
-        if gain and gain.high < SLOWER:
-            return False, f"longer, but slower: {told}"
+        if trial.gain and trial.gain.high < SLOWER:
+            return False, f"longer, but slower: {speed}"
         # A longer context makes nothing faster: a gain is the machine's.
         return True, f"verified at {count(trial.recipe.context)} tokens, no slower"
-    if gain and gain.low > 0:
-        return True, f"faster: {told}"
-    if gain and gain.high < 0:
-        return False, f"slower: {told}"
+    if trial.gain and trial.gain.seen:
+        faster = trial.gain.low > 0
+        return faster, f"{'faster' if faster else 'slower'}: {speed}"
     if best.kv_tokens and trial.kv_tokens > MORE_CACHE * best.kv_tokens:
-        return True, f"{count(trial.kv_tokens - best.kv_tokens)} more tokens of cache; speed: {told}"
-    return False, told
+        return True, f"{count(trial.kv_tokens - best.kv_tokens)} more tokens of cache; speed: {speed}"
+    return False, speed
+
+
+def _speed(trial: Trial) -> str:
+    """How much faster it is, and how many draft tokens were accepted."""
+    gain = str(trial.gain) if trial.gain else "not measured"
+    accepted = f"; {trial.acceptance:.0%} of draft tokens accepted" if trial.acceptance is not None else ""
+    return gain + accepted

@@ -20,6 +20,7 @@ from moebox.engines.common import PATCHABLE
 from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
 from moebox.kernels.patch import patched
 from moebox.kernels.scan import packages
+from moebox.loose import within
 
 PORTS_TRIED = 50
 PORTS_FROM = 20_000  # below the range that kernels give out by themselves
@@ -63,18 +64,22 @@ def checkpoint(weights: str, recipe: Recipe) -> None:
 def missing_shards(path: Path) -> list[str]:
     """Files that the checkpoint names and that are not there, or are empty."""
     if path.is_file():
-        split = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", path.name)
-        total = int(split.group(3)) if split else 0
-        names = [f"{split.group(1)}-{n:05d}-of-{total:05d}.gguf" for n in range(1, total + 1)] if split else [path.name]
-        return [name for name in names if not filled(path.parent / name)]
-    found: set[str] = set()
+        return [name for name in _parts(path.name) if not filled(path.parent / name)]
+    named: set[str] = set()
     for index in path.glob("*.safetensors.index.json"):
-        table = codec.load_json(index)
-        shards = table.get("weight_map") if isinstance(table, dict) else None
+        shards = within(codec.load_json(index), "weight_map")
         if not isinstance(shards, dict):
             raise BadInput(f"{index}: has no weight_map")
-        found |= {str(name) for name in shards.values()}
-    return sorted(name for name in found if not filled(path / name))
+        named |= {str(name) for name in shards.values()}
+    return sorted(name for name in named if not filled(path / name))
+
+
+def _parts(name: str) -> list[str]:
+    """Every part of a GGUF that is split; the file itself where it is not."""
+    split = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", name)
+    if split is None:
+        return [name]
+    return [f"{split[1]}-{number:05d}-of-{split[3]}.gguf" for number in range(1, int(split[3]) + 1)]
 
 
 def filled(path: Path) -> bool:
