@@ -23,7 +23,7 @@ from moebox.core.recipe import Recipe
 from moebox.detect import bundle, machine, nvml
 from moebox.detect.bandwidth import measure
 from moebox.planner.warnings import from_numbers
-from moebox.sizing.constants import taken
+from moebox.sizing.constants import taken, visible
 
 
 class NoAnswer(Exception):
@@ -205,7 +205,7 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
     assert (other.name, other.instance) == ("blender", "")
     assert (gone.name, gone.instance) == ("", "")
     gpu = catalogue.gpu("h200")
-    busy = replace(gpu, memory_free=gpu.memory - 20 * 2**30, holders=(ours, other))
+    busy = replace(gpu, memory_free=visible(gpu) - 20 * 2**30, holders=(ours, other))
     assert taken(busy) == 10 * 2**30
     box = Box(name="here", gpus=(busy,))
     recipe = Recipe(name="t", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="t")
