@@ -101,7 +101,7 @@ def speed() -> list[Figure]:
         _quantiles("TPOT and ITL", "Lambda B200", [*_group(_lambda(), "tpot"), *_group(_lambda(), "itl")], 0.20),
         _quantiles("P99 TPOT, P99 ITL", "Lambda B200", _group(_lambda(), "p99"), 0.25),
         _quantiles("TPOT", "InferenceX MI300X, MI325X, MI355X", published.serving_rows(only="inferencex"), 0.25),
-        _quantiles("output and TPOT", "sgl-cookbook 8x B200, three models", b200, 0.15),
+        _quantiles("output and TPOT", "sgl-cookbook 8x B200, four models", b200, 0.15),
         _quantiles("output and TPOT", "sgl-cookbook MI300X, two models", mi300x, 0.15),
         _quantiles("output and TPOT", "DP attention, B200 and MI300X, not fitted", _rates(_with_dp()), 0.50),
     ]
