@@ -17,6 +17,7 @@ from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, t
 from moebox.verify.unicode import TEXTS, WIDE, garbled
 
 PADDING = "lantern orchard thimble " * 8
+ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
 GROWTH = 16  # tokens that 24 words are at least
@@ -197,9 +198,10 @@ async def many_tools(ask: Asker) -> str:
     once = [tool.schema() for tool in TOOLS]
     again = [_renamed(schema, f"{schema['function']['name']}_again") for schema in once]
     offered = [*once, *again] if ask.options.trials >= MANY_TRIALS else once
-    middle = len(offered) // 2
     ask.patient = True  # a long prompt is not late
     try:
+        offered = await _fitting(ask, offered)
+        middle = len(offered) // 2
         few, half, most = [await _tokens_of(ask, offered[:many]) for many in (1, middle, len(offered))]
     finally:
         ask.patient = False
@@ -207,6 +209,16 @@ async def many_tools(ask: Asker) -> str:
     why = f"1, {middle} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
     ask.tally.add("prompt", "" if grown or few == most else why)  # where none counts, none may be counted
     return f"{len(offered)} tools, {most} prompt tokens"
+
+
+async def _fitting(ask: Asker, tools: list[Any]) -> list[Any]:
+    """As many tools as a short context holds, by what the first three take."""
+    if not ask.limit or ask.limit >= ROOMY:
+        return tools
+    many = int(0.7 * ask.limit / (await _tokens_of(ask, tools[:3]) / 3))
+    if many < 4:
+        raise Skipped(f"a context of {ask.limit:,} tokens holds {many} tools")
+    return tools[:many]
 
 
 async def _tokens_of(ask: Asker, tools: list[Any]) -> int:
