@@ -44,8 +44,8 @@ def program() -> str:
 class Tab:
     """One page."""
 
-    def __init__(self, browser_: "Chromium", session: str) -> None:
-        self.browser, self.session = browser_, session
+    def __init__(self, browser_: "Chromium", target: str, session: str) -> None:
+        self.browser, self.target, self.session = browser_, target, session
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """A command of the DevTools protocol."""
@@ -109,7 +109,7 @@ class Chromium:
         """A fresh page that tells what it asks for."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = Tab(self, session)
+        tab = Tab(self, target, session)
         for domain in ("Page", "Runtime", "Network"):
             tab.call(f"{domain}.enable")
         return tab

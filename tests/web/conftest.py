@@ -31,10 +31,12 @@ def browser() -> Iterator[Chromium]:
 
 
 @pytest.fixture
-def tab(browser: Chromium) -> Tab:
-    """A fresh page of it."""
+def tab(browser: Chromium) -> Iterator[Tab]:
+    """A fresh page of it, closed after the test: a page that stays open goes on asking its server."""
     browser.asked.clear()
-    return browser.tab()
+    page = browser.tab()
+    yield page
+    browser.call("Target.closeTarget", targetId=page.target)
 
 
 @pytest.fixture
