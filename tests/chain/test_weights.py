@@ -231,3 +231,20 @@ def test_a_folder_without_weights_is_told_by_the_plan(tmp_path: Path, capsys: py
     assert recipe.checkpoint == str(weights)
     with pytest.raises(MoeboxError, match="no weights"):
         preflight.checkpoint(deploy(recipe).weights, recipe)
+    assert not preflight.invents_weights(recipe)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_rehearsal_before_the_download_needs_no_weights(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with nothing but its config: the engine invents the weights, so only the engine itself is missed."""
+    weights = folder(tmp_path / "Kimi-K2.6", KIMI)
+    recipe = planned(tmp_path, capsys, str(weights), "--box", "8x-b200", "--engine", engine)
+    path = tmp_path / "before.toml"
+    path.write_text(codec.to_toml(recipe))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["rehearse", str(path), "--measure"]) == 3
+    said = capsys.readouterr().err
+    assert "is not installed here" in said
+    assert "no weights" not in said

@@ -17,6 +17,7 @@ PROMPTS_FIRST = False
 RESERVES = False
 AHEAD = False
 EVEN_ROUTING: dict[str, str] = {}
+INVENTED: dict[str, Flag] = {}
 
 
 def event(line: str) -> Event | None:

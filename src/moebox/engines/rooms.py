@@ -114,6 +114,7 @@ class Probe(Protocol):
     """probe.py"""
 
     EVEN_ROUTING: Mapping[str, str]  # variables that spread tokens evenly over experts
+    INVENTED: Mapping[str, Flag]  # flags that make it invent its weights, so that none need be there; empty: it cannot
 
     def dummy(self, deployment: Deployment, layers: int) -> dict[str, Flag]:
         """Flags with which it invents weights for `layers`; empty where a file must be written for it."""

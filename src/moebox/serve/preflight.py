@@ -16,6 +16,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
+from moebox.engines import rooms
 from moebox.engines.common import PATCHABLE
 from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
 from moebox.kernels.patch import patched
@@ -30,11 +31,18 @@ VERSION_WAIT_S = 60.0  # importing an engine's metadata is quick; a cold disk is
 def check(deployment: Deployment, launch: Launch, argv: tuple[str, ...]) -> None:
     """Raise for the first thing that cannot work."""
     recipe = deployment.recipe
-    checkpoint(deployment.weights, recipe)
+    if not invents_weights(recipe):
+        checkpoint(deployment.weights, recipe)
     engine(deployment, argv)
     version(deployment, argv)
     kernels(deployment, argv, detect.box if recipe.kv == "fp8" else None)
     ports(deployment, launch)
+
+
+def invents_weights(recipe: Recipe) -> bool:
+    """Whether the engine makes its weights up, as in a rehearsal before the download."""
+    invented = rooms.probe(recipe.engine).INVENTED
+    return bool(invented) and invented.items() <= recipe.flags.items()
 
 
 def checkpoint(weights: str, recipe: Recipe) -> None:

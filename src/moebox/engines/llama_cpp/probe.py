@@ -4,6 +4,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag
 
 EVEN_ROUTING: dict[str, str] = {}  # zero weights give every expert the same score
+INVENTED: dict[str, Flag] = {}
 
 
 def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:

@@ -9,10 +9,12 @@ from moebox.engines.common import text_config_nested
 # Dummy weights send every token to the same few experts; this spreads them as real routers do on average (envs.py).
 EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
 
+INVENTED: dict[str, Flag] = {"load-format": "dummy"}
+
 
 def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:
     """Flags with which it invents weights for `layers`."""
     override: dict[str, object] = {"num_hidden_layers": layers}
     if text_config_nested(deployment):
         override = {"text_config": override}
-    return {"load-format": "dummy", "hf-overrides": json.dumps(override, separators=(",", ":"))}
+    return {**INVENTED, "hf-overrides": json.dumps(override, separators=(",", ":"))}
