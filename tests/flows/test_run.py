@@ -2,18 +2,22 @@
 
 import json
 import signal
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moebox import codec
 from moebox.cli import main
-from moebox.flows.pipeline import PIPELINE
+from moebox.core.recipe import Recipe
+from moebox.flows.pipeline import PIPELINE, Request
 from moebox.serve import state
 from moebox.store import Run
 
 from .pipelines import begin, events, gone, oracles, the_run, until
 
-QUICK = ["--skip", "doctor,rehearse", "--concurrency", "1,2"]
+QUICK = ["--quick", "--skip", "doctor,rehearse", "--concurrency", "1,2"]
 
 
 def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
@@ -51,6 +55,23 @@ def test_keep_leaves_the_engine_up(story_recipe: Path, capsys: pytest.CaptureFix
     assert "endpoint  http://127.0.0.1:" in capsys.readouterr().out
     assert len(oracles()) == 1
     assert main(["down", "--all"]) == 0
+    assert gone()
+
+
+def test_a_recipe_is_run_on_its_own_port_and_not_cut_short(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """Only the phantom's run, and --quick, shorten checks and measurements; the recipe's port is the engine's."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    asked = codec.read_toml(Recipe, story_recipe)
+    story_recipe.write_text(codec.to_toml(replace(asked, listen=replace(asked.listen, port=port))))
+    assert main(["run", "--recipe", str(story_recipe), "--skip", "doctor", "--until", "up", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    up = next(step for step in told["steps"] if step["name"] == "up")
+
+    assert f":{port}/" in up["figures"]["url"]
+    assert not Request(recipe=told["request"]["recipe"]).short
+    assert Request(recipe="x", quick=True).short
+    assert Request().short
     assert gone()
 
 

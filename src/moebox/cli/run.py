@@ -31,6 +31,7 @@ def run(
     concurrency: str = "",
     port: int | None = None,
     keep: Switch = False,
+    quick: Switch = False,
     yes: Switch = False,
     resume: str = "",
     runs: Path | None = None,
@@ -52,6 +53,7 @@ def run(
         concurrency: Streams to measure at, such as 1,8,32.
         port: Listen here; a free port is taken when it is in use.
         keep: Leave the engine up at the end.
+        quick: Fewer trials, shorter prompts and measurements, no jobs; the phantom is always run so, with two jobs.
         yes: Do not prompt.
         resume: Go on with this run, by folder or name; `latest` is the newest.
         runs: Where run folders live.
@@ -68,7 +70,9 @@ def run(
         with pipelines.room(folder):
             pipeline = pipelines.resume(folder, until=until or None)  # type: ignore[arg-type]
     else:
-        request = asked(model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep)
+        request = asked(
+            model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep, quick
+        )
         check_names(request)
         name = Path(model).name.removesuffix(".gguf") or (Path(recipe).stem if recipe else "phantom")
         folder = Run.create(f"run-{name}", runs=runs)
@@ -106,6 +110,7 @@ def asked(
     concurrency: str,
     port: int | None,
     keep: bool,
+    quick: bool,
 ) -> pipelines.Request:
     """The words of the command line as a request; BadInput for what cannot be meant."""
     left_out = [name.strip() for part in skip or () for name in part.split(",") if name.strip()]
@@ -134,6 +139,7 @@ def asked(
         concurrency=levels,
         keep=keep,
         port=port,
+        quick=quick,
     )
 
 

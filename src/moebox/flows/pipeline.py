@@ -37,6 +37,17 @@ class Request:
     concurrency: tuple[int, ...] = ()
     keep: bool = False
     port: int | None = None
+    quick: bool = False  # fewer trials, shorter prompts and measurements
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether it is the phantom's own run: nothing was named."""
+        return not (self.model or self.recipe)
+
+    @property
+    def short(self) -> bool:
+        """Whether checks and measurements are cut short: where that was asked for, and with the phantom."""
+        return self.quick or self.rehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

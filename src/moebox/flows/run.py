@@ -129,8 +129,8 @@ class Runner:
             return NOT_SIMULATED[name]
         if name == "rehearse" and self._recipe().runtime.kind == "embedded":
             return "nothing to rehearse: the engine is embedded"
-        if name == "task" and not self.request.model and self.request.until != "task":
-            return "the rehearsal model does no jobs; `--until task` tries"
+        if name == "task" and self.request.quick and self.request.until != "task":
+            return "left out by --quick; `--until task` does it"
         if name == "doctor" and self.request.box:
             return f"{self.request.box} is described, not this machine"
         return ""
@@ -153,7 +153,8 @@ class Runner:
             self._figures |= {"kv_tokens": found.memory.kv_tokens}
             if found.forecast:
                 first = found.forecast[0]
-                self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} with {streams(first.concurrency)}"
+                load = f"with {streams(first.concurrency)} at {count(first.context)} tokens"
+                self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} {load}"
             for caution in found.warnings:
                 if caution.severity == "fatal":
                     raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)
@@ -210,7 +211,7 @@ class Runner:
     def _verify(self) -> None:
         only = TWIN_RUNGS if self.request.twin else ()
         recipe = self._recipe()
-        short = not self.request.model
+        short = self.request.short
         longest = min(recipe.context, 1_024 if short else 16_384)
         options = Options(context=longest, trials=6 if short else 12, parallel=4)
         options = dataclasses.replace(options, depths=(0.1, 0.9)) if short else options
@@ -228,7 +229,7 @@ class Runner:
 
     def _climb(self) -> None:
         self.engine.down()
-        short = not self.request.model
+        short = self.request.short
         # It was verified just before, so the first step of a short climb looks only whether it is there.
         quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
         effort = quick if short else Effort(first=("alive", "plain"))
@@ -250,7 +251,7 @@ class Runner:
         recipe = self._recipe()
         most = recipe.max_seqs or 32
         levels = self.request.concurrency or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= 2 * most)
-        short = not self.request.model
+        short = self.request.short
         rows = self._with_engine(
             lambda endpoint: measure(
                 endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.engine.died()
@@ -263,7 +264,7 @@ class Runner:
         }
 
     def _task(self) -> None:
-        short = not self.request.model
+        short = self.request.short
         told = self._with_engine(lambda endpoint: work(endpoint, self.run, short=short, tell=self.news))
         self._figures |= {"solved": f"{sum(result.solved for result in told.finished)} of {len(told.finished)} jobs"}
         if told.left:
@@ -309,7 +310,7 @@ class Runner:
         if not path.exists():
             raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)
-        if self.request.model or self.request.port is not None:
+        if not self.request.rehearsal or self.request.port is not None:
             return recipe
         return dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=0))
 
