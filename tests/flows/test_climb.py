@@ -168,7 +168,7 @@ def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path,
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["climb"], "either a recipe or --resume"),
+        (["climb"], "name a recipe, or a run with --resume"),
         (["climb", "no.toml"], "no such file"),
         (["climb", "--resume", "nowhere"], "no run called"),
         (["compare", "a.toml", "b.toml"], "no such file"),

@@ -13,6 +13,13 @@ from moebox.core.recipe import Recipe
 from moebox.render import FORMS
 from moebox.serve.recipes import read_recipe, shipped
 
+# As Slurm's own answers: the names of a list of nodes, and a node on one line.
+SCONTROL = """#!/bin/sh
+case "$2" in
+hostnames) printf 'n1\\nn2\\n' ;;
+node) echo "NodeName=$3 Arch=x86_64 CoresPerSocket=1 NodeAddr=$3 NodeHostName=$3 Version=22.05.8 State=IDLE" ;;
+esac
+"""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
-from tests.serve.rendered import ROOT, recipes, run, stand_in
+from tests.serve.rendered import ROOT, SCONTROL, recipes, run, stand_in
 
 FIRST = "MODEL_PATH=moonshotai/Kimi-K2.6 SERVED_MODEL_NAME=Kimi-K2.6"
 
@@ -144,7 +144,7 @@ def test_a_slurm_job_starts_one_task_a_node(tmp_path: Path):
     """The job's own function runs under srun, with the first node of the list as the meeting place."""
     folder = tmp_path / "bin"
     env = stand_in(folder, "vllm") | {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1"}
-    (folder / "scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
+    (folder / "scontrol").write_text(SCONTROL)
     (folder / "srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     for name in ("scontrol", "srun"):
         (folder / name).chmod(0o755)

@@ -10,13 +10,14 @@ from typing import Any
 import fastjsonschema
 import yaml
 
+from tests.serve.rendered import SCONTROL
 from tests.serve.schemas import COMPOSE, KUBERNETES
 
 HOME = "/home/someone"
 CHECK_COMPOSE = fastjsonschema.compile(COMPOSE)
 CHECK_KUBERNETES = {kind: fastjsonschema.compile(schema) for kind, schema in KUBERNETES.items()}
 PROGRAMS = ("vllm", "sglang", "llama-server", "docker", "podman", "pip", "pip3", "uv", "apt-get")
-TOOLS = ("bash", "env", "realpath", "dirname", "head", "cat", "sh")
+TOOLS = ("bash", "env", "realpath", "dirname", "head", "sed", "cat", "sh")
 RECORD = '#!/bin/sh\nprintf "%s\\0" "${0##*/}" "$@" >>"$RECORD"\nprintf "\\001\\0" >>"$RECORD"\n'
 # What docker would run inside: its own setup line, with the same stand-ins.
 CONTAINER = r"""
@@ -38,7 +39,7 @@ def stand_ins(folder: Path) -> dict[str, str]:
     for name in PROGRAMS:
         (folder / name).write_text(RECORD + (CONTAINER if name in ("docker", "podman") else ""))
     (folder / "python3").write_text(RECORD)
-    (folder / "scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
+    (folder / "scontrol").write_text(SCONTROL)
     (folder / "srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     for name in os.listdir(folder):
         (folder / name).chmod(0o755)
