@@ -5,6 +5,7 @@ The suite runs in several workers at once (pytest-xdist), so no test may count o
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -22,6 +23,7 @@ settings.register_profile("house", deadline=None, max_examples=60, suppress_heal
 settings.load_profile("house")
 
 SUITE = "MOEBOX_SUITE"  # in the environment of every process that a test starts
+SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # vLLM leaves those between its processes behind
 LEAVING_S = 20.0  # for engines whose guard is still stopping them
 
 # A shell's background job ignores SIGINT, and children inherit that; those that are interrupted here must hear it.
@@ -30,10 +32,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set before any fixture, whatever its scope: a suite's engines must never stand in the user's `moebox ps`, or fall to
 # their `moebox down`. The cache outlives a session, since the rehearsal model takes some seconds to write.
-_FOLDERS = tempfile.TemporaryDirectory(prefix="moebox-tests-")
+# Workers' folders lie beside the first one's: within it, the paths of sockets would become too long.
+_ROOT = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+_FOLDERS = tempfile.TemporaryDirectory(prefix="moebox-tests-", dir=_ROOT)
 _SCRATCH = Path(_FOLDERS.name, "tmp")
 _CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "xdg"
-os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # where pytest keeps tmp_path, as ever
 os.environ |= {
     "MOEBOX_RUNS": f"{_FOLDERS.name}/runs",
     "MOEBOX_STATE": f"{_FOLDERS.name}/state",
@@ -59,7 +62,7 @@ def nothing_is_left() -> Iterator[None]:
         time.sleep(0.05)
     assert not left, f"processes left behind: {left}"
     files.sweep()  # what killed processes leave is swept by the next one
-    assert not list(_SCRATCH.iterdir())
+    assert not [path for path in _SCRATCH.iterdir() if not SOCKET.fullmatch(path.name)]
 
 
 def processes() -> dict[int, str]:

@@ -124,8 +124,8 @@ def chromium() -> Iterator[Chromium]:
     here_read, there_write = os.pipe()
 
     def connect() -> None:
-        # Chromium reads commands from descriptor 3 and answers on 4. Copies lie above both: a pipe that already is one of
-        # the two would be closed as the program starts, or written over by the other.
+        # Chromium reads commands from descriptor 3 and answers on 4. Copies lie above both: a pipe that already is one
+        # of the two would be closed as the program starts, or written over by the other.
         copies = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (there_read, there_write)]
         os.dup2(copies[0], 3)
         os.dup2(copies[1], 4)
