@@ -6,6 +6,7 @@ Where there is none, tests of pages are skipped and say so.
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -117,6 +118,19 @@ class Chromium:
 
 
 @contextmanager
+def profile_folder() -> Iterator[str]:
+    """A folder that is gone afterwards, even where the browser's helpers write into it for another moment."""
+    path = tempfile.mkdtemp(prefix="moebox-browser-")
+    try:
+        yield path
+    finally:
+        end = time.monotonic() + 10
+        while os.path.exists(path) and time.monotonic() < end:
+            shutil.rmtree(path, ignore_errors=True)
+            time.sleep(0.02)
+
+
+@contextmanager
 def chromium() -> Iterator[Chromium]:
     """A browser with a profile of its own, gone afterwards."""
     path = program()
@@ -130,7 +144,7 @@ def chromium() -> Iterator[Chromium]:
         os.dup2(copies[0], 3)
         os.dup2(copies[1], 4)
 
-    with tempfile.TemporaryDirectory(prefix="moebox-browser-", ignore_cleanup_errors=True) as profile:
+    with profile_folder() as profile:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         argv = [path, *FLAGS, *root, f"--user-data-dir={profile}", "about:blank"]
         env = {**os.environ, "TMPDIR": profile}  # where it leaves a folder when it is stopped
