@@ -5,27 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
-from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.serve import session
 from moebox.store import Run
+from tests.embedded import phantom_recipe
 
 
 def test_prefill_decode_and_a_sweep_on_a_real_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one token that --pp asks for is <think>, which llama.cpp swallows; its cache answers no prompt."""
-    recipe = Recipe(
-        name="phantom",
-        engine="llama.cpp",
-        model="kimi-k2.6",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="phantom",
-        context=2048,
-        hybrid=Hybrid(threads=1),
-        runtime=Runtime(kind="embedded"),
-        listen=Listen(port=0),
-    )
+    recipe = phantom_recipe()
     with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         where = ["bench", live.endpoint.base_url, "--model", "phantom", "--json"]
         assert main([*where, "--pp", "64", "--tg", "8", "--repeat", "2"]) == 0

@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from moebox.cli import main
 from tests.bench.hostile import ASIDE, SERVERS
 from tests.bench.hostile_more import MORE
 from tests.bench.server import good, serving
+from tests.hangs import no_longer_than
 
 PATIENCE_S = 120  # for one server, on a busy machine: a hang, not a figure
 FLAGS = ["--requests", "3", "--concurrency", "2", "--output", "8", "--input", "8"]
@@ -45,15 +45,8 @@ def test_there_are_enough_of_them() -> None:
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A hang is an error of this test, not of whoever waits for the suite."""
-
-    def ring(number: int, frame: object) -> None:
-        raise AssertionError(f"hung for {PATIENCE_S} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(PATIENCE_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with no_longer_than(PATIENCE_S):
+        yield
 
 
 def numbers(value: Any, at: str = "") -> Iterator[tuple[str, float]]:

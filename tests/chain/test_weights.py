@@ -229,6 +229,9 @@ def test_a_folder_without_weights_is_told_by_the_plan(tmp_path: Path, capsys: py
     weights = folder(tmp_path / "Kimi-K2.6", KIMI)
     recipe = planned(tmp_path, capsys, str(weights), "--box", "8x-b200")
     assert recipe.checkpoint == str(weights)
+    assert main(["plan", str(weights), "--box", "8x-b200"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("Kimi K2.6 nvfp4 on")  # the form it holds, not the name of its folder
     with pytest.raises(MoeboxError, match="no weights"):
         preflight.checkpoint(deploy(recipe).weights, recipe)
     assert not preflight.invents_weights(recipe)

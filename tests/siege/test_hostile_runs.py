@@ -1,7 +1,6 @@
 """Run folders from anybody, through every command that reads one: no hang, no crash, no nonsense."""
 
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from moebox.cli import main
 from moebox.store import Run
+from tests.hangs import no_longer_than
 from tests.siege.runs import RUNS, VALUES, files, good, spoil
 
 PATIENCE_S = 900  # for all commands on one folder, on a machine with thirty others at work: a hang, not a figure
@@ -20,15 +20,8 @@ NONSENSE = re.compile(r"(?<![\w./\"'-])-?(nan|infinity|inf)(?![\w\"'-])|\d{25,}|
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A hang is an error of this test, not of whoever waits for the suite."""
-
-    def ring(number: int, frame: object) -> None:
-        raise AssertionError(f"hung for {PATIENCE_S} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(PATIENCE_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with no_longer_than(PATIENCE_S):
+        yield
 
 
 def commands(run: Run, out: Path) -> list[list[str]]:

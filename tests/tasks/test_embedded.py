@@ -4,29 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from moebox import phantom
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.serve import session
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.reply import Ask
+from tests.embedded import phantom_recipe
 
 
 @pytest.mark.slow
 def test_the_phantom_does_errands(tmp_path: Path):
     """Real tokens, a real tool parser, a real context limit; the hidden checks find the value in its file."""
-    recipe = Recipe(
-        name="phantom",
-        engine="llama.cpp",
-        model="kimi-k2.6",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="phantom",
-        context=4096,
-        hybrid=Hybrid(threads=1),
-        runtime=Runtime(kind="embedded"),
-        listen=Listen(port=0),
-    )
+    recipe = phantom_recipe(context=4096)
     run = Run.create("embedded", runs=tmp_path)
     with session.start(deploy(recipe), run) as live:
         options = runner.Options(job_s=120, thinking=True)

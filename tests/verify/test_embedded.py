@@ -2,30 +2,19 @@
 
 from pathlib import Path
 
-from moebox import phantom
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.serve import session
 from moebox.store import Run
 from moebox.verify.ladder import verify
 from moebox.verify.options import Options
+from tests.embedded import phantom_recipe
 
 RUNGS = ("alive", "streaming", "json", "thinking", "limits")  # the quick ones; `moebox run` climbs all
 
 
 def test_real_llama_cpp_with_the_phantom_is_not_red(tmp_path: Path):
     """Protocol and answers through real kernels, a real tokenizer and a real parser."""
-    recipe = Recipe(
-        name="phantom",
-        engine="llama.cpp",
-        model="kimi-k2.6",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="phantom",
-        context=2048,
-        hybrid=Hybrid(threads=1),
-        runtime=Runtime(kind="embedded"),
-        listen=Listen(port=0),
-    )
+    recipe = phantom_recipe()
     with session.start(deploy(recipe), Run.create("embedded", runs=tmp_path)) as live:
         ladder = verify(live.endpoint, Options(thinking="yes", seed=3, trials=4), only=RUNGS)
 

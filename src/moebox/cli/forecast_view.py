@@ -36,7 +36,7 @@ def title(subject: Subject) -> Text:
     words += [f"DCP{spread.dcp}"] if spread.dcp > 1 else []
     words += [f"{recipe.kv} cache of {count(subject.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
-    line = Text.assemble((f"{subject.model.title} {recipe.checkpoint.rpartition('/')[2]}", "bold"))
+    line = Text.assemble((f"{subject.model.title} {subject.deployment.checkpoint.label}", "bold"))
     return line.append(f" on {subject.box.name}: {', '.join(words)}")
 
 

@@ -61,7 +61,7 @@ def title(plan: Plan, model: Model) -> Text:
         words += ["EP"] if parallel.ep else []
     words += [f"{recipe.kv} cache", f"context {count(recipe.context)}"]
     words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
-    line = Text.assemble((f"{model.title} {recipe.checkpoint.rpartition('/')[2]}", "bold"), " on ", (plan.box, "bold"))
+    line = Text.assemble((f"{model.title} {deploy(recipe).checkpoint.label}", "bold"), " on ", (plan.box, "bold"))
     return line.append(": " + ", ".join(words))
 
 

@@ -213,6 +213,11 @@ class Checkpoint:
         """All of it."""
         return sum(self.bytes_by_component.values())
 
+    @property
+    def label(self) -> str:
+        """What people call it: a folder's own name says nothing of its form, so it goes by its quantisation."""
+        return self.quant if self.path and self.format == "safetensors" else self.name
+
     def bits_per_weight(self, model: Model) -> float:
         """Mean bits per parameter, over the components that this form carries."""
         carried = sum(n for name, n in model.by_component.items() if name in self.bytes_by_component)

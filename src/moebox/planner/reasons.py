@@ -39,7 +39,7 @@ def _weights(best: Weighed) -> str:
     form = best.checkpoint
     kind = "as its makers published it" if form.native else "requantised"
     bits = f"{form.bits_per_weight(best.model):.2f} bits a weight"
-    return f"{best.model.title} in {form.name}, {kind}: {gb(form.bytes)}, {bits}"
+    return f"{best.model.title} in {form.label}, {kind}: {gb(form.bytes)}, {bits}"
 
 
 def _layout(best: Weighed, others: list[Weighed]) -> str:
@@ -96,7 +96,7 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
     rival = _best(others, lambda one: one.recipe.engine == best.recipe.engine and one.checkpoint != best.checkpoint)
     if rival is None:
         return ""
-    return f"{best.checkpoint.name} over {rival.checkpoint.name}, which is {lost(rival, best)}"
+    return f"{best.checkpoint.label} over {rival.checkpoint.label}, which is {lost(rival, best)}"
 
 
 def _caution(best: Weighed, pins: Pins) -> str:
@@ -161,13 +161,13 @@ def title(one: Weighed, best: Weighed) -> str:
         parts.append("patched community image")
     if recipe.hybrid:
         counts = "+".join(str(len(layers)) for layers in recipe.hybrid.experts) or "0"
-        parts += [one.checkpoint.name, f"{counts} expert layers", f"-ub {recipe.hybrid.ubatch}"]
+        parts += [one.checkpoint.label, f"{counts} expert layers", f"-ub {recipe.hybrid.ubatch}"]
         return ", ".join(parts)
     parallel = recipe.parallel
     deep = (f" DCP{parallel.dcp}" if parallel.dcp > 1 else "") + (" EP" if parallel.ep else "")
     parts += [_cut(one) + deep, f"{recipe.kv} cache"]
     if one.checkpoint != best.checkpoint:
-        parts.append(one.checkpoint.name)
+        parts.append(one.checkpoint.label)
     if recipe.speculate:
         parts.append(f"{recipe.speculate.method} draft")
     return ", ".join(parts)
