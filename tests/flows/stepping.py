@@ -3,7 +3,8 @@
     python stepping.py MODE … --port N --hf-overrides '{"num_hidden_layers": 4}'
 
 MODE: good; oom-above-N (more layers run out of memory while loading); dies-above-N (so it does while it is timed);
-refuses (every request fails); slows (each request takes longer than the one before).
+refuses (every request fails); slows (each request takes longer than the one before); caches (answers prompts from its
+prefix cache, and says so).
 """
 
 import http.server
@@ -57,7 +58,8 @@ class Steps(http.server.BaseHTTPRequestHandler):
                 time.sleep(factor * (FIXED_S + self.layers * LAYER_S))
             self.event({"choices": [{"text": "" if place % 2 else "x", "finish_reason": None}]})
         self.event({"choices": [{"text": "", "finish_reason": "length"}]})
-        self.event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
+        details = {"prompt_tokens_details": {"cached_tokens": prompt - 1}} if self.mode == "caches" else {}
+        self.event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output, **details}})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def event(self, document: object) -> None:

@@ -126,6 +126,13 @@ def test_requests_that_fail_are_told_in_the_servers_words(run: Run) -> None:
     assert not marked()
 
 
+def test_prompts_from_a_cache_are_never_timed(run: Run) -> None:
+    """ik_llama.cpp compares prompts by their text, and tokens without text were all the same to it."""
+    with pytest.raises(AnswerIsNo, match=r"127 of 128 prompt tokens came from the server's prefix cache"):
+        calibrate(acting("caches"), run, layers=(4, 8), budget_s=BUDGET_S)
+    assert not calibrations.shelf().calibrations
+
+
 def test_drift_is_seen_and_widens_the_band(run: Run) -> None:
     """Every request is slower than the one before: said, and in the spread of every step."""
     found = calibrate(acting("slows"), run, layers=(4, 8), budget_s=BUDGET_S)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moebox.checkpoint import resolve
 from moebox.core.model import Gqa, Model, Moe
 from moebox.errors import BadInput
-from moebox.serve.dummy import scattered, type_of, write_gguf
+from moebox.serve.dummy import CONTROL, scattered, type_of, vocabulary, write_gguf
 from tests.serve.conftest import TINY
 
 QWEN = Model(
@@ -68,6 +68,13 @@ def test_even_routing_fills_routers_and_nothing_large(tmp_path: Path) -> None:
     size = write_gguf(tmp_path / "large.gguf", large, layers=2, even=True)
     on_disk = (tmp_path / "large.gguf").stat().st_blocks * 512
     assert on_disk < size / 4
+
+
+def test_every_token_of_a_prompt_has_a_text_of_its_own() -> None:
+    """A server that compares prompts by text must be able to tell them apart."""
+    names, kinds = vocabulary(2000)
+    assert len(set(names)) == 2000
+    assert [name for name, kind in zip(names, kinds, strict=True) if kind != 1] == list(CONTROL)
 
 
 def test_types_are_those_of_ggml(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ LEAST_STEPS = 8  # steps in which all streams must decode together
 LONGER = (1, 3, 9)  # times the steps, while streams do not decode together
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
+CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template, or tokens equal by chance
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
 
 
@@ -75,6 +76,9 @@ def streamed(target: Target, body: Json, out: Stream) -> None:
             for at, event in exchange:
                 if event.error:
                     out.error = event.error
+                elif event.usage and event.usage[2] > CACHED * event.usage[0]:
+                    prompt, _, cached, _ = event.usage
+                    out.error = f"{cached:,} of {prompt:,} prompt tokens came from the server's prefix cache"
                 elif event.data.get("choices") and not (event.finish and not event.text):
                     out.times.append(sent + at)
     except Outside as problem:

@@ -251,14 +251,18 @@ def gqa_keys(kind: Gqa) -> dict[str, int]:
 
 
 def vocabulary(size: int) -> tuple[list[str], list[int]]:
-    """Tokens and their kinds (1 normal, 3 control, 5 unused): bytes in GPT-2's printable spelling, then the rest."""
+    """Tokens and their kinds (1 normal, 3 control): bytes in GPT-2's printable spelling, then fillers.
+
+    Fillers are normal tokens with a text each: ik_llama.cpp compares prompts with its cache by their text, and unused
+    tokens have none, so every prompt made of them was the same prompt.
+    """
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spare = iter(range(256, 512))
     names = [chr(byte) if byte in shown else chr(next(spare)) for byte in range(256)]
     names += CONTROL
     names += [f"[FILL{number}]" for number in range(len(names), size)]
     kinds = [1] * 256 + [3] * len(CONTROL)
-    return names[:size], (kinds + [5] * (len(names) - len(kinds)))[:size]
+    return names[:size], (kinds + [1] * (len(names) - len(kinds)))[:size]
 
 
 def typed(value: Value) -> bytes:
