@@ -47,6 +47,10 @@ args=(
   --kv-cache-dtype bf16
   # text only: the vision tower is not loaded, its memory goes to the cache
   --language-model-only
+  # shows Prometheus metrics at /metrics
+  --enable-metrics
+  # replies say how much of their prompt came from the prefix cache
+  --enable-cache-report
   # attention in Triton, the backend that compiles for SM120
   --attention-backend triton
 )

@@ -69,6 +69,7 @@ class Traits:
     moe_config_pairs: bool = False  # keeps the tuned files of the up and the down projection apart
     tools_under_none: ToolsUnderNone = "hidden"  # under tool_choice "none": hidden by a flag, always, or never
     hide_tools_flag: str = ""
+    cached_tokens_flag: str = ""  # makes replies say how much of their prompt was cached, where a launch lacks it
 
     def divides(self, what: str) -> bool:
         """Whether it can shard over GPUs this way."""

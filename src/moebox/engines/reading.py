@@ -82,6 +82,13 @@ def ignored(value: str, reading: Reading) -> bool:
     return True
 
 
+def note_absent(names: set[str], reading: Reading, *flags: str) -> None:
+    """Flags that a launch of ours always carries, turned off in a recipe where the command line did without them."""
+    for flag in flags:
+        if flag not in names:
+            reading.flags[flag.removeprefix("--")] = False
+
+
 def json_object(text: str) -> Foreign:
     """A JSON object; anything else stands under the key ""."""
     try:

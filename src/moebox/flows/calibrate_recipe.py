@@ -1,9 +1,10 @@
 """A recipe cut down to a depth: the same flags with dummy weights, even routing and fewer layers."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from moebox import checkpoint
 from moebox.core import registry
@@ -19,7 +20,8 @@ from moebox.serve.dummy import type_of, write_gguf
 from moebox.units import gib
 
 FALLBACK = "q4_0"
-BUSY = 0.5  # of the cores, as a load average before anything of ours runs
+BUSY = 0.25  # of the cores, used by others before the engine starts
+LOOK_S = 0.5  # for which that is watched: a load average would still count the boot before
 
 
 def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy: Path) -> Recipe:
@@ -60,10 +62,10 @@ def placed(hybrid: Hybrid | None, model: Model, depth: Depth) -> Hybrid | None:
 
 def disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     """What else uses the machine just now, in a line each."""
-    cores = box.cpu.cores or os.cpu_count() or 1
-    load = os.getloadavg()[0]
-    if load > BUSY * cores and reads_gguf(recipe):
-        yield f"the machine was busy: load average {load:.1f} on {cores} cores"
+    if reads_gguf(recipe):
+        used = psutil.cpu_percent(interval=LOOK_S) / 100
+        if used > BUSY:
+            yield f"the machine was busy: other programs used {used:.0%} of its cores"
     yield from (named(pid, gpu, size) for (gpu, pid), size in on_gpus(recipe, box).items())
 
 

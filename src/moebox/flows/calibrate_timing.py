@@ -29,6 +29,7 @@ LEAST_STEPS = 8  # steps in which all streams must decode together
 LONGER = (1, 3, 9)  # times the steps, while streams do not decode together
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
+LONG_S = 2.0  # a prompt that takes as long is hardly disturbed: two tries that agree are enough
 CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template, or tokens equal by chance
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
 
@@ -111,7 +112,8 @@ def prefill(target: Target, tokens: int, *, deadline: float) -> Prefill:
         if not stream.times:
             raise Outside(f"a prompt of {tokens:,} tokens brought no token")
         looks.append(stream.times[0] - began)
-        agreed = len(looks) >= TRIES and disagreement(looks) < QUIET
+        tries = min(TRIES, 2) if looks[-1] > LONG_S else TRIES
+        agreed = len(looks) >= tries and disagreement(looks) < QUIET
         if agreed or time.monotonic() + looks[-1] > deadline:
             break
     return Prefill(

@@ -174,6 +174,7 @@ def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) 
     traits = registry.traits(engine)
     tools, thoughts = model.tool_parser, model.reasoning_parser
     tools, thoughts = traits.tool_parsers.get(tools, tools), traits.reasoning_parsers.get(thoughts, thoughts)
+    wanted = (traits.hide_tools_flag if tools else "", traits.cached_tokens_flag)
     return Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,
@@ -184,7 +185,7 @@ def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) 
         tool_parser=tools if traits.takes_parsers else "",
         reasoning_parser=thoughts if traits.takes_parsers else "",
         trust_remote_code=model.trust_remote_code and not gguf,
-        flags={traits.hide_tools_flag: True} if traits.hide_tools_flag and tools else {},
+        flags={flag: True for flag in wanted if flag},
     )
 
 

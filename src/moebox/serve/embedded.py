@@ -15,6 +15,8 @@ from typing import Any
 
 CACHE_TYPES = {"f16": "GGML_TYPE_F16", "bf16": "GGML_TYPE_BF16", "f32": "GGML_TYPE_F32", "q8_0": "GGML_TYPE_Q8_0"}
 CACHE_TYPES |= {"q4_0": "GGML_TYPE_Q4_0"}
+FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+REASONING = {"none": "NONE", "auto": "AUTO", "deepseek": "DEEPSEEK", "deepseek-legacy": "DEEPSEEK_LEGACY"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("-ctk", "--cache-type-k", choices=CACHE_TYPES, default="f16")
     add("-ctv", "--cache-type-v", choices=CACHE_TYPES, default="f16")
     add("-ngl", "--gpu-layers", "--n-gpu-layers", default="auto")
-    add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
+    add("-fa", "--flash-attn", choices=FLASH, default="auto")
     add("-lv", "--verbosity", "--log-verbosity", type=int, default=4)
     add("--jinja", action=argparse.BooleanOptionalAction, default=True)
     add("--metrics", action="store_true")
@@ -42,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--special", action="store_true")
     add("--chat-template-kwargs", type=json.loads, default={})
     add("--chat-template", default="")
-    add("--reasoning-format", choices=("none", "auto", "deepseek", "deepseek-legacy"), default="auto")
+    add("--reasoning-format", choices=REASONING, default="auto")
     add("--reasoning-budget", type=int, default=-1)
     add("--no-warmup", action="store_true")
     add("--cache-ram", type=int, default=0)
@@ -76,7 +78,11 @@ def parameters(given: argparse.Namespace) -> Any:
     p.cache_type_v = getattr(x.ggml_type, CACHE_TYPES[given.cache_type_v])
     if given.gpu_layers.isdigit():
         p.n_gpu_layers = int(given.gpu_layers)
-    p.use_jinja, p.endpoint_metrics, p.endpoint_slots = given.jinja, True, given.slots
+    p.flash_attn_type = getattr(x.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{FLASH[given.flash_attn]}")
+    p.reasoning_format = getattr(
+        x.common_reasoning_format, f"COMMON_REASONING_FORMAT_{REASONING[given.reasoning_format]}"
+    )
+    p.use_jinja, p.endpoint_metrics, p.endpoint_slots = given.jinja, given.metrics, given.slots
     p.endpoint_props, p.special = False, given.special
     # The wheel's 3 prints what llama-server prints at 4; its own 4 adds every request and answer.
     p.verbosity = max(given.verbosity - 1, 0)

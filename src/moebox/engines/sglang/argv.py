@@ -5,7 +5,7 @@ from moebox.core.recipe import Flag, Recipe
 from moebox.engines.arguments import Node, field_words, flag_words, merge, number, thinking_off, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
-from moebox.engines.reading import Reader, Reading, taken, template_arguments
+from moebox.engines.reading import Reader, Reading, ignored, note_absent, taken, template_arguments
 
 FIELDS: dict[str, str] = {
     "--served-model-name": "served_name",
@@ -40,6 +40,8 @@ DRAFT_FIELDS = {
 }
 # The model's own prediction layers go by the name of the paper that calls them next-n (speculative/spec_info.py).
 ALGORITHMS = {"mtp": "NEXTN"}
+# Figures for whoever watches, and in every reply how much of its prompt was cached: a benchmark must know.
+ALWAYS: tuple[Word, ...] = (("--enable-metrics",), ("--enable-cache-report",))
 MODULE = "sglang.launch_server"
 # SGLang takes its key from argv alone (server_args.py); this puts it there inside the process, where no `ps` sees it.
 ENTER_WITH_KEY = (
@@ -77,6 +79,7 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
+    out += ALWAYS
     return _for_node(out, deployment, node or Node())
 
 
@@ -150,6 +153,7 @@ def finished(names: set[str], reading: Reading) -> None:
     if reading.flags.pop("enable-dp-attention", False) and groups > 1:
         reading.put("parallel.tp", max(reading.count("parallel.tp", 1) // groups, 1))
     reading.settings.setdefault("vision", True)
+    note_absent(names, reading, *(flag for flag, in ALWAYS))
     if "speculate.draft" not in reading.settings:
         return
     tokens = reading.count("speculate.tokens", 3)
@@ -190,4 +194,5 @@ READERS: dict[str, Reader] = {
     "--kv-cache-dtype": _kv,
     "--ep-size": _experts,
     "--default-chat-template-kwargs": template_arguments,
+    **{flag: ignored for flag, in ALWAYS},
 }

@@ -36,4 +36,5 @@ TRAITS = Traits(
     # vLLM shows tools to the model even under tool_choice "none" unless told not to; then its call comes out as text.
     tools_under_none="flag",
     hide_tools_flag="exclude-tools-when-tool-choice-none",
+    cached_tokens_flag="enable-prompt-tokens-details",
 )
