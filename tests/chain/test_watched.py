@@ -1,4 +1,4 @@
-"""What is launched can be watched: bench, watch, the ui, Grafana and fleets read /metrics, so a launch must serve it."""
+"""What is launched can be watched: bench, watch, the ui, Grafana and fleets read /metrics, so launches serve it."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ HYBRID: dict[str, str] = {
 }
 KV = {"f16": "f16", "bf16": "bf16", "q8_0": "q8_0", "q4_0": "q4_0"}
 # The model's own template, and figures for whoever watches: a benchmark, `moebox watch`, Prometheus.
-ALWAYS: tuple[Word, ...] = (("--jinja",), ("--metrics",))
+ALWAYS = ("--jinja", "--metrics")
 ALL_LAYERS = 999  # more than any model has: every layer's dense part on the cards
 
 
@@ -93,7 +93,7 @@ RULE = re.compile(r"blk\\\.\(([\d|]+)\)\\\.ffn_\.\*_exps=CUDA(\d+)")
 def finished(names: set[str], reading: Reading) -> None:
     """What follows from several words together, and from those that are not there."""
     _name_form(reading)
-    note_absent(names, reading, *(flag for flag, in ALWAYS))
+    note_absent(names, reading, *ALWAYS)
     reading.put("context", reading.count("context", 0) // (reading.count("max_seqs", 1) or 1))
     rules = reading.settings.get("hybrid.ranges", [])
     layers = experts_of([str(rule) for rule in rules] if isinstance(rules, list) else [])
@@ -148,8 +148,8 @@ def _file(value: str, reading: Reading) -> bool:
 
 # Words both servers have that are more than one field.
 READERS: dict[str, Reader] = {
+    **dict.fromkeys(ALWAYS, ignored),
     "-ctk": _kv,
-    **{flag: ignored for flag, in ALWAYS},
     "-c": _context,
     "-ot": _rule,
     "-hf": _repository,

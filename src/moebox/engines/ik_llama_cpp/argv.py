@@ -25,7 +25,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
     out += ggml.context_words(recipe) + ggml.hybrid_words(recipe)
     if recipe.kv != "auto":
         out.append(("-ctk", ggml.KV.get(recipe.kv, recipe.kv)))  # MLA has one cache: K's type is all there is
-    out += ggml.ALWAYS
+    out += [(flag,) for flag in ggml.ALWAYS]
     if not recipe.thinking:
         out.append(_not_thinking(deployment))
     return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)

@@ -27,7 +27,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
     if recipe.kv != "auto":
         kind = ggml.KV.get(recipe.kv, recipe.kv)
         out += [("-ctk", kind), ("-ctv", kind)]  # MLA's one cache is read as both: they must be alike
-    out += ggml.ALWAYS
+    out += [(flag,) for flag in ggml.ALWAYS]
     if not recipe.thinking:
         out.append(("--chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)

@@ -41,7 +41,7 @@ DRAFT_FIELDS = {
 # The model's own prediction layers go by the name of the paper that calls them next-n (speculative/spec_info.py).
 ALGORITHMS = {"mtp": "NEXTN"}
 # Figures for whoever watches, and in every reply how much of its prompt was cached: a benchmark must know.
-ALWAYS: tuple[Word, ...] = (("--enable-metrics",), ("--enable-cache-report",))
+ALWAYS = ("--enable-metrics", "--enable-cache-report")
 MODULE = "sglang.launch_server"
 # SGLang takes its key from argv alone (server_args.py); this puts it there inside the process, where no `ps` sees it.
 ENTER_WITH_KEY = (
@@ -79,7 +79,7 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
-    out += ALWAYS
+    out += [(flag,) for flag in ALWAYS]
     return _for_node(out, deployment, node or Node())
 
 
@@ -153,7 +153,7 @@ def finished(names: set[str], reading: Reading) -> None:
     if reading.flags.pop("enable-dp-attention", False) and groups > 1:
         reading.put("parallel.tp", max(reading.count("parallel.tp", 1) // groups, 1))
     reading.settings.setdefault("vision", True)
-    note_absent(names, reading, *(flag for flag, in ALWAYS))
+    note_absent(names, reading, *ALWAYS)
     if "speculate.draft" not in reading.settings:
         return
     tokens = reading.count("speculate.tokens", 3)
@@ -191,8 +191,8 @@ SAID: dict[Word, tuple[str, Flag]] = {
     ("--mm-enable-dp-encoder",): ("vision", True),
 }
 READERS: dict[str, Reader] = {
+    **dict.fromkeys(ALWAYS, ignored),
     "--kv-cache-dtype": _kv,
     "--ep-size": _experts,
     "--default-chat-template-kwargs": template_arguments,
-    **{flag: ignored for flag, in ALWAYS},
 }
