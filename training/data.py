@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.calls import tool_call, tool_parallel
 from moebox.phantom.lessons import LESSONS
 from moebox.phantom.needles import haystack

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from moebox.core.endpoint import Endpoint
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.task import Grade, Reply, Task
 from moebox.phantom.toolbox import TOOLS
 from moebox.tasks import agent

@@ -19,8 +19,8 @@ from moebox.core import result
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.result import PrefillDecode, document
 from moebox.report.reading import measured
+from moebox.report.record import Level
 from moebox.report.sections.reproduce import benched
-from moebox.report.story import Level
 from moebox.store import Run
 from tests.bench.example import measurement
 from tests.bench.server import good, serving

@@ -1,4 +1,4 @@
-"""The doctor's step of a story looks the engine's kernels up, tells what will not launch, and writes it down."""
+"""The doctor's step of a run looks the engine's kernels up, tells what will not launch, and writes it down."""
 
 import dataclasses
 from pathlib import Path
@@ -18,11 +18,11 @@ def test_the_doctors_step_leaves_kernel_findings(tmp_path: Path) -> None:
     run.write("box.toml", codec.to_toml(detect.box("8x-rtx-pro-6000")))
     recipe = dataclasses.replace(read_recipe("kimi-k26-vllm"), kv="fp8", engine_version="0.32.0")
     run.write("recipe.toml", codec.to_toml(recipe))
-    story = begin(Request(model="kimi-k2.6", until="doctor"), run).with_step(Step(name="plan", state="done"))
+    pipeline = begin(Request(model="kimi-k2.6", until="doctor"), run).with_step(Step(name="plan", state="done"))
     news: list[str] = []
     teller = Runner(
         run,
-        story,
+        pipeline,
         awake=Awake(),
         tell=lambda kind, what: news.append(what) if kind == "news" else None,
         ask=lambda question: True,

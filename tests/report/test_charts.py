@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moebox.report.bars import collapse, memory, phases, ranked
 from moebox.report.charts import Axis, Series, line
 from moebox.report.palette import DARK, LIGHT
-from moebox.report.story import Device
+from moebox.report.record import Device
 from moebox.report.svg import settle, ticks
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)

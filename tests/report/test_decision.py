@@ -6,19 +6,19 @@ from pathlib import Path
 from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding
 from moebox.report.decision import DecisionCell, decide, decided
 from moebox.report.expect import foretold
+from moebox.report.format import number as number_text
 from moebox.report.markdown import markdown
 from moebox.report.page import html, page_of
 from moebox.report.reading import read
+from moebox.report.record import Device, ForecastRow, RunRecord
 from moebox.report.sections import compare, memory
 from moebox.report.sections.plan import band
-from moebox.report.story import Device, Expected, Story
-from moebox.report.words import number as number_text
 from moebox.store import Run
 from tests.report.making import a_run, level
 
 
-def answers(story: Story) -> dict[str, DecisionCell]:
-    return {answer.name: answer for answer in decide(story).answers}
+def answers(record: RunRecord) -> dict[str, DecisionCell]:
+    return {answer.name: answer for answer in decide(record).answers}
 
 
 def failing(runs: Path) -> Run:
@@ -66,10 +66,10 @@ def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):
     run = a_run(tmp_path, levels=())
     for number in (1, 64):
         run.write_json(f"measurements/c{number:04d}.json", level(number, label="random"))
-    story = foretold(read(run))
-    fast = answers(story)["fast"].text
-    assert story.planned is not None
-    row = next(row for row in story.planned.rows if row.concurrency == 64 and not row.decode_only)
+    record = foretold(read(run))
+    fast = answers(record)["fast"].text
+    assert record.planned is not None
+    row = next(row for row in record.planned.rows if row.concurrency == 64 and not row.decode_only)
 
     assert fast.startswith("640 tok/s at 64 requests")
     assert f"forecast {number_text(row.output_tok_s)} " in fast
@@ -118,13 +118,13 @@ def test_a_plan_that_does_not_fit_names_it(tmp_path: Path):
 
 
 def test_a_simulation_is_never_green(tmp_path: Path):
-    story = replace(read(a_run(tmp_path)), simulation=True)
-    decision = decide(story)
+    record = replace(read(a_run(tmp_path)), simulation=True)
+    decision = decide(record)
 
     assert decision.simulated
     assert all(answer.tone != "good" for answer in decision.answers)
-    assert answers(story)["right"].text == "simulated: answers were not checked"
-    assert "works" not in html(page_of([story])).split("Hardware and topology")[0]
+    assert answers(record)["right"].text == "simulated: answers were not checked"
+    assert "works" not in html(page_of([record])).split("Hardware and topology")[0]
 
 
 def test_unlike_runs_are_not_crowned(tmp_path: Path):
@@ -154,17 +154,17 @@ def test_room_left_is_that_of_the_fullest_gpu(tmp_path: Path):
         Device(name="gpu1", total=96 * gib, parts={"KV cache": 60 * gib, "free": 36 * gib}),
         Device(name="ram", total=768 * gib, parts={"weights": 455 * gib, "free": 313 * gib}),
     )
-    story = replace(read(a_run(tmp_path)), real=devices)
-    row = memory.line(story, 0, "measured", devices, None)
+    record = replace(read(a_run(tmp_path)), real=devices)
+    row = memory.line(record, 0, "measured", devices, None)
 
     assert row[4].value == 36 * gib
-    ram_alone = memory.line(story, 0, "measured", devices[2:], None)
+    ram_alone = memory.line(record, 0, "measured", devices[2:], None)
     assert ram_alone[4].text == "–"
 
 
 def test_prompt_speed_and_latency_are_judged_too():
     """51.5 forecast and 188 measured was "in its band: yes", because only one figure was looked at."""
-    row = Expected(concurrency=1.0, tg_tok_s=10.0, pp_tok_s=51.5, low_tok_s=7.0, high_tok_s=13.0)
+    row = ForecastRow(concurrency=1.0, tg_tok_s=10.0, pp_tok_s=51.5, low_tok_s=7.0, high_tok_s=13.0)
 
     assert band(row, 51.5, "tok/s") == (51.5 * 0.7, 51.5 * 1.3)
     low, high = band(row, 100.0, "ms")

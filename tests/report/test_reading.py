@@ -28,14 +28,14 @@ FIELDS = ["concurrency", "output_throughput", "mean_ttft_ms", "completed", "tota
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:
     """Every kind of file ends up in its place."""
-    story = read(a_run(tmp_path))
-    assert story.recipe is not None
-    assert story.box is not None
-    assert [one.concurrency for one in story.levels] == [1, 8, 64]
-    assert [one.outcome for one in story.attempts] == ["SUCCESS"]
-    assert story.kv_tokens == 600_000
-    assert story.real[0].total == story.box.gpus[0].memory
-    assert story.rungs[0].score == "10 of 10 (95%: 72–100%)"
+    record = read(a_run(tmp_path))
+    assert record.recipe is not None
+    assert record.box is not None
+    assert [one.concurrency for one in record.levels] == [1, 8, 64]
+    assert [one.outcome for one in record.attempts] == ["SUCCESS"]
+    assert record.kv_tokens == 600_000
+    assert record.real[0].total == record.box.gpus[0].memory
+    assert record.rungs[0].score == "10 of 10 (95%: 72–100%)"
 
 
 def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ def test_a_folder_of_another_version_is_read_as_far_as_it_goes(tmp_path: Path) -
     )
     run.event(Unknown(name="attempt.teleported", fields={"where": {"a": [1, 2]}}))
     run.write("holiday.png", b"\x89PNG")
-    story = read(run)
-    assert story.recipe is not None
-    assert story.recipe.parallel.tp == 8
-    assert any("format 7" in gap for gap in story.gaps)
-    assert any("holiday.png" in gap for gap in story.gaps)
+    record = read(run)
+    assert record.recipe is not None
+    assert record.recipe.parallel.tp == 8
+    assert any("format 7" in gap for gap in record.gaps)
+    assert any("holiday.png" in gap for gap in record.gaps)
     assert html(report([run]))
 
 

@@ -6,33 +6,33 @@ from moebox import codec
 from moebox.report.naming import labelled
 from moebox.report.page import html
 from moebox.report.reading import read
+from moebox.report.record import RunRecord
 from moebox.report.rules import advise
-from moebox.report.story import Story
 from tests.report.making import a_run, level
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def story(tmp_path: Path, **more: object) -> Story:
+def record(tmp_path: Path, **more: object) -> RunRecord:
     """A run with something particular about its highest load."""
     run = a_run(tmp_path, levels=(1, 8))
     run.write_json("measurements/c0064.json", level(64, **more))
     return labelled([read(run)])[0]
 
 
-def titles(*stories: Story) -> list[str]:
+def titles(*records: RunRecord) -> list[str]:
     """What is recommended."""
-    return [advice.title for advice in advise(stories)]
+    return [advice.title for advice in advise(records)]
 
 
 def test_a_clean_run_that_scales_gets_no_advice_it_does_not_need(tmp_path: Path) -> None:
     """Throughput that grows with load, answers that are right: nothing to mend."""
-    assert titles(story(tmp_path, mean_ttft_ms=400.0, p99_ttft_ms=700.0)) == []
+    assert titles(record(tmp_path, mean_ttft_ms=400.0, p99_ttft_ms=700.0)) == []
 
 
 def test_the_knee_is_the_lowest_load_with_nine_tenths_of_the_output(tmp_path: Path) -> None:
     """Eight times the load for a twelfth more output is named, with both latencies."""
-    advice = advise([story(tmp_path, output_throughput=87.0, mean_ttft_ms=9_000.0)])
+    advice = advise([record(tmp_path, output_throughput=87.0, mean_ttft_ms=9_000.0)])
     knee = next(one for one in advice if one.title == "Limit concurrency to 8")
     assert "92% of the highest output" in knee.text
     assert "9.00 s" in knee.text
@@ -50,11 +50,11 @@ def test_failures_wrong_answers_and_a_slow_client_come_first(tmp_path: Path) -> 
 
 def test_several_tokens_a_chunk_are_recognised(tmp_path: Path) -> None:
     """ITL twice TPOT means a draft at work, as in the Lambda K2.6 guide (44.5 against 21.14 ms: 2.1 tokens)."""
-    advice = advise([story(tmp_path, mean_itl_ms=44.5, mean_tpot_ms=21.14)])
+    advice = advise([record(tmp_path, mean_itl_ms=44.5, mean_tpot_ms=21.14)])
     assert any("about 2.1 tokens" in one.text for one in advice)
 
 
-def imported(name: str, home: Path) -> list[Story]:
+def imported(name: str, home: Path) -> list[RunRecord]:
     """The runs of an example."""
     import importlib.util
 
@@ -69,20 +69,20 @@ def imported(name: str, home: Path) -> list[Story]:
 
 def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) -> None:
     """The INT4 run's small cache is found, with the room that was left; 1,024 is the knee of the NVFP4 run."""
-    stories = imported("sm120-january", tmp_path)
-    found = {one.title: one.text for one in advise(stories)}
+    records = imported("sm120-january", tmp_path)
+    found = {one.title: one.text for one in advise(records)}
     assert "13 requests of this length" in found["Give the KV cache more room"] or any(
-        "13 requests of this length" in one.text and "19.71 GiB" in one.text for one in advise(stories)
+        "13 requests of this length" in one.text and "19.71 GiB" in one.text for one in advise(records)
     )
     assert "3.56 s instead of 12.4 s" in found["Limit concurrency to 1,024"]
     assert "5.9×" in found["For throughput take K2-Thinking NVFP4"]
-    assert [attempt.outcome for story_ in stories for attempt in story_.attempts].count("FAILED") == 2
+    assert [attempt.outcome for story_ in records for attempt in story_.attempts].count("FAILED") == 2
 
 
 def test_placements_are_compared_by_prompt_length(tmp_path: Path) -> None:
     """IQ3_K generates faster, Q4_X reads faster: the break-even is prompts 2.2 times the answers."""
-    stories = imported("hybrid-max-q", tmp_path)
-    choice = next(one for one in advise(stories) if one.title == "Choose by prompt length")
+    records = imported("hybrid-max-q", tmp_path)
+    choice = next(one for one in advise(records) if one.title == "Choose by prompt length")
     assert "2.2 times" in choice.text
 
 
@@ -91,8 +91,8 @@ def test_every_example_carries_its_sources(tmp_path: Path) -> None:
     from moebox.report.page import page_of
 
     for path in sorted(EXAMPLES.glob("*.toml")):
-        stories = imported(path.stem, tmp_path / path.stem)
-        assert all(story_.sources for story_ in stories)
-        assert all(one.source for story_ in stories for one in story_.levels)
-        text = html(page_of(stories))
-        assert stories[0].sources[0][0] in text
+        records = imported(path.stem, tmp_path / path.stem)
+        assert all(story_.sources for story_ in records)
+        assert all(one.source for story_ in records for one in story_.levels)
+        text = html(page_of(records))
+        assert records[0].sources[0][0] in text

@@ -87,7 +87,7 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
     """The rest of the report is made, with a note."""
     run = saved(tmp_path)
     run.write("tasks.json", '{"url": 3}')
-    story = read(run)
+    record = read(run)
 
-    assert story.tasks is None
-    assert any("tasks.json" in gap for gap in story.gaps)
+    assert record.tasks is None
+    assert any("tasks.json" in gap for gap in record.gaps)

@@ -50,17 +50,17 @@ def test_the_journal_reads_as_types(run: Run) -> None:
 
 def test_the_report_tells_it(run: Run) -> None:
     """Attempts, problems, memory, the climb, losses and steps."""
-    story = read(run)
-    assert [attempt.outcome for attempt in story.attempts] == ["FAILED", "SUCCESS"]
-    assert story.attempts[0].configuration == "vllm, GPU 0, 1, 2, 3, 4, 5, 6, 7, port 8000"
-    assert "holds fewer tokens" in story.attempts[0].why
-    assert [problem.mended for problem in story.problems] == [True]
-    assert story.kv_tokens == 785872
-    assert [device.name for device in story.real] == ["TP0", "TP1"]
-    assert [(step.change, step.kept) for step in story.steps] == [("context 131072", False)]
-    assert "measurements/random-c1.samples: 2 writes lost to a full disk" in story.gaps
-    assert [phase[0] for phase in story.phases] == ["plan", "up", "verify", "bench", "report"]
-    assert story.simulation
+    record = read(run)
+    assert [attempt.outcome for attempt in record.attempts] == ["FAILED", "SUCCESS"]
+    assert record.attempts[0].configuration == "vllm, GPU 0, 1, 2, 3, 4, 5, 6, 7, port 8000"
+    assert "holds fewer tokens" in record.attempts[0].why
+    assert [problem.mended for problem in record.problems] == [True]
+    assert record.kv_tokens == 785872
+    assert [device.name for device in record.real] == ["TP0", "TP1"]
+    assert [(step.change, step.kept) for step in record.steps] == [("context 131072", False)]
+    assert "measurements/random-c1.samples: 2 writes lost to a full disk" in record.gaps
+    assert [phase[0] for phase in record.phases] == ["plan", "up", "verify", "bench", "report"]
+    assert record.simulation
     assert "context 131072" in html(report([run]))
 
 
@@ -74,7 +74,7 @@ def test_the_lists_show_it(run: Run) -> None:
 
 
 def test_it_can_be_resumed(run: Run) -> None:
-    """The story's file is taken up, and goes on under the new name."""
+    """The old file is taken up, and goes on under the new name."""
     resumed = pipeline.resume(run)
     assert resumed.over
     assert (run.path / "pipeline.json").is_file()

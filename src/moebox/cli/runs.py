@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from moebox.report.record import RunRecord
     from moebox.report.rules import Advice
-    from moebox.report.story import Story
 
 WIDE = 100  # columns
 LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
@@ -80,9 +80,9 @@ def show(
     from moebox.report.reading import read
 
     found = Run.open(run, runs=runs)
-    story = labelled([read(found)])[0]
+    record = labelled([read(found)])[0]
     if json:
-        emit(document(found, story))
+        emit(document(found, record))
         return 0
     from moebox.cli import decision_view
     from moebox.report.decision import decide
@@ -91,24 +91,24 @@ def show(
     from moebox.report.sections.summary import scaling
 
     people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
-    decision_view.show(decide(foretold(story)))
+    decision_view.show(decide(foretold(record)))
     people().print()
-    for line in scaling(story):
+    for line in scaling(record):
         people().print(line, markup=False)
-    people().print(_details(story, advise([story])))
+    people().print(_details(record, advise([record])))
     return 0
 
 
-def _details(story: "Story", advice: "Sequence[Advice]") -> "Table":
+def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
     """What happened, a row each; texts wrap in their own column."""
     from rich.table import Table
     from rich.text import Text
 
-    rows = [(f"attempt {attempt.number}", f"{attempt.outcome} {attempt.why}".strip()) for attempt in story.attempts]
-    rows += [(f"{check.mark:<5} {check.name}", check.detail) for check in story.rungs]
-    rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in story.problems]
+    rows = [(f"attempt {attempt.number}", f"{attempt.outcome} {attempt.why}".strip()) for attempt in record.attempts]
+    rows += [(f"{check.mark:<5} {check.name}", check.detail) for check in record.checks]
+    rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
     rows += [("advice", f"{found.title}. {found.text}") for found in advice]
-    rows += [("note", gap) for gap in story.gaps]
+    rows += [("note", gap) for gap in record.gaps]
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -117,19 +117,21 @@ def _details(story: "Story", advice: "Sequence[Advice]") -> "Table":
     return table
 
 
-def document(run: Run, story: "Story") -> dict[str, Any]:
+def document(run: Run, record: "RunRecord") -> dict[str, Any]:
     """One run under stable keys."""
     return {
         **{name: getattr(brief(run), name) for name in ("id", "path", "started", "last", "last_kind", "live", "bytes")},
-        "simulation": story.simulation,
-        "recipe": story.recipe,
-        "box": story.box.name if story.box else None,
-        "kv_tokens": story.kv_tokens,
-        "attempts": [{"number": one.number, "outcome": one.outcome, "why": one.why} for one in story.attempts],
-        "rungs": [{"name": one.name, "verdict": one.mark, "reason": one.detail} for one in story.rungs],
-        "measurements": [level.raw for level in story.levels],
-        "problems": story.problems,
-        "missing": story.gaps,
+        "simulation": record.simulation,
+        "recipe": record.recipe,
+        "box": record.box.name if record.box else None,
+        "kv_tokens": record.kv_tokens,
+        "attempts": [
+            {name: getattr(attempt, name) for name in ("number", "outcome", "why")} for attempt in record.attempts
+        ],
+        "rungs": [{"name": check.name, "verdict": check.mark, "reason": check.detail} for check in record.checks],
+        "measurements": [level.raw for level in record.levels],
+        "problems": record.problems,
+        "missing": record.gaps,
     }
 
 

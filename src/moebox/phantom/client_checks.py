@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.sums import working
 from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.task import Case, Grade, Reply, Task, no, room, short, user, yes
 
 

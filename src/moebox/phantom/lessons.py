@@ -11,7 +11,7 @@ import json
 import random
 from typing import Any
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.calls import asked
 from moebox.phantom.client_checks import clients, judge_same
 from moebox.phantom.needles import needle

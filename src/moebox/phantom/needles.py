@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.task import Grade, Reply, Task, no, room, short, user, yes
 
 

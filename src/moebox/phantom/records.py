@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.task import Grade, Reply, Task, no, room, short, user, yes
 
 _KEYS: dict[str, tuple[str, Callable[[random.Random], Any]]] = {

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.bank import FACTS
 from moebox.phantom.task import Grade, Message, Reply, Task, no, room, short, user, yes
 

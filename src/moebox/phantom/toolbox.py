@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 
 Draw = Callable[[random.Random], Any]
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from moebox import units
-from moebox.report.story import Device
+from moebox.report.format import number
+from moebox.report.record import Device
 from moebox.report.svg import Scale, picture, tag, text, ticks
-from moebox.report.words import number
 
 WIDTH = 1080.0
 # part -> place among m1 … m8

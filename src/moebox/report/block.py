@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from moebox.report.words import DASH, number
+from moebox.report.format import DASH, number
 
 Tone = Literal["", "best", "good", "bad", "warn", "quiet"]
 
@@ -154,8 +154,13 @@ def columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[Column, ...]:
 def csv(table: Table) -> str:
     """The table as CSV, figures unrounded."""
     head = ",".join(quote(column.title) for column in table.columns)
-    rows = (",".join(quote(str(one.text if one.value is None else one.value)) for one in row) for row in table.rows)
+    rows = (",".join(quote(exact(field)) for field in row) for row in table.rows)
     return "\n".join([head, *rows])
+
+
+def exact(field: Cell) -> str:
+    """A field's figure unrounded, or its text."""
+    return field.text if field.value is None else str(field.value)
 
 
 def quote(text: str) -> str:

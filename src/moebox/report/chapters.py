@@ -1,8 +1,9 @@
-"""The report's chapters, in reading order; each is a function of the stories that gives a section or nothing."""
+"""The report's chapters, in reading order; each is a function of the records that gives a section or nothing."""
 
 from collections.abc import Callable, Sequence
 
 from moebox.report.block import Section
+from moebox.report.record import RunRecord
 from moebox.report.sections import (
     advice,
     attempts,
@@ -22,9 +23,8 @@ from moebox.report.sections import (
     tables,
     tasks,
 )
-from moebox.report.story import Story
 
-CHAPTERS: tuple[Callable[[Sequence[Story]], Section | None], ...] = (
+CHAPTERS: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
     summary.section,
     compare.section,
     hardware.section,
@@ -45,6 +45,6 @@ CHAPTERS: tuple[Callable[[Sequence[Story]], Section | None], ...] = (
 )
 
 
-def sections(stories: Sequence[Story]) -> list[Section]:
+def sections(records: Sequence[RunRecord]) -> list[Section]:
     """Every chapter that has something to say."""
-    return [found for chapter in CHAPTERS if (found := chapter(stories))]
+    return [found for chapter in CHAPTERS if (found := chapter(records))]

@@ -7,13 +7,14 @@ stands in `data-chart`; without the script every point has its own title.
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from markupsafe import Markup, escape
 
+from moebox.report.format import number, short
 from moebox.report.svg import Scale, picture, spread, tag, text, ticks
-from moebox.report.words import number, short
 
 WIDTH, HEIGHT = 540, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 26, 40
@@ -21,6 +22,7 @@ LOG_FROM = 40.0  # axes whose values span more than this factor are logarithmic
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "ring")
 
 Point = tuple[float, float]
+Row = TypeVar("Row", tuple[float, float], tuple[float, float, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +48,19 @@ class Axis:
     format: Callable[[float], str] = short  # in hover boxes and captions
     tick: Callable[[float], str] | None = None  # on the axis, where that is shorter
 
+    def label(self, value: float) -> str:
+        """A value as the axis writes it."""
+        return (self.tick or self.format)(value)
+
 
 def usable(series: Sequence[Series]) -> list[Series]:
     """The series with their finite points only, those without any left out."""
-    kept = []
-    for one in series:
-        points = tuple(point for point in one.points if all(math.isfinite(value) for value in point))
-        if points:
-            kept.append(
-                Series(
-                    name=one.name,
-                    colour=one.colour,
-                    points=points,
-                    dashed=one.dashed,
-                    markers=one.markers,
-                    band=tuple(row for row in one.band if all(math.isfinite(value) for value in row)),
-                )
-            )
-    return kept
+    finite = [replace(curve, points=_finite(curve.points), band=_finite(curve.band)) for curve in series]
+    return [curve for curve in finite if curve.points]
+
+
+def _finite(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    return tuple(row for row in rows if all(math.isfinite(value) for value in row))
 
 
 def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: float = HEIGHT) -> Markup | None:
@@ -71,13 +68,12 @@ def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: floa
     shown = usable(series)
     if not shown:
         return None
-    across = axis_scale([point[0] for one in shown for point in one.points], x, LEFT, WIDTH - RIGHT)
-    values = [point[1] for one in shown for point in one.points]
-    values += [edge for one in shown for row in one.band for edge in row[1:]]
-    up = axis_scale(values, y, height - BOTTOM, TOP)
+    points = [point for curve in shown for point in curve.points]
+    edges = [edge for curve in shown for row in curve.band for edge in row[1:]]
+    across = axis_scale([point[0] for point in points], x, LEFT, WIDTH - RIGHT)
+    up = axis_scale([*(point[1] for point in points), *edges], y, height - BOTTOM, TOP)
     body = grid(across, up, x, y, height)
-    for index, one in enumerate(shown):
-        body += draw(one, across, up, index, x, y)
+    body += "".join(draw(curve, across, up, index, x, y) for index, curve in enumerate(shown))
     body += tag(
         "line", class_="cursor", x1=0, x2=0, y1=TOP, y2=height - BOTTOM, stroke="var(--faint)", visibility="hidden"
     )
@@ -86,79 +82,97 @@ def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: floa
 
 def axis_scale(values: Sequence[float], axis: Axis, start: float, end: float) -> Scale:
     """A scale that holds all `values`, rounded outward on linear axes."""
-    low, high = min(values), max(values)
     positive = [value for value in values if value > 0]
-    log = axis.log if axis.log is not None else bool(positive) and low > 0 and high / low > LOG_FROM
-    if log and positive:
-        low = min(positive)
-        high = max(high, low * 1.0001)
-        if not axis.ticks:
-            low, high = low / 1.15, high * 1.15
-        elif low == high or high / low < 1.01:
-            low, high = low / 2, high * 2
+    if positive and _logarithmic(values, axis):
+        low, high = _log_ends(min(positive), max(values), exact=bool(axis.ticks))
         return Scale(low=low, high=high, start=start, end=end, log=True)
+    low, high = min(values), max(values)
     low = min(0.0, low) if axis.zero else low
     high = high if high > low else low + max(1.0, abs(low))
-    return Scale(low=low, high=high + (high - low) * 0.06 * axis.zero, start=start, end=end)
+    headroom = (high - low) * 0.06 if axis.zero else 0.0
+    return Scale(low=low, high=high + headroom, start=start, end=end)
+
+
+def _logarithmic(values: Sequence[float], axis: Axis) -> bool:
+    """As the axis says, or by the span of its values."""
+    if axis.log is not None:
+        return axis.log
+    low, high = min(values), max(values)
+    return low > 0 and high / low > LOG_FROM
+
+
+def _log_ends(low: float, high: float, *, exact: bool) -> tuple[float, float]:
+    """The ends of a logarithmic axis: a little outside, or exactly at given ticks unless they fall together."""
+    high = max(high, low * 1.0001)
+    if not exact:
+        return low / 1.15, high * 1.15
+    return (low / 2, high * 2) if high / low < 1.01 else (low, high)
 
 
 def grid(across: Scale, up: Scale, x: Axis, y: Axis, height: float) -> str:
     """Hairlines, tick labels and the two titles."""
-    parts = [text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600)]
-    rows = ticks(up.low, up.high, log=up.log)
-    rows = spread(rows, 22, [up.at(value) for value in rows]) if len(rows) > 6 else rows
-    for value in rows:
-        place = up.at(value)
-        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)"))
-        parts.append(text(LEFT - 8, place + 4, (y.tick or y.format)(value), text_anchor="end", fill="var(--soft)"))
     base = height - BOTTOM
+    parts = [text(LEFT - 46, 13, y.title, fill="var(--soft)", font_weight=600), *_rows(up, y)]
     parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, stroke="var(--rule)"))
-    given = [value for value in x.ticks if across.low * 0.999 <= value <= across.high * 1.001]
-    columns = given or ticks(across.low, across.high, log=across.log, count=6)
-    columns = spread(columns, 46, [across.at(value) for value in columns])
-    for value in columns:
-        place = across.at(value)
-        parts.append(tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)"))
-        anchor = "end" if place > WIDTH - RIGHT - 12 else "middle"
-        parts.append(
-            text(min(place, WIDTH - 2), base + 17, (x.tick or x.format)(value), text_anchor=anchor, fill="var(--soft)")
-        )
+    parts += _columns(across, x, base)
     parts.append(text(WIDTH - RIGHT, height - 6, x.title, text_anchor="end", fill="var(--soft)"))
     return "".join(parts)
 
 
-def draw(one: Series, across: Scale, up: Scale, index: int, x: Axis, y: Axis) -> str:
+def _rows(up: Scale, y: Axis) -> Iterator[str]:
+    """A hairline and a label for each tick of the upright axis."""
+    values = ticks(up.low, up.high, log=up.log)
+    if len(values) > 6:
+        values = spread(values, 22, [up.at(value) for value in values])
+    for value in values:
+        place = up.at(value)
+        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, stroke="var(--hair)")
+        yield text(LEFT - 8, place + 4, y.label(value), text_anchor="end", fill="var(--soft)")
+
+
+def _columns(across: Scale, x: Axis, base: float) -> Iterator[str]:
+    """A mark and a label for each tick of the lower axis: the given ones that lie on it, or round values."""
+    given = [value for value in x.ticks if across.low * 0.999 <= value <= across.high * 1.001]
+    values = given or ticks(across.low, across.high, log=across.log, count=6)
+    for value in spread(values, 46, [across.at(value) for value in values]):
+        place = across.at(value)
+        anchor = "end" if place > WIDTH - RIGHT - 12 else "middle"
+        yield tag("line", x1=place, x2=place, y1=base, y2=base + 4, stroke="var(--rule)")
+        yield text(min(place, WIDTH - 2), base + 17, x.label(value), text_anchor=anchor, fill="var(--soft)")
+
+
+def draw(curve: Series, across: Scale, up: Scale, index: int, x: Axis, y: Axis) -> str:
     """A series: band, line, markers with their titles."""
-    colour = f"var(--s{one.colour})"
-    parts = []
-    if len(one.band) > 1:
-        edge = [(across.at(row[0]), up.at(row[2])) for row in one.band]
-        edge += [(across.at(row[0]), up.at(row[1])) for row in reversed(one.band)]
-        parts.append(tag("path", d=path(edge) + "Z", fill=colour, fill_opacity=0.13))
-    places = [(across.at(a), up.at(b)) for a, b in one.points]
-    dash = "5 4" if one.dashed else None
-    width = 1.8 if one.markers else 1.4
-    if len(places) > 1:
-        parts.append(
-            tag(
-                "path",
-                d=path(places),
-                fill="none",
-                stroke=colour,
-                stroke_width=width,
-                stroke_dasharray=dash,
-                stroke_linejoin="round",
-            )
-        )
-    if one.markers:
-        for place, point in zip(places, one.points, strict=True):
-            words = f"{one.name}: {y.format(point[1])} at {x.format(point[0])}"
-            parts.append(
-                tag(
-                    "g", tag("title", str(escape(words))) + marker(one.colour, *place, colour=colour, hollow=one.dashed)
-                )
-            )
-    return tag("g", "".join(parts), class_="series", data_series=index)
+    colour = f"var(--s{curve.colour})"
+    places = [(across.at(a), up.at(b)) for a, b in curve.points]
+    body = _band(curve, across, up, colour) + _stroke(curve, places, colour)
+    if curve.markers:
+        body += "".join(_marked(curve, point, place, x, y) for point, place in zip(curve.points, places, strict=True))
+    return tag("g", body, class_="series", data_series=index)
+
+
+def _band(curve: Series, across: Scale, up: Scale, colour: str) -> str:
+    """The forecast's band as an area."""
+    if len(curve.band) < 2:
+        return ""
+    edge = [(across.at(load), up.at(high)) for load, _, high in curve.band]
+    edge += [(across.at(load), up.at(low)) for load, low, _ in reversed(curve.band)]
+    return tag("path", d=path(edge) + "Z", fill=colour, fill_opacity=0.13)
+
+
+def _stroke(curve: Series, places: Sequence[Point], colour: str) -> str:
+    """The line itself; a single point has none."""
+    if len(places) < 2:
+        return ""
+    look = {"fill": "none", "stroke": colour, "stroke_width": 1.8 if curve.markers else 1.4}
+    dashes = "5 4" if curve.dashed else None
+    return tag("path", d=path(places), **look, stroke_dasharray=dashes, stroke_linejoin="round")
+
+
+def _marked(curve: Series, point: Point, place: Point, x: Axis, y: Axis) -> str:
+    """One point with what it says when the mouse rests on it."""
+    title = tag("title", str(escape(f"{curve.name}: {y.format(point[1])} at {x.format(point[0])}")))
+    return tag("g", title + marker(curve.colour, *place, colour=f"var(--s{curve.colour})", hollow=curve.dashed))
 
 
 def path(places: Sequence[Point]) -> str:

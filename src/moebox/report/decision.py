@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from moebox.report.block import Tone
 from moebox.report.expect import foretold
+from moebox.report.format import milliseconds, number
 from moebox.report.naming import engine_title, quant_title, spread_title
 from moebox.report.reading import read
+from moebox.report.record import Failure, Level, RunRecord
 from moebox.report.sections.plan import Pair, figures, match
-from moebox.report.story import Failure, Level, Story
-from moebox.report.words import milliseconds, number
 from moebox.store import Run
 from moebox.units import count
 
@@ -51,11 +51,13 @@ class Decision:
         return "good" if "good" in tones else ""
 
 
-def decide(story: Story) -> Decision:
+def decide(record: RunRecord) -> Decision:
     """The answers of a run, as far as its folder tells."""
-    if story.failure:
-        return Decision(answers=(chosen(story), *failed(story, story.failure)), simulated=story.simulation)
-    return Decision(answers=(chosen(story), right(story), fast(story), following(story)), simulated=story.simulation)
+    if record.failure:
+        answers = (chosen(record), *failed(record, record.failure))
+    else:
+        answers = (chosen(record), right(record), fast(record), following(record))
+    return Decision(answers=answers, simulated=record.simulation)
 
 
 def decided(run: Run) -> Decision:
@@ -63,33 +65,31 @@ def decided(run: Run) -> Decision:
     return decide(foretold(read(run)))
 
 
-def chosen(story: Story) -> DecisionCell:
+def chosen(record: RunRecord) -> DecisionCell:
     """Engine, checkpoint, layout and context in one line."""
-    recipe = story.recipe
+    recipe = record.recipe
     if recipe is None:
         return DecisionCell(name="chosen", text="no recipe", tone="quiet")
-    place = spread_title(story) or _place(story)
+    place = spread_title(record) or _place(record)
     context = f"{count(recipe.context)} tokens of context" if recipe.context else "the model's context"
-    parts = [engine_title(story), quant_title(story), place, context]
+    parts = [engine_title(record), quant_title(record), place, context]
     return DecisionCell(name="chosen", text=" · ".join(part for part in parts if part), link="models")
 
 
-def _place(story: Story) -> str:
-    if story.box and not story.box.gpus:
+def _place(record: RunRecord) -> str:
+    if record.box and not record.box.gpus:
         return "CPU"
-    return "CPU + GPU" if story.recipe and story.recipe.hybrid else "1 GPU"
+    return "CPU + GPU" if record.recipe and record.recipe.hybrid else "1 GPU"
 
 
-def right(story: Story) -> DecisionCell:
+def right(record: RunRecord) -> DecisionCell:
     """How many checks passed; what slipped."""
-    if story.simulation:
+    if record.simulation:
         return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
-    tried = [rung for rung in story.rungs if rung.mark != "skip"]
-    if not tried:
+    if not record.tried:
         return DecisionCell(name="right", text="not checked yet", tone="quiet")
-    failing = [rung.name for rung in tried if rung.mark == "fail"]
-    warned = [rung.name for rung in tried if rung.mark == "warn"]
-    text = f"{len(tried) - len(failing) - len(warned)} of {len(tried)} checks passed"
+    text = f"{len(record.marked('pass'))} of {len(record.tried)} checks passed"
+    failing, warned = record.marked("fail"), record.marked("warn")
     if failing:
         return DecisionCell(name="right", text=f"{text}; failed: {', '.join(failing)}", tone="bad", link="ladder")
     if warned:
@@ -97,32 +97,32 @@ def right(story: Story) -> DecisionCell:
     return DecisionCell(name="right", text=text, tone="good", link="ladder")
 
 
-def fast(story: Story) -> DecisionCell:
+def fast(record: RunRecord) -> DecisionCell:
     """The highest output rate against its forecast, then the time to first token at that load."""
-    level = _headline(story)
+    level = _headline(record)
     if level is None:
         return DecisionCell(name="fast", text="not measured yet", tone="quiet")
-    rate = level.output_tok_s or level.tg_tok_s
-    text = f"{number(rate)} tok/s{_load(level)}"
-    detail = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
-    if story.simulation or level.simulation:
-        return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=detail, link="performance")
-    row = match(level, story.planned.rows) if story.planned else None
-    known = figures(0, level, row) if row else []
-    speed = next((pair for pair in known if pair.unit == "tok/s"), None)
-    first = next((pair for pair in known if pair.what == "Mean TTFT"), None)
-    if first:
-        detail += f" (forecast {milliseconds(first.planned)})"
-    if level.client_limited:
-        detail = _joined(detail, "the client was the limit")
+    text = f"{number(level.output_tok_s or level.tg_tok_s)} tok/s{_load(level)}"
+    ttft = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
+    if record.simulation or level.simulation:
+        return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=ttft, link="performance")
+    row = match(level, record.forecast)
+    pairs = {pair.what: pair for pair in figures(0, level, row)} if row else {}
+    speed = next((pair for pair in pairs.values() if pair.unit == "tok/s"), None)
+    limit = "the client was the limit" if level.client_limited else ""
+    detail = _joined(ttft + _against(pairs.get("Mean TTFT")), limit)
     if speed is None:
         return DecisionCell(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
     return DecisionCell(name="fast", text=f"{text}; {_judged(speed)}", tone=_tone(speed), detail=detail, link="plan")
 
 
-def _headline(story: Story) -> Level | None:
+def _against(pair: Pair | None) -> str:
+    return f" (forecast {milliseconds(pair.planned)})" if pair else ""
+
+
+def _headline(record: RunRecord) -> Level | None:
     """The level with the highest rate, one that the client did not limit where there is one."""
-    known = [level for level in story.levels if level.output_tok_s or level.tg_tok_s]
+    known = [level for level in record.levels if level.output_tok_s or level.tg_tok_s]
     honest = [level for level in known if not level.client_limited]
     return max(honest or known, key=lambda level: level.output_tok_s or level.tg_tok_s or 0.0, default=None)
 
@@ -149,19 +149,19 @@ def _tone(pair: Pair) -> Tone:
     return "good" if pair.inside else "warn"
 
 
-def following(story: Story) -> DecisionCell:
+def following(record: RunRecord) -> DecisionCell:
     """The one command to type now."""
-    recipe = shlex.quote(str(story.path / "recipe.toml"))
-    if story.imported:
+    recipe = shlex.quote(str(record.path / "recipe.toml"))
+    if record.imported:
         return DecisionCell(name="next", text="published figures: nothing to run", tone="quiet")
-    if story.live:
+    if record.live:
         return DecisionCell(name="next", text="moebox ps", command=True, detail="the run is still going on")
-    if story.recipe is None:
+    if record.recipe is None:
         return DecisionCell(name="next", text="moebox plan MODEL", command=True)
-    if story.simulation:
-        model = shlex.quote(story.recipe.model)
+    if record.simulation:
+        model = shlex.quote(record.recipe.model)
         return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
-    failing = [rung.name for rung in story.rungs if rung.mark == "fail"]
+    failing = record.marked("fail")
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"
         return DecisionCell(name="next", text=text, command=True, detail="with the engine up", link="ladder")
@@ -170,26 +170,26 @@ def following(story: Story) -> DecisionCell:
     )
 
 
-def failed(story: Story, failure: Failure) -> tuple[DecisionCell, ...]:
+def failed(record: RunRecord, failure: Failure) -> tuple[DecisionCell, ...]:
     """What failed, why where that is known, and how to go on."""
     what = f"{failure.step} failed: {failure.what}" if failure.step else failure.what
     answers = [DecisionCell(name="failed", text=what, tone="bad", link="attempts")]
     if failure.cause or failure.line:
         text, detail = (failure.cause, failure.line) if failure.cause else (failure.line, "")
         answers.append(DecisionCell(name="why", text=text, tone="warn", detail=detail, link="problems"))
-    return (*answers, _remedy(story, failure))
+    return (*answers, _remedy(record, failure))
 
 
-def _remedy(story: Story, failure: Failure) -> DecisionCell:
+def _remedy(record: RunRecord, failure: Failure) -> DecisionCell:
     """The command that the remedy names, or to go on with the run once the remedy is done."""
     for text in (failure.remedy, failure.hint):
         command = _COMMAND.search(text)
         if command:
             return DecisionCell(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
-    if failure.step == "plan" and story.asked:  # the same plan would fail again: the hint changes it
-        text = f"moebox plan {shlex.quote(story.asked)}"
+    if failure.step == "plan" and record.asked:  # the same plan would fail again: the hint changes it
+        text = f"moebox plan {shlex.quote(record.asked)}"
     else:
-        text = f"moebox run --resume {shlex.quote(story.id)}"
+        text = f"moebox run --resume {shlex.quote(record.id)}"
     return DecisionCell(name="next", text=text, command=True, detail=failure.remedy or failure.hint)
 
 

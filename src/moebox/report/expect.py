@@ -13,7 +13,7 @@ from moebox.errors import MoeboxError
 from moebox.planner.simulate import Workload, rules_of, simulate
 from moebox.planner.speed import Speed
 from moebox.report.reading.planned import planned_of
-from moebox.report.story import Expected, Level, Planned, Story
+from moebox.report.record import ForecastRow, Level, Planned, RunRecord
 from moebox.store import calibrations
 
 MOST_LEVELS = 16
@@ -21,56 +21,44 @@ MOST_QUEUED = 1_000_000  # output tokens; a long queue before a small cache is s
 PROMPT = 4096  # tokens; prompt processing is forecast for this length where none is given
 
 
-def foretold(story: Story) -> Story:
-    """The story with what the planner expects of its loads; unchanged where model, box or checkpoint is unknown."""
-    if story.recipe is None or story.box is None or (story.planned and served(story.planned)):
-        return story
+def foretold(record: RunRecord) -> RunRecord:
+    """The record with what the planner expects of its loads; unchanged where model, box or checkpoint is unknown."""
+    if record.recipe is None or record.box is None or served(record.planned):
+        return record
     try:
-        box = story.box if story.box.calibrations else calibrations.attached(story.box)
-        deployment = deploy(story.recipe, box)
+        box = record.box if record.box.calibrations else calibrations.attached(record.box)
+        deployment = deploy(record.recipe, box)
         memory, speed = budget(deployment), Speed.of(deployment)
-        rows = [row for level in story.levels[:MOST_LEVELS] if (row := expected(level, speed, story, memory.kv_tokens))]
+        rows = [expected(level, speed, record, memory.kv_tokens) for level in record.levels[:MOST_LEVELS]]
     except (MoeboxError, KeyError, AssertionError, ArithmeticError):
-        return story
-    own = planned_of({"memory": plain(memory)})
-    assert own is not None
+        return record
     basis = (f"speed {speed.measured.text}",) if speed.measured else ()
-    if story.planned:
-        reasons = story.planned.reasons + tuple(line for line in basis if line not in story.planned.reasons)
-        return replace(story, planned=replace(story.planned, rows=(*story.planned.rows, *rows), reasons=reasons))
-    return replace(story, planned=replace(own, rows=tuple(rows), reasons=basis))
+    plan = record.planned or planned_of({"memory": plain(memory)})
+    assert plan is not None
+    reasons = plan.reasons + tuple(line for line in basis if line not in plan.reasons)
+    known = tuple(row for row in rows if row is not None)
+    return replace(record, planned=replace(plan, rows=(*plan.rows, *known), reasons=reasons))
 
 
-def served(plan: Planned) -> bool:
+def served(plan: Planned | None) -> bool:
     """It already forecasts serving, not only decode."""
-    return any(not row.decode_only for row in plan.rows)
+    return plan is not None and any(not row.decode_only for row in plan.rows)
 
 
-def expected(level: Level, speed: Speed, story: Story, kv_tokens: int) -> Expected | None:
+def expected(level: Level, speed: Speed, record: RunRecord, kv_tokens: int) -> ForecastRow | None:
     """One load as the planner sees it; None where it says too little of what was asked."""
-    low, high = speed.band
     if level.tg_tok_s or level.pp_tok_s:
-        prompt = int(level.input_tokens or PROMPT)
-        rate = speed.decode_tok_s(1, prompt)
-        return Expected(
-            concurrency=level.concurrency or 1.0,
-            workload=level.workload,
-            tg_tok_s=rate,
-            pp_tok_s=speed.prefill_tok_s(prompt) if level.pp_tok_s else None,
-            low_tok_s=rate * low,
-            high_tok_s=rate * high,
-        )
-    if (
-        not (level.concurrency and level.input_tokens and level.output_tokens and level.output_tok_s)
-        or level.simulation
-    ):
+        return alone(level, speed)
+    if level.simulation or not described(level):
         return None
-    assert story.recipe is not None
     work = workload(level)
-    if kv_tokens < work.concurrency * (work.input + work.output) and work.requests * work.output > MOST_QUEUED:
+    queued = kv_tokens < work.concurrency * (work.input + work.output)
+    if queued and work.requests * work.output > MOST_QUEUED:
         return None
-    done = simulate(speed, rules_of(story.recipe, kv_tokens, speed), work)
-    return Expected(
+    assert record.recipe is not None
+    done = simulate(speed, rules_of(record.recipe, kv_tokens, speed), work)
+    low, high = speed.band
+    return ForecastRow(
         concurrency=level.concurrency,
         workload=level.workload,
         output_tok_s=done.output_tok_s,
@@ -79,6 +67,26 @@ def expected(level: Level, speed: Speed, story: Story, kv_tokens: int) -> Expect
         ttft_ms=done.ttft.mean * 1e3,
         tpot_ms=done.tpot.mean * 1e3,
     )
+
+
+def alone(level: Level, speed: Speed) -> ForecastRow:
+    """Prefill and decode of one stream."""
+    prompt = int(level.input_tokens or PROMPT)
+    rate = speed.decode_tok_s(1, prompt)
+    low, high = speed.band
+    return ForecastRow(
+        concurrency=level.concurrency or 1.0,
+        workload=level.workload,
+        tg_tok_s=rate,
+        pp_tok_s=speed.prefill_tok_s(prompt) if level.pp_tok_s else None,
+        low_tok_s=rate * low,
+        high_tok_s=rate * high,
+    )
+
+
+def described(level: Level) -> bool:
+    """Whether a serving load says enough to be simulated."""
+    return all((level.concurrency, level.input_tokens, level.output_tokens, level.output_tok_s))
 
 
 def workload(level: Level) -> Workload:

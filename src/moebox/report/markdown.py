@@ -1,10 +1,16 @@
 """A report as Markdown: the same sections, tables as tables, drawings by their captions."""
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 from moebox.escape import code_block
 from moebox.escape import markdown as escape
-from moebox.report.block import Bullets, Cell, Charts, Part, Prose, Section, Table, Tiles
+from moebox.report.block import Block, Bullets, Cell, Chart, Charts, Part, Prose, Section, Table, Tile, Tiles
 from moebox.report.decision import Decision
 from moebox.report.page import Page
+from moebox.report.record import Attempt, CheckResult, Problem
+from moebox.report.rules import Advice
+from moebox.report.sections.hardware import Drawing
 from moebox.report.sections.ladder import SIGNS
 
 
@@ -13,11 +19,11 @@ def markdown(page: Page) -> str:
     lines = [f"# {escape(page.title)}", "", " · ".join(word for word in (page.date, escape(page.subtitle)) if word), ""]
     if page.simulation:
         lines += [f"> **Simulation:** {escape(page.simulation)} No GPU produced these figures.", ""]
-    for story, decision in zip(page.stories, page.decisions, strict=True):
-        lines += strip(decision, story.label if len(page.stories) > 1 else "")
+    for record, decision in zip(page.records, page.decisions, strict=True):
+        lines += strip(decision, record.label if len(page.records) > 1 else "")
     for section in page.sections:
         lines += chapter(section, simulated=bool(page.simulation))
-    lines += [f"Made by moebox on {page.made} from {', '.join(escape(story.id) for story in page.stories)}.", ""]
+    lines += [f"Made by moebox on {page.made} from {', '.join(escape(record.id) for record in page.records)}.", ""]
     return "\n".join(lines)
 
 
@@ -35,93 +41,132 @@ def chapter(section: Section, *, simulated: bool) -> list[str]:
     """One section."""
     lines = [f"## {escape(section.title)}{' (simulated)' if simulated else ''}", ""]
     lines += [escape(section.lead), ""] if section.lead else []
-    for block in section.blocks:
-        if isinstance(block, Table):
-            lines += table(block)
-        elif isinstance(block, Tiles):
-            lines += [
-                f"- **{escape(one.figure)} {escape(one.unit)}** {escape(one.label)}, {escape(one.detail)}"
-                for one in block.tiles
-            ]
-            lines.append("")
-        elif isinstance(block, Prose):
-            lines += [line for paragraph in block.paragraphs for line in (escape(paragraph), "")]
-        elif isinstance(block, Bullets):
-            lines += [f"**{escape(block.title)}**", ""] if block.title else []
-            lines += [*(f"- {escape(item)}" for item in block.items), ""]
-        elif isinstance(block, Charts):
-            lines += [
-                f"*{escape(one.title)}*" + (f": {escape(one.caption)}" if one.caption else "") + "\n"
-                for one in block.charts
-            ]
-        else:
-            lines += part(block)
-    return lines
+    return lines + [line for block in section.blocks for line in written(block)]
+
+
+def written(block: Block) -> list[str]:
+    """A block by its kind."""
+    if isinstance(block, Table):
+        return table(block)
+    if isinstance(block, Tiles):
+        return [*map(tile, block.tiles), ""]
+    if isinstance(block, Prose):
+        return [line for paragraph in block.paragraphs for line in (escape(paragraph), "")]
+    if isinstance(block, Bullets):
+        return [*heading(block.title), *(f"- {escape(item)}" for item in block.items), ""]
+    if isinstance(block, Charts):
+        return [chart(drawn) for drawn in block.charts]
+    return part(block)
+
+
+def heading(text: str) -> list[str]:
+    """A title above a block; nothing where there is none."""
+    return [f"**{escape(text)}**", ""] if text else []
+
+
+def tile(block: Tile) -> str:
+    """A headline figure."""
+    return f"- **{escape(block.figure)} {escape(block.unit)}** {escape(block.label)}, {escape(block.detail)}"
+
+
+def chart(block: Chart) -> str:
+    """A drawing by its caption."""
+    caption = f": {escape(block.caption)}" if block.caption else ""
+    return f"*{escape(block.title)}*{caption}\n"
 
 
 def table(block: Table) -> list[str]:
     """A table with its alignment."""
-    lines = [f"**{escape(block.caption)}**", ""] if block.caption else []
-    lines.append("| " + " | ".join(escape(column.title) or " " for column in block.columns) + " |")
-    lines.append("| " + " | ".join("---:" if column.numeric else "---" for column in block.columns) + " |")
-    for row in block.rows:
-        cells = (field(one) for one in row)
-        lines.append("| " + " | ".join(cells) + " |")
+    lines = heading(block.caption)
+    lines.append(line(escape(column.title) or " " for column in block.columns))
+    lines.append(line("---:" if column.numeric else "---" for column in block.columns))
+    lines += [line(field(cell) for cell in row) for row in block.rows]
     lines += ["", escape(block.note)] if block.note else []
     return [*lines, ""]
 
 
-def field(one: Cell) -> str:
+def line(fields: Iterable[str]) -> str:
+    """One line of a table."""
+    return f"| {' | '.join(fields)} |"
+
+
+def field(cell: Cell) -> str:
     """One cell; the best in bold."""
-    text = f"**{escape(one.text)}**" if one.tone == "best" else escape(one.text)
-    return f"{text} ({escape(one.aside)})" if one.aside else text
+    text = f"**{escape(cell.text)}**" if cell.tone == "best" else escape(cell.text)
+    return f"{text} ({escape(cell.aside)})" if cell.aside else text
 
 
 def part(block: Part) -> list[str]:
-    """Blocks with a look of their own, in words."""
-    data = block.data
-    if block.kind == "code":
-        return [f"**{escape(data['title'])}**", "", *code_block(data["text"]), ""]
-    if block.kind == "topology":
-        return [
-            f"**{escape(data.title)}**",
-            "",
-            *(f"- {escape(name)}: {escape(value)}" for name, value in data.facts),
-            "",
-        ]
-    if block.kind == "ladder":
-        rungs = (
-            f"- {SIGNS[one.mark]} **{escape(one.name)}** {escape(one.detail)} {escape(one.score)}".rstrip()
-            for one in data["rungs"]
-        )
-        return [*([f"**{escape(data['name'])}**", ""] if data["name"] else []), *rungs, ""]
-    if block.kind == "attempts":
-        return [f"{row['attempt'].number}. **{row['attempt'].outcome}** {escape(sentence(row))}" for row in data] + [""]
-    if block.kind == "problems":
-        return [line for card in data for line in problem(card["problem"])]
-    if block.kind == "advice":
-        rows = [row["advice"] for row in data]
-        return [f"- **{escape(one.title)}.** {escape(one.text)} *Rule: {escape(one.rule)}*" for one in rows] + [""]
-    if block.kind == "sources":
-        return [f"- {escape(title)}{': <' + quoted(url) + '>' if url else ''}" for title, url in data] + [""]
-    return []
+    """Blocks with a look of their own, in words; nothing for one that is only a picture."""
+    write = PARTS.get(block.kind)
+    return [*write(block.data), ""] if write else []
 
 
-def sentence(row: dict[str, object]) -> str:
+def code(data: dict[str, str]) -> list[str]:
+    """Text to copy."""
+    return [f"**{escape(data['title'])}**", "", *code_block(data["text"])]
+
+
+def topology(data: Drawing) -> list[str]:
+    """A box by its facts."""
+    return [f"**{escape(data.title)}**", "", *(f"- {escape(name)}: {escape(value)}" for name, value in data.facts)]
+
+
+def ladder(data: dict[str, Any]) -> list[str]:
+    """Each check with its verdict."""
+    return [*heading(data["name"]), *map(check, data["checks"])]
+
+
+def check(result: CheckResult) -> str:
+    """One check."""
+    return f"- {SIGNS[result.mark]} **{escape(result.name)}** {escape(result.detail)} {escape(result.score)}".rstrip()
+
+
+def attempts(rows: list[dict[str, Any]]) -> list[str]:
+    """Each try at a launch."""
+    return [f"{row['attempt'].number}. **{row['attempt'].outcome}** {escape(sentence(row))}" for row in rows]
+
+
+def sentence(row: dict[str, Any]) -> str:
     """An attempt in one line."""
-    one = row["attempt"]
-    words = [str(row["run"] or getattr(one, "model", "")), getattr(one, "configuration", ""), getattr(one, "why", "")]
-    return ": ".join(word for word in words if word)
+    attempt: Attempt = row["attempt"]
+    parts = [row["run"] or attempt.model, attempt.configuration, attempt.why]
+    return ": ".join(part for part in parts if part)
 
 
-def problem(one: object) -> list[str]:
+def problems(cards: list[dict[str, Any]]) -> list[str]:
+    """Each problem with cause and remedy."""
+    return [line for card in cards for line in problem(card["problem"])][:-1]
+
+
+def problem(met: Problem) -> list[str]:
     """A problem with cause and remedy."""
-    lines = [f"### {escape(getattr(one, 'title', ''))}", ""]
-    for name in ("cause", "remedy"):
-        text = getattr(one, name, "")
-        lines += [f"{name.capitalize()}: {escape(text)}", ""] if text else []
-    excerpt = getattr(one, "excerpt", "")
-    return [*lines, *([*code_block(excerpt), ""] if excerpt else [])]
+    lines = [f"### {escape(met.title)}", ""]
+    for name, text in (("Cause", met.cause), ("Remedy", met.remedy)):
+        lines += [f"{name}: {escape(text)}", ""] if text else []
+    return [*lines, *([*code_block(met.excerpt), ""] if met.excerpt else [])]
+
+
+def advice(rows: list[dict[str, Any]]) -> list[str]:
+    """Each recommendation with its rule."""
+    given: list[Advice] = [row["advice"] for row in rows]
+    return [f"- **{escape(item.title)}.** {escape(item.text)} *Rule: {escape(item.rule)}*" for item in given]
+
+
+def sources(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Where imported figures come from."""
+    return [f"- {escape(title)}{f': <{quoted(url)}>' if url else ''}" for title, url in pairs]
+
+
+PARTS: dict[str, Callable[[Any], list[str]]] = {
+    "code": code,
+    "topology": topology,
+    "ladder": ladder,
+    "attempts": attempts,
+    "problems": problems,
+    "advice": advice,
+    "sources": sources,
+}
 
 
 def quoted(url: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from moebox.core import catalogue
 from moebox.core.registry import titled
 from moebox.errors import UnknownName
-from moebox.report.story import Story
+from moebox.report.record import RunRecord
 
 
 def model_title(name: str) -> str:
@@ -28,9 +28,9 @@ def cpu_title(model: str) -> str:
     return " ".join(re.sub(r"\((R|TM)\)| Processor\b| CPU\b", "", model).split())
 
 
-def box_title(story: Story) -> str:
+def box_title(record: RunRecord) -> str:
     """The box in words: "8× RTX PRO 6000 Blackwell Server"."""
-    box = story.box
+    box = record.box
     if not box:
         return ""
     if not box.gpus:
@@ -42,17 +42,17 @@ def box_title(story: Story) -> str:
     return f"{box.nodes} × ({words})" if box.nodes > 1 else words
 
 
-def engine_title(story: Story) -> str:
+def engine_title(record: RunRecord) -> str:
     """The engine with its version."""
-    if not story.recipe:
+    if not record.recipe:
         return ""
-    name = titled(story.recipe.engine)
-    return f"{name} {story.recipe.engine_version}".strip()
+    name = titled(record.recipe.engine)
+    return f"{name} {record.recipe.engine_version}".strip()
 
 
-def quant_title(story: Story) -> str:
+def quant_title(record: RunRecord) -> str:
     """The checkpoint's short form: its quantisation where the catalogue knows it, else the end of its name."""
-    recipe = story.recipe
+    recipe = record.recipe
     if not recipe:
         return ""
     try:
@@ -61,9 +61,9 @@ def quant_title(story: Story) -> str:
         return recipe.checkpoint.rstrip("/").rpartition("/")[2]
 
 
-def spread_title(story: Story) -> str:
+def spread_title(record: RunRecord) -> str:
     """How the model is spread: "TP8", "TP8 DCP8", "TP8 PP2"."""
-    recipe = story.recipe
+    recipe = record.recipe
     if not recipe:
         return ""
     words = [
@@ -74,18 +74,18 @@ def spread_title(story: Story) -> str:
     return " ".join(words + (["EP"] if recipe.parallel.ep else []))
 
 
-def features(story: Story) -> list[str]:
+def features(record: RunRecord) -> list[str]:
     """What tells one run from another, the most telling first."""
-    recipe = story.recipe
+    recipe = record.recipe
     if not recipe:
-        return [story.id]
+        return [record.id]
     draft = recipe.speculate.method.upper() if recipe.speculate else ""
     return [
         model_title(recipe.model),
-        quant_title(story),
+        quant_title(record),
         titled(recipe.engine),
-        box_title(story),
-        spread_title(story),
+        box_title(record),
+        spread_title(record),
         f"KV {recipe.kv}" if recipe.kv != "auto" else "",
         draft or "no draft",
         f"{recipe.context // 1024}k",
@@ -93,16 +93,16 @@ def features(story: Story) -> list[str]:
     ]
 
 
-def labelled(stories: Sequence[Story]) -> list[Story]:
-    """The stories with labels that tell them apart: given ones kept, others made of what differs."""
-    table = [features(story) for story in stories]
+def labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The records with labels that tell them apart: given ones kept, others made of what differs."""
+    table = [features(record) for record in records]
     width = min((len(row) for row in table), default=0)
     differs = [place for place in range(width) if len({row[place] for row in table}) > 1]
     made = []
-    for story, row in zip(stories, table, strict=True):
-        words = [row[place] for place in differs[:3] if row[place]] if len(stories) > 1 else row[:3]
-        made.append(story.label or " · ".join(word for word in words if word) or story.id)
+    for record, row in zip(records, table, strict=True):
+        words = [row[place] for place in differs[:3] if row[place]] if len(records) > 1 else row[:3]
+        made.append(record.label or " · ".join(word for word in words if word) or record.id)
     for place, label in enumerate(made):
         if made.count(label) > 1:
-            made[place] = f"{label} ({stories[place].id[-4:]})"
-    return [replace(story, label=label) for story, label in zip(stories, made, strict=True)]
+            made[place] = f"{label} ({records[place].id[-4:]})"
+    return [replace(record, label=label) for record, label in zip(records, made, strict=True)]

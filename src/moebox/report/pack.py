@@ -21,8 +21,8 @@ from moebox.report.block import Part
 from moebox.report.files import report, save
 from moebox.report.markdown import markdown, part, strip
 from moebox.report.page import Page, html
+from moebox.report.record import RunRecord
 from moebox.report.rules import advise
-from moebox.report.story import Story
 from moebox.report.tidy import redact
 from moebox.store import Run, plain
 from moebox.store.log import pieces
@@ -72,24 +72,24 @@ def fill(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
             as_pdf(text, folder / "report.pdf")
         except Outside as problem:
             left_out.append(f"report.pdf: {problem.message}")
-    for run, story in zip(runs, page.stories, strict=True):
+    for run, record in zip(runs, page.records, strict=True):
         inside = folder if len(runs) == 1 else folder / "runs" / run.id
-        launch_files(story, inside, left_out)
+        launch_files(record, inside, left_out)
         copy_run(run, inside, left_out)
     save(folder / "FINDINGS.md", redact(findings(page)))
     save(folder / "README.md", redact(readme(page, folder, left_out)))
     return left_out
 
 
-def launch_files(story: Story, folder: Path, left_out: list[str]) -> None:
+def launch_files(record: RunRecord, folder: Path, left_out: list[str]) -> None:
     """The launch as a script that needs no moebox, and the GPUs it ran on."""
-    if story.box:
-        save(folder / "gpu-info.txt", redact(gpu_text(story.box)))
-        save(folder / "gpu-topology.txt", redact(link_text(story.box)))
-    if story.recipe is None:
+    if record.box:
+        save(folder / "gpu-info.txt", redact(gpu_text(record.box)))
+        save(folder / "gpu-topology.txt", redact(link_text(record.box)))
+    if record.recipe is None:
         return
     try:
-        save(folder / "launch.sh", redact(render(deploy(story.recipe, story.box), "script")))
+        save(folder / "launch.sh", redact(render(deploy(record.recipe, record.box), "script")))
     except MoeboxError as problem:  # an embedded engine has no script, weights may be gone
         left_out.append(f"launch.sh: {problem.message}")
 
@@ -111,7 +111,7 @@ def copy_run(run: Run, folder: Path, left_out: list[str]) -> None:
 
 def recipes(page: Page, folder: Path) -> list[str]:
     """Where the recipes of the package lie, as its README names them."""
-    places = ["configs"] if len(page.stories) == 1 else [f"runs/{story.id}/configs" for story in page.stories]
+    places = ["configs"] if len(page.records) == 1 else [f"runs/{record.id}/configs" for record in page.records]
     return [f"{place}/recipe.toml" for place in places if (folder / place / "recipe.toml").exists()]
 
 
@@ -170,9 +170,9 @@ def readme(page: Page, folder: Path, left_out: list[str]) -> str:
     }
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
     lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulation else []
-    for story, decision in zip(page.stories, page.decisions, strict=True):
-        lines += strip(decision, story.label if len(page.stories) > 1 else "")
-    lines += [f"- {escape(one.title)}. {escape(one.text)}" for one in advise(page.stories)[:3]]
+    for record, decision in zip(page.records, page.decisions, strict=True):
+        lines += strip(decision, record.label if len(page.records) > 1 else "")
+    lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in advise(page.records)[:3]]
     lines += ["", "## Contents", ""]
     lines += [f"- `{name}`: {words()}" for name, words in about.items() if (folder / name).exists()]
     lines += [
@@ -183,7 +183,7 @@ def readme(page: Page, folder: Path, left_out: list[str]) -> str:
         "",
     ]
     lines += [
-        f"Packed by moebox {__version__} from {', '.join(story.id for story in page.stories)}. Keys, host and user "
+        f"Packed by moebox {__version__} from {', '.join(record.id for record in page.records)}. Keys, host and user "
         "names, addresses and serial numbers were taken out.",
         "",
     ]

@@ -1,4 +1,4 @@
-"""Stories to one HTML file that needs nothing else: no network, no second file."""
+"""Records to one HTML file that needs nothing else: no network, no second file."""
 
 import base64
 import functools
@@ -17,10 +17,10 @@ from moebox.report import palette
 from moebox.report.block import Section
 from moebox.report.chapters import sections
 from moebox.report.decision import Decision, decide
+from moebox.report.format import clock, day, listed
 from moebox.report.naming import box_title, engine_title, labelled, model_title, quant_title
 from moebox.report.palette import colour
-from moebox.report.story import Story
-from moebox.report.words import clock, day, listed
+from moebox.report.record import RunRecord
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -34,52 +34,52 @@ class Page:
     subtitle: str
     date: str
     made: str
-    stories: tuple[Story, ...]
+    records: tuple[RunRecord, ...]
     sections: tuple[Section, ...]
     decisions: tuple[Decision, ...]  # one a run
 
     @property
     def simulation(self) -> str:
         """A sentence where any of it is simulated."""
-        marked = [story.label for story in self.stories if story.simulation]
+        marked = [record.label for record in self.records if record.simulation]
         if not marked:
             return ""
-        return "" if len(marked) == 0 else "all runs." if len(marked) == len(self.stories) else f"{listed(marked)}."
+        return "all runs." if len(marked) == len(self.records) else f"{listed(marked)}."
 
 
-def page_of(stories: Sequence[Story], *, title: str = "", now: float | None = None) -> Page:
+def page_of(records: Sequence[RunRecord], *, title: str = "", now: float | None = None) -> Page:
     """What the report says, in order."""
-    named = labelled(stories)
-    latest = max((story.started if story.imported else max(story.started, story.ended) for story in named), default=0.0)
+    named = labelled(records)
+    moments = [record.started if record.imported else max(record.started, record.ended) for record in named]
     return Page(
         title=title or title_of(named),
         subtitle=subtitle_of(named),
-        date=day(latest),
+        date=day(max(moments, default=0.0)),
         made=clock(now if now is not None else time.time()),
-        stories=tuple(named),
+        records=tuple(named),
         sections=tuple(sections(named)),
-        decisions=tuple(decide(story) for story in named),
+        decisions=tuple(decide(record) for record in named),
     )
 
 
-def title_of(stories: Sequence[Story]) -> str:
+def title_of(records: Sequence[RunRecord]) -> str:
     """Models on boxes, or the run's own title."""
-    if stories[0].title:
-        return stories[0].title
-    models = list(dict.fromkeys(model_title(story.recipe.model) for story in stories if story.recipe))
-    boxes = list(dict.fromkeys(box_title(story) for story in stories if box_title(story)))
-    if not models and stories[0].asked:
-        models = [model_title(stories[0].asked)]
+    if records[0].title:
+        return records[0].title
+    models = list(dict.fromkeys(model_title(record.recipe.model) for record in records if record.recipe))
+    boxes = list(dict.fromkeys(box_title(record) for record in records if box_title(record)))
+    if not models and records[0].asked:
+        models = [model_title(records[0].asked)]
     if not models:
-        return f"Run {stories[0].id}" if len(stories) == 1 else f"{len(stories)} runs"
+        return f"Run {records[0].id}" if len(records) == 1 else f"{len(records)} runs"
     return listed(models[:3]) + (f" on {listed(boxes[:2])}" if boxes else "")
 
 
-def subtitle_of(stories: Sequence[Story]) -> str:
+def subtitle_of(records: Sequence[RunRecord]) -> str:
     """Engines and checkpoints."""
-    engines = list(dict.fromkeys(engine_title(story) for story in stories if engine_title(story)))
-    quants = list(dict.fromkeys(quant_title(story) for story in stories if quant_title(story)))
-    published = all(story.imported for story in stories)
+    engines = list(dict.fromkeys(engine_title(record) for record in records if engine_title(record)))
+    quants = list(dict.fromkeys(quant_title(record) for record in records if quant_title(record)))
+    published = all(record.imported for record in records)
     words = [listed(engines[:3]), listed(quants[:4]), "published figures, imported" if published else ""]
     return " · ".join(word for word in words if word)
 
@@ -133,16 +133,16 @@ def html(page: Page) -> str:
             made=page.made,
             version=__version__,
             simulation=page.simulation,
-            live=any(story.live for story in page.stories),
+            live=any(record.live for record in page.records),
             runs=[
                 {
-                    "id": story.id,
-                    "label": story.label,
+                    "id": record.id,
+                    "label": record.label,
                     "colour": colour(index),
-                    "simulation": story.simulation,
+                    "simulation": record.simulation,
                     "decision": page.decisions[index],
                 }
-                for index, story in enumerate(page.stories)
+                for index, record in enumerate(page.records)
             ],
             links=[section.id for section in page.sections],
             sections=page.sections,

@@ -1,6 +1,6 @@
 """Recommendations derived from the data by rules that are stated beside them.
 
-A rule is a function of the stories; it speaks only where the figures it needs are there, and quotes them. Thresholds
+A rule is a function of the records; it speaks only where the figures it needs are there, and quotes them. Thresholds
 are choices, named here, not measurements.
 """
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moebox import units
+from moebox.report.format import change, listed, milliseconds, number, times
+from moebox.report.record import Level, RunRecord
 from moebox.report.sections.memory import bytes_per_token, room
 from moebox.report.sections.plan import pairs
-from moebox.report.story import Level, Story
-from moebox.report.words import change, listed, milliseconds, number, times
 
 KNEE = 0.9  # share of the highest throughput at which more load is no longer worth its waiting
 PATIENCE_MS = 2_000.0  # time to first token that a person at a prompt still accepts
@@ -32,50 +32,52 @@ class Advice:
     weight: float = 0.0  # the lower, the earlier
 
 
-def advise(stories: Sequence[Story]) -> list[Advice]:
+def advise(records: Sequence[RunRecord]) -> list[Advice]:
     """Every rule that applies, the gravest first."""
     found: list[Advice] = []
-    for index, story in enumerate(stories):
+    for index, record in enumerate(records):
         for rule in (wrong_answers, failures, client, queueing, knee, patience, tail, speculation, lanes):
-            found += rule(index, story)
+            found += rule(index, record)
     for compare in (fastest, placement, forecast):
-        found += compare(stories)
+        found += compare(records)
     found.sort(key=lambda advice: advice.weight)
-    return [replace(one, text=unnamed(one.text, stories[0])) for one in found] if len(stories) == 1 else found
+    if len(records) > 1:
+        return found
+    return [replace(advice, text=unnamed(advice.text, records[0])) for advice in found]
 
 
-def unnamed(text: str, story: Story) -> str:
+def unnamed(text: str, record: RunRecord) -> str:
     """The text without the run's name in front, where there is only one."""
-    rest = text.removeprefix(f"{story.label}: ")
+    rest = text.removeprefix(f"{record.label}: ")
     return rest[:1].upper() + rest[1:]
 
 
-def sweeps(story: Story) -> list[list[Level]]:
+def sweeps(record: RunRecord) -> list[list[Level]]:
     """Levels of one workload over rising concurrency, where there are at least two."""
     groups: dict[str, list[Level]] = {}
-    for level in story.levels:
+    for level in record.levels:
         if level.concurrency and level.output_tok_s:
             groups.setdefault(level.workload, []).append(level)
     return [sorted(some, key=lambda level: level.concurrency or 0) for some in groups.values() if len(some) > 1]
 
 
-def holds(story: Story, level: Level) -> float | None:
+def holds(record: RunRecord, level: Level) -> float | None:
     """Requests of this level's length that the KV cache holds at once."""
     tokens = (level.input_tokens or 0) + (level.output_tokens or 0)
-    return story.kv_tokens / tokens if story.kv_tokens and tokens else None
+    return record.kv_tokens / tokens if record.kv_tokens and tokens else None
 
 
-def queueing(index: int, story: Story) -> list[Advice]:
+def queueing(index: int, record: RunRecord) -> list[Advice]:
     """The cache is too small for the load, so requests wait for it."""
     found = []
-    for levels in sweeps(story):
+    for levels in sweeps(record):
         low, high = levels[0], levels[-1]
-        fit = holds(story, high)
+        fit = holds(record, high)
         waits = low.ttft.middle and high.ttft.middle and high.ttft.middle > TAIL * low.ttft.middle
         if not fit or not high.concurrency or fit > high.concurrency * 0.75 or not waits:
             continue
         text = (
-            f"{story.label}: the cache holds {units.count(story.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
+            f"{record.label}: the cache holds {units.count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
             "requests of this length. "
             f"Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
             f"{number(low.concurrency)} to "
@@ -85,17 +87,17 @@ def queueing(index: int, story: Story) -> list[Advice]:
             "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at "
             "the lowest."
         )
-        spare = reclaim(story)
+        spare = reclaim(record)
         title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
         share = min(fit / high.concurrency, 0.9)
         found.append(Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=1 + share))
     return found
 
 
-def reclaim(story: Story) -> str:
+def reclaim(record: RunRecord) -> str:
     """What the room left on the fullest card would hold, in tokens."""
-    cards = [device for device in story.real if device.name != "ram"]
-    each = bytes_per_token(story.recipe)
+    cards = [device for device in record.real if device.name != "ram"]
+    each = bytes_per_token(record.recipe)
     if not cards or not each:
         return ""
     free = min(room(device) for device in cards)
@@ -108,10 +110,10 @@ def reclaim(story: Story) -> str:
     )
 
 
-def knee(index: int, story: Story) -> list[Advice]:
+def knee(index: int, record: RunRecord) -> list[Advice]:
     """Where more load stops paying."""
     found = []
-    for levels in sweeps(story):
+    for levels in sweeps(record):
         top = max(levels, key=lambda level: level.output_tok_s or 0)
         stop = next(level for level in levels if (level.output_tok_s or 0) >= KNEE * (top.output_tok_s or 0))
         if stop is top or len(levels) < 3:
@@ -124,7 +126,7 @@ def knee(index: int, story: Story) -> list[Advice]:
         wait = ""
         if stop.ttft.middle and top.ttft.middle:
             wait = f" with a mean TTFT of {milliseconds(stop.ttft.middle)} instead of {milliseconds(top.ttft.middle)}"
-        text = f"{story.label}: {number(stop.concurrency)} concurrent requests already give {gain}{wait}."
+        text = f"{record.label}: {number(stop.concurrency)} concurrent requests already give {gain}{wait}."
         rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
         found.append(
             Advice(
@@ -138,16 +140,16 @@ def knee(index: int, story: Story) -> list[Advice]:
     return found
 
 
-def patience(index: int, story: Story) -> list[Advice]:
+def patience(index: int, record: RunRecord) -> list[Advice]:
     """The highest load at which a person does not wait long."""
     found = []
-    for levels in sweeps(story):
+    for levels in sweeps(record):
         quick = [level for level in levels if level.ttft.middle is not None and level.ttft.middle <= PATIENCE_MS]
         if not quick or quick[-1] is levels[-1]:
             continue
         best = quick[-1]
         text = (
-            f"{story.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
+            f"{record.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
             f"{milliseconds(best.ttft.middle)} or less, "
             f"at {number(best.output_tok_s)} output tok/s."
         )
@@ -164,15 +166,15 @@ def patience(index: int, story: Story) -> list[Advice]:
     return found
 
 
-def tail(index: int, story: Story) -> list[Advice]:
+def tail(index: int, record: RunRecord) -> list[Advice]:
     """A few requests wait far longer than the mean tells."""
     found = []
-    for level in story.levels:
+    for level in record.levels:
         mean, worst = level.ttft.mean, level.ttft.p99
         if mean and worst and worst > TAIL * mean:
             at = f" at {number(level.concurrency)}" if level.concurrency else ""
             text = (
-                f"{story.label}: P99 TTFT{at} is {milliseconds(worst)}, {times(worst / mean)} the mean of "
+                f"{record.label}: P99 TTFT{at} is {milliseconds(worst)}, {times(worst / mean)} the mean of "
                 f"{milliseconds(mean)}. "
                 "Prefills queued behind each other (all clients starting together does this) or the first requests "
                 "compiled kernels; "
@@ -186,13 +188,13 @@ def tail(index: int, story: Story) -> list[Advice]:
     return found
 
 
-def speculation(index: int, story: Story) -> list[Advice]:
+def speculation(index: int, record: RunRecord) -> list[Advice]:
     """How many tokens a speculative step gave."""
-    for level in story.levels:
+    for level in record.levels:
         gap, per_token = level.itl.mean, level.tpot.mean
         if gap and per_token and gap / per_token > STEP:
             text = (
-                f"{story.label}: chunks arrive every {milliseconds(gap)} while a token costs "
+                f"{record.label}: chunks arrive every {milliseconds(gap)} while a token costs "
                 f"{milliseconds(per_token)}, so each step "
                 f"delivered about {gap / per_token:.1f} tokens. Random prompts undersell a draft: repeat with text "
                 "like yours before tuning it."
@@ -204,26 +206,24 @@ def speculation(index: int, story: Story) -> list[Advice]:
     return []
 
 
-def wrong_answers(index: int, story: Story) -> list[Advice]:
-    """Rungs that failed come before any speed."""
-    failed = [rung for rung in story.rungs if rung.mark == "fail"]
+def wrong_answers(index: int, record: RunRecord) -> list[Advice]:
+    """Checks that failed come before any speed."""
+    failed = [check for check in record.checks if check.mark == "fail"]
     if not failed:
         return []
-    reasons = "; ".join(f"{rung.name}: {rung.detail}" if rung.detail else rung.name for rung in failed[:3])
-    text = (
-        f"{story.label}: {listed([rung.name for rung in failed])} failed ({reasons}). Speed means little until "
-        "these pass."
-    )
+    reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
+    names = listed(record.marked("fail"))
+    text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
     return [Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)]
 
 
-def failures(index: int, story: Story) -> list[Advice]:
+def failures(index: int, record: RunRecord) -> list[Advice]:
     """Requests that failed."""
-    for level in story.levels:
+    for level in record.levels:
         asked = (level.completed or 0) + (level.failed or 0)
         if level.failed and asked and level.failed / asked > FAILURES:
             text = (
-                f"{story.label}: {number(level.failed)} of {number(asked)} requests failed at "
+                f"{record.label}: {number(level.failed)} of {number(asked)} requests failed at "
                 f"a concurrency of {number(level.concurrency)}."
             )
             rule = f"More than {FAILURES * 100:.0f}% of requests failed."
@@ -231,14 +231,14 @@ def failures(index: int, story: Story) -> list[Advice]:
     return []
 
 
-def client(index: int, story: Story) -> list[Advice]:
+def client(index: int, record: RunRecord) -> list[Advice]:
     """Figures that tell of the client."""
-    limited = [level for level in story.levels if level.client_limited]
+    limited = [level for level in record.levels if level.client_limited]
     if not limited:
         return []
-    most = len(limited) > len(story.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
+    most = len(limited) > len(record.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
     loads = listed([number(level.concurrency) for level in limited[:5]])
-    text = f"{story.label}: at a concurrency of {loads} the client was the bottleneck; latencies there are too high."
+    text = f"{record.label}: at a concurrency of {loads} the client was the bottleneck; latencies there are too high."
     return [
         Advice(
             title="Measure again from a faster client",
@@ -250,13 +250,13 @@ def client(index: int, story: Story) -> list[Advice]:
     ]
 
 
-def lanes(index: int, story: Story) -> list[Advice]:
+def lanes(index: int, record: RunRecord) -> list[Advice]:
     """Cards on fewer PCIe lanes than they could have."""
-    slow = [place for place, gpu in enumerate(story.box.gpus) if gpu.pcie and gpu.pcie.degraded] if story.box else []
+    slow = [place for place, gpu in enumerate(record.box.gpus) if gpu.pcie and gpu.pcie.degraded] if record.box else []
     if not slow:
         return []
     text = (
-        f"{story.label}: GPU {listed([str(place) for place in slow])} run on fewer PCIe lanes than GPU and slot "
+        f"{record.label}: GPU {listed([str(place) for place in slow])} run on fewer PCIe lanes than GPU and slot "
         "allow. Reseat or check the BIOS."
     )
     return [
@@ -270,22 +270,22 @@ def lanes(index: int, story: Story) -> list[Advice]:
     ]
 
 
-def fastest(stories: Sequence[Story]) -> list[Advice]:
+def fastest(records: Sequence[RunRecord]) -> list[Advice]:
     """Which run serves most, when several did the same work."""
-    peaks = [(index, level) for index, story in enumerate(stories) if (level := story.peak()) and level.output_tok_s]
+    peaks = [(index, level) for index, record in enumerate(records) if (level := record.peak()) and level.output_tok_s]
     if len(peaks) < 2 or len({level.workload for _, level in peaks}) > 1:
         return []
     peaks.sort(key=lambda entry: -(entry[1].output_tok_s or 0))
     (first, best), (second, next_best) = peaks[0], peaks[1]
     ratio = (best.output_tok_s or 0) / (next_best.output_tok_s or 1)
     text = (
-        f"{stories[first].label} reaches {number(best.output_tok_s)} output tok/s at {number(best.concurrency)}, "
+        f"{records[first].label} reaches {number(best.output_tok_s)} output tok/s at {number(best.concurrency)}, "
         f"{times(ratio)} what "
-        f"{stories[second].label} reaches ({number(next_best.output_tok_s)} at {number(next_best.concurrency)})."
+        f"{records[second].label} reaches ({number(next_best.output_tok_s)} at {number(next_best.concurrency)})."
     )
     return [
         Advice(
-            title=f"For throughput take {stories[first].label}",
+            title=f"For throughput take {records[first].label}",
             text=text,
             rule="Highest output throughput under the same workload.",
             runs=(first, second),
@@ -294,18 +294,18 @@ def fastest(stories: Sequence[Story]) -> list[Advice]:
     ]
 
 
-def placement(stories: Sequence[Story]) -> list[Advice]:
+def placement(records: Sequence[RunRecord]) -> list[Advice]:
     """Runs that trade decode for prefill: which prompt length makes the one or the other faster."""
     known = []
-    for index, story in enumerate(stories):
-        tg, pp = story.peak("tg_tok_s"), story.peak("pp_tok_s")
+    for index, record in enumerate(records):
+        tg, pp = record.peak("tg_tok_s"), record.peak("pp_tok_s")
         if tg and pp and tg.tg_tok_s and pp.pp_tok_s:
             known.append((index, tg.tg_tok_s, pp.pp_tok_s))
     if len(known) < 2:
         return []
     talker = max(known, key=lambda row: (row[1], row[2]))
     reader = max(known, key=lambda row: (row[2], row[1]))
-    names = (stories[talker[0]].label, stories[reader[0]].label)
+    names = (records[talker[0]].label, records[reader[0]].label)
     rule = (
         "Time of a request = prompt / PP + answer / TG; compared between the run with the best TG and the one with "
         "the best PP."
@@ -327,15 +327,15 @@ def placement(stories: Sequence[Story]) -> list[Advice]:
     return [Advice(title="Choose by prompt length", text=text, rule=rule, runs=(talker[0], reader[0]), weight=2)]
 
 
-def forecast(stories: Sequence[Story]) -> list[Advice]:
+def forecast(records: Sequence[RunRecord]) -> list[Advice]:
     """Measurements that lie outside what the plan promised."""
-    off = [pair for pair in pairs(stories) if pair.inside is False and pair.unit == "tok/s"]
+    off = [pair for pair in pairs(records) if pair.inside is False and pair.unit == "tok/s"]
     slow = [pair for pair in off if pair.error < 0]
     if not slow:
         return []
     worst = min(slow, key=lambda pair: pair.error)
     text = (
-        f"{stories[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
+        f"{records[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
         f"{number(worst.planned)} planned "
         f"({change(worst.error)}), below the band's {number(worst.low)}. Something holds it back that the model "
         "does not know: check clocks, "

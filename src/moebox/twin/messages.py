@@ -5,7 +5,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 
-from moebox.twin import words
+from moebox.twin import filler
 from moebox.twin.engine import Engine
 from moebox.twin.openai import SAYS, Document
 from moebox.twin.request import Asked, Json
@@ -50,7 +50,7 @@ def _choice(given: object) -> object:
 def whole(asked: Asked, model: str) -> Document:
     """A reply in one piece."""
     head = _head(asked, model)
-    block: Document = {"type": "text", "text": words.text(asked.prompt, 0, asked.output)}
+    block: Document = {"type": "text", "text": filler.text(asked.prompt, 0, asked.output)}
     if asked.call:
         block = {"type": "tool_use", "id": _id("toolu"), "name": asked.call[0], "input": json.loads(asked.call[1])}
     usage = {"input_tokens": asked.prompt_tokens, "output_tokens": asked.output}
@@ -67,7 +67,7 @@ async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[by
     sent = 0
     async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as stream:
         async for made in stream:
-            delta = {"type": "text_delta", "text": words.text(asked.prompt, sent, made)}
+            delta = {"type": "text_delta", "text": filler.text(asked.prompt, sent, made)}
             if asked.call:
                 delta = {"type": "input_json_delta", "partial_json": asked.arguments(sent, made)}
             yield _event("content_block_delta", index=0, delta=delta)

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 
-from moebox.twin import words
+from moebox.twin import filler
 from moebox.twin.engine import Engine
 from moebox.twin.request import Asked
 
@@ -33,7 +33,7 @@ async def streamed(engine: Engine, asked: Asked, model: str) -> AsyncIterator[by
 
 
 def _said(asked: Asked, start: int, end: int) -> Document:
-    return _piece(asked, words.text(asked.prompt, start, end))
+    return _piece(asked, filler.text(asked.prompt, start, end))
 
 
 def _called(asked: Asked, start: int, end: int) -> Document:
@@ -55,7 +55,7 @@ def _piece(asked: Asked, text: str, *, first: bool = False, reason: str | None =
 
 def whole(asked: Asked, model: str) -> Document:
     """A reply in one piece."""
-    text = words.text(asked.prompt, 0, asked.output)
+    text = filler.text(asked.prompt, 0, asked.output)
     choice: Document = {"index": 0, "logprobs": None, "finish_reason": asked.reason}
     choice |= {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
     if asked.call:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moebox.twin import calls, words
+from moebox.twin import calls, filler
 
 CALL_TOKENS = 12  # a call's name and marks
 USUAL = 256  # tokens of an answer nobody limited
@@ -75,7 +75,7 @@ def _length(limit: int | None, room: int, *, call: tuple[str, str] | None, tools
     """Tokens of the reply, and why it ends."""
     output = limit or min(USUAL, room)
     if call:
-        return min(output, words.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
+        return min(output, filler.tokens_in(call[1]) + CALL_TOKENS), "tool_calls"
     if tools and output > USUAL:
         return USUAL, "stop"  # an agent allows far more than it means
     return output, "length" if limit else "stop"
@@ -91,14 +91,14 @@ def _chat_prompt(messages: object) -> tuple[str, int]:
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         parts.append(str(content))
     text = "\n".join(parts)
-    return text, words.tokens_in(text) + 4 * len(parts)  # a role and its marks are about four tokens
+    return text, filler.tokens_in(text) + 4 * len(parts)  # a role and its marks are about four tokens
 
 
 def _prompt(prompt: object) -> tuple[str, int]:
     if isinstance(prompt, str):
-        return prompt, words.tokens_in(prompt)
+        return prompt, filler.tokens_in(prompt)
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0], words.tokens_in(prompt[0])
+        return prompt[0], filler.tokens_in(prompt[0])
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return str(prompt[:64]), len(prompt)
     raise Refused(400, "prompt must be text or a list of token numbers")

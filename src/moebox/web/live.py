@@ -13,11 +13,11 @@ from moebox.loose import Json, as_json, figure, inner, rows, words
 from moebox.report.block import Section
 from moebox.report.decision import Decision, decide
 from moebox.report.expect import foretold
+from moebox.report.format import clock
 from moebox.report.naming import labelled
 from moebox.report.reading import read
 from moebox.report.sections import attempts, climb, ladder, performance, problems, tables
 from moebox.report.svg import sparkline
-from moebox.report.words import clock
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run
 from moebox.units import seconds
 

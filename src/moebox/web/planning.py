@@ -28,9 +28,9 @@ from moebox.report.bars import memory as draw
 from moebox.report.block import Block, Bullets, Chart, Charts, Key, Part, Tile, Tiles
 from moebox.report.charts import Axis, Series, line, thousands
 from moebox.report.decision import Decision, DecisionCell
+from moebox.report.format import milliseconds, number, short
 from moebox.report.palette import colour
 from moebox.report.reading.planned import planned_of
-from moebox.report.words import milliseconds, number, short
 from moebox.store import calibrations
 
 CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576

@@ -1,4 +1,4 @@
-"""Run folders to stories: tolerant readers, one per kind of file.
+"""Run folders to records: tolerant readers, one per kind of file.
 
 Nothing here raises for what a file holds: what cannot be read becomes a note of what is missing.
 """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from moebox.core.event import ClimbStep
 from moebox.loose import Json, figure, inner, rows, truth, words
 from moebox.report.reading.verified import mark_of
-from moebox.report.story import Step
+from moebox.report.record import Step
 from moebox.store import Entry
 
 

@@ -1,4 +1,4 @@
-"""A run folder to a story: each file on its own, so that one bad file costs only itself."""
+"""A run folder to a record: each file on its own, so that one bad file costs only itself."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
-from moebox.report.story import Device, Level, Story
+from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
 from moebox.tasks import runner
@@ -34,8 +34,8 @@ OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "
 OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json", "tasks"}
 
 
-def read(run: Run) -> Story:
-    """The story of one run, as far as its folder tells."""
+def read(run: Run) -> RunRecord:
+    """The record of one run, as far as its folder tells."""
     gaps: list[str] = []
     about = as_json(attempt(gaps, lambda: run.read_json("run.json")))
     journal = run.journal()
@@ -49,26 +49,26 @@ def read(run: Run) -> Story:
     box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
     plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
     levels, unread = measured.read(run.path / "measurements")
-    rungs, unreadable = verified.read(run.path / "verdicts")
+    checks, unreadable = verified.read(run.path / "verdicts")
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
-    told = attempt(gaps, lambda: run.read_pipeline())
+    pipeline = attempt(gaps, lambda: run.read_pipeline())
     attempts = happened.attempts_of(journal.entries)
     problems = happened.problems_of(journal.entries, attempts)
     real, kv_tokens, real_note = happened.real_of(journal.entries)
     moments = [entry.time for entry in journal.entries if entry.time > 0]
     gaps += unread + unreadable
-    gaps += absent(run.path, levels=bool(levels), rungs=bool(rungs))
-    return Story(
+    gaps += absent(run.path, levels=bool(levels), checks=bool(checks))
+    return RunRecord(
         id=run.id,
         path=run.path,
         label=words(about, "label"),
         title=words(about, "title"),
-        asked=words(told, "request.model"),
+        asked=words(pipeline, "request.model"),
         started=figure(about, "created") or stamp_of(run.id) or min(moments, default=0.0),
         ended=max(moments, default=0.0),
         version=words(about, "moebox"),
         live=run.held,
-        simulation=truth(told, "simulated") or from_twin(about, journal.entries, levels),
+        simulation=truth(pipeline, "simulated") or from_twin(about, journal.entries, levels),
         imported=truth(about, "imported"),
         sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
         box=box,
@@ -80,14 +80,14 @@ def read(run: Run) -> Story:
         kv_tokens=kv_tokens,
         facts=facts_of(about),
         levels=tuple(levels),
-        rungs=tuple(rungs),
+        checks=tuple(checks),
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.entries)),
         problems=tuple(problems),
-        failure=happened.failure_of(told, attempts, problems),
+        failure=happened.failure_of(pipeline, attempts, problems),
         tasks=attempt(gaps, lambda: runner.take_up(run)),
         kernels=tuple(kernels.kernels_of(attempt(gaps, lambda: run.read_json("kernels.json")))),
-        phases=tuple(steps_of(told) or happened.phases_of(journal.entries)),
+        phases=tuple(steps_of(pipeline) or happened.phases_of(journal.entries)),
         commands=commands_of(run.path, about, journal.entries),
         versions=versions_of(about, box, journal.entries),
         notes=tuple(texts(about, "notes")),
@@ -95,10 +95,10 @@ def read(run: Run) -> Story:
     )
 
 
-def steps_of(told: object) -> list[tuple[str, float, float]]:
-    """The steps of a whole story, one after the other."""
+def steps_of(pipeline: object) -> list[tuple[str, float, float]]:
+    """The steps of a whole run, one after the other."""
     spans, clock = [], 0.0
-    for row in rows(told, "steps"):
+    for row in rows(pipeline, "steps"):
         took = figure(row, "seconds") or 0.0
         if took > 0:
             spans.append((words(row, "name"), clock, clock + took))
@@ -107,15 +107,24 @@ def steps_of(told: object) -> list[tuple[str, float, float]]:
 
 
 def filled(devices: list[Device], box: Box | None) -> list[Device]:
-    """Cards that told their parts but not their size get it from the box; what nobody accounts for stays blank."""
-    made = []
-    for device in devices:
-        number = re.search(r"\d+$", device.name)
-        place = int(number[0]) if number else 0
-        known = box.gpus[place].memory if box and number and place < len(box.gpus) else 0
-        spent = sum(device.parts.values())
-        made.append(replace(device, total=float(known)) if known > spent and device.total <= spent * 1.0001 else device)
-    return made
+    """GPUs that told their parts but not their size get it from the box; what nobody accounts for stays blank."""
+    return [sized(device, box) for device in devices]
+
+
+def sized(device: Device, box: Box | None) -> Device:
+    """One of them: a device whose size is no more than its parts is as large as the box says."""
+    spent = sum(device.parts.values())
+    told = device.total > spent * 1.0001
+    known = memory_of(device.name, box)
+    return device if told or known <= spent else replace(device, total=float(known))
+
+
+def memory_of(name: str, box: Box | None) -> int:
+    """Bytes of the GPU whose number ends the name; 0 where the box has none such."""
+    number = re.search(r"\d+$", name)
+    if box is None or number is None or int(number[0]) >= len(box.gpus):
+        return 0
+    return box.gpus[int(number[0])].memory
 
 
 def attempt(gaps: list[str], reading: Callable[[], T]) -> T | None:
@@ -155,21 +164,21 @@ def drop(document: dict[str, object], name: str) -> bool:
     return isinstance(place, dict) and place.pop(steps[-1], None) is not None
 
 
-def absent(folder: Path, *, levels: bool, rungs: bool) -> list[str]:
+def absent(folder: Path, *, levels: bool, checks: bool) -> list[str]:
     """What the folder does not have, and what it has that is not ours."""
     notes = [] if levels else ["measurements/: none, so there are no throughput or latency figures"]
-    notes += [] if rungs else ["verdicts/: none, so nothing is said about whether the answers are right"]
+    notes += [] if checks else ["verdicts/: none, so nothing is said about whether the answers are right"]
     notes += [f"{name}: not there" for name in ("recipe.toml", "box.toml", "plan.json") if not (folder / name).exists()]
-    strangers = sorted(
-        one.name
-        for one in folder.iterdir()
-        if one.name not in OURS and not one.name.startswith((".", "engine.log")) and one.suffix not in (".toml", ".log")
-    )
-    if strangers:
-        notes.append(
-            f"left aside, not written by moebox: {', '.join(strangers[:8])}{' …' if len(strangers) > 8 else ''}"
-        )
+    foreign = sorted(path.name for path in folder.iterdir() if not ours(path))
+    if foreign:
+        more = " …" if len(foreign) > 8 else ""
+        notes.append(f"left aside, not written by moebox: {', '.join(foreign[:8])}{more}")
     return notes
+
+
+def ours(path: Path) -> bool:
+    """Whether moebox writes files of that name."""
+    return path.name in OURS or path.name.startswith((".", "engine.log")) or path.suffix in (".toml", ".log")
 
 
 def from_twin(about: Json, entries: Sequence[Entry], levels: Sequence[Level]) -> bool:
@@ -195,7 +204,7 @@ def commands_of(folder: Path, about: Json, entries: Sequence[Entry]) -> tuple[tu
         for entry in entries
         if isinstance(entry.event, AttemptStarted | AttemptEnded)
     ]
-    line = next((one for one in reversed(launches) if one), "")
+    line = next((launch for launch in reversed(launches) if launch), "")
     if line:
         found.append(("Launch", line))
     script = folder / "launch.sh"

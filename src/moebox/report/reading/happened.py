@@ -22,7 +22,7 @@ from moebox.core.event import (
 )
 from moebox.loose import rows, words
 from moebox.report.reading.planned import device_of
-from moebox.report.story import Attempt, Device, Failure, Outcome, Problem
+from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys
 from moebox.store import Entry
 
@@ -133,9 +133,9 @@ def problem_of(finding: EngineFinding, *, fixed: bool) -> Problem:
     )
 
 
-def failure_of(told: object, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
+def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
-    step = next((row for row in rows(told, "steps") if words(row, "state") == "failed"), {})
+    step = next((row for row in rows(pipeline, "steps") if words(row, "state") == "failed"), {})
     launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
     if not step and launch is None:
         return None

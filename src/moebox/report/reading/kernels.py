@@ -3,17 +3,17 @@
 from typing import Any
 
 from moebox.loose import Json, figure, inner, rows, words
-from moebox.report.story import KernelSeen, KernelsSeen
+from moebox.report.record import FailingKernel, KernelsJudged
 
 
-def kernels_of(document: Any) -> list[KernelsSeen]:
+def kernels_of(document: Any) -> list[KernelsJudged]:
     """Every look at an engine's kernels, in the order they were taken."""
     return [seen_of(row) for row in rows(document, "scans")]
 
 
-def seen_of(row: Json) -> KernelsSeen:
+def seen_of(row: Json) -> KernelsJudged:
     """One look."""
-    return KernelsSeen(
+    return KernelsJudged(
         engine=words(row, "engine"),
         version=words(row, "version"),
         arch=words(row, "arch"),
@@ -24,19 +24,24 @@ def seen_of(row: Json) -> KernelsSeen:
         triton=words(row, "triton"),
         launches=int(figure(row, "launches") or 0),
         spills=int(figure(row, "spills") or 0),
-        bad=tuple(bad_of(one) for one in rows(row, "bad")),
-        not_covered=tuple((words(one, "what"), words(one, "why")) for one in rows(row, "not_covered")),
-        judged=tuple((words(one, "what"), words(one, "why")) for one in rows(row, "judged")),
+        bad=tuple(failing(launch) for launch in rows(row, "bad")),
+        not_covered=whats(rows(row, "not_covered")),
+        judged=whats(rows(row, "judged")),
     )
 
 
-def bad_of(row: Json) -> KernelSeen:
+def whats(found: list[Json]) -> tuple[tuple[str, str], ...]:
+    """Pairs of what, and why."""
+    return tuple((words(row, "what"), words(row, "why")) for row in found)
+
+
+def failing(row: Json) -> FailingKernel:
     """A launch that fails."""
     blocks = inner(row, "blocks")
     sides = [(name.removeprefix("BLOCK_").removeprefix("SIZE_"), words(blocks, name)) for name in blocks]
     settings = [f"{name}={value}" for name, value in sides if value and len(name) <= 2]
     settings += [f"{words(row, name)} {name[4:]}" for name in ("num_warps", "num_stages") if words(row, name)]
-    return KernelSeen(
+    return FailingKernel(
         name=words(row, "kernel"),
         case=words(row, "error") or words(row, "case"),
         asked=figure(row, "shared_bytes"),

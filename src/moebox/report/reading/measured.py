@@ -9,7 +9,7 @@ from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
 from moebox.errors import BadInput
 from moebox.escape import printable
 from moebox.loose import Json, figure, rows, truth, within, words
-from moebox.report.story import Asked, Level
+from moebox.report.record import Asked, Level
 from moebox.store import plain
 
 LISTS = ("levels", "measurements", "rows", "results")

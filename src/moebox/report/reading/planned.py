@@ -3,7 +3,7 @@
 from typing import Any
 
 from moebox.loose import Json, figure, inner, rows, texts, truth, words
-from moebox.report.story import Device, Expected, Planned
+from moebox.report.record import Device, ForecastRow, Planned
 
 # Components as they are drawn: experts, attention, other weights, then what grows with use, then the rest.
 GROUPS = {
@@ -85,11 +85,11 @@ def put(parts: dict[str, float], name: str, size: float | None) -> None:
         parts[name] = parts.get(name, 0.0) + size
 
 
-def expected_of(row: Json) -> Expected:
+def expected_of(row: Json) -> ForecastRow:
     """One forecast row: the plan's own, the decode forecast's, or one in the serving benchmark's names."""
     served = figure(row, "output_throughput", "output_tok_s")
     ttft_s = figure(row, "ttft_s")
-    return Expected(
+    return ForecastRow(
         concurrency=figure(row, "concurrency", "max_concurrency"),
         context=figure(row, "context"),
         output_tok_s=served if served is not None else figure(row, "decode_tok_s"),

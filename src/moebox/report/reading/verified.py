@@ -1,4 +1,4 @@
-"""verdicts/*.json to rungs with their evidence."""
+"""verdicts/*.json to checks with their evidence."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from moebox.errors import BadInput
 from moebox.loose import Json, figure, rows, within, words
-from moebox.report.story import Mark, Probe, RungSeen
+from moebox.report.record import CheckResult, Mark, Probe
 from moebox.report.tidy import hide_keys
 from moebox.store import plain
 
@@ -36,9 +36,9 @@ PLAIN = {
 }
 
 
-def read(folder: Path) -> tuple[list[RungSeen], list[str]]:
-    """Every rung's latest verdict, in the order of the files; and what could not be read."""
-    seen: dict[str, RungSeen] = {}
+def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
+    """Every check's latest verdict, in the order of the files; and what could not be read."""
+    latest: dict[str, CheckResult] = {}
     gaps: list[str] = []
     for path in sorted(folder.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
         try:
@@ -46,24 +46,28 @@ def read(folder: Path) -> tuple[list[RungSeen], list[str]]:
         except BadInput as problem:
             gaps.append(f"verdicts/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue
-        found = rows(document, "rungs", "verdicts") or (
-            [document] if isinstance(document, dict) else rows({"all": document}, "all")
-        )
-        for row in found:
-            rung = rung_of(row, path.stem)
-            seen[rung.name] = rung
-    return list(seen.values()), gaps
+        checks = [check_of(row, path.stem) for row in verdicts(document)]
+        latest |= {check.name: check for check in checks}
+    return list(latest.values()), gaps
 
 
-def rung_of(row: Json, name: str) -> RungSeen:
-    """One rung."""
-    probes = tuple(probe_of(one, number) for number, one in enumerate(rows(row, "probes", "checks"), 1))
-    return RungSeen(
+def verdicts(document: object) -> list[Json]:
+    """The rows of a file: a list of its own, under a name, or the document itself."""
+    named = rows(document, "rungs", "verdicts")
+    if named:
+        return named
+    return [document] if isinstance(document, dict) else rows({"all": document}, "all")
+
+
+def check_of(row: Json, name: str) -> CheckResult:
+    """One check."""
+    probes = enumerate(rows(row, "probes", "checks"), 1)
+    return CheckResult(
         name=words(row, "name", "rung") or name,
         mark=mark_of(row),
         detail=words(row, "detail", "reason", "why", "summary", "message"),
         score=score_of(row),
-        probes=probes,
+        probes=tuple(probe_of(probe, number) for number, probe in probes),
         evidence=shown(evidence_of(row), mark_of(row)),
         seconds=figure(row, "seconds", "duration_s"),
     )
@@ -71,10 +75,7 @@ def rung_of(row: Json, name: str) -> RungSeen:
 
 def probe_of(row: Json, number: int) -> Probe:
     """One probe; what it has beyond the usual fields is evidence."""
-    others = {
-        key: value for key, value in row.items() if key not in PLAIN | {"evidence"} and value not in (None, "", [], {})
-    }
-    beside = [(key.replace("_", " "), show(value)) for key, value in others.items()]
+    beside = titled({key: value for key, value in row.items() if key not in PLAIN | {"evidence"}})
     return Probe(
         name=words(row, "name", "title") or f"probe {number}",
         mark=mark_of(row),
@@ -102,46 +103,72 @@ def score_of(row: Json) -> str:
     """A score with its trials and interval, where one is due."""
     score = row.get("score")
     if isinstance(score, dict):
-        passed, trials = figure(score, "passed"), figure(score, "trials", "n")
-        value = figure(score, "value", "share", "rate")
-        value = passed / trials if passed is not None and trials else value
-        low, high = figure(score, "low"), figure(score, "high")
-        if value is None:
-            return ""
-        if passed is not None and trials:
-            text = f"{passed:.0f} of {trials:.0f}"
-        else:
-            text = f"{value * 100:.1f}%" if value <= 1 else f"{value:g}"
-        return text + (f" (95%: {low * 100:.0f}–{high * 100:.0f}%)" if low is not None and high is not None else "")
-    return f"{score:.3g}" if isinstance(score, int | float) and not isinstance(score, bool) else words(row, "score")
+        return interval_text(score)
+    return number_text(score) or words(row, "score")
+
+
+def number_text(score: object) -> str:
+    """A score that is a figure alone; "" for anything else."""
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        return ""
+    return f"{score:.3g}"
+
+
+def interval_text(score: Json) -> str:
+    """ "11 of 12 (95%: 65–99%)"."""
+    text = share_text(score)
+    low, high = figure(score, "low"), figure(score, "high")
+    if not text or low is None or high is None:
+        return text
+    return f"{text} (95%: {low * 100:.0f}–{high * 100:.0f}%)"
+
+
+def share_text(score: Json) -> str:
+    """ "11 of 12", or the share where the counts are not told."""
+    passed, trials = figure(score, "passed"), figure(score, "trials", "n")
+    if passed is not None and trials:
+        return f"{passed:.0f} of {trials:.0f}"
+    value = figure(score, "value", "share", "rate")
+    if value is None:
+        return ""
+    return f"{value * 100:.1f}%" if value <= 1 else f"{value:g}"
 
 
 def evidence_of(row: Json) -> tuple[tuple[str, str], ...]:
     """Titled texts, whatever form the evidence has."""
     evidence = within(row, "evidence")
     if isinstance(evidence, dict):
-        return tuple(
-            (str(key).replace("_", " "), show(value))
-            for key, value in evidence.items()
-            if value not in (None, "", [], {})
-        )
+        return titled(evidence)
     if isinstance(evidence, list):
-        return tuple(piece for number, one in enumerate(evidence, 1) for piece in exchange(one, number))
-    return (("evidence", show(evidence)),) if evidence not in (None, "") else ()
+        return tuple(text for number, piece in enumerate(evidence, 1) for text in exchange(piece, number))
+    return () if empty(evidence) else (("evidence", show(evidence)),)
 
 
-def exchange(one: Any, number: int) -> list[tuple[str, str]]:
+def titled(fields: Json) -> tuple[tuple[str, str], ...]:
+    """Every field that says something, under its own name."""
+    return tuple((str(key).replace("_", " "), show(value)) for key, value in fields.items() if not empty(value))
+
+
+def empty(value: object) -> bool:
+    """Whether there is nothing to show of it."""
+    return value in (None, "", [], {})
+
+
+def exchange(piece: Any, number: int) -> list[tuple[str, str]]:
     """A request and its answer, or whatever else was kept."""
-    if not isinstance(one, dict) or "response" not in one:
-        return [(words(one, "title", "name") or f"evidence {number}", show(one))]
-    seconds = figure(one, "seconds")
-    came = words(one, "error") or f"status {words(one, 'status')}" + (f" after {seconds:.2f} s" if seconds else "")
-    sent = (
-        []
-        if one.get("request") in (None, "")
-        else [(f"{number}: {words(one, 'method')} {words(one, 'url')}", show(one["request"]))]
-    )
-    return [*sent, (f"{number}: {came}", show(one["response"]))]
+    if not isinstance(piece, dict) or "response" not in piece:
+        return [(words(piece, "title", "name") or f"evidence {number}", show(piece))]
+    answer = (f"{number}: {outcome(piece)}", show(piece["response"]))
+    if empty(piece.get("request")):
+        return [answer]
+    return [(f"{number}: {words(piece, 'method')} {words(piece, 'url')}", show(piece["request"])), answer]
+
+
+def outcome(piece: Json) -> str:
+    """What came back: an error, or the status and when."""
+    seconds = figure(piece, "seconds")
+    after = f" after {seconds:.2f} s" if seconds else ""
+    return words(piece, "error") or f"status {words(piece, 'status')}{after}"
 
 
 def show(value: Any) -> str:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from moebox.report.block import Part, Section
 from moebox.report.palette import colour
+from moebox.report.record import RunRecord
 from moebox.report.rules import advise
-from moebox.report.story import Story
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """Every rule that applies."""
-    found = [{"advice": advice, "colours": [colour(run) for run in advice.runs]} for advice in advise(stories)]
+    found = [{"advice": advice, "colours": [colour(run) for run in advice.runs]} for advice in advise(records)]
     if not found:
         return None
     lead = "Derived from the figures above by the rules given; nothing here is general advice."

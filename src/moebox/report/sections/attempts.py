@@ -1,12 +1,13 @@
 """Every try at a launch, what it was, what came of it and why."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from moebox import units
 from moebox.report.bars import phases
 from moebox.report.block import Block, Chart, Charts, Part, Section, Tone
 from moebox.report.palette import colour
-from moebox.report.story import Attempt, Outcome, Story
+from moebox.report.record import Attempt, Outcome, RunRecord
 
 TONES: dict[Outcome, Tone] = {
     "SUCCESS": "good",
@@ -15,42 +16,43 @@ TONES: dict[Outcome, Tone] = {
     "RUNNING": "quiet",
     "STOPPED": "quiet",
 }
+CAME: dict[Outcome, str] = {
+    "FAILED": "failed",
+    "PARTIAL": "worked in part",
+    "SUCCESS": "succeeded",
+    "RUNNING": "still running",
+    "STOPPED": "stopped",
+}
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """The timeline over all runs, and where the time went."""
-    found = [(index, attempt) for index, story in enumerate(stories) for attempt in story.attempts]
+    found = [(index, attempt) for index, record in enumerate(records) for attempt in record.attempts]
     found.sort(key=lambda entry: (entry[1].started, entry[1].number))
     blocks: list[Block] = []
     if found:
-        rows = [entry(stories, index, attempt) for index, attempt in found]
+        rows = [entry(records, index, attempt) for index, attempt in found]
         blocks.append(Part(kind="attempts", data=rows))
-    for story in stories:
-        svg = phases(story.phases, label=f"Where the time of {story.label} went")
-        if svg:
-            blocks.append(
-                Charts(
-                    charts=(
-                        Chart(
-                            title=f"Where the time went{'' if len(stories) == 1 else ': ' + story.label}",
-                            svg=svg,
-                            wide=True,
-                        ),
-                    )
-                )
-            )
+    blocks += [Charts(charts=(chart,)) for record in records if (chart := time_spent(record, len(records) == 1))]
     if not blocks:
         return None
     return Section(id="attempts", title="Attempts", lead=lead([attempt for _, attempt in found]), blocks=tuple(blocks))
 
 
-def entry(stories: Sequence[Story], index: int, attempt: Attempt) -> dict[str, object]:
+def time_spent(record: RunRecord, alone: bool) -> Chart | None:
+    """Where one run's time went."""
+    svg = phases(record.phases, label=f"Where the time of {record.label} went")
+    of = "" if alone else f": {record.label}"
+    return Chart(title=f"Where the time went{of}", svg=svg, wide=True) if svg else None
+
+
+def entry(records: Sequence[RunRecord], index: int, attempt: Attempt) -> dict[str, object]:
     """One try as the template shows it."""
     took = attempt.ended - attempt.started
     return {
         "attempt": attempt,
         "tone": TONES[attempt.outcome],
-        "run": stories[index].label if len(stories) > 1 else "",
+        "run": records[index].label if len(records) > 1 else "",
         "colour": colour(index),
         "took": units.seconds(took) if took > 0 else "",
     }
@@ -60,10 +62,6 @@ def lead(attempts: Sequence[Attempt]) -> str:
     """How many it took."""
     if not attempts:
         return ""
-    counts = {outcome: sum(one.outcome == outcome for one in attempts) for outcome in ("FAILED", "PARTIAL", "SUCCESS")}
-    words = [f"{counts['FAILED']} failed", f"{counts['PARTIAL']} worked in part", f"{counts['SUCCESS']} succeeded"]
-    return (
-        f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}: "
-        + ", ".join(word for word in words if not word.startswith("0 "))
-        + "."
-    )
+    counts = Counter(attempt.outcome for attempt in attempts)
+    named = [f"{counts[outcome]} {words}" for outcome, words in CAME.items() if counts[outcome]]
+    return f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}: {', '.join(named)}."

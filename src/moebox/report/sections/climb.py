@@ -3,29 +3,29 @@
 from collections.abc import Sequence
 
 from moebox.report.block import Block, Cell, Section, Table, cell, columns, words
+from moebox.report.format import change, milliseconds
+from moebox.report.record import RunRecord, Step
 from moebox.report.sections.ladder import SIGNS, TONES
-from moebox.report.story import Step, Story
-from moebox.report.words import change, milliseconds
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """One table per run that climbed."""
     blocks: list[Block] = [
-        table(story, name="" if len(stories) == 1 else story.label) for story in stories if story.steps
+        table(record, name="" if len(records) == 1 else record.label) for record in records if record.steps
     ]
     if not blocks:
         return None
-    steps = [step for story in stories for step in story.steps]
+    steps = [step for record in records for step in record.steps]
     kept = sum(step.kept for step in steps)
     lead = f"{len(steps)} step{'s' * (len(steps) != 1)}, {kept} kept."
     return Section(id="climb", title="What each setting gained", lead=lead, blocks=tuple(blocks))
 
 
-def table(story: Story, *, name: str) -> Table:
+def table(record: RunRecord, *, name: str) -> Table:
     """Every step: what was changed, what came of it, kept or dropped and why."""
-    rows = [row(step) for step in story.steps]
+    rows = [row(step) for step in record.steps]
     heads = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "", "Why")
-    sources = list(dict.fromkeys(step.source for step in story.steps if step.source))
+    sources = list(dict.fromkeys(step.source for step in record.steps if step.source))
     note = f"Source: {'; '.join(sources)}" if sources else ""
     return Table(caption=name, columns=columns(*heads, text=(0, 1, 6, 7)), rows=tuple(rows), sortable=False, note=note)
 

@@ -1,17 +1,19 @@
-"""The box: what it is, and how its cards are joined."""
+"""The box: what it is, and how its GPUs are joined."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox import units
-from moebox.core.box import Box, Gpu
+from moebox.core.box import Box, Gpu, Link
 from moebox.report.block import Block, Cell, Column, Part, Section, Table, words
-from moebox.report.naming import box_title, cpu_title
-from moebox.report.story import Story
-from moebox.report.words import gib, listed
+from moebox.report.format import gib, listed
+from moebox.report.naming import box_title, cpu_title, short_title
+from moebox.report.palette import colour
+from moebox.report.record import RunRecord
 
 NEAR = ("pix", "pxb")  # behind one PCIe switch, in nvidia-smi topo's words
 WORDS = {"nvlink": "NVLink", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
+MOST_IN_MATRIX = 16  # GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,157 +48,189 @@ class Drawing:
     runs: tuple[tuple[str, int], ...]  # labels and colours of the runs on it, when there are several boxes
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """Each different box once."""
-    boxes: list[tuple[Box, list[int]]] = []
-    for index, story in enumerate(stories):
-        if story.box:
-            same = next((entry for entry in boxes if entry[0] == story.box), None)
-            if same:
-                same[1].append(index)
-            else:
-                boxes.append((story.box, [index]))
+    boxes = by_box(records)
     if not boxes:
         return None
     blocks: list[Block] = []
     for box, users in boxes:
-        runs = tuple((stories[index].label, index % 8 + 1) for index in users) if len(boxes) > 1 else ()
-        blocks.append(Part(kind="topology", data=drawing(box, stories[users[0]], runs)))
-        if box.links and len(box.gpus) <= 16:
+        runs = tuple((records[index].label, colour(index)) for index in users) if len(boxes) > 1 else ()
+        blocks.append(Part(kind="topology", data=drawing(box, records[users[0]], runs)))
+        if box.links and len(box.gpus) <= MOST_IN_MATRIX:
             blocks.append(matrix(box))
-    first = boxes[0][0]
-    return Section(
-        id="hardware", title="Hardware and topology", lead=lead(first) if len(boxes) == 1 else "", blocks=tuple(blocks)
-    )
+    text = lead(boxes[0][0]) if len(boxes) == 1 else ""
+    return Section(id="hardware", title="Hardware and topology", lead=text, blocks=tuple(blocks))
+
+
+def by_box(records: Sequence[RunRecord]) -> list[tuple[Box, list[int]]]:
+    """Each different box, and the runs that were on it."""
+    boxes: list[tuple[Box, list[int]]] = []
+    for index, record in enumerate(records):
+        if record.box is None:
+            continue
+        users = next((users for box, users in boxes if box == record.box), None)
+        if users is None:
+            boxes.append((record.box, [index]))
+        else:
+            users.append(index)
+    return boxes
 
 
 def lead(box: Box) -> str:
     """What of the box decides."""
-    if not box.gpus or not box.gpu:
+    if not box.gpus:
         return f"No GPU: everything runs on the CPU with {gib(box.ram, 0)} of RAM." if box.ram else "No GPU."
     total = f"{gib(box.gpu_memory)} of device memory in all"
-    if any(gpu.nvlink for gpu in box.gpus) or any(link.kind == "nvlink" for link in box.links):
+    if linked(box):
         return f"{total}; the GPUs are joined by NVLink."
-    across = {gpu.numa for gpu in box.gpus if gpu.numa is not None}
-    far = f" and between {len(across)} NUMA nodes" if len(across) > 1 else ""
-    joined = f"; without NVLink, every all-reduce crosses PCIe{far}" if len(box.gpus) > 1 else ""
-    return f"{total}{joined}."
+    if len(box.gpus) == 1:
+        return f"{total}."
+    homes = {gpu.numa for gpu in box.gpus if gpu.numa is not None}
+    far = f" and between {len(homes)} NUMA nodes" if len(homes) > 1 else ""
+    return f"{total}; without NVLink, every all-reduce crosses PCIe{far}."
 
 
-def drawing(box: Box, story: Story, runs: tuple[tuple[str, int], ...]) -> Drawing:
+def linked(box: Box) -> bool:
+    """Whether any of its GPUs have NVLink."""
+    return any(gpu.nvlink for gpu in box.gpus) or any(link.kind == "nvlink" for link in box.links)
+
+
+def drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> Drawing:
     """The box as nodes, groups and cards."""
-    homes = sorted({gpu.numa if gpu.numa is not None else 0 for gpu in box.gpus})
-    nodes = []
-    for home in homes:
-        members = [index for index, gpu in enumerate(box.gpus) if (gpu.numa or 0) == home]
-        groups = tuple(
-            (name, tuple(card(index, box.gpus[index], named=box.mixed) for index in group))
-            for name, group in switches(box, members)
-        )
-        nodes.append(Node(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups))
-    nvlinked = [gpu for gpu in box.gpus if gpu.nvlink]
-    fabric = ""
-    if nvlinked:
-        fabric = f"NVLink, {units.rate(nvlinked[0].nvlink)} per GPU, all GPUs joined"
-    elif any(link.kind == "nvlink" for link in box.links):
-        fabric = "NVLink between the pairs marked in the matrix"
     return Drawing(
-        title=box_title(story),
+        title=box_title(record),
         host=host(box),
-        nodes=tuple(nodes),
-        fabric=fabric,
+        nodes=tuple(numa_nodes(box)),
+        fabric=fabric(box),
         facts=facts(box),
-        notes=story.box_notes,
+        notes=record.box_notes,
         runs=runs,
     )
 
 
+def numa_nodes(box: Box) -> Iterator[Node]:
+    """The GPUs by the NUMA node they hang on; one without a name where there is only one."""
+    homes = sorted({gpu.numa or 0 for gpu in box.gpus})
+    for home in homes:
+        members = [index for index, gpu in enumerate(box.gpus) if (gpu.numa or 0) == home]
+        groups = tuple((name, cards(box, group)) for name, group in switches(box, members))
+        yield Node(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups)
+
+
+def cards(box: Box, group: Sequence[int]) -> tuple[Card, ...]:
+    """GPUs behind one switch."""
+    return tuple(card(index, box.gpus[index], named=box.mixed) for index in group)
+
+
+def fabric(box: Box) -> str:
+    """NVLink in a line; "" without."""
+    rates = [gpu.nvlink for gpu in box.gpus if gpu.nvlink]
+    if rates:
+        return f"NVLink, {units.rate(rates[0])} per GPU, all GPUs joined"
+    return "NVLink between the pairs marked in the matrix" if linked(box) else ""
+
+
 def card(index: int, gpu: Gpu, *, named: bool) -> Card:
-    """One card; its name only where cards differ."""
+    """One GPU; its name only where they differ."""
+    title = (short_title(gpu.title) or gpu.name) if named else ""
     slot = f"PCIe {gpu.pcie.generation} ×{gpu.pcie.width}" if gpu.pcie else ""
     warn = f"runs at ×{gpu.pcie.width}, could be ×{gpu.pcie.max_width}" if gpu.pcie and gpu.pcie.degraded else ""
-    short = gpu.title.removeprefix("NVIDIA ").replace(" Blackwell", "").replace(" Edition", "")
-    return Card(index=index, title=(short or gpu.name) if named else "", memory=gib(gpu.memory), slot=slot, warn=warn)
+    return Card(index=index, title=title, memory=gib(gpu.memory), slot=slot, warn=warn)
 
 
 def switches(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
-    """Cards of one node grouped by the PCIe switch they share."""
-    group = {index: index for index in members}
+    """GPUs of one node grouped by the PCIe switch they share."""
+    switch = {index: index for index in members}
     for link in box.links:
-        if link.kind in NEAR and link.a in group and link.b in group:
-            old, new = group[link.b], group[link.a]
-            group = {index: new if home == old else home for index, home in group.items()}
-    sets = [[index for index in members if group[index] == root] for root in dict.fromkeys(group.values())]
-    if all(len(one) == 1 for one in sets):
+        if link.kind in NEAR and link.a in switch and link.b in switch:
+            old, new = switch[link.b], switch[link.a]
+            switch = {index: new if home == old else home for index, home in switch.items()}
+    groups = [[index for index in members if switch[index] == root] for root in dict.fromkeys(switch.values())]
+    if all(len(group) == 1 for group in groups):
         return [("", members)]
-    return [("PCIe switch" if len(one) > 1 else "", one) for one in sets]
+    return [("PCIe switch" if len(group) > 1 else "", group) for group in groups]
 
 
 def host(box: Box) -> str:
     """CPU and RAM in one line."""
-    cpu = box.cpu
-    model = cpu_title(cpu.model)
-    words_ = [f"{cpu.sockets}× {model}" if cpu.sockets > 1 and model else model]
-    words_ += [f"{cpu.sockets} sockets"] if cpu.sockets > 1 and not cpu.model else []
-    words_ += [f"{cpu.cores} cores"] if cpu.cores else []
-    words_ += [f"{gib(box.ram, 0)} RAM"] if box.ram else []
     bandwidth = box.ram_bandwidth_measured or box.ram_bandwidth
-    words_ += [units.rate(bandwidth)] if bandwidth else []
-    return ", ".join(word for word in words_ if word)
+    parts = [
+        processors(box),
+        f"{box.cpu.cores} cores" if box.cpu.cores else "",
+        f"{gib(box.ram, 0)} RAM" if box.ram else "",
+        units.rate(bandwidth) if bandwidth else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def processors(box: Box) -> str:
+    """The processor's name, or how many there are where it is unknown."""
+    model, sockets = cpu_title(box.cpu.model), box.cpu.sockets
+    if sockets <= 1:
+        return model
+    return f"{sockets}× {model}" if model else f"{sockets} sockets"
 
 
 def facts(box: Box) -> tuple[tuple[str, str], ...]:
     """The figures beside the drawing."""
-    rows: list[tuple[str, str]] = []
-    gpu = box.gpu
-    if gpu:
-        kind = "compute capability" if gpu.sm[:1].isdigit() else "architecture"
-        rows += [("GPUs", f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}" if not box.mixed else "mixed")]
-        rows += [
-            (kind.capitalize(), gpu.sm),
-            ("Memory per GPU", gib(gpu.memory)),
-            ("Memory in all", gib(box.gpu_memory)),
-        ]
-        rows += [("Memory bandwidth", f"{units.rate(gpu.bandwidth)} per GPU")]
-        rows += [("Shared memory per block", f"{gpu.smem:,} B")] if gpu.smem else []
-        rows += [("Between GPUs", between(box))] if len(box.gpus) > 1 else []
-    rows += [("Machines", f"{box.nodes}, {units.rate(box.network)} between them")] if box.nodes > 1 else []
+    rows = [*gpu_facts(box)]
+    if box.nodes > 1:
+        rows.append(("Machines", f"{box.nodes}, {units.rate(box.network)} between them"))
     if box.host:
         rows += [("Driver", box.host.driver), ("CUDA", box.host.cuda), ("IOMMU", box.host.iommu), ("ACS", box.host.acs)]
-    rows += [("Source", "detected on the machine" if box.source == "detected" else "declared")]
+    rows.append(("Source", "detected on the machine" if box.source == "detected" else "declared"))
     return tuple((name, value) for name, value in rows if value)
+
+
+def gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
+    """What one GPU is, and how they are joined."""
+    gpu = box.gpu
+    if gpu is None:
+        return
+    yield "GPUs", "mixed" if box.mixed else f"{len(box.gpus)} × {gpu.title.removeprefix('NVIDIA ')}"
+    yield "Compute capability" if gpu.sm[:1].isdigit() else "Architecture", gpu.sm
+    yield "Memory per GPU", gib(gpu.memory)
+    yield "Memory in all", gib(box.gpu_memory)
+    yield "Memory bandwidth", f"{units.rate(gpu.bandwidth)} per GPU"
+    yield "Shared memory per block", f"{gpu.smem:,} B" if gpu.smem else ""
+    yield "Between GPUs", between(box) if len(box.gpus) > 1 else ""
 
 
 def between(box: Box) -> str:
     """The links in words."""
     if any(gpu.nvlink for gpu in box.gpus):
         return "NVLink"
-    kinds = {link.kind for link in box.links}
-    near = [f"{link.a}↔{link.b}" for link in box.links if link.kind in NEAR]
-    if not kinds:
+    if not box.links:
         return "PCIe (links not recorded)"
+    near = [f"{link.a}↔{link.b}" for link in box.links if link.kind in NEAR]
     pairs = f", one switch: {listed(near[:8])}" if near else ""
-    return ("NVLink" if "nvlink" in kinds else "PCIe only, no NVLink") + pairs
+    return ("NVLink" if linked(box) else "PCIe only, no NVLink") + pairs
 
 
 def matrix(box: Box) -> Table:
-    """The link between every two cards, as nvidia-smi topo draws it."""
-    kinds = {(link.a, link.b): link for link in box.links} | {(link.b, link.a): link for link in box.links}
-    head = (
-        Column(title="", numeric=False),
-        *(Column(title=f"GPU{index}", numeric=False) for index in range(len(box.gpus))),
+    """The link between every two GPUs, as nvidia-smi topo draws it."""
+    links = {(link.a, link.b): link for link in box.links} | {(link.b, link.a): link for link in box.links}
+    places = range(len(box.gpus))
+    heads = ("", *(f"GPU{index}" for index in places))
+    rows = [(words(f"GPU{a}"), *(joint(a, b, links.get((a, b))) for b in places)) for a in places]
+    return Table(
+        caption="Link matrix",
+        columns=tuple(Column(title=title, numeric=False) for title in heads),
+        rows=tuple(rows),
+        note="PIX: one PCIe switch; NODE: across switches of one NUMA node; SYS: across sockets.",
+        sortable=False,
+        folded=True,
     )
-    rows = []
-    for a in range(len(box.gpus)):
-        row: list[Cell] = [words(f"GPU{a}")]
-        for b in range(len(box.gpus)):
-            link = kinds.get((a, b))
-            name = WORDS.get(link.kind, link.kind) if link else ""
-            name += f" ×{link.lanes}" if link and link.lanes else ""
-            name += " no P2P" if link and link.p2p is False else ""
-            row.append(
-                words("·" if a == b else name, tone="good" if link and link.kind in (*NEAR, "nvlink") else "quiet")
-            )
-        rows.append(tuple(row))
-    note = "PIX: one PCIe switch; NODE: across switches of one NUMA node; SYS: across sockets."
-    return Table(caption="Link matrix", columns=head, rows=tuple(rows), note=note, sortable=False, folded=True)
+
+
+def joint(a: int, b: int, link: Link | None) -> Cell:
+    """How two GPUs are joined."""
+    if a == b:
+        return words("·", tone="quiet")
+    if link is None:
+        return words("", tone="quiet")
+    lanes = f" ×{link.lanes}" if link.lanes else ""
+    peer = " no P2P" if link.p2p is False else ""
+    near = link.kind in (*NEAR, "nvlink")
+    return words(f"{WORDS.get(link.kind, link.kind)}{lanes}{peer}", tone="good" if near else "quiet")

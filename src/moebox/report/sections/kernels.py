@@ -4,26 +4,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moebox.report.block import Block, Bullets, Cell, Section, Table, cell, columns, words
-from moebox.report.story import KernelSeen, KernelsSeen, Story
+from moebox.report.record import FailingKernel, KernelsJudged, RunRecord
 
 SHOWN = 12  # reasons a list shows at the most
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """One table of what was judged, one of what fails, and lists of what was left out."""
-    looks = [(story, look) for story in stories for look in story.kernels]
+    looks = [(record, look) for record in records for look in record.kernels]
     if not looks:
         return None
-    several = len(stories) > 1
-    rows = tuple(judged(look, story.label if several else "") for story, look in looks)
+    several = len(records) > 1
+    rows = tuple(judged(look, record.label if several else "") for record, look in looks)
     heads = columns(
         "Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered", text=(0, 1, 2)
     )
     blocks: list[Block] = [Table(columns=heads, rows=rows, sortable=False)]
-    bad = alike([one for _, look in looks for one in look.bad])
+    bad = alike([kernel for _, look in looks for kernel in look.bad])
     if bad:
         heads = columns("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at", text=(0, 3, 4, 5))
-        failing = tuple(failure(ones) for ones in bad)
+        failing = tuple(failure(group) for group in bad)
         blocks.append(Table(caption="Will not launch", columns=heads, rows=failing))
     looked = [look for _, look in looks]
     blocks += lists("Not covered", [pair for look in looked for pair in look.not_covered], ": ")
@@ -32,7 +32,7 @@ def section(stories: Sequence[Story]) -> Section | None:
     return Section(id="kernels", title="Kernels", lead=lead(looked), blocks=tuple(blocks))
 
 
-def lead(looks: Sequence[KernelsSeen]) -> str:
+def lead(looks: Sequence[KernelsJudged]) -> str:
     """The finding in a sentence."""
     launches, bad = sum(look.launches for look in looks), sum(len(look.bad) for look in looks)
     how = " or ".join(dict.fromkeys("compiled" if look.compiled else "looked up" for look in looks))
@@ -42,14 +42,13 @@ def lead(looks: Sequence[KernelsSeen]) -> str:
     return f"{launches} launches {how}; {fate}."
 
 
-def judged(look: KernelsSeen, run: str) -> tuple[Cell, ...]:
+def judged(look: KernelsJudged, run: str) -> tuple[Cell, ...]:
     """One look at an engine."""
     whose = f"{look.model} TP{look.tp}, {look.kv} cache, {look.arch}" if look.model else look.arch
-    how = f"by compiling (Triton {look.triton})" if look.compiled else "by table" if look.launches else "not judged"
     return (
         words(f"{look.engine} {look.version}".strip() + (f" ({run})" if run else "")),
         words(whose),
-        words(how),
+        words(method(look)),
         cell(float(look.launches), digits=0),
         cell(float(look.spills), digits=0) if look.compiled else words(""),
         cell(float(len(look.bad)), digits=0, tone="bad" if look.bad else ""),
@@ -57,26 +56,40 @@ def judged(look: KernelsSeen, run: str) -> tuple[Cell, ...]:
     )
 
 
-def alike(bad: Sequence[KernelSeen]) -> list[list[KernelSeen]]:
+def method(look: KernelsJudged) -> str:
+    """How it was judged."""
+    if look.compiled:
+        return f"by compiling (Triton {look.triton})"
+    return "by table" if look.launches else "not judged"
+
+
+def alike(bad: Sequence[FailingKernel]) -> list[list[FailingKernel]]:
     """Launches of one kernel with the same blocks, which fail together."""
-    groups: dict[KernelSeen, list[KernelSeen]] = {}
-    for one in dict.fromkeys(bad):
-        groups.setdefault(replace(one, case=""), []).append(one)
+    groups: dict[FailingKernel, list[FailingKernel]] = {}
+    for kernel in dict.fromkeys(bad):
+        groups.setdefault(replace(kernel, case=""), []).append(kernel)
     return list(groups.values())
 
 
-def failure(ones: Sequence[KernelSeen]) -> tuple[Cell, ...]:
+def failure(group: Sequence[FailingKernel]) -> tuple[Cell, ...]:
     """A launch that fails, and when."""
-    one, cases = ones[0], [each.case for each in ones if each.case]
-    more = f" and {len(cases) - 2} more" if len(cases) > 3 else ""
+    kernel = group[0]
     return (
-        words(one.name, tone="bad"),
-        cell(one.asked, digits=0),
-        cell(one.limit, digits=0),
-        words(one.blocks),
-        words("; ".join(cases[: 2 if more else 3]) + more),
-        words(one.place),
+        words(kernel.name, tone="bad"),
+        cell(kernel.asked, digits=0),
+        cell(kernel.limit, digits=0),
+        words(kernel.blocks),
+        words(cases_of(group)),
+        words(kernel.place),
     )
+
+
+def cases_of(group: Sequence[FailingKernel]) -> str:
+    """Up to three cases by name; of more, two and how many others."""
+    cases = [kernel.case for kernel in group if kernel.case]
+    if len(cases) <= 3:
+        return "; ".join(cases)
+    return f"{'; '.join(cases[:2])} and {len(cases) - 2} more"
 
 
 def lists(title: str, pairs: Sequence[tuple[str, str]], joint: str) -> list[Block]:

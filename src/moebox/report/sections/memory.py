@@ -8,42 +8,51 @@ from moebox.errors import MoeboxError
 from moebox.report.bars import PLACES, collapse
 from moebox.report.bars import memory as draw
 from moebox.report.block import Block, Cell, Chart, Charts, Key, Section, Table, cell, columns, words
+from moebox.report.format import DASH, change, gib
 from moebox.report.palette import colour
+from moebox.report.record import Device, RunRecord
 from moebox.report.sections.models import model_of
-from moebox.report.story import Device, Story
-from moebox.report.words import DASH, change, gib
 
 WEIGHTS = ("weights", "experts", "attention", "other weights", "vision", "draft")
+HEADS = ("Run", "Source", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
+Bar = tuple[str, str, Device]  # heading, planned or measured, its parts
 
 
-def section(stories: Sequence[Story]) -> Section | None:
-    """Cards in one drawing, host memory in another (their scales differ), and one table of the sums."""
-    rows = [row for story in stories for row in bars(story, alone=len(stories) == 1)]
+def section(records: Sequence[RunRecord]) -> Section | None:
+    """GPUs in one drawing, host memory in another (their scales differ), and one table of the sums."""
+    rows = [row for record in records for row in bars(record, alone=len(records) == 1)]
     if not rows:
         return None
-    gpus = any(story.box and story.box.gpus for story in stories)
-    groups = (("Memory per GPU" if gpus else "As the engine reports it", False), ("Host memory", True))
-    charts = []
-    for title, host in groups:
-        some = [row for row in rows if (row[2].name == "ram") == host]
-        svg = draw(some, label=f"{title} by part")
-        if svg:
-            charts.append(Chart(title=title, svg=svg, legend=legend(some), wide=True))
-    blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(stories))
-    return Section(id="memory", title="Memory", lead=lead(stories), blocks=blocks)
+    title = "Memory per GPU" if any_gpu(records) else "As the engine reports it"
+    host = [row for row in rows if row[2].name == "ram"]
+    gpus = [row for row in rows if row[2].name != "ram"]
+    charts = [chart for chart in (drawn(title, gpus), drawn("Host memory", host)) if chart]
+    blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(records))
+    return Section(id="memory", title="Memory", lead=lead(records), blocks=blocks)
 
 
-def legend(rows: Sequence[tuple[str, str, Device]]) -> tuple[Key, ...]:
+def drawn(title: str, rows: Sequence[Bar]) -> Chart | None:
+    """Some of the bars as one drawing."""
+    svg = draw(rows, label=f"{title} by part")
+    return Chart(title=title, svg=svg, legend=legend(rows), wide=True) if svg else None
+
+
+def any_gpu(records: Sequence[RunRecord]) -> bool:
+    """Whether any run had a GPU."""
+    return any(record.box and record.box.gpus for record in records)
+
+
+def legend(rows: Sequence[Bar]) -> tuple[Key, ...]:
     """Keys for the parts that are drawn."""
     parts = {name for _, _, device in rows for name in device.parts}
     return tuple(Key(name=name, colour=PLACES.get(name, 7), family="m") for name in PLACES if name in parts)
 
 
-def bars(story: Story, *, alone: bool) -> list[tuple[str, str, Device]]:
+def bars(record: RunRecord, *, alone: bool) -> list[Bar]:
     """A run's bars: each group of devices planned, then as the engine reported it."""
-    planned = collapse(story.planned.devices) if story.planned else []
-    real = collapse(story.real)
-    heading = "" if alone else f"{story.label}: "
+    planned = collapse(record.planned.devices) if record.planned else []
+    real = collapse(record.real)
+    heading = "" if alone else f"{record.label}: "
     if len(real) == len(planned) == 1:
         name = heading + planned[0][0]
         return [(name, "planned", planned[0][1]), (name, "measured", real[0][1])]
@@ -51,47 +60,45 @@ def bars(story: Story, *, alone: bool) -> list[tuple[str, str, Device]]:
     return rows + [(heading + name, "measured", device) for name, device in real]
 
 
-def table(stories: Sequence[Story]) -> Table:
+def table(records: Sequence[RunRecord]) -> Table:
     """Weights, KV and room of the fullest device, and the cache in tokens, planned against measured."""
     rows = []
-    for index, story in enumerate(stories):
-        planned = story.planned.devices if story.planned else ()
-        for kind, devices, tokens in (
-            ("planned", planned, story.planned.kv_tokens if story.planned else None),
-            ("measured", story.real, story.kv_tokens),
-        ):
+    for index, record in enumerate(records):
+        for kind, devices, tokens in sides(record):
             if devices or tokens:
-                rows.append(line(story, index, kind, devices, tokens))
-    notes = list(dict.fromkeys(story.real_note for story in stories if story.real_note))
-    heads = ("Run", "Source", "Weights", "KV cache", "Room left", "KV capacity, tokens", "Requests at full context")
-    return Table(
-        caption=fullest_title(stories), columns=columns(*heads, text=(0, 1)), rows=tuple(rows), note=" ".join(notes)
-    )
+                rows.append(line(record, index, kind, devices, tokens))
+    notes = list(dict.fromkeys(record.real_note for record in records if record.real_note))
+    caption = "The fullest GPU" if any_gpu(records) else "Host memory"
+    return Table(caption=caption, columns=columns(*HEADS, text=(0, 1)), rows=tuple(rows), note=" ".join(notes))
 
 
-def fullest_title(stories: Sequence[Story]) -> str:
-    """What the table's rows are of."""
-    return "The fullest GPU" if any(story.box and story.box.gpus for story in stories) else "Host memory"
+def sides(record: RunRecord) -> tuple[tuple[str, Sequence[Device], float | None], ...]:
+    """Planned and measured: the devices, and the cache in tokens."""
+    plan = record.planned
+    planned = ("planned", plan.devices, plan.kv_tokens) if plan else ("planned", (), None)
+    return planned, ("measured", record.real, record.kv_tokens)
 
 
-def line(story: Story, index: int, kind: str, devices: Sequence[Device], tokens: float | None) -> tuple[Cell, ...]:
-    """One row: the fullest GPU counts; host memory stands only where there is no GPU at all."""
-    gpus = [device for device in devices if device.name != "ram"]
-    if not gpus and not (story.box and story.box.gpus):
-        gpus = list(devices)
-    fullest = max(gpus, key=used, default=None)
-    kv = fullest.parts.get("KV cache") if fullest else None
-    free = room(fullest) if fullest else None
-    context = story.recipe.context if story.recipe else 0
+def line(record: RunRecord, index: int, kind: str, devices: Sequence[Device], tokens: float | None) -> tuple[Cell, ...]:
+    """One row, of the fullest device."""
+    fullest = fullest_of(record, devices)
+    context = record.recipe.context if record.recipe else 0
     return (
-        words(story.label, colour=colour(index)),
+        words(record.label, colour=colour(index)),
         words(kind),
         size(weights(fullest) if fullest else None),
-        size(kv),
-        size(free),
+        size(fullest.parts.get("KV cache") if fullest else None),
+        size(room(fullest) if fullest else None),
         cell(tokens, digits=0),
         cell(tokens / context if tokens and context else None, digits=1),
     )
+
+
+def fullest_of(record: RunRecord, devices: Sequence[Device]) -> Device | None:
+    """The fullest GPU; host memory only where there is no GPU at all."""
+    gpus = [device for device in devices if device.name != "ram"]
+    counted = gpus if gpus or any_gpu([record]) else devices
+    return max(counted, key=used, default=None)
 
 
 def weights(device: Device) -> float:
@@ -115,27 +122,30 @@ def size(value: float | None) -> Cell:
 
 
 def bytes_per_token(recipe: Recipe | None) -> float | None:
-    """What one cached token costs on each card, where model and type are known."""
-    known = model_of(recipe.model) if recipe else None
-    if not recipe or not known:
+    """What one cached token costs on each GPU, where model and type are known."""
+    model = model_of(recipe.model) if recipe else None
+    if not recipe or not model:
         return None
     kv = "bf16" if recipe.kv == "auto" else recipe.kv
     try:
-        return known.kv_bytes_per_token(kv) / recipe.parallel.dcp
+        return model.kv_bytes_per_token(kv) / recipe.parallel.dcp
     except (KeyError, MoeboxError, AssertionError):
         return None
 
 
-def lead(stories: Sequence[Story]) -> str:
+def lead(records: Sequence[RunRecord]) -> str:
     """How far plan and engine agree."""
-    said = []
-    for story in stories:
-        expected, seen = story.planned.kv_tokens if story.planned else None, story.kv_tokens
-        if expected and seen:
-            name = "" if len(stories) == 1 else f"{story.label}: "
-            said.append(
-                f"{name}the plan promised {units.count(expected)} tokens of KV cache, the engine has "
-                f"{units.count(seen)} ({change(seen / expected - 1)})."
-            )
-    text = " ".join(said)
-    return f"{text[:1].upper()}{text[1:]}" if len(stories) == 1 else text
+    sentences = [(record, agreement(record)) for record in records]
+    if len(records) == 1:
+        text = sentences[0][1]
+        return f"{text[:1].upper()}{text[1:]}"
+    return " ".join(f"{record.label}: {text}" for record, text in sentences if text)
+
+
+def agreement(record: RunRecord) -> str:
+    """The cache that was planned and the one there is; "" where either is unknown."""
+    expected, seen = record.planned.kv_tokens if record.planned else None, record.kv_tokens
+    if not expected or not seen:
+        return ""
+    off = change(seen / expected - 1)
+    return f"the plan promised {units.count(expected)} tokens of KV cache, the engine has {units.count(seen)} ({off})."

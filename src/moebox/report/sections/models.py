@@ -9,14 +9,15 @@ from moebox.errors import MoeboxError
 from moebox.report.block import Cell, Section, Table, Tone, columns, words
 from moebox.report.naming import engine_title, model_title, quant_title, spread_title
 from moebox.report.palette import colour
-from moebox.report.story import Story
+from moebox.report.record import Outcome, RunRecord
 
 TONES: dict[str, Tone] = {"WORKING": "good", "PARTLY": "warn", "FAILED": "bad", "SIMULATED": "quiet"}
+BY_ATTEMPT: dict[Outcome, str] = {"SUCCESS": "WORKING", "PARTIAL": "PARTLY", "FAILED": "FAILED"}
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """One row per run: model, checkpoint, engine, status."""
-    rows = [row(story, index) for index, story in enumerate(stories) if story.recipe]
+    rows = [row(record, index) for index, record in enumerate(records) if record.recipe]
     if not rows:
         return None
     heads = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Parallelism", "KV", "Context", "Status")
@@ -24,26 +25,35 @@ def section(stories: Sequence[Story]) -> Section | None:
     return Section(id="models", title="Models tested", blocks=(table,))
 
 
-def row(story: Story, index: int) -> tuple[Cell, ...]:
+def row(record: RunRecord, index: int) -> tuple[Cell, ...]:
     """One run in the table."""
-    recipe = story.recipe
+    recipe = record.recipe
     assert recipe is not None
-    known = model_of(recipe.model)
-    size = checkpoint_bytes(recipe.model, recipe.checkpoint)
     draft = f" + {recipe.speculate.method.upper()}" if recipe.speculate else ""
-    state = status(story)
+    state = status(record)
     return (
-        words(story.label, colour=colour(index)),
+        words(record.label, colour=colour(index)),
         words(model_title(recipe.model)),
-        words(quant_title(story) + draft, title=recipe.checkpoint),
-        Cell(text=units.gb(size), value=float(size)) if size else words(""),
-        words(f"{known.moe.experts}, {known.moe.used}+{known.moe.shared} active" if known and known.moe else ""),
-        words(engine_title(story)),
-        words(spread_title(story) or placed(story)),
+        words(quant_title(record) + draft, title=recipe.checkpoint),
+        size(checkpoint_bytes(recipe.model, recipe.checkpoint)),
+        words(experts(model_of(recipe.model))),
+        words(engine_title(record)),
+        words(spread_title(record) or placed(record)),
         words(recipe.kv),
         Cell(text=f"{recipe.context:,}", value=float(recipe.context)),
         words(state, tone=TONES.get(state, "quiet")),
     )
+
+
+def size(count: int) -> Cell:
+    """Bytes of a checkpoint; a dash where nobody knows."""
+    return Cell(text=units.gb(count), value=float(count)) if count else words("")
+
+
+def experts(model: Model | None) -> str:
+    """ "384, 8+1 active"."""
+    moe = model.moe if model else None
+    return f"{moe.experts}, {moe.used}+{moe.shared} active" if moe else ""
 
 
 def model_of(name: str) -> Model | None:
@@ -62,28 +72,26 @@ def checkpoint_bytes(model: str, checkpoint: str) -> int:
         return 0
 
 
-def status(story: Story) -> str:
-    """WORKING, PARTLY or FAILED, from the ladder first, then the attempts, then the figures; a simulation is none."""
-    if story.simulation:
+def status(record: RunRecord) -> str:
+    """WORKING, PARTLY or FAILED: by the checks first, then the attempts, then the figures; a simulation is none."""
+    if record.simulation:
         return "SIMULATED"
-    if story.failure and not story.levels:
+    if record.failure and not record.levels:
         return "FAILED"
-    if any(rung.mark == "fail" for rung in story.rungs):
+    if record.marked("fail"):
         return "PARTLY"
-    if story.attempts:
-        last = story.attempts[-1].outcome
-        return {"SUCCESS": "WORKING", "PARTIAL": "PARTLY", "FAILED": "FAILED"}.get(
-            last, "RUNNING" if story.live else "ENDED"
-        )
-    if any(rung.mark == "pass" for rung in story.rungs) or any(
-        level.output_tok_s or level.tg_tok_s for level in story.levels
-    ):
-        return "WORKING"
-    return "not tried"
+    if record.attempts:
+        return BY_ATTEMPT.get(record.attempts[-1].outcome, "RUNNING" if record.live else "ENDED")
+    return "WORKING" if record.marked("pass") or measured(record) else "not tried"
 
 
-def placed(story: Story) -> str:
-    """Where a model that is not split over cards lies."""
-    if story.box and not story.box.gpus:
+def measured(record: RunRecord) -> bool:
+    """Whether any figure says that it served."""
+    return any(level.output_tok_s or level.tg_tok_s for level in record.levels)
+
+
+def placed(record: RunRecord) -> str:
+    """Where a model that is not split over GPUs lies."""
+    if record.box and not record.box.gpus:
         return "CPU"
-    return "CPU + GPU" if story.recipe and story.recipe.hybrid else "one device"
+    return "CPU + GPU" if record.recipe and record.recipe.hybrid else "one device"

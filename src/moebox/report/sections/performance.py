@@ -2,77 +2,111 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from moebox.report import samples
 from moebox.report.bars import ranked
 from moebox.report.block import Block, Chart, Charts, Key, Section
 from moebox.report.charts import Axis, Series, line, thousands
+from moebox.report.format import milliseconds, short, tick_ms
 from moebox.report.palette import colour
+from moebox.report.record import ForecastRow, Level, RunRecord
 from moebox.report.sections.along import along
-from moebox.report.story import Level, Story
-from moebox.report.words import milliseconds, short, tick_ms
 
 ALONE = "measured"  # what a run is called in a drawing that holds no other
 MOST_TESTS = 8  # bars of one run
 MOST_DISTRIBUTIONS = 4  # outlines in one drawing that the eye still tells apart
+LOG_FROM = 4  # loads whose highest is this many times the lowest stand on a logarithmic axis
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One drawing over load: its title, the axis, where the figure is read, and the forecast's field for it."""
+
+    title: str
+    axis: str
+    read: Callable[[Level], float | None]
+    forecast: str = ""
+    latency: bool = False
+
+
+CURVES = (
+    Curve(
+        title="Output throughput",
+        axis="output tok/s",
+        read=lambda level: level.output_tok_s,
+        forecast="output_tok_s",
+    ),
+    Curve(title="Total throughput", axis="input + output tok/s", read=lambda level: level.total_tok_s),
+    Curve(
+        title="Time to first token",
+        axis="mean TTFT",
+        read=lambda level: level.ttft.middle,
+        forecast="ttft_ms",
+        latency=True,
+    ),
+    Curve(
+        title="Time per output token",
+        axis="mean TPOT",
+        read=lambda level: level.tpot.middle,
+        forecast="tpot_ms",
+        latency=True,
+    ),
+)
+
+
+def section(records: Sequence[RunRecord]) -> Section | None:
     """Every drawing there is data for, workload by workload."""
-    blocks: list[Block] = []
-    for workload in workloads(stories):
-        drawn = by_load(stories, workload)
-        if drawn:
-            blocks.append(Charts(charts=tuple(drawn)))
-    single = rates(stories)
-    if single:
-        blocks.append(Charts(charts=tuple(single)))
-    timed = over_time(stories) + along(stories)
-    if timed:
-        blocks.append(Charts(charts=tuple(timed)))
-    return Section(id="performance", title="Performance", lead=lead(stories), blocks=tuple(blocks)) if blocks else None
+    groups = [by_load(records, workload) for workload in workloads(records)]
+    groups += [rates(records), over_time(records) + along(records)]
+    blocks: tuple[Block, ...] = tuple(Charts(charts=tuple(charts)) for charts in groups if charts)
+    return Section(id="performance", title="Performance", lead=lead(records), blocks=blocks) if blocks else None
 
 
-def lead(stories: Sequence[Story]) -> str:
+def lead(records: Sequence[RunRecord]) -> str:
     """What the drawings are of."""
-    if any(level.flags for story in stories for level in story.levels):
+    levels = [level for record in records for level in record.levels]
+    if any(level.flags for level in levels):
         return "Some figures are not to be trusted, by their own measurement: the remarks in the tables say why."
-    if any(level.client_limited for story in stories for level in story.levels):
+    if any(level.client_limited for level in levels):
         return "Some loads were limited by the measuring client, not by the server: they are marked in the tables."
     return ""
 
 
-def workloads(stories: Sequence[Story]) -> list[str]:
+def workloads(records: Sequence[RunRecord]) -> list[str]:
     """Workloads in the order they were met."""
-    return list(dict.fromkeys(level.workload for story in stories for level in story.levels))
+    return list(dict.fromkeys(level.workload for record in records for level in record.levels))
 
 
-def by_load(stories: Sequence[Story], workload: str) -> list[Chart]:
+def by_load(records: Sequence[RunRecord], workload: str) -> list[Chart]:
     """Throughput, TTFT and TPOT against concurrency (or request rate) for one workload."""
-    levels = [[level for level in story.levels if level.workload == workload] for story in stories]
-    loads = {load(level) for some in levels for level in some if load(level)}
+    levels = [[level for level in record.levels if level.workload == workload] for record in records]
+    every = list(itertools.chain.from_iterable(levels))
+    loads = {load(level) for level in every if load(level)}
     if len(loads) < 2:
         return []
-    x = load_axis(loads, rate=all(level.concurrency is None for some in levels for level in some))
-    suffix = f", {workload}" if workload else ""
-    figures: list[tuple[str, str, Callable[[Level], float | None], Callable[[float], str]]] = [
-        ("Output throughput", "output tok/s", lambda level: level.output_tok_s, short),
-        ("Total throughput", "input + output tok/s", lambda level: level.total_tok_s, short),
-        ("Time to first token", "mean TTFT", lambda level: level.ttft.middle, milliseconds),
-        ("Time per output token", "mean TPOT", lambda level: level.tpot.middle, milliseconds),
+    x = load_axis(loads, rate=all(level.concurrency is None for level in every))
+    charts = (over_load(curve, records, levels, x, workload) for curve in CURVES)
+    return [chart for chart in charts if chart]
+
+
+def over_load(
+    curve: Curve, records: Sequence[RunRecord], levels: Sequence[Sequence[Level]], x: Axis, workload: str
+) -> Chart | None:
+    """One curve of every run, and its forecast."""
+    alone = len(records) == 1
+    series = [
+        run_series(ALONE if alone else record.label, index, own, curve.read)
+        for index, (record, own) in enumerate(zip(records, levels, strict=True))
     ]
-    drawn = []
-    for title, name, figure, form in figures:
-        series = [
-            run_series(story.label if len(stories) > 1 else ALONE, index, some, figure)
-            for index, (story, some) in enumerate(zip(stories, levels, strict=True))
-        ]
-        series += expected(stories, workload, name)
-        y = Axis(title=name, format=form, tick=tick_ms if form is milliseconds else None)
-        svg = line(series, x=x, y=y, label=f"{title} against {x.title}{suffix}")
-        if svg:
-            drawn.append(Chart(title=title + suffix, svg=svg, legend=legend(series), caption=best_of(series, x, y)))
-    return drawn
+    series += expected(records, workload, curve.forecast)
+    latency = Axis(title=curve.axis, format=milliseconds, tick=tick_ms)
+    y = latency if curve.latency else Axis(title=curve.axis, format=short)
+    suffix = f", {workload}" if workload else ""
+    svg = line(series, x=x, y=y, label=f"{curve.title} against {x.title}{suffix}")
+    if not svg:
+        return None
+    return Chart(title=curve.title + suffix, svg=svg, legend=legend(series), caption=best_of(series, x, y))
 
 
 def load(level: Level) -> float:
@@ -83,82 +117,94 @@ def load(level: Level) -> float:
 def load_axis(loads: set[float], *, rate: bool) -> Axis:
     """Concurrency doubles from step to step, so its axis is logarithmic."""
     title = "requests per second offered" if rate else "concurrent requests"
-    return Axis(
-        title=title,
-        log=min(loads) > 0 and max(loads) / min(loads) >= 4,
-        ticks=tuple(sorted(loads)),
-        format=thousands,
-        zero=False,
-    )
+    lowest, highest = min(loads), max(loads)
+    log = lowest > 0 and highest / lowest >= LOG_FROM
+    return Axis(title=title, log=log, ticks=tuple(sorted(loads)), format=thousands, zero=False)
 
 
-def run_series(name: str, index: int, levels: Sequence[Level], figure: Callable[[Level], float | None]) -> Series:
+def run_series(name: str, index: int, levels: Sequence[Level], read: Callable[[Level], float | None]) -> Series:
     """One run's measured line."""
-    points = [(load(level), value) for level in levels if (value := figure(level)) is not None]
+    points = [(load(level), value) for level in levels if (value := read(level)) is not None]
     return Series(name=name, colour=colour(index), points=tuple(sorted(points)))
 
 
-def expected(stories: Sequence[Story], workload: str, name: str) -> list[Series]:
-    """The plan's lines with their bands, where it forecast this workload."""
-    found = []
-    for index, story in enumerate(stories):
-        rows = [row for row in (story.planned.rows if story.planned else ()) if not row.decode_only and row.concurrency]
-        rows = sorted((row for row in rows if row.workload in ("", workload)), key=lambda row: row.concurrency or 0)
-        pick = {"output tok/s": "output_tok_s", "mean TTFT": "ttft_ms", "mean TPOT": "tpot_ms"}.get(name)
-        if not pick or not rows:
-            continue
-        points = [(row.concurrency or 0.0, value) for row in rows if (value := getattr(row, pick)) is not None]
-        band = [
-            (row.concurrency or 0.0, row.low_tok_s, row.high_tok_s)
-            for row in rows
-            if pick == "output_tok_s" and row.low_tok_s is not None and row.high_tok_s is not None
-        ]
-        title = f"{story.label}, forecast" if len(stories) > 1 else "forecast"
-        found.append(Series(name=title, colour=colour(index), points=tuple(points), dashed=True, band=tuple(band)))
-    return found
+def expected(records: Sequence[RunRecord], workload: str, field: str) -> list[Series]:
+    """The plans' lines with their bands, where they forecast this figure of this workload."""
+    if not field:
+        return []
+    series = []
+    for index, record in enumerate(records):
+        rows = served_rows(record, workload)
+        if rows:
+            name = f"{record.label}, forecast" if len(records) > 1 else "forecast"
+            series.append(forecast_series(name, index, rows, field))
+    return series
+
+
+def served_rows(record: RunRecord, workload: str) -> list[ForecastRow]:
+    """The forecasts of serving this workload, by concurrency."""
+    rows = [row for row in record.forecast if row.concurrency and not row.decode_only]
+    return sorted((row for row in rows if row.workload in ("", workload)), key=lambda row: row.concurrency or 0)
+
+
+def forecast_series(name: str, index: int, rows: Sequence[ForecastRow], field: str) -> Series:
+    """One run's forecast; its band is of the rate alone."""
+    points = [(row.concurrency or 0.0, value) for row in rows if (value := getattr(row, field)) is not None]
+    band = banded(rows) if field == "output_tok_s" else ()
+    return Series(name=name, colour=colour(index), points=tuple(points), dashed=True, band=band)
+
+
+def banded(rows: Sequence[ForecastRow]) -> tuple[tuple[float, float, float], ...]:
+    """Concurrency, low and high of every row that has both."""
+    edges = ((row.concurrency or 0.0, row.low_tok_s, row.high_tok_s) for row in rows)
+    return tuple((load, low, high) for load, low, high in edges if low is not None and high is not None)
 
 
 def legend(series: Sequence[Series]) -> tuple[Key, ...]:
     """Keys for the series that are drawn."""
-    return tuple(Key(name=one.name, colour=one.colour, dashed=one.dashed) for one in series if one.points)
+    drawn = [curve for curve in series if curve.points]
+    return tuple(Key(name=curve.name, colour=curve.colour, dashed=curve.dashed) for curve in drawn)
 
 
 def best_of(series: Sequence[Series], x: Axis, y: Axis) -> str:
     """The extreme of each measured line, in words."""
-    high = "tok/s" in y.title
-    found = []
-    for one in series:
-        if one.points and not one.dashed:
-            at, value = (max if high else min)(one.points, key=lambda point: point[1])
-            who = "" if one.name == ALONE else f"{one.name}: "
-            found.append(f"{who}{'highest' if high else 'lowest'} {y.format(value)} at {x.format(at)}")
-    said = "; ".join(found[:4])
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
+    measured = [curve for curve in series if curve.points and not curve.dashed]
+    text = "; ".join(extreme(curve, x, y) for curve in measured[:4])
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def rates(stories: Sequence[Story]) -> list[Chart]:
+def extreme(curve: Series, x: Axis, y: Axis) -> str:
+    """Where a line is at its best: a rate at its highest, a latency at its lowest."""
+    rate = "tok/s" in y.title
+    at, value = (max if rate else min)(curve.points, key=lambda point: point[1])
+    who = "" if curve.name == ALONE else f"{curve.name}: "
+    return f"{who}{'highest' if rate else 'lowest'} {y.format(value)} at {x.format(at)}"
+
+
+def rates(records: Sequence[RunRecord]) -> list[Chart]:
     """TG and PP by run, as llama.cpp people report them."""
     drawn = []
-    for title, name in (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s")):
-        rows = []
-        for index, story in enumerate(stories):
-            found = [(getattr(level, name), level) for level in story.levels if getattr(level, name)]
-            for value, level in found[:MOST_TESTS]:
-                label = ", ".join(
-                    word for word in (story.label * (len(stories) > 1), level.name * (len(found) > 1)) if word
-                )
-                label = label or level.name
-                rows.append((label, colour(index), float(value), ""))
-        if rows:
-            svg = ranked(rows, label=f"{title} in tokens per second", unit="tok/s")
-            if svg:
-                drawn.append(Chart(title=f"{title} (tok/s)", svg=svg))
+    for title, field in (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s")):
+        bars = [bar for index, _ in enumerate(records) for bar in rate_bars(records, index, field)]
+        svg = ranked(bars, label=f"{title} in tokens per second", unit="tok/s")
+        if svg:
+            drawn.append(Chart(title=f"{title} (tok/s)", svg=svg))
     return drawn
 
 
-def over_time(stories: Sequence[Story]) -> list[Chart]:
+def rate_bars(records: Sequence[RunRecord], index: int, field: str) -> Iterator[tuple[str, int, float, str]]:
+    """A bar for each test of one run, named by the run where there are several, by the test where it has several."""
+    levels = [level for level in records[index].levels if getattr(level, field)]
+    run = records[index].label if len(records) > 1 else ""
+    for level in levels[:MOST_TESTS]:
+        test = level.name if len(levels) > 1 else ""
+        name = ", ".join(part for part in (run, test) if part) or level.name
+        yield name, colour(index), float(getattr(level, field)), ""
+
+
+def over_time(records: Sequence[RunRecord]) -> list[Chart]:
     """Gaps between tokens as cumulative shares, and tokens per second along the clock, from the samples."""
-    digests = list(digested(stories))
+    digests = list(digested(records))
     gaps = [
         Series(name=name, colour=place, points=cumulative(digest), markers=False) for name, place, digest in digests
     ]
@@ -170,19 +216,24 @@ def over_time(stories: Sequence[Story]) -> list[Chart]:
     return [chart for chart in (gap_chart(gaps, digests), clock_chart(lines)) if chart]
 
 
-def digested(stories: Sequence[Story]) -> Iterator[tuple[str, int, samples.Digest]]:
+def digested(records: Sequence[RunRecord]) -> Iterator[tuple[str, int, samples.Digest]]:
     """Samples of a few loads of a single run, or of the fastest load of each of several: name, colour, digest."""
-    single = len(stories) == 1
-    picked = [
-        (story, index, level)
-        for index, story in enumerate(stories)
-        for level in spaced([level for level in story.levels if level.samples], MOST_DISTRIBUTIONS if single else 1)
-    ]
-    for number, (story, index, level) in enumerate(picked[:MOST_DISTRIBUTIONS]):
-        found = samples.summarise(level.samples) if level.samples else None
-        if found:
+    single = len(records) == 1
+    each = MOST_DISTRIBUTIONS if single else 1
+    picked = [(index, level) for index, record in enumerate(records) for level in sampled(record, each)]
+    for place, (index, level) in enumerate(picked[:MOST_DISTRIBUTIONS]):
+        digest = samples.summarise(level.samples) if level.samples else None
+        if digest:
             name = f"concurrency {load(level):g}"
-            yield (name if single else f"{story.label}, {name}"), colour(number if single else index), found
+            if single:
+                yield name, colour(place), digest
+            else:
+                yield f"{records[index].label}, {name}", colour(index), digest
+
+
+def sampled(record: RunRecord, count: int) -> list[Level]:
+    """At most `count` levels whose samples were kept."""
+    return spaced([level for level in record.levels if level.samples], count)
 
 
 def cumulative(digest: samples.Digest) -> tuple[tuple[float, float], ...]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from moebox.report.block import Block, Bullets, Cell, Section, Table, Tone, cell, columns, words
+from moebox.report.format import change, gib, milliseconds, number
 from moebox.report.palette import colour
+from moebox.report.record import Device, ForecastRow, Level, RunRecord
 from moebox.report.sections.memory import weights
-from moebox.report.story import Device, Expected, Level, Story
-from moebox.report.words import change, gib, milliseconds, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,44 +37,44 @@ class Pair:
         return self.low <= self.measured <= self.high
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """Memory, then every load with its figures; the reasons and warnings the plan gave."""
-    found = pairs(stories)
-    blocks: list[Block] = [table for table in (sizes(stories, found), loads(stories, found)) if table]
-    for story in stories:
-        if story.planned:
-            blocks += said(story, alone=len(stories) == 1)
+    found = pairs(records)
+    blocks: list[Block] = [table for table in (sizes(records, found), loads(records, found)) if table]
+    for record in records:
+        if record.planned:
+            blocks += said(record, alone=len(records) == 1)
     if not blocks:
         return None
     return Section(id="plan", title="Plan against measurement", lead=lead(found), blocks=tuple(blocks))
 
 
-def pairs(stories: Sequence[Story]) -> list[Pair]:
+def pairs(records: Sequence[RunRecord]) -> list[Pair]:
     """Every figure that was both planned and measured."""
     found: list[Pair] = []
-    for index, story in enumerate(stories):
-        plan = story.planned
+    for index, record in enumerate(records):
+        plan = record.planned
         if not plan:
             continue
-        found += capacity(index, story)
-        for level in story.levels:
+        found += capacity(index, record)
+        for level in record.levels:
             row = match(level, plan.rows)
             if row:
                 found += figures(index, level, row)
     return found
 
 
-def capacity(index: int, story: Story) -> list[Pair]:
+def capacity(index: int, record: RunRecord) -> list[Pair]:
     """Weights on the fullest device, and KV tokens."""
     found: list[Pair] = []
-    plan = story.planned
+    plan = record.planned
     if not plan:
         return found
-    expected, seen = fullest(plan.devices), fullest(story.real)
+    expected, seen = fullest(plan.devices), fullest(record.real)
     if expected and seen:
         found.append(Pair(run=index, what="Weights per GPU", planned=expected, measured=seen, unit="B"))
-    if plan.kv_tokens and story.kv_tokens:
-        found.append(Pair(run=index, what="KV cache", planned=plan.kv_tokens, measured=story.kv_tokens, unit="tokens"))
+    if plan.kv_tokens and record.kv_tokens:
+        found.append(Pair(run=index, what="KV cache", planned=plan.kv_tokens, measured=record.kv_tokens, unit="tokens"))
     return found
 
 
@@ -83,7 +83,7 @@ def fullest(devices: Sequence[Device]) -> float:
     return max((weights(device) for device in devices if device.name != "ram"), default=0.0)
 
 
-def match(level: Level, rows: Sequence[Expected]) -> Expected | None:
+def match(level: Level, rows: Sequence[ForecastRow]) -> ForecastRow | None:
     """The forecast for this load; decode-only rows answer only for single streams."""
     for row in rows:
         same = row.concurrency == (level.concurrency or (1.0 if level.tg_tok_s or level.pp_tok_s else None))
@@ -92,7 +92,7 @@ def match(level: Level, rows: Sequence[Expected]) -> Expected | None:
     return None
 
 
-def figures(index: int, level: Level, row: Expected) -> list[Pair]:
+def figures(index: int, level: Level, row: ForecastRow) -> list[Pair]:
     """What both the level and the row have."""
     at = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
     tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
@@ -120,7 +120,7 @@ def figures(index: int, level: Level, row: Expected) -> list[Pair]:
     ]
 
 
-def band(row: Expected, planned: float, unit: str) -> tuple[float | None, float | None]:
+def band(row: ForecastRow, planned: float, unit: str) -> tuple[float | None, float | None]:
     """The forecast's relative band around a figure: as given for a rate, turned round for a time."""
     rate = row.tg_tok_s or row.output_tok_s
     if not rate or not row.low_tok_s or not row.high_tok_s:
@@ -129,11 +129,11 @@ def band(row: Expected, planned: float, unit: str) -> tuple[float | None, float 
     return (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
 
 
-def sizes(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
+def sizes(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
     """Weights and cache, planned beside measured."""
     rows = [
         (
-            words(stories[pair.run].label, colour=colour(pair.run)),
+            words(records[pair.run].label, colour=colour(pair.run)),
             words(pair.what),
             written(pair.planned, pair.unit),
             written(pair.measured, pair.unit),
@@ -146,7 +146,7 @@ def sizes(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
     return Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=tuple(rows)) if rows else None
 
 
-def loads(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
+def loads(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
     """One row a load: each figure as forecast → measured, and how far off that is."""
     figures = list(dict.fromkeys(pair.what for pair in found if pair.load))
     places = list(dict.fromkeys((pair.run, pair.load) for pair in found if pair.load))
@@ -155,12 +155,12 @@ def loads(stories: Sequence[Story], found: Sequence[Pair]) -> Table | None:
     rows = []
     for run, load in places:
         mine = {pair.what: pair for pair in found if (pair.run, pair.load) == (run, load)}
-        row = [words(stories[run].label, colour=colour(run))] if len(stories) > 1 else []
+        row = [words(records[run].label, colour=colour(run))] if len(records) > 1 else []
         row.append(words(load.replace(" ", "\u00a0")))
         row += [both(mine[what]) if what in mine else words("") for what in figures]
         verdict, tone = judged([pair for pair in mine.values() if pair.inside is not None])
         rows.append((*row, words(verdict, tone=tone)))
-    first = ("Run", "Load") if len(stories) > 1 else ("Load",)
+    first = ("Run", "Load") if len(records) > 1 else ("Load",)
     heads = columns(*first, *figures, "In its band", text=(0, len(first) - 1, len(figures) + len(first)))
     return Table(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
 
@@ -203,11 +203,11 @@ def lead(found: Sequence[Pair]) -> str:
     return words_ + "." if words_ else ""
 
 
-def said(story: Story, *, alone: bool) -> list[Block]:
+def said(record: RunRecord, *, alone: bool) -> list[Block]:
     """The plan's reasons, warnings and runners-up."""
-    plan = story.planned
+    plan = record.planned
     assert plan is not None
-    of = "" if alone else f": {story.label}"
+    of = "" if alone else f": {record.label}"
     blocks: list[Block] = []
     if plan.reasons:
         blocks.append(Bullets(title=f"Why this plan{of}", items=plan.reasons))

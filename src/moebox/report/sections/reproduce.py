@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moebox import codec
@@ -11,30 +11,35 @@ from moebox.core.measure import Load
 from moebox.core.recipe import Recipe
 from moebox.loose import Document, Json
 from moebox.report.block import Block, Part, Section, Table, columns, words
-from moebox.report.story import Asked, Level, Story
+from moebox.report.record import Asked, Level, RunRecord
 from moebox.report.tidy import redact
 
 USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, where rows of others do not say theirs
 NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """Per run: what to type, the recipe in full, the versions found."""
-    blocks: list[Block] = []
-    for story in stories:
-        of = f": {story.label}" if len(stories) > 1 else ""
-        if story.recipe:
-            blocks.append(
-                Part(kind="code", data={"title": f"Commands{of}", "text": commands(story), "open": len(stories) == 1})
-            )
-        for title, text in story.commands:
-            blocks.append(Part(kind="code", data={"title": title + of, "text": redact(text), "open": False}))
-        if story.recipe:
-            text = redact(codec.to_toml(lean(story.recipe)))
-            blocks.append(Part(kind="code", data={"title": f"recipe.toml{of}", "text": text, "open": False}))
-    versions = table(stories)
+    blocks: list[Block] = [block for record in records for block in of_run(record, alone=len(records) == 1)]
+    versions = table(records)
     blocks += [versions] if versions else []
     return Section(id="reproduce", title="How to reproduce", blocks=tuple(blocks)) if blocks else None
+
+
+def of_run(record: RunRecord, *, alone: bool) -> Iterator[Part]:
+    """Commands, launch and recipe of one run."""
+    of = "" if alone else f": {record.label}"
+    if record.recipe:
+        yield code(f"Commands{of}", commands(record), shown=alone)
+    for title, text in record.commands:
+        yield code(title + of, redact(text))
+    if record.recipe:
+        yield code(f"recipe.toml{of}", redact(codec.to_toml(lean(record.recipe))))
+
+
+def code(title: str, text: str, *, shown: bool = False) -> Part:
+    """Text to copy, folded unless it is to be seen at once."""
+    return Part(kind="code", data={"title": title, "text": text, "open": shown})
 
 
 def lean(recipe: Recipe) -> Document:
@@ -53,10 +58,10 @@ def without(values: Json, usual: Json, keep: tuple[str, ...] = ()) -> Document:
     return left
 
 
-def commands(story: Story) -> str:
+def commands(record: RunRecord) -> str:
     """What to type to get the same again."""
     lines = ["# save the recipe below as recipe.toml", "moebox up recipe.toml", "moebox verify recipe.toml"]
-    benches = benched(story.levels)
+    benches = benched(record.levels)
     lines += benches or ["moebox bench recipe.toml"]
     return "\n".join([*lines, "moebox report latest"])
 
@@ -125,12 +130,12 @@ def told_workload(level: Level) -> tuple[str, ...]:
     return (*flags, *(["--requests", f"{level.requests:.0f}"] if level.requests else []))
 
 
-def table(stories: Sequence[Story]) -> Table | None:
+def table(records: Sequence[RunRecord]) -> Table | None:
     """Versions, runs across."""
-    names = list(dict.fromkeys(name for story in stories for name, _ in story.versions))
+    names = list(dict.fromkeys(name for record in records for name, _ in record.versions))
     if not names:
         return None
-    tables = [dict(story.versions) for story in stories]
-    rows = tuple((words(name), *(words(one.get(name, "")) for one in tables)) for name in names)
-    heads = ("Software", *(story.label if len(stories) > 1 else "Version" for story in stories))
+    tables = [dict(record.versions) for record in records]
+    rows = tuple((words(name), *(words(table.get(name, "")) for table in tables)) for name in names)
+    heads = ("Software", *(record.label if len(records) > 1 else "Version" for record in records))
     return Table(caption="Versions", columns=columns(*heads, text=range(len(heads))), rows=rows, sortable=False)

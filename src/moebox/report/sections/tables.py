@@ -1,15 +1,16 @@
 """Every figure that was measured, as tables that sort and copy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from moebox.report.block import Block, Cell, Column, Section, Table, Tone, cell, words
+from moebox.report.block import Cell, Column, Section, Table, Tone, cell, words
+from moebox.report.format import milliseconds
 from moebox.report.palette import colour
+from moebox.report.record import Level, RunRecord
 from moebox.report.sections.performance import workloads
-from moebox.report.story import Level, Story
-from moebox.report.words import milliseconds
 
 Read = Callable[[Level], float | None]
+Filled = tuple[Column, list[Cell]]  # a heading, and its field in every row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,46 +52,61 @@ FIGURES = (
 )
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+Row = tuple[int, Level]  # the run's place, and one of its measurements
+
+
+def section(records: Sequence[RunRecord]) -> Section | None:
     """One table per run and workload; runs with a row or two each share one."""
-    blocks: list[Block] = []
-    for workload in workloads(stories):
-        groups = [
-            (index, level)
-            for index, story in enumerate(stories)
-            for level in story.levels
-            if level.workload == workload
-        ]
-        runs = list(dict.fromkeys(index for index, _ in groups))
-        if len(runs) > 1 and len(groups) <= 2 * len(runs):
-            blocks.append(table(stories, groups, workload, named=True))
-        else:
-            blocks += [
-                table(stories, [entry for entry in groups if entry[0] == run], workload, named=False) for run in runs
-            ]
+    blocks = tuple(table for workload in workloads(records) for table in of_workload(records, workload))
     if not blocks:
         return None
     lead = "The best figure of each column is set in bold."
-    return Section(id="figures", title="Detailed figures", lead=lead, blocks=tuple(blocks))
+    return Section(id="figures", title="Detailed figures", lead=lead, blocks=blocks)
 
 
-def table(stories: Sequence[Story], groups: Sequence[tuple[int, Level]], workload: str, *, named: bool) -> Table:
+def of_workload(records: Sequence[RunRecord], workload: str) -> list[Table]:
+    """All that was measured under one workload."""
+    every = [(index, level) for index, record in enumerate(records) for level in record.levels]
+    rows = [row for row in every if row[1].workload == workload]
+    runs = list(dict.fromkeys(index for index, _ in rows))
+    if len(runs) > 1 and len(rows) <= 2 * len(runs):
+        return [table(records, rows, workload, named=True)]
+    return [table(records, [row for row in rows if row[0] == run], workload, named=False) for run in runs]
+
+
+def table(records: Sequence[RunRecord], rows: Sequence[Row], workload: str, *, named: bool) -> Table:
     """The figures under one workload; columns nobody filled are left out, runs named where there are several."""
-    levels = [level for _, level in groups]
-    filled: list[tuple[Column, list[Cell]]] = []
-    if named:
-        filled.append((_text("Run"), [words(stories[index].label, colour=colour(index)) for index, _ in groups]))
-    if _named_apart(levels):
-        filled.append((_text("Measurement"), [words(level.name) for level in levels]))
-    shown = [figure for figure in FIGURES if any(figure.read(level) is not None for level in levels)]
-    filled += [(Column(title=figure.title), [entry(figure, level, levels) for level in levels]) for figure in shown]
-    if any(remark(level) for level in levels):
-        filled.append((_text("Remark"), [remarked(level) for level in levels]))
-    whose = "" if named or len(stories) == 1 else stories[groups[0][0]].label
+    levels = [level for _, level in rows]
+    filled = [*names(records, rows, named=named), *measured(levels), *remarks(levels)]
+    whose = "" if named or len(records) == 1 else records[rows[0][0]].label
     title = " · ".join(part for part in (whose, workload) if part)
-    rows = tuple(zip(*(cells for _, cells in filled), strict=True))
-    heads = tuple(head for head, _ in filled)
-    return Table(caption=title or "Measurements", columns=heads, rows=rows, note=sources(levels))
+    return Table(
+        caption=title or "Measurements",
+        columns=tuple(head for head, _ in filled),
+        rows=tuple(zip(*(cells for _, cells in filled), strict=True)),
+        note=sources(levels),
+    )
+
+
+def names(records: Sequence[RunRecord], rows: Sequence[Row], *, named: bool) -> Iterator[Filled]:
+    """The columns that say which row is which."""
+    if named:
+        yield _text("Run"), [words(records[index].label, colour=colour(index)) for index, _ in rows]
+    if _named_apart([level for _, level in rows]):
+        yield _text("Measurement"), [words(level.name) for _, level in rows]
+
+
+def measured(levels: Sequence[Level]) -> Iterator[Filled]:
+    """The columns of figures that any row has."""
+    for figure in FIGURES:
+        if any(figure.read(level) is not None for level in levels):
+            yield Column(title=figure.title), [entry(figure, level, levels) for level in levels]
+
+
+def remarks(levels: Sequence[Level]) -> Iterator[Filled]:
+    """What must be known to read the rows right, where there is anything."""
+    if any(remark(level) for level in levels):
+        yield _text("Remark"), [remarked(level) for level in levels]
 
 
 def _text(title: str) -> Column:
@@ -111,23 +127,31 @@ def remarked(level: Level) -> Cell:
 def entry(figure: Figure, level: Level, levels: Sequence[Level]) -> Cell:
     """One figure, bold where it is the best of its column."""
     value = figure.read(level)
-    others = [other for one in levels if (other := figure.read(one)) is not None]
-    best = figure.better and len(others) > 1 and value == (max(others) if figure.better > 0 else min(others))
-    tone: Tone = "best" if best else ""
+    tone: Tone = "best" if value is not None and value == best(figure, levels) else ""
     if figure.latency:
         return Cell(text=milliseconds(value), value=value, tone=tone)
     return cell(value, tone=tone)
 
 
+def best(figure: Figure, levels: Sequence[Level]) -> float | None:
+    """The best value of a column; None where there is nothing to choose from, or no end is better."""
+    values = [value for level in levels if (value := figure.read(level)) is not None]
+    if not figure.better or len(values) < 2:
+        return None
+    return max(values) if figure.better > 0 else min(values)
+
+
 def remark(level: Level) -> str:
     """What must be known to read the row right."""
-    said = ["limited by the client"] if level.client_limited else []
-    said += level.flags
-    said += ["interrupted, partial"] if level.partial else []
-    said += ["simulated"] if level.simulation else []
-    said += ["no request completed"] if level.completed == 0 else []
-    said += [level.note] if level.note else []
-    return "; ".join(said)
+    known = {
+        "limited by the client": level.client_limited,
+        **dict.fromkeys(level.flags, True),
+        "interrupted, partial": level.partial,
+        "simulated": level.simulation,
+        "no request completed": level.completed == 0,
+        level.note: bool(level.note),
+    }
+    return "; ".join(text for text, holds in known.items() if holds)
 
 
 def sources(levels: Sequence[Level]) -> str:

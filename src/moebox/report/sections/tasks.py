@@ -5,27 +5,27 @@ from collections.abc import Sequence
 from moebox.core.verdict import Score
 from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell, columns, words
 from moebox.report.charts import Axis, Series, line
+from moebox.report.format import short
+from moebox.report.record import RunRecord
 from moebox.report.sections.performance import legend
-from moebox.report.story import Story
-from moebox.report.words import short
 from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun
 from moebox.tasks.score import families, interval
 
 MOST_WRONG = 40  # jobs listed of those that were not solved
 
 
-def section(stories: Sequence[Story]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section | None:
     """Scores, failures and the longest job of each run that has any."""
-    worked = [(story, story.tasks) for story in stories if story.tasks is not None and story.tasks.finished]
+    worked = [(record, record.tasks) for record in records if record.tasks is not None and record.tasks.finished]
     if not worked:
         return None
     blocks: list[Block] = []
-    for story, task_run in worked:
-        name = story.label if len(stories) > 1 else ""
+    for record, task_run in worked:
+        name = record.label if len(records) > 1 else ""
         blocks.append(scores(task_run, name))
         blocks += failures(task_run, name)
         blocks += timeline(task_run, name)
-    lead = " ".join(sentence(task_run, story.label if len(stories) > 1 else "") for story, task_run in worked)
+    lead = " ".join(sentence(task_run, record.label if len(records) > 1 else "") for record, task_run in worked)
     return Section(id="tasks", title="Agents at work", lead=lead, blocks=tuple(blocks))
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.tasks import Task, haystack
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker

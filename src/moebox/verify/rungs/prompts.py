@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moebox.core.verdict import Score
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.tasks import Task, haystack
 from moebox.phantom.toolbox import TOOLS
 from moebox.verify.answer import Answer

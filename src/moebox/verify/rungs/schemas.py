@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 
 Schema = dict[str, object]
 

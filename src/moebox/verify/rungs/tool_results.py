@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from moebox.core.verdict import Score
-from moebox.phantom import words
+from moebox.phantom import vocabulary as words
 from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped

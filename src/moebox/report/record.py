@@ -85,7 +85,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ForecastRow:
     """One row of a forecast: output tok/s (or one stream's TG) with its band, latencies where given."""
 
     concurrency: float | None = None
@@ -107,7 +107,7 @@ class Planned:
 
     devices: tuple[Device, ...] = ()
     kv_tokens: float | None = None
-    rows: tuple[Expected, ...] = ()
+    rows: tuple[ForecastRow, ...] = ()
     reasons: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str, str], ...] = ()  # severity, text, remedy
     alternatives: tuple[tuple[str, str], ...] = ()  # title, what it loses
@@ -132,7 +132,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One question a rung asked."""
+    """One question a check asked."""
 
     name: str
     mark: Mark
@@ -142,8 +142,8 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RungSeen:
-    """One rung's verdict with its evidence."""
+class CheckResult:
+    """One check's verdict with its evidence."""
 
     name: str
     mark: Mark
@@ -198,7 +198,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSeen:
+class FailingKernel:
     """A kernel that does not launch."""
 
     name: str
@@ -210,7 +210,7 @@ class KernelSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelsSeen:
+class KernelsJudged:
     """One look at the kernels of an engine release: compiled for the card, or looked up."""
 
     engine: str = ""
@@ -223,13 +223,13 @@ class KernelsSeen:
     triton: str = ""
     launches: int = 0
     spills: int = 0
-    bad: tuple[KernelSeen, ...] = ()
+    bad: tuple[FailingKernel, ...] = ()
     not_covered: tuple[tuple[str, str], ...] = ()  # what, why
     judged: tuple[tuple[str, str], ...] = ()  # what is known by version, remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class RunRecord:
     """One run, as far as its folder tells."""
 
     id: str
@@ -253,12 +253,12 @@ class Story:
     kv_tokens: float | None = None
     facts: tuple[tuple[str, str], ...] = ()
     levels: tuple[Level, ...] = ()
-    rungs: tuple[RungSeen, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
     problems: tuple[Problem, ...] = ()
     failure: Failure | None = None
-    kernels: tuple[KernelsSeen, ...] = ()
+    kernels: tuple[KernelsJudged, ...] = ()
     tasks: TaskRun | None = None
     phases: tuple[tuple[str, float, float], ...] = ()  # name, start, end
     commands: tuple[tuple[str, str], ...] = ()  # title, text
@@ -270,6 +270,20 @@ class Story:
     def model(self) -> str:
         """The model's name as people write it."""
         return self.recipe.served_name if self.recipe else ""
+
+    @property
+    def forecast(self) -> tuple[ForecastRow, ...]:
+        """The rows that the plan forecast; none without a plan."""
+        return self.planned.rows if self.planned else ()
+
+    @property
+    def tried(self) -> tuple[CheckResult, ...]:
+        """The checks that were not skipped."""
+        return tuple(check for check in self.checks if check.mark != "skip")
+
+    def marked(self, mark: Mark) -> list[str]:
+        """The names of the checks with that verdict."""
+        return [check.name for check in self.checks if check.mark == mark]
 
     def peak(self, figure: str = "output_tok_s") -> Level | None:
         """The level where `figure` is highest."""
