@@ -14,7 +14,7 @@ from moebox.report.markdown import markdown
 from moebox.report.page import html
 from moebox.report.reading import read
 from moebox.report.reading.measured import level_of
-from moebox.report.reading.verified import rung_of
+from moebox.report.reading.verified import check_of
 from moebox.store import Run
 from tests.report.making import a_run, level
 
@@ -35,7 +35,7 @@ def test_a_whole_run_is_read(tmp_path: Path) -> None:
     assert [one.outcome for one in record.attempts] == ["SUCCESS"]
     assert record.kv_tokens == 600_000
     assert record.real[0].total == record.box.gpus[0].memory
-    assert record.rungs[0].score == "10 of 10 (95%: 72–100%)"
+    assert record.checks[0].score == "10 of 10 (95%: 72–100%)"
 
 
 def test_an_empty_folder_is_reported_with_what_is_not_there(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_any_measurement_can_be_read(row: dict[str, object]) -> None:
 )
 def test_any_verdict_can_be_read(row: dict[str, object]) -> None:
     """Whatever the fields hold, a rung comes of it."""
-    assert rung_of(row, "x").mark in ("pass", "fail", "skip", "warn")
+    assert check_of(row, "x").mark in ("pass", "fail", "skip", "warn")
 
 
 @pytest.mark.parametrize("name", ["samples", "../../../etc/passwd", "/etc/passwd"])

@@ -76,7 +76,7 @@ def test_the_january_report_is_read_better_than_its_authors_did(tmp_path: Path) 
     )
     assert "3.56 s instead of 12.4 s" in found["Limit concurrency to 1,024"]
     assert "5.9×" in found["For throughput take K2-Thinking NVFP4"]
-    assert [attempt.outcome for story_ in records for attempt in story_.attempts].count("FAILED") == 2
+    assert [attempt.outcome for record in records for attempt in record.attempts].count("FAILED") == 2
 
 
 def test_placements_are_compared_by_prompt_length(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_every_example_carries_its_sources(tmp_path: Path) -> None:
 
     for path in sorted(EXAMPLES.glob("*.toml")):
         records = imported(path.stem, tmp_path / path.stem)
-        assert all(story_.sources for story_ in records)
-        assert all(one.source for story_ in records for one in story_.levels)
+        assert all(record.sources for record in records)
+        assert all(one.source for record in records for one in record.levels)
         text = html(page_of(records))
         assert records[0].sources[0][0] in text
