@@ -5,6 +5,7 @@
     python benchmarks/ladder_soundness.py family --rates 1,10                   # every broken server, once at each rate
     python benchmarks/ladder_soundness.py odd                                   # every odd server that is right, once
     python benchmarks/ladder_soundness.py healthy --climbs 200                  # false alarms; odd servers too
+    python benchmarks/ladder_soundness.py draws --climbs 20                     # constant faults that some draw misses
 
 Fresh questions every time, against the oracle of tests/verify: real HTTP, no model. Each kind of fault is looked for by
 the rungs that can show it (`--all-rungs` climbs everything), so the requests printed are those of these rungs.
@@ -24,8 +25,10 @@ from tests.verify.oracle.app import MODEL, serving
 from tests.verify.oracle.faults import FAULTS
 from tests.verify.oracle.odd import ODD
 from tests.verify.oracle.odd_third import ODD_THIRD
+from tests.verify.oracle.rates import ALL
 from tests.verify.oracle.second import SECOND
 from tests.verify.oracle.third import THIRD
+from tests.verify.test_ladder import ONCE_MISSED
 
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder
@@ -79,7 +82,7 @@ class Climbed:
 def main() -> int:
     """Climb, count, and say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("power", "family", "odd", "healthy"))
+    parser.add_argument("what", choices=("power", "family", "odd", "healthy", "draws"))
     parser.add_argument("--rates", default="1", help="one request in N is broken")
     parser.add_argument("--climbs", type=int, default=10)
     parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
@@ -91,7 +94,7 @@ def main() -> int:
     given = parser.parse_args()
     began = time.monotonic()
     with serving() as url:
-        ways = {"power": power, "family": family, "odd": odd, "healthy": healthy}
+        ways = {"power": power, "family": family, "odd": odd, "healthy": healthy, "draws": draws}
         good = ways[given.what](url, given)
     print(f"{time.monotonic() - began:.0f} s")
     return 0 if good else 1
@@ -158,6 +161,34 @@ def family(url: str, given: argparse.Namespace) -> bool:
             )
     print(f"red or yellow: {share_text(wilson(len(broken) - len(missed), len(broken)))}; missed: {missed or 'none'}")
     return not missed
+
+
+def draws(url: str, given: argparse.Namespace) -> bool:
+    """Every constant fault of the tests with the checks meant for it, under many seeds: none may hang on a draw."""
+    wanted = [name for name in given.kinds.split(",") if name]
+    meant = {name: (("alive", fault.rung), 4, ("fail",) if fault.red else ("warn",)) for name, fault in ALL.items()}
+    meant = {name: row for name, row in meant.items() if row[0][1]}
+    meant |= {name: (rungs, TRIALS["default"], ("warn", "fail")) for name, rungs in ONCE_MISSED.items()}
+    ends = time.monotonic() + 60 * given.minutes
+    missed, tried = [], 0
+    for name, (rungs, trials, good) in meant.items():
+        if wanted and name not in wanted:
+            continue
+        if time.monotonic() > ends:
+            print(f"out of time before {name}")
+            break
+        seeds = [seed for seed in range(given.climbs) if last(climb(url, name, trials, rungs, seed)) not in good]
+        tried += 1
+        if seeds:
+            missed.append(name)
+            print(f"{name}: missed by the seeds {seeds}", flush=True)
+    print(f"{tried} faults, {given.climbs} seeds each; missed by some: {', '.join(missed) or 'none'}")
+    return not missed
+
+
+def last(ladder: Ladder) -> str:
+    """The verdict of the last check."""
+    return ladder.rungs[-1].verdict
 
 
 def told(ladder: Ladder) -> str:

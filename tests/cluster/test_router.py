@@ -57,7 +57,7 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
     try:
         record = running.record
         verdict = fleet_verify.verify(
-            record, Options(), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
+            record, Options(seed=1), only=["alive"], kill="busiest", streams=64, run=Run.create("verify")
         )
         assert verdict.ladder.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
@@ -76,7 +76,7 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
 def test_litellm_keeps_conversations_together_where_the_client_names_them(tmp_path: Path) -> None:
     running = fleet_up.up(fleet(tmp_path, "litellm", port=0), twins=True, patience_s=120)
     try:
-        verdict = fleet_verify.verify(running.record, Options(), only=["alive"], run=Run.create("verify"))
+        verdict = fleet_verify.verify(running.record, Options(seed=1), only=["alive"], run=Run.create("verify"))
         assert verdict.ladder.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
         assert "x-litellm-session-id" in verdict.affinity.reason
@@ -93,7 +93,7 @@ def test_litellm_carries_the_ladder_to_real_engines_and_the_anthropic_api(tmp_pa
     running = fleet_up.up(path, patience_s=300)
     try:
         record = running.record
-        verdict = fleet_verify.verify(record, Options(), only=["streaming", "tools"], run=Run.create("verify"))
+        verdict = fleet_verify.verify(record, Options(seed=1), only=["streaming", "tools"], run=Run.create("verify"))
         assert verdict.ladder.holds, verdict.ladder
         endpoint = record.endpoint()
         body = {"model": endpoint.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Say apple."}]}

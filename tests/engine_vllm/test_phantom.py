@@ -40,7 +40,7 @@ def endpoint(rehearsal: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_every_rung_is_green(endpoint: Endpoint) -> None:
     """Kimi's template, parsers, latent attention and experts, as vLLM has them, against all twelve rungs."""
-    ladder = verify(endpoint, Options(thinking="yes"))
+    ladder = verify(endpoint, Options(thinking="yes", seed=1))
 
     told = {rung.name: rung.reason for rung in ladder.rungs if rung.verdict != "pass"}
     assert (ladder.engine, told) == ("vllm", {})

@@ -138,7 +138,7 @@ def test_a_certificate_that_nobody_signed(tmp_path: Path):
                 continue
 
     threading.Thread(target=serve, daemon=True).start()
-    ladder = verify(endpoint_of(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), Options(deadline_s=10))
+    ladder = verify(endpoint_of(f"https://127.0.0.1:{listener.getsockname()[1]}", "m"), Options(deadline_s=10, seed=1))
     listener.close()
 
     assert ladder.rungs[0].reason.startswith("models: TLS")

@@ -18,7 +18,7 @@ QUICK = ("alive", "streaming", "tools")
 @pytest.mark.parametrize("name", [*sorted(HOSTILE), "never-ends", "never-answers"])
 def test_a_hostile_server_ends_in_a_verdict(oracle: str, name: str):
     """Streams without end, anything at all, lies about limits: not green, within the ladder's time."""
-    options = Options(thinking="yes", trials=2, deadline_s=1, time_s=5)
+    options = Options(thinking="yes", trials=2, deadline_s=1, time_s=5, seed=1)
     ladder = verify(
         endpoint_of(f"{oracle}/{name}", MODEL), options, only=["alive", "json", "tools", "streaming", "limits"]
     )
@@ -30,7 +30,9 @@ def test_a_hostile_server_ends_in_a_verdict(oracle: str, name: str):
 
 def test_a_ladder_that_runs_out_of_time_says_so(oracle: str):
     """What was not asked is skipped, and the verdict is not green."""
-    ladder = verify(endpoint_of(f"{oracle}/correct", MODEL), Options(time_s=0.2), only=["alive", "plain", "tools"])
+    ladder = verify(
+        endpoint_of(f"{oracle}/correct", MODEL), Options(time_s=0.2, seed=1), only=["alive", "plain", "tools"]
+    )
 
     assert "out of time" in ladder.stopped
     assert ladder.rungs[-1].verdict in ("warn", "skip")
@@ -48,7 +50,7 @@ def test_what_a_server_writes_is_escaped(oracle: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("name", [*sorted(ODD), *sorted(ODD_THIRD)])
 def test_what_is_odd_and_legal_is_never_red(oracle: str, name: str):
     """Line ends, comments, unknown fields, media types in any case; the whole ladder is the benchmark's."""
-    ladder = verify(endpoint_of(f"{oracle}/{name}", MODEL), Options(thinking="yes", trials=2), only=QUICK)
+    ladder = verify(endpoint_of(f"{oracle}/{name}", MODEL), Options(thinking="yes", trials=2, seed=1), only=QUICK)
 
     assert [(rung.name, rung.reason) for rung in ladder.rungs if rung.verdict == "fail"] == []
 
@@ -56,7 +58,7 @@ def test_what_is_odd_and_legal_is_never_red(oracle: str, name: str):
 def test_a_fault_of_one_in_three_is_seen(oracle: str):
     """One lost piece of a streamed call in three turns the tools rung yellow or red, with its rate."""
     endpoint = endpoint_of(f"{oracle}/piece-lost@3!s", MODEL)
-    ladder = verify(endpoint, Options(thinking="yes", trials=12), only=["tools"])
+    ladder = verify(endpoint, Options(thinking="yes", trials=12, seed=1), only=["tools"])
     slips = {slip.kind: slip for slip in ladder.rungs[0].slips}
 
     assert ladder.verdict in ("warn", "fail")

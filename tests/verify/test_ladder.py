@@ -15,7 +15,7 @@ from moebox.verify.rungs import NAMES
 from .oracle.app import KEY, MODEL
 from .oracle.rates import ALL
 
-STRICT = Options(thinking="yes", deadline_s=20, trials=4)
+STRICT = Options(thinking="yes", deadline_s=60, trials=4, seed=1)
 BROKEN = {name: fault.rung for name, fault in ALL.items() if fault.rung}
 
 
@@ -85,7 +85,7 @@ ONCE_MISSED = {
 @pytest.mark.parametrize("fault", sorted(ONCE_MISSED))
 def test_what_bug_reports_describe_is_not_green(oracle: str, fault: str):
     """Red or yellow, in the last of the checks named, with a reason."""
-    options = Options(thinking="yes", deadline_s=20, trials=12, seed=5)
+    options = Options(thinking="yes", deadline_s=60, trials=12, seed=5)
     ladder = verify(endpoint_of(f"{oracle}/{fault}", MODEL), options, only=ONCE_MISSED[fault])
 
     assert ladder.rungs[-1].verdict in ("fail", "warn")
@@ -96,7 +96,7 @@ def test_the_length_that_is_announced_is_tried_where_it_is_cheap_and_told_where_
     """Above 16k one prompt of that length is sent; with a shorter --context the verdict says what was not tried."""
     tried = climb(oracle, "takes-20k", "long-context")
     probes = {probe.name: probe.reason for probe in tried.rungs[0].probes}
-    shorter = Options(thinking="yes", context=2000, trials=4)
+    shorter = Options(thinking="yes", context=2000, trials=4, seed=1)
     told = verify(endpoint_of(f"{oracle}/takes-20k", MODEL), shorter, only=["long-context"])
 
     assert "of 20,000 tokens announced" in probes["announced"]
@@ -189,15 +189,15 @@ def test_a_model_that_does_not_think_is_skipped_unless_it_must(oracle: str):
     """Without a reasoning field nobody can say whether the parser or the model is missing."""
     endpoint = endpoint_of(f"{oracle}/never-thinks", MODEL)
 
-    assert verify(endpoint, Options(), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
-    assert verify(endpoint, Options(thinking="yes"), only=["thinking"]).rungs[0].verdict == "fail"
+    assert verify(endpoint, Options(seed=1), only=["thinking"]).rungs[0].verdict == "pass"  # `off` holds
+    assert verify(endpoint, Options(thinking="yes", seed=1), only=["thinking"]).rungs[0].verdict == "fail"
 
 
 def test_the_length_asked_for_is_the_length_tried(oracle: str):
     """Counted by the server's own tokenizer; more than it takes is a fault."""
     endpoint = endpoint_of(f"{oracle}/correct", MODEL)
-    needles = verify(endpoint, Options(context=3000), only=["long-context"]).rungs[0].probes[0]
-    beyond = verify(endpoint, Options(context=9000), only=["long-context"]).rungs[0]
+    needles = verify(endpoint, Options(context=3000, seed=1), only=["long-context"]).rungs[0].probes[0]
+    beyond = verify(endpoint, Options(context=9000, seed=1), only=["long-context"]).rungs[0]
 
     assert needles.verdict == "pass"
     assert "of the asked 3,000, counted by /tokenize" in needles.reason
@@ -208,7 +208,7 @@ def test_the_length_asked_for_is_the_length_tried(oracle: str):
 def test_the_tool_score_has_its_trials_and_interval(oracle: str):
     """Schema validity over N, as vendors report it."""
     endpoint = endpoint_of(f"{oracle}/correct", MODEL)
-    score = verify(endpoint, Options(trials=20), only=["tools"]).rungs[0].score
+    score = verify(endpoint, Options(trials=20, seed=1), only=["tools"]).rungs[0].score
 
     assert score
     assert (score.passed, score.trials) == (20, 20)

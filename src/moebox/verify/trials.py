@@ -11,7 +11,7 @@ from typing import Any
 
 from moebox.core.verdict import Score, Whose
 from moebox.phantom.tasks import FAMILIES, Task
-from moebox.phantom.toolbox import TOOLS
+from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped, Unusable
 from moebox.verify.kinds import MODEL_TRIALS, STREAMED, in_words, mark_of, slip
@@ -54,10 +54,16 @@ def draw(ask: Asker, family: str, *, thinking: bool = False, **size: Any) -> Tas
 
 
 def _offer(ask: Asker) -> tuple[Mapping[str, Any], ...]:
-    """Some tools, one of them for a city: of these several may be asked about at once."""
-    first = ask.rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
-    others = ask.rng.sample([tool for tool in TOOLS if tool is not first], ON_OFFER - 1)
-    return tuple(tool.schema() for tool in ask.rng.sample([first, *others], ON_OFFER))
+    """Some tools: one for a city, of which several may be asked about at once, and one that takes a number."""
+    city = ask.rng.choice([tool for tool in TOOLS if set(tool.params) == {"city"}])
+    number = ask.rng.choice([tool for tool in TOOLS if _takes_number(tool)])
+    others = [tool for tool in TOOLS if tool not in (city, number)]
+    offered = [city, number, *ask.rng.sample(others, ON_OFFER - 2)]
+    return tuple(tool.schema() for tool in ask.rng.sample(offered, ON_OFFER))
+
+
+def _takes_number(tool: Tool) -> bool:
+    return any(kind == "integer" for kind, _ in tool.params.values())
 
 
 def judge(task: Task, answer: Answer) -> str:

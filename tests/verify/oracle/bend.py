@@ -126,69 +126,6 @@ def merged_calls(sent: list[Body]) -> list[Body]:
     return kept
 
 
-class Neighbours:
-    """Requests that are in flight together, for faults that mix them up."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Made] = []
-        self.streams: list[list[bytes]] = []
-
-    async def swapped(self, made: Made) -> Made:
-        """Wait a moment for company; then answer with the neighbour's words."""
-        self.waiting.append(made)
-        await asyncio.sleep(0.03)
-        others = [other for other in self.waiting if other is not made]
-        asyncio.get_running_loop().call_later(0.05, self.waiting.remove, made)
-        return dataclasses.replace(made, content=others[-1].content) if others else made
-
-    async def lost(self, made: Made) -> Made:
-        """Among many, every fourth is dropped."""
-        self.waiting.append(made)
-        await asyncio.sleep(0.02)
-        try:
-            if len(self.waiting) > 3 and self.waiting.index(made) % 4 == 3:
-                raise chat.Refused(500, "lost")
-        finally:
-            asyncio.get_running_loop().call_later(0.05, self.waiting.remove, made)
-        return made
-
-    async def words_mixed(self, made: Made) -> Stream:
-        """Streams of proper form in which now and then a word of the neighbour stands instead of the own one."""
-        mine = [json.dumps(chunk) for chunk in chat.chunks(made)]
-        self.streams.append([word.encode() for word in made.content])
-        own = self.streams[-1]
-        await asyncio.sleep(0.03)
-        others = [other for other in self.streams if other is not own and other]
-        for index, line in enumerate(mine):
-            chunk = json.loads(line)
-            if others and content(chunk) and index % 9 == 4:
-                chunk["choices"][0]["delta"]["content"] = others[0][min(index, len(others[0]) - 1)].decode()
-            yield f"data: {json.dumps(chunk)}\n\n".encode()
-            await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.05, self.streams.remove, own)
-        yield b"data: [DONE]\n\n"
-
-    async def mixed(self, made: Made) -> Stream:
-        """A stream that now and then gives a chunk to its neighbour."""
-        mine: list[bytes] = []
-        self.streams.append(mine)
-        await asyncio.sleep(0.03)
-        try:
-            for index, chunk in enumerate(chat.chunks(made)):
-                line = f"data: {json.dumps(chunk)}\n\n".encode()
-                others = [other for other in self.streams if other is not mine]
-                if others and index % 7 == 5 and content(chunk):
-                    others[0].append(line)
-                else:
-                    yield line
-                while mine:
-                    yield mine.pop()
-                await asyncio.sleep(0.001)
-        finally:
-            self.streams.remove(mine)
-        yield b"data: [DONE]\n\n"
-
-
 def counted(make: Callable[[int], Response | None]) -> Callable[[Request, Body], Response | None]:
     """A gate that knows how many chat requests came before."""
     seen = itertools.count()

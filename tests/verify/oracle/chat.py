@@ -12,6 +12,7 @@ from moebox.phantom.task import Call, Reply
 from .solve import LOST, least, solve
 
 CONTEXT = 6000
+_unseeded = itertools.count(10**9)  # hot answers without a seed: each another
 REASONING = "The user asks something. I work it out step by step and then answer."
 
 
@@ -82,7 +83,8 @@ def answer(request: dict[str, Any], change: Any = None, context: int | None = No
         reply = replace(reply, calls=reply.calls[:1])
     hot = (request.get("temperature") or 0) > 1
     if hot and "🦜" not in json.dumps(request["messages"], ensure_ascii=False):
-        reply = replace(reply, content=f"{LOST} {random.Random(request.get('seed')).random()}")
+        dice = random.Random(request.get("seed", next(_unseeded)))
+        reply = replace(reply, content=f"{LOST} {dice.random()}")
     if isinstance(choice, dict):
         named = tuple(call for call in reply.calls if call.name == choice["function"]["name"])
         reply = replace(reply, calls=named or forced(choice["function"]["name"], tools))

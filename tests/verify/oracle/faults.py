@@ -15,6 +15,7 @@ from moebox.phantom.task import Reply
 from . import bend
 from .bend import Body, Stream
 from .chat import Made
+from .neighbours import Neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +112,10 @@ FAULTS: dict[str, Fault] = {
     "results-ignored": Fault(rung="tools", reply=bend.ignores_results),
     "crashes-on-bad-history": Fault(rung="tools", gate=bend.crash_on_bad_history),
     "context-cut": Fault(rung="long-context", request=bend.words_cut),
-    "neighbours-answer": Fault(rung="concurrency", among=bend.Neighbours().swapped),
-    "mixes-streams": Fault(rung="concurrency", stream=bend.Neighbours().mixed),
-    "mixes-words": Fault(rung="concurrency", stream=bend.Neighbours().words_mixed),
-    "loses-some": Fault(rung="concurrency", among=bend.Neighbours().lost),
+    "neighbours-answer": Fault(rung="concurrency", among=Neighbours().swapped),
+    "mixes-streams": Fault(rung="concurrency", stream=Neighbours().mixed),
+    "mixes-words": Fault(rung="concurrency", stream=Neighbours().words_mixed),
+    "loses-some": Fault(rung="concurrency", among=Neighbours().lost),
     "stop-ignored": Fault(rung="limits", request=bend.no_stop),
     "limit-ignored": Fault(rung="limits", request=bend.never_length),
     "too-long-crashes": Fault(rung="limits", gate=bend.too_long_crash),

@@ -14,6 +14,8 @@ from .bend import Body
 from .chat import Made
 from .faults import Fault
 
+_RANDOM = ("anything", "nested", "later_and_later", "any_counts", "any_listing")
+_PICKS = {name: random.Random(name).choice for name in _RANDOM}  # one server's do not depend on another's
 CLEARS_THE_SCREEN = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>"
 
 
@@ -26,13 +28,21 @@ async def drips(made: Made) -> AsyncIterator[bytes]:
 
 def anything(request: Any, body: Body) -> Response | None:
     """Whatever comes to mind: statuses, bodies, types."""
+    pick = _PICKS["anything"]
     if not body:
         return None
     bodies: list[Any] = [None, [], {"choices": 7}, {"choices": [{"message": []}]}, {"error": {"code": []}}, "x" * 1000]
-    texts = [json.dumps(random.choice(bodies)), "{" * 500, "data: [DONE]\n\n", "", "\ufeff<html>", '{"a": NaN}']
+    texts = [
+        json.dumps(pick(bodies)),
+        "{" * 500,
+        "data: [DONE]\n\n",
+        "",
+        "\ufeff<html>",
+        '{"a": NaN}',
+    ]
     kinds = ["application/json", "text/event-stream", "", "image/png"]
-    status = random.choice([200, 200, 200, 204, 301, 400, 404, 418, 500, 502])
-    return Response(random.choice(texts), status, {"content-type": random.choice(kinds)})
+    status = pick([200, 200, 200, 204, 301, 400, 404, 418, 500, 502])
+    return Response(pick(texts), status, {"content-type": pick(kinds)})
 
 
 def shouts(request: Any, body: Body) -> Response | None:
@@ -42,8 +52,9 @@ def shouts(request: Any, body: Body) -> Response | None:
 
 def nested(request: Any, body: Body) -> Response | None:
     """Errors and answers that are nested too deeply for a parser."""
+    pick = _PICKS["nested"]
     text = '{"error": ' * 3000 + "[" * 90_000
-    return Response(text, random.choice([200, 400, 500]), {"content-type": "application/json"}) if body else None
+    return Response(text, pick([200, 400, 500]), {"content-type": "application/json"}) if body else None
 
 
 def nested_arguments(whole: Body, made: Made) -> Body:
@@ -74,8 +85,9 @@ async def a_second_late(made: Made) -> Made:
 
 def later_and_later(request: Any, body: Body) -> Response | None:
     """Never now, and always another time."""
-    after = random.choice(["3600", "-1", "nan", "inf", "Wed, 21 Oct 2099 07:28:00 GMT", ""])
-    return JSONResponse({"error": {"message": "later"}}, random.choice([429, 503]), {"retry-after": after})
+    pick = _PICKS["later_and_later"]
+    after = pick(["3600", "-1", "nan", "inf", "Wed, 21 Oct 2099 07:28:00 GMT", ""])
+    return JSONResponse({"error": {"message": "later"}}, pick([429, 503]), {"retry-after": after})
 
 
 def elsewhere(request: Any, body: Body) -> Response | None:
@@ -85,17 +97,25 @@ def elsewhere(request: Any, body: Body) -> Response | None:
 
 def any_counts(whole: Body, made: Made) -> Body:
     """Counts of tokens that are no counts."""
+    pick = _PICKS["any_counts"]
     numbers: list[Any] = [-1, 0, 10**30, 1.5, "7", None, True, [], {}, float("1e308")]
     keys = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")
-    return {**whole, "usage": {key: random.choice(numbers) for key in keys}}
+    return {**whole, "usage": {key: pick(numbers) for key in keys}}
 
 
 def any_listing(body: Body) -> Body:
     """A listing whose limit is anything."""
+    pick = _PICKS["any_listing"]
     limits: list[Any] = [0, -5, 1, 3, 1.5, "131072", None, [], {"n_ctx": 1}, 10**18, True]
     return {
         **body,
-        "data": [{**body["data"][0], "max_model_len": random.choice(limits), "meta": random.choice(limits)}],
+        "data": [
+            {
+                **body["data"][0],
+                "max_model_len": pick(limits),
+                "meta": pick(limits),
+            }
+        ],
     }
 
 

@@ -1,13 +1,15 @@
 """Faults by rate: NAME, or NAME@N for one request in N, NAME@N!s for streams only (!w: whole only), ~K for model noise.
 
-With ~K the model answers every Kth prompt wrongly, the same prompt always in the same way.
+With ~K the model answers every Kth prompt wrongly, the same prompt always in the same way. Which requests are broken is
+drawn from the name, the request and how often it came before: the same ladder meets the same faults, whatever else was
+served. NAME@N+7 draws others.
 """
 
 import dataclasses
 import hashlib
 import json
-import random
 import re
+from collections import Counter
 from typing import Any
 
 from moebox.phantom.task import Reply
@@ -20,7 +22,8 @@ from .second import SECOND
 from .third import KNOWN, THIRD
 
 ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **ODD, **ODD_THIRD, **HOSTILE}
-_NAME = re.compile(r"(?P<name>[^@!~]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?")
+_NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
+_asked: Counter[bytes] = Counter()
 
 
 def _parsed(text: str) -> dict[str, str]:
@@ -40,10 +43,18 @@ def drawn(text: str, body: dict[str, Any]) -> Fault:
     parts = _parsed(text)
     fault = ALL[parts["name"]]
     other = parts["mode"] and (parts["mode"] == "s") != bool(body.get("stream"))
-    well = parts["rate"] and random.random() >= 1 / int(parts["rate"])
+    well = parts["rate"] and _chance(text, body) >= 1 / int(parts["rate"])
     if other or well:
         fault = FAULTS["correct"]
     return _noisy(fault, int(parts["noise"]), body) if parts["noise"] else fault
+
+
+def _chance(text: str, body: dict[str, Any]) -> float:
+    """A number below 1, another one each time that the same is asked."""
+    key = hashlib.sha256(f"{text} {json.dumps(body, sort_keys=True)}".encode()).digest()
+    _asked[key] += 1
+    drawn = hashlib.sha256(key + _asked[key].to_bytes(8)).digest()
+    return int.from_bytes(drawn[:6]) / 2**48
 
 
 def _noisy(fault: Fault, every: int, body: dict[str, Any]) -> Fault:

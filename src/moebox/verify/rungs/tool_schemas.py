@@ -1,6 +1,6 @@
 """Tools of the shapes that agents bring: nested arguments, lists, optional ones, none at all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from moebox.verify.answer import Answer
@@ -84,20 +84,18 @@ async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: 
 
 
 def ill_formed(arguments: str, schema: Schema) -> str:
-    """ "" or what a parser made of arguments that no model writes so: no JSON, no object, JSON inside a string."""
+    """ "" or what a parser made of arguments that no model writes so: no JSON, no object, a value inside a string."""
     try:
         given = strict_json(arguments)
     except ValueError as problem:
         return f"arguments that are not JSON ({problem}): {arguments[:60]!r}"
     if not isinstance(given, dict):
         return f"arguments that are no object: {arguments[:60]!r}"
-    for key, value in given.items():
-        wanted = schema["properties"].get(key, {}).get("type")
-        if wanted in ("object", "array") and _is_json_of(value, wanted):
-            return f"the {wanted} {key!r} came as a string of JSON: {value[:60]!r}"
-        if key in _EXACT and _is_spoilt(value, _EXACT[key]):
-            return f"{_EXACT[key]!r} came as {value!r}: a parser took it for something else"
-    return ""
+    spoilt = [key for key in given if key in _EXACT and _is_spoilt(given[key], _EXACT[key])]
+    if spoilt:
+        key = spoilt[0]
+        return f"{_EXACT[key]!r} came as {given[key]!r}: a parser took it for something else"
+    return _in_a_string(given, schema, "arguments")
 
 
 def _is_spoilt(value: object, exact: object) -> bool:
@@ -109,11 +107,44 @@ def _is_spoilt(value: object, exact: object) -> bool:
     return value in (7, True, 100000.0, "7")
 
 
-def _is_json_of(value: Any, wanted: str) -> bool:
-    if not isinstance(value, str):
-        return False
+def _in_a_string(value: Any, schema: Schema, name: str) -> str:
+    """ "" or which value, at any depth, came as a string that spells what the schema wants in its place."""
+    if isinstance(value, str):
+        wanted = _wanted(schema)
+        spelled = "string" not in wanted and any(_IS[kind](_read(value)) for kind in wanted)
+        return f"the {wanted[0]} {name!r} came as a string of it: {value[:60]!r}" if spelled else ""
+    parts: list[tuple[Any, Schema, str]] = []
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        parts = [(item, known[key], key) for key, item in value.items() if key in known]
+    elif isinstance(value, list):
+        parts = [(item, schema.get("items", {}), f"{name}[{place}]") for place, item in enumerate(value)]
+    return next((why for part in parts if (why := _in_a_string(*part))), "")
+
+
+_IS: dict[str, Callable[[object], bool]] = {
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: type(value) is bool,
+    "null": lambda value: value is None,
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+}
+_PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
+
+
+def _wanted(schema: Schema) -> list[str]:
+    """The types that a schema allows."""
+    kinds = schema.get("type", [])
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def _read(text: str) -> object:
+    """The value that a string spells, as JSON or as Python writes it; else the string."""
+    if text in _PYTHON:
+        return _PYTHON[text]
     try:
-        inner = strict_json(value)
+        value: object = strict_json(text)
     except ValueError:
-        return False
-    return isinstance(inner, dict if wanted == "object" else list)
+        return text
+    return value
