@@ -76,7 +76,7 @@ class NotInstalled(Outside):
 def suggest(name: str, known: Iterable[str]) -> str:
     """The sentence that names the nearest known names, or all of them when few."""
     names = list(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.55)
     if near:
         return f"did you mean {' or '.join(near)}?"
     if len(names) <= 12:

@@ -43,6 +43,23 @@ def test_the_list_loads_nothing_heavy():
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["plan"], "Exit code 1 when nothing fits"),
+        (["task"], "Families, from easy to hard"),
+        (["compare"], '"no difference" is an answer'),
+        (["calibrations"], "List the calibrations"),
+        (["fleet", "plan"], "the death of one box"),
+    ],
+)
+def test_help_says_what_the_list_has_no_room_for(command: list[str], says: str, capsys: pytest.CaptureFixture[str]):
+    """The page of a command shows its whole description, exit codes included, not the one line of the list."""
+    main([*command, "--help"])
+
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("command", [["plan"], ["bench"], ["run"], ["verify"]])
 def test_help_prints_no_empty_defaults(command: list[str], capsys: pytest.CaptureFixture[str]):
     main([*command, "--help"])

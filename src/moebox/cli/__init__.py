@@ -6,34 +6,37 @@ Each command parses, calls one function below it, and shows the result. Errors b
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from moebox.errors import INTERRUPTED, BadInput, MoeboxError
+from moebox.errors import INTERRUPTED, BadInput, MoeboxError, UnknownName
 from moebox.escape import printable, visible
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
+    from cyclopts.argument import Argument
+
+NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 # Commands with subcommands: name -> help.
 GROUPS: dict[str, str] = {
-    "runs": "What was run: `show` one of them, `rm` to delete.",
-    "bench": "Measure throughput and latency; says so where the client was the limit.",
-    "models": "The models moebox knows; `show` for one, by name or path.",
-    "calibrations": "What `rehearse --measure` timed on this box: `show`, `remove`, `export`, `import`.",
-    "fleet": "Several boxes behind an existing router: plan, render, start, verify, measure.",
-    "doctor": "Find out what is wrong: with the machine, a log, or an engine's kernels.",
+    "runs": "List runs, show one, or delete some.",
+    "bench": "Measure throughput and latency, and say where the client was the limit.",
+    "models": "List the models that moebox knows, or show one by name or path.",
+    "calibrations": "List, show, share and remove what `rehearse --measure` timed on this box.",
+    "fleet": "Plan, render, start, verify and measure several boxes behind a router.",
+    "doctor": "Find out what is wrong with the machine, a log or an engine's kernels.",
 }
 
 # name -> ("module:function", help). A command stands here once it works; "doctor box" is `box` of the group `doctor`,
 # and a group's own name is what it does when called bare.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("moebox.cli.run:run", "Plan, start, verify, climb, measure and report, in one go."),
+    "run": ("moebox.cli.run:run", "Plan, start, verify, climb, measure and report, in one command."),
     "doctor kernels": ("moebox.cli.kernels:kernels", "Find the kernels that will not launch, without a GPU."),
     "runs": ("moebox.cli.runs:runs", ""),
     "runs show": ("moebox.cli.runs:show", "Show one run: what it is, how it went, what is missing."),
     "runs rm": ("moebox.cli.runs:rm", "Delete runs for good."),
     "report": ("moebox.cli.report:report", "Write the report of one run, or of several side by side."),
-    "ui": ("moebox.web.command:ui", "A local page: plan, start and follow runs, chat, compare."),
+    "ui": ("moebox.web.command:ui", "Open a local page: plan, start and follow runs, chat, compare."),
     "completion": ("moebox.cli.completion:completion", "Print shell completion for bash, zsh or fish."),
     "pack": ("moebox.cli.pack:pack", "Put runs into a folder or archive to publish."),
     "box": ("moebox.cli.box:box", "Show this machine, or a described one."),
@@ -43,29 +46,32 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "forecast": ("moebox.cli.forecast:forecast", "Forecast speed by concurrency and context, in virtual time."),
     "rehearse": ("moebox.cli.rehearse:rehearse", "Boot the real engine with few layers and dummy weights."),
     "calibrations": ("moebox.cli.calibrations:calibrations", ""),
-    "calibrations show": ("moebox.cli.calibrations:show", "Show what one measured, and what it says of the model."),
-    "calibrations remove": ("moebox.cli.calibrations:remove", "Remove one; forecasts are fitted ones again."),
-    "calibrations export": ("moebox.cli.calibrations:export", "Write one to a file for owners of the same box."),
-    "calibrations import": ("moebox.cli.calibrations:take", "Take one from a file."),
+    "calibrations show": (
+        "moebox.cli.calibrations:show",
+        "Show what one measured, and what that means for the whole model.",
+    ),
+    "calibrations remove": ("moebox.cli.calibrations:remove", "Remove one; forecasts go back to fitted constants."),
+    "calibrations export": ("moebox.cli.calibrations:export", "Write one to a file, for others with the same box."),
+    "calibrations import": ("moebox.cli.calibrations:take", "Read one from a file."),
     "twin": ("moebox.cli.twin:twin", "Serve a simulation of a box you do not own, in real time."),
     "up": ("moebox.cli.up:up", "Start a recipe's engine and wait until it answers."),
-    "ps": ("moebox.cli.ps:ps", "List the engines that moebox started, and what is left of them."),
+    "ps": ("moebox.cli.ps:ps", "List the engines that moebox started."),
     "logs": ("moebox.cli.logs:logs", "Print or follow an engine's log."),
-    "down": ("moebox.cli.down:down", "Stop an engine, and everything that came from it."),
+    "down": ("moebox.cli.down:down", "Stop an engine and everything it started."),
     "doctor box": ("moebox.cli.doctor:box", "Check this machine before an engine is started on it."),
-    "doctor logs": ("moebox.cli.doctor:logs", "Find the first cause in an engine's log, and its remedy."),
+    "doctor logs": ("moebox.cli.doctor:logs", "Find the cause of a failure in an engine's log, and its remedy."),
     "climb": ("moebox.cli.climb:climb", "Try one setting at a time; keep what is verified and better."),
-    "compare": ("moebox.cli.compare:compare", "Two recipes side by side: same answers, as right, faster?"),
+    "compare": ("moebox.cli.compare:compare", "Compare two recipes or servers: same answers, as right, faster?"),
     "bench": ("moebox.cli.bench:bench", ""),
     "bench import": ("moebox.cli.bench_import:import_", "Read results of vLLM's, SGLang's and other benchmarks."),
-    "task": ("moebox.cli.task:task", "Agents at work: seeded coding jobs with tools in a sandbox, scored."),
+    "task": ("moebox.cli.task:task", "Let an agent do seeded coding jobs with tools in a sandbox, and score them."),
     "verify": ("moebox.cli.verify:verify", "Check that a server answers right: 18 correctness checks."),
-    "fleet plan": ("moebox.cli.fleet:plan", "Find how many of which box serve so many users."),
+    "fleet plan": ("moebox.cli.fleet:plan", "Find how many boxes, and which, serve a number of users."),
     "fleet render": ("moebox.cli.fleet:render", "Write router configuration, Compose, Kubernetes or Slurm files."),
     "fleet up": ("moebox.cli.fleet:up", "Start the members and the router in front of them."),
     "fleet ps": ("moebox.cli.fleet:ps", "List fleets and whether their members answer."),
     "fleet down": ("moebox.cli.fleet:down", "Stop a fleet."),
-    "fleet verify": ("moebox.cli.fleet:verify", "Check the answers through the router; kill a member under load."),
+    "fleet verify": ("moebox.cli.fleet:verify", "Check answers through the router; kill a member under load."),
     "fleet bench": ("moebox.cli.fleet:bench", "Measure scaling, and what the router costs."),
     "watch": ("moebox.cli.watch:watch", "Watch an endpoint live: charts, alerts, a check now and then."),
     "render": ("moebox.cli.render:render", "Write a recipe as a file that needs no moebox to run."),
@@ -103,7 +109,8 @@ def _command(words: list[str]) -> int:
     from moebox.cli.signals import as_interrupt
 
     try:
-        app = build(next((word for word in words if not word.startswith("-")), ""))
+        check_command(words)
+        app = build(tuple(word for word in words if not word.startswith("-")))
         with as_interrupt(words):
             code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as problem:
@@ -124,19 +131,46 @@ def _command(words: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def check_command(words: Sequence[str]) -> None:
+    """UnknownName for a command that does not exist; options, and what a command does with its words, come later."""
+    first, second = (*words, "", "")[:2]
+    known = {name.partition(" ")[0] for name in COMMANDS}
+    if not first.startswith("-") and first not in known:
+        raise UnknownName("command", first, known)
+    grouped = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{first} ")]
+    bare = first in COMMANDS or not grouped
+    if second and not bare and not second.startswith("-") and second not in grouped:
+        raise UnknownName(f"{first} command", second, grouped)
+
+
 def usage_problem(problem: "CycloptsError") -> str:
     """One line for words that do not make a command; an argument that has a place is called by it, as in the usage."""
-    from cyclopts import MissingArgumentError, UnusedCliTokensError
+    from cyclopts import CoercionError, MissingArgumentError, UnusedCliTokensError
 
+    argument = problem.argument
     if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
         return f"{' '.join(problem.unused_tokens)!r} is one argument too many"
-    argument = problem.argument
+    if isinstance(problem, CoercionError) and problem.token and argument:
+        return _wrong_value(problem.token.keyword or _named(argument), problem.token.value, argument.hint)
     if not isinstance(problem, MissingArgumentError) or argument is None:
         return " ".join(str(problem).split())
-    if problem.keyword:
-        return f"{problem.keyword} needs a value"
+    return f"{problem.keyword} needs a value" if problem.keyword else f"{_named(argument)} is missing"
+
+
+def _named(argument: "Argument") -> str:
+    """MODEL for an argument that has a place, --box for an option."""
     field = argument.field_info
-    return f"{field.name.upper() if field.is_positional else argument.name} is missing"
+    return field.name.upper() if field.is_positional else argument.name
+
+
+def _wrong_value(flag: str, value: str, kind: object) -> str:
+    """What such a flag takes instead."""
+    kinds = [kind, *get_args(kind)]
+    choices = [str(choice) for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
+    if choices:
+        return f"{flag} {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}"
+    wanted = next((words for each, words in NUMBERS.items() if each in kinds), "a value of another kind")
+    return f"{flag} {value!r}: must be {wanted}"
 
 
 def tell_problems() -> None:

@@ -16,27 +16,42 @@ Every command takes `--debug` to show a traceback; most take `--json`.
 """
 
 
-def build(called: str = "") -> App:
-    """The whole command line; `called` is the first word, whose group's own function may be loaded."""
+def build(called: tuple[str, ...] = ()) -> App:
+    """The whole command line; the command that is `called` is loaded, the others are only named.
+
+    A command's page shows its whole docstring, lists of commands the one sentence of the table.
+    """
     shown = Parameter(show_default=default_text)
     app = App(
         name="moebox", help=HELP, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
     )
-    groups: dict[str, App] = {}
-    for name, about in GROUPS.items():
-        groups[name] = App(name=name, help=about, default_parameter=shown)
-        app.command(groups[name])
+    own = command_of(called)
+    groups = {
+        name: App(name=name, help=_help(name, about, own), default_parameter=shown) for name, about in GROUPS.items()
+    }
+    for group in groups.values():
+        app.command(group)
     for name, (target, about) in COMMANDS.items():
         head, _, tail = name.partition(" ")
-        if head in groups:
-            parent = groups[head]
-            if tail:
-                parent.command(target, name=tail, help=about)
-            elif head == called:
-                parent.default(load(target))
-        else:
-            app.command(target, name=name, help=about)
+        command = load(target) if name == own else target
+        if head not in groups:
+            app.command(command, name=name, help=_help(name, about, own))
+        elif tail:
+            groups[head].command(command, name=tail, help=_help(name, about, own))
+        elif name == own:
+            groups[head].default(load(target))
     return app
+
+
+def command_of(words: tuple[str, ...]) -> str:
+    """The command that these words call; "" where there is none such."""
+    names = (" ".join(words[:2]), " ".join(words[:1]))
+    return next((name for name in names if name in COMMANDS), "")
+
+
+def _help(name: str, about: str, own: str) -> str | None:
+    """The table's sentence; None leaves the page of the command that is called to its docstring."""
+    return None if name == own else about
 
 
 def default_text(value: object) -> str | None:

@@ -51,21 +51,21 @@ def bench(
         model: The name it is served under; may be left out where the server lists only one.
         key_env: The environment variable that holds the key.
         preset: A published benchmark's settings: shenanigans-sm120, lambda, aiperf-16-turns, long-generation, …; loads,
-            lengths and counts of requests given besides replace the preset's.
+            lengths and request counts given with it replace the preset's.
         asked: Workload and load.
-        slo: What a good request keeps to, like ttft=2s,tpot=50ms; adds goodput.
+        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms; adds goodput.
         slo_share: Share of requests that must be good when searching.
         search: Find the highest concurrency or rate that meets --slo; starts at --concurrency or --rate.
         pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
         tg: Decode only, for these reply lengths (128): TG.
-        repeat: Tries of each --pp and --tg test.
+        repeat: Repetitions of each --pp and --tg test.
         tokenizer: A local tokenizer.json, for exact prompt lengths where the server has no /tokenize.
         insecure: Accept any TLS certificate.
         ca_file: Certificates to trust.
         allow_failures: Exit with 0 although requests failed; otherwise any that did makes the exit code 1.
         label: A name for the result.
         output_file: Keep the result here (JSON), and the samples beside it.
-        run: Keep them in this run's measurements.
+        run: Keep the result in this run's measurements.
         json: Print JSON.
     """
     from moebox.bench.measure import subject_of

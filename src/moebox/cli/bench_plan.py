@@ -31,21 +31,21 @@ class Asked:
     """What is asked and how hard, as flags; None where a flag was not given."""
 
     concurrency: str | None = None
-    "Streams at once, or a sweep: 1,8,32,128. One when left out."
+    "Concurrent requests, or a sweep: 1,8,32,128. 1 when left out."
     rate: str | None = None
     "Requests a second (open loop), or a sweep; --concurrency then limits what is in flight, if given."
     arrivals: Arrivals = "poisson"
-    "How an open loop's requests come."
+    "How requests arrive in an open loop (--rate)."
     burstiness: float = 1.0
-    "Shape of the gamma distribution of their gaps: 1 is Poisson, below 1 comes in bursts."
+    "Shape of the gamma distribution of gaps between requests: 1 is Poisson, below 1 comes in bursts."
     requests: int | None = None
     "Requests for each load; four for each stream when neither this nor --duration is given."
     duration: str | None = None
     "No new request after this long, like 60s."
     ramp: str | None = None
-    "Let the load build up over this long."
+    "Build the load up over this long."
     warmup: int | None = None
-    "Requests sent before, which are not measured."
+    "Requests sent before the measurement, and not counted."
     workload: WorkloadKind | None = None
     "random words (when left out), code, a prompts file, turns of conversations, a shared prefix, or a trace."
     input: str | None = None
@@ -65,9 +65,9 @@ class Asked:
     seed: int = 0
     "Arrivals and lengths follow from it; prompts too, with --reuse-prompts."
     reuse_prompts: Annotated[bool, Parameter(negative=())] = False
-    "Ask what this seed asked before: a prefix cache may then answer. Otherwise no prompt is asked twice."
+    "Send the same prompts as before with this seed: a prefix cache may then answer. Otherwise no prompt is sent twice."
     api: Api = "chat"
-    "Which endpoint is asked."
+    "Which API is called."
     stop_at_eos: Annotated[bool, Parameter(negative=())] = False
     "Let the model end its replies before --output tokens."
     extra_body: str = ""
@@ -75,7 +75,7 @@ class Asked:
     timeout: str = "2h"
     "Longest time for one request, whatever arrives meanwhile."
     stall: str = "30m"
-    "Longest silence within one."
+    "Longest silence within one request."
     workers: int = 0
     "Client processes; chosen when 0."
 

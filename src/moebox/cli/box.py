@@ -15,7 +15,7 @@ def box(
     box: str | None = None,
     ram: str = "",
     ram_bandwidth: str = "",
-    measure: bool = False,
+    measure: Annotated[bool, Parameter(negative=())] = False,
     hosts: Path | None = None,
     node_python: str = "python3",
     save: Path | None = None,

@@ -49,11 +49,11 @@ def calibrations(*, json: Json = False) -> int:
 
 
 def show(name: str, *, json: Json = False) -> int:
-    """Show what one of them measured and what it says of the whole model.
+    """Show what a calibration measured, and what that means for the whole model.
 
     Args:
-        name: Its id, or how it begins.
-        json: Print the file.
+        name: Its id, or the beginning of it.
+        json: Print JSON.
     """
     found = store.get(name)
     if json:
@@ -78,10 +78,10 @@ def show(name: str, *, json: Json = False) -> int:
 
 
 def remove(name: str, *, json: Json = False) -> int:
-    """Remove one; forecasts go back to constants fitted to published measurements.
+    """Remove a calibration; forecasts go back to constants fitted to published measurements.
 
     Args:
-        name: Its id, or how it begins.
+        name: Its id, or the beginning of it.
         json: Print JSON.
     """
     found = store.remove(name)
@@ -93,10 +93,10 @@ def remove(name: str, *, json: Json = False) -> int:
 
 
 def export(name: str, path: Path, *, json: Json = False) -> int:
-    """Write one to a file that owners of the same box can import. It names no machine, path or person.
+    """Write a calibration to a file that others with the same box can import. It names no machine, path or person.
 
     Args:
-        name: Its id, or how it begins.
+        name: Its id, or the beginning of it.
         path: The file to write.
         json: Print JSON.
     """
@@ -110,7 +110,7 @@ def export(name: str, path: Path, *, json: Json = False) -> int:
 
 
 def take(path: Path, *, json: Json = False) -> int:
-    """Take one from a file; it is used where box, engine, model shape and layout are the same.
+    """Read one from a file; it is used where box, engine, model shape and layout are the same.
 
     Args:
         path: A file that `moebox calibrations export` wrote.

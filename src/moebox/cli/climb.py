@@ -29,20 +29,20 @@ def climb(
     jobs: int = 20,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Walk up: context, then speculative decoding, then what the recipe's [climb] table lists.
+    """Try one setting at a time: context, then speculative decoding, then what the recipe's [climb] table lists.
 
     Every step restarts the engine, makes the checks that the change can break, asks the same questions again and
-    measures; what fails, says other things or gains nothing is rolled back.
+    measures; a change that fails, changes the answers or gains nothing is rolled back.
 
     Args:
         recipe: The recipe to begin with.
-        resume: Take up the climb in this run folder where it stopped.
+        resume: Go on with the climb in this run folder.
         output: Write the best verified recipe here too.
-        concurrency: Streams side by side in the measurement of each step.
+        concurrency: Concurrent requests in the measurement of each step.
         rounds: Measurements of each step; more make the interval narrower.
-        questions: Questions asked at temperature 0 to see whether a step changes what is said.
+        questions: Questions asked at temperature 0 to see whether a step changes the answers.
         by: With task, an agent also does the same jobs at each step; a step that loses solved jobs is rolled back.
-        jobs: How many, with --by task.
+        jobs: Number of jobs, with --by task.
         json: Print JSON.
     """
     from moebox import codec

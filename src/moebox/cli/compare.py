@@ -36,7 +36,7 @@ def compare(
     key_env: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Ask two servers the same at temperature 0 and measure both: does B say the same, as right, and faster?
+    """Ask two servers the same questions at temperature 0 and measure both: is B as right, and is it faster?
 
     Both are asked and measured in turn, A B B A. Two recipes are started one after the other (A, B, A) and stopped
     again; URLs are taken as they are. Gains come with an interval, and "no difference" is an answer. With `--by task`
@@ -46,14 +46,14 @@ def compare(
         a: A recipe, or the URL of a running server.
         b: The same; B is judged against A.
         by: Judge by answers and speed, or by jobs solved (task).
-        concurrency: Streams side by side, like 1,4,16.
+        concurrency: Concurrent requests to measure at, like 1,4,16.
         questions: Questions asked of both.
         rounds: Measurements at each concurrency.
         family: With --by task, only these families of jobs.
-        level: With --by task, how hard.
-        jobs: With --by task, how many.
-        parallel: With --by task, jobs at once on one side.
-        seed: Of questions and jobs; fresh ones are drawn when left out.
+        level: With --by task, how hard the jobs are.
+        jobs: With --by task, how many jobs.
+        parallel: With --by task, jobs at the same time on one side.
+        seed: Seed of questions and jobs; a fresh one is drawn when left out.
         model: The served name, where a URL serves several.
         model_b: The served name at B, where it is another.
         key_env: The environment variable that holds the key of a URL.
@@ -128,7 +128,7 @@ def _by_task(
 
     def tell(side: str, result: "JobResult") -> None:
         if not json:
-            people().print(Text(f"{side} ") + line(result))
+            people().print(Text(f"{side} ") + line(result, people().width - 2))
 
     from rich.text import Text
 

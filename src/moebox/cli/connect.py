@@ -34,7 +34,7 @@ def connect(
     """Print CLIENT's configuration for a live endpoint, write it, or try it.
 
     Args:
-        client: Who is to use the endpoint.
+        client: The client to configure.
         url: The endpoint: a URL, a recipe file, or an engine that `moebox ps` lists; the only one running otherwise.
         model: The name it is served under; asked of the server otherwise.
         key_env: The environment variable that holds the key. The key itself is written nowhere.

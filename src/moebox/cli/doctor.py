@@ -114,8 +114,8 @@ def box(
     Exits 1 when something is bound to fail.
 
     Args:
-        box: Check a described or captured box instead (its host part is judged where it has one).
-        need: Bytes a checkpoint will take, like 595GB.
+        box: Check a described or captured box instead; its host is checked where the file describes one.
+        need: Disk space that a checkpoint will take, like 595GB.
         json: Print JSON.
     """
     from moebox import detect

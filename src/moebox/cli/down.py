@@ -19,7 +19,7 @@ def down(
 
     Args:
         name: The engine's id (or its beginning) or its recipe's name; the only one when left out.
-        all_: Stop every engine, and clear away what earlier ones left.
+        all_: Stop every engine, and remove what earlier ones left behind.
         json: Print JSON.
     """
     from moebox.serve import state

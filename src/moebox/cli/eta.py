@@ -12,10 +12,11 @@ from moebox.units import seconds
 
 
 class Estimate:
-    """The time left by the last time; remembers this one when it ends well."""
+    """The time left by the last time, or by a limit; remembers this one when it ends well."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, *, limit_s: float | None = None) -> None:
         self.key = key
+        self.limit_s = limit_s  # it never takes longer
         self.last_s = durations.last(key)
         self.began = time.monotonic()
 
@@ -28,9 +29,21 @@ class Estimate:
         """ "41 s, about 35 s left by the last time"."""
         past = seconds(self.past_s)
         if self.last_s is None:
-            return past
+            return f"{past}{self._at_most()}"
         left = self.last_s - self.past_s
-        return f"{past}, about {seconds(left)} left by the last time" if left >= 1 else f"{past}, longer than last time"
+        if left >= 1:
+            return f"{past}, about {seconds(left)} left by the last time"
+        return f"{past}, longer than last time{self._at_most()}"
+
+    def _at_most(self) -> str:
+        left = (self.limit_s or 0.0) - self.past_s
+        return f", at most {seconds(left)} left" if left >= 1 else ""
+
+    def before(self) -> str:
+        """ ": about 3 min, as last time", for a log that is told once; "" when nobody knows."""
+        if self.last_s:
+            return f": about {seconds(self.last_s)}, as last time"
+        return f": at most {seconds(self.limit_s)}" if self.limit_s else ""
 
     def done(self) -> None:
         """It ended well."""
@@ -40,18 +53,17 @@ class Estimate:
 class Waiting:
     """A line that is redrawn on a terminal, one line elsewhere, while something runs that says nothing itself."""
 
-    def __init__(self, what: str, key: str, *, quiet: bool = False) -> None:
-        self.what, self.quiet = what, quiet
-        self.estimate = Estimate(key)
+    def __init__(self, what: str, key: str, *, limit_s: float | None = None) -> None:
+        self.what = what
+        self.estimate = Estimate(key, limit_s=limit_s)
         self.live: Live | None = None
 
     def __enter__(self) -> "Waiting":
-        if talk().is_terminal and not self.quiet:
+        if talk().is_terminal:
             self.live = Live(self, console=talk(), refresh_per_second=2, transient=True)
             self.live.__enter__()
         else:
-            last = self.estimate.last_s
-            talk().print(f"{self.what}{f': about {seconds(last)}, as last time' if last else ''}", markup=False)
+            talk().print(f"{self.what}{self.estimate.before()}", markup=False)
         return self
 
     def __rich__(self) -> Text:

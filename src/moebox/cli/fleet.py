@@ -47,14 +47,14 @@ def plan(
     Args:
         target: A fleet file (fleet.toml where none is named), or a model as `plan` takes it together with --box.
         users: People or agents who use it at the same time.
-        slo: What a good request keeps to, like ttft=2s,tpot=50ms.
+        slo: Limits that a good request keeps, like ttft=2s,tpot=50ms.
         workload: What users do: agents, chat, documents, tools, or one of the fleet file's own.
         box: Boxes to compare, such as 8x-h200,8x-b200; those of the fleet file's members without it.
         prices: A fleet file whose [prices] and [workload] hold, where the target is a model.
         policy: How the router sends requests: prefix, round-robin or least-load.
         slo_share: Share of requests that must be good.
         time: Virtual time of each simulated fleet; a quarter of it warms up.
-        most: Boxes to try at most.
+        most: Most boxes to try.
         seed: For lengths and pauses.
         pinned: Settings of the plan that must hold.
         json: Print JSON.
@@ -153,7 +153,7 @@ def up(
         file: The fleet file.
         twin: Start simulations of the members' boxes instead of engines.
         detach: Return once it answers; `moebox fleet ps` and `down` find it again.
-        patience: How long a member may stand still while starting.
+        patience: Longest time without progress while a member starts.
         json: Print the fleet as one JSON document.
     """
     from moebox.cli.up import heed_sigterm
@@ -242,17 +242,17 @@ def verify(
 ) -> int:
     """Check the answers through the router, and look at what only a fleet can get wrong.
 
-    The fleet tells the checks what a router hides: the engine behind it and its context.
+    The fleet file tells the checks what a router hides: the engine behind it and its context.
 
     Args:
         name: The fleet's name or file; the only one when left out.
-        only: Make these checks only (comma-separated or repeated).
+        only: Only these checks (comma-separated or repeated).
         kill: End this member (or the `busiest`) with SIGKILL under load, name the streams that broke, start it again.
         streams: Streams in flight when it is killed.
         context: Length of the long text in tokens, like 64k.
         quick: Fewer trials.
-        seed: Repeat the questions of an earlier ladder.
-        deadline: Longest time for one request.
+        seed: Repeat the questions of an earlier verification.
+        deadline: Timeout of one request.
         json: Print JSON.
     """
     from moebox.cli.verify_view import View

@@ -35,16 +35,16 @@ class Asked:
     """What to forecast.
 
     Attributes:
-        decode: Streams that decode at a context, without prompts.
-        prefill: One cold prompt alone on the machine.
+        decode: Decode speed by context and concurrency, without prompts.
+        prefill: Time to read one cold prompt, alone on the machine.
         input: Prompt tokens: of each request with --output, or of each row with --prefill, such as 8192,65536.
         output: Tokens of each answer; with --input this simulates a serving benchmark.
         rate: Requests a second instead of a concurrency, such as 0.5,2.
         requests: Requests of a simulated run; ten for each stream without it.
-        per_stream: The same for each stream, such as 1 for a single burst.
+        per_stream: Requests of each stream instead, such as 1 for a single burst.
         lengths: fixed, or uniform for lengths between 1 and the one given.
         prefix_hit: Share of each prompt that lies in the prefix cache.
-        warm: Share of the first burst's prompts that have that; all of all without it.
+        warm: Share of the first burst's prompts whose prefix is cached; all of them without it.
         turns: Turns of a conversation, each on top of the ones before; 16 is an agent at work.
         think: Seconds between an answer and the next turn, such as 2s.
         cold: Seconds that the first step takes longer, such as 26s for kernels compiled at first use.
@@ -52,7 +52,7 @@ class Asked:
         prefill_engines: Engines like this one that read the prompts and hand the cache over; none without it.
         accept: Share of draft tokens accepted, where it is known, such as 0.6.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
-        eager: CUDA graphs off.
+        eager: Without CUDA graphs.
         seed: For arrivals and lengths.
     """
 

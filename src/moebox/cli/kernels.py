@@ -10,7 +10,7 @@ from moebox.cli.eta import Waiting
 from moebox.cli.output import emit, people, talk
 from moebox.core import catalogue, registry
 from moebox.core.kernel import KernelScan, arch
-from moebox.errors import BadInput, UnknownName, Unsupported
+from moebox.errors import BadInput, Unsupported
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
 from moebox.loose import Document
@@ -106,7 +106,8 @@ def compiled_engine(name: str | None) -> str:
         hint = " or ".join(f"--engine {name}" for name in compiled_engines())
         raise BadInput("--engine is missing", hint=f"{hint}; or --cache, or --configs")
     if name not in compiled_engines():
-        raise UnknownName("engine with kernels to compile", name, compiled_engines())
+        hint = f"it is for {' and '.join(compiled_engines())}, whose kernels are compiled by Triton"
+        raise BadInput(f"--engine {name}: there are no kernels of it to look at", hint=hint)
     return name
 
 

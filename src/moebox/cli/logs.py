@@ -26,8 +26,8 @@ def logs(
 
     Args:
         name: The engine's id (or its beginning), its recipe's name, or a run; the only running one when left out.
-        follow: Go on printing until the engine ends or Ctrl-C.
-        lines: Only the last so many lines.
+        follow: Keep printing until the engine ends or Ctrl-C.
+        lines: Print only the last N lines.
     """
     if lines is not None and lines < 0:
         raise BadInput(f"--lines {lines}: must not be negative")

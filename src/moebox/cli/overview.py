@@ -12,7 +12,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Show": ("runs", "report", "pack"),
 }
 WIDEST = 100
-COLUMN = 15
+COLUMN = 16
 
 
 def section_of(command: str) -> str:

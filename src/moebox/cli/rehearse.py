@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from moebox.checkpoint import deploy
 from moebox.cli import up_view
+from moebox.cli.eta import Waiting
 from moebox.cli.output import emit, people, talk
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.errors import AnswerIsNo, BadInput
@@ -35,69 +36,79 @@ def rehearse(
 
     Args:
         recipe: A recipe file, or the name of one that ships with moebox.
-        layers: Keep so many layers; one of each kind when left out. Two depths with --measure, such as 4,8.
+        layers: How many layers to keep; one of each kind when left out. Two depths with --measure, such as 4,8.
         measure: Calibrate the forecast for this box.
-        budget: The most that --measure may take.
+        budget: Time limit of --measure.
         phantom: Use the phantom's weights, which answer sensibly, instead of dummy ones.
-        runtime: Run it natively, in docker or podman, or embedded, whatever the recipe says.
-        patience: How long it may stand still while starting.
+        runtime: Run it natively, in docker or podman, or embedded, instead of what the recipe says.
+        patience: Longest time without progress while starting.
         runs: Where run folders live.
         json: Print JSON.
     """
     from moebox.cli.up import heed_sigterm, settled
     from moebox.flows import recipes
-    from moebox.flows import rehearse as flow
-    from moebox.serve.faults import LaunchFailed
     from moebox.serve.order import refuse_missing
-    from moebox.store import Run
 
-    asked = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
-    try:
-        patience_s = parse_seconds(patience)
-    except ValueError as problem:
-        raise BadInput(f"--patience: {problem}") from None
+    chosen = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
+    patience_s, budget_s = _seconds("--patience", patience), _seconds("--budget", budget)
     depths = counts(layers)
     if measure and phantom:
         raise BadInput("--measure needs the real model's shapes; leave --phantom out")
-    heed_sigterm()
-    refuse_missing(deploy(asked))
-    if measure:
-        return measured(asked, depths, budget=budget, patience_s=patience_s, runs=runs, json=json)
-    if len(depths) > 1:
+    if len(depths) > 1 and not measure:
         raise BadInput(f"--layers {layers}: two depths are for --measure")
-    run = Run.create(f"rehearse-{asked.name}", runs=runs)
+    heed_sigterm()
+    refuse_missing(deploy(chosen))
+    if measure:
+        return measured(chosen, depths, budget_s=budget_s, patience_s=patience_s, runs=runs, json=json)
+    kept = depths[0] if depths else 0
+    return booted(chosen, kept, phantom=phantom, patience_s=patience_s, runs=runs, json=json)
+
+
+def _seconds(flag: str, text: str) -> float:
     try:
-        with up_view.Phases(f"rehearse {asked.engine} {asked.model} {layers} {phantom}") as phases:
-            kept = depths[0] if depths else 0
-            found = flow.rehearse(
-                deploy(asked), run, layers=kept, phantom=phantom, patience_s=patience_s, listener=phases
-            )
-    except LaunchFailed as problem:
-        raise AnswerIsNo(problem.message, hint=problem.hint) from None
-    if json:
-        told = {"steps": found.steps, "facts": found.facts, "not_rehearsed": found.not_rehearsed, "run": str(run.path)}
-        emit({"recipe": asked.name, "engine": asked.engine, "layers": found.layers, "verdict": "pass", **told})
-        return 0
-    for step in found.steps:
-        people().print(
-            f"✓ {step.name:<12} {step.detail}  {seconds(step.seconds) if step.seconds else ''}", markup=False
-        )
-    people().print("\nnot rehearsed:")
-    for note in found.not_rehearsed:
-        people().print(f"  {note}", markup=False)
-    return 0
+        return parse_seconds(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}") from None
 
 
 def counts(text: str) -> tuple[int, ...]:
     """`--layers` as numbers."""
-    words = [word for word in text.split(",") if word.strip()]
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdigit() and int(word) > 0 for word in words):
         raise BadInput(f"--layers {text}: must be a number of layers, or two with --measure, such as 4,8")
     return tuple(int(word) for word in words)
 
 
+def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, runs: Path | None, json: bool) -> int:
+    """One boot with dummy weights, prompted and stopped."""
+    from moebox.flows import rehearse as flow
+    from moebox.serve.faults import LaunchFailed
+    from moebox.store import Run
+
+    run = Run.create(f"rehearse-{recipe.name}", runs=runs)
+    try:
+        with up_view.Phases(f"rehearse {recipe.engine} {recipe.model} {layers or ''} {phantom}") as phases:
+            rehearsal = flow.rehearse(
+                deploy(recipe), run, layers=layers, phantom=phantom, patience_s=patience_s, listener=phases
+            )
+    except LaunchFailed as problem:
+        raise AnswerIsNo(problem.message, hint=problem.hint) from None
+    if json:
+        about = {"recipe": recipe.name, "engine": recipe.engine, "layers": rehearsal.layers, "verdict": "pass"}
+        seen = {"steps": rehearsal.steps, "facts": rehearsal.facts, "not_rehearsed": rehearsal.not_rehearsed}
+        emit({**about, **seen, "run": str(run.path)})
+        return 0
+    for step in rehearsal.steps:
+        took = seconds(step.seconds) if step.seconds else ""
+        people().print(f"✓ {step.name:<12} {step.detail}  {took}".rstrip(), markup=False)
+    people().print("\nnot rehearsed:")
+    for note in rehearsal.not_rehearsed:
+        people().print(f"  {note}", markup=False)
+    return 0
+
+
 def measured(
-    recipe: Recipe, depths: tuple[int, ...], *, budget: str, patience_s: float, runs: Path | None, json: bool
+    recipe: Recipe, depths: tuple[int, ...], *, budget_s: float, patience_s: float, runs: Path | None, json: bool
 ) -> int:
     """`rehearse --measure`: time the steps, then show what they say of the whole model."""
     from moebox.cli.calibrations import brief, table_of
@@ -106,28 +117,26 @@ def measured(
     from moebox.serve.faults import LaunchFailed
     from moebox.store import Run
 
-    try:
-        budget_s = parse_seconds(budget)
-    except ValueError as problem:
-        raise BadInput(f"--budget: {problem}") from None
     run = Run.create(f"measure-{recipe.name}", runs=runs)
 
     def tell(line: str) -> None:
         talk().print(line, markup=False, soft_wrap=True)
 
+    key = f"measure {recipe.engine} {recipe.model} {recipe.runtime.kind} {','.join(map(str, depths))}".rstrip()
     try:
-        found = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, tell=tell)
+        with Waiting(f"measuring {recipe.name}", key, limit_s=budget_s):
+            calibration = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, tell=tell)
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
     except KeyboardInterrupt:
         tell(f"interrupted; what was measured is in {run.path}")
         raise
     if json:
-        emit({**brief(found), "run": str(run.path), "notes": found.notes, "unseen": found.unseen})
+        emit({**brief(calibration), "run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen})
         return 0
-    people().print(table_of(found))
-    people().print(f"\n{reading_of(found).text}", markup=False)
-    for line in found.unseen:
+    people().print(table_of(calibration))
+    people().print(f"\n{reading_of(calibration).text}", markup=False)
+    for line in calibration.unseen:
         people().print(f"  not seen: {line}", markup=False)
-    people().print(f"kept as {found.id}; plan and forecast use it", markup=False, soft_wrap=True)
+    people().print(f"kept as {calibration.id}; plan and forecast use it", markup=False, soft_wrap=True)
     return 0

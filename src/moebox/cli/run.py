@@ -44,7 +44,7 @@ def run(
     Args:
         model: A model from the catalogue, a folder with config.json, or a .gguf file.
         box: Plan for this box instead of the machine at hand (with --twin, or to plan only).
-        recipe: Start from this recipe instead of a plan: a file, or a saved or shipped name.
+        recipe: Start from this recipe instead of a plan: a file, or the name of a saved or shipped one.
         ram: Memory to assume, such as 768GiB.
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         twin: Run against a simulation of the box; every result is marked as simulated.
@@ -53,9 +53,9 @@ def run(
         concurrency: Streams to measure at, such as 1,8,32.
         port: Listen here; a free port is taken when it is in use.
         keep: Leave the engine up at the end.
-        quick: Fewer trials, shorter prompts and measurements, no jobs; the phantom is always run so, with two jobs.
+        quick: Fewer trials, shorter prompts and measurements, no jobs. The phantom always runs so, with two jobs.
         yes: Do not prompt.
-        resume: Go on with this run, by folder or name; `latest` is the newest.
+        resume: Go on with this run, by folder or name; `latest` is the newest one.
         runs: Where run folders live.
         json: Print the run as one JSON document at the end.
     """

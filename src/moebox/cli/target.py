@@ -1,6 +1,7 @@
 """Whom a command talks to: a URL, a recipe, or the name of an engine that moebox started."""
 
 import os
+import re
 from pathlib import Path
 
 from moebox import http
@@ -8,6 +9,8 @@ from moebox.core import grammar
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
 from moebox.stream import sockets
+
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")  # what Python puts before the system's own words
 
 
 def endpoint(
@@ -55,7 +58,7 @@ def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint
     tls = sockets.tls_context(target) if target.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
-        raise Outside(f"{endpoint.base_url}: {reply.text}", hint="is the server up?")
+        raise Outside(f"{endpoint.base_url}: {_ERRNO.sub('', reply.text)}", hint="is the server up?")
     try:
         names = [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):

@@ -56,12 +56,12 @@ def task(
         target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out, with
             --resume the one of that run.
         family: Only these families (comma-separated or repeated).
-        level: How hard: easy, medium or hard.
+        level: How hard the jobs are.
         jobs: How many jobs, families in turn.
-        parallel: Jobs at once.
+        parallel: Jobs at the same time.
         seed: The first seed; a fresh one is drawn when left out. The same seed gives the same jobs.
-        budget: Time for all of it, such as 20m; jobs not finished by then are left for --resume.
-        job_time: The longest that one job may take.
+        budget: Time for all jobs together, such as 20m; jobs not finished by then are left for --resume.
+        job_time: Time limit of one job.
         api: The API our own agent uses.
         thinking: Whether the model is asked to think; auto leaves it to the server.
         temperature: Sampling temperature of our own agent.
@@ -69,7 +69,7 @@ def task(
         mcp: More tools: NAME=COMMAND or NAME=URL of an MCP server (repeated). Needs `moebox[mcp]`.
         harbor: Run a dataset of Harbor (such as terminal-bench@2.0) with an installed `harbor` instead of our jobs.
         write: Only write the jobs into this folder, in Harbor's task format.
-        resume: Go on with this run: only unfinished jobs are done again. `latest` is the newest.
+        resume: Go on with this run (`latest` is the newest): only unfinished jobs are done again.
         model: The name it is served under; may be left out where the server lists only one.
         key_env: The environment variable that holds the key.
         json: Print JSON.

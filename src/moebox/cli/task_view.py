@@ -1,5 +1,6 @@
 """Jobs as they go: a live table on a terminal, a line a job elsewhere, and the scores at the end."""
 
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from moebox.tasks.score import families, interval
 from moebox.units import count, seconds, tok_s
 
 SHOWN = 12  # finished jobs kept in the live view
+INDENT, MOST_LINES = 4, 4  # of the reason below a job; its transcript has all of it
 
 
 class View:
@@ -50,7 +52,7 @@ class View:
             self.live.__exit__(kind, value, trace)
             self.live = None
             for result in self.done:
-                people().print(line(result))
+                people().print(line(result, people().width))
 
     def began(self, name: JobName) -> None:
         """A job begins."""
@@ -69,11 +71,11 @@ class View:
             self.running.pop(result.id, None)
             self.done.append(result)
         if not self.live and not self.quiet:
-            people().print(line(result))
+            people().print(line(result, people().width))
 
     def __rich__(self) -> RenderableType:
         with self.lock:
-            rows = [line(result) for result in self.done[-SHOWN:]]
+            rows = [line(result, people().width) for result in self.done[-SHOWN:]]
             now = time.monotonic()
             for name, (since, turns, doing) in self.running.items():
                 rows.append(Text(f"· {name:<24} {seconds(now - since):>7}  turn {turns} {doing}", style="dim"))
@@ -89,7 +91,7 @@ class View:
 def tell_all(task_run: TaskRun, folder: Path) -> None:
     """Results that came all at once."""
     for result in task_run.results:
-        people().print(line(result))
+        people().print(line(result, people().width))
     scores(task_run, folder)
 
 
@@ -106,21 +108,32 @@ def scores(task_run: TaskRun, folder: Path) -> None:
     talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
 
 
-def line(result: JobResult) -> Text:
-    """One job in one line, and a second where it went wrong; fits 80 columns."""
+def line(result: JobResult, width: int = 80) -> Text:
+    """One job in one line; why it is not solved stands below, in lines of at most `width` columns."""
     passed, of = result.hidden
-    mark, style = ("✓", "green") if result.solved else ("✗", "red")
-    if result.end in UNFINISHED:
-        mark, style = "–", "dim"
+    mark, style = _marked(result)
     head = f"{mark} {result.id:<24} {seconds(result.seconds):>7}  {len(result.turns):>2} turns  {passed}/{of} tests"
-    text = Text(head, style=style, no_wrap=True, overflow="ellipsis")
-    if result.end in UNFINISHED:
-        text.append(f"\n    left for --resume: {END_WORDS[result.end]}", style="dim")
-    elif result.wrong:
-        place = f"turn {result.wrong_turn}: " if result.wrong_turn else ""
-        flat = " ".join(result.wrong.split())
-        text.append(f"\n    {place}{flat}"[:79], style="dim")
+    text = Text(head, style=style)
+    for reason in textwrap.wrap(_reason(result), max(width - INDENT, 20), max_lines=MOST_LINES, placeholder=" …"):
+        text.append(f"\n{' ' * INDENT}{reason}", style="dim")
     return text
+
+
+def _marked(result: JobResult) -> tuple[str, str]:
+    """A sign and its colour: solved, not finished, or wrong."""
+    if result.solved:
+        return "✓", "green"
+    return ("–", "dim") if result.end in UNFINISHED else ("✗", "red")
+
+
+def _reason(result: JobResult) -> str:
+    """Why a job is not solved; "" where it is."""
+    if result.end in UNFINISHED:
+        return f"left for --resume: {END_WORDS[result.end]}"
+    if not result.wrong:
+        return ""
+    place = f"turn {result.wrong_turn}: " if result.wrong_turn else ""
+    return place + " ".join(result.wrong.split())
 
 
 def table(results: list[JobResult]) -> Table:

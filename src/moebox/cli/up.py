@@ -49,10 +49,10 @@ def up(
         recipe: A recipe file, or the name of one that ships with moebox.
         port: Listen here instead of the recipe's port; 0 takes a free one.
         host: Listen on this address instead of the recipe's.
-        runtime: Run it natively, in docker or podman, or embedded, whatever the recipe says.
+        runtime: Run it natively, in docker or podman, or embedded, instead of what the recipe says.
         detach: Return once it answers; `moebox ps`, `logs` and `down` find it again.
-        patience: How long it may stand still while starting; any progress starts the time anew.
-        apply_remedy: When it fails for a known reason with a recipe change as remedy, try that once.
+        patience: Longest time without progress while starting.
+        apply_remedy: When it fails for a reason that a change of the recipe fixes, make it and try once more.
         dry_run: Print the command instead of running it.
         where: Nodes, for a recipe that spans several.
         runs: Where run folders live.

@@ -36,27 +36,27 @@ def verify(
 ) -> int:
     """Check that a server works, from its first answer to agents' long conversations: every slip is counted.
 
-    Green: no fault was seen. Yellow: faults were seen, too few to be sure that they matter, or something that will
-    surprise clients. Red: faults at a rate that breaks agents. docs/ladder.md lists the checks and how sure they are.
+    pass: no fault was seen. warn: faults were seen, too few to be sure that they matter, or something that will
+    surprise clients. fail: faults at a rate that breaks agents. docs/ladder.md lists the checks and how sure they are.
 
     Args:
         target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
         model: The name it is served under; may be left out where the server lists only one.
         key_env: The environment variable that holds the key.
-        only: Make these checks only (comma-separated or repeated).
+        only: Only these checks (comma-separated or repeated).
         from_: Begin with this check.
         quick: 4 trials of each kind of request: finds what always breaks, in a third of the time.
         thorough: 36 trials of each kind: finds what breaks once in ten, almost surely.
         context: Length of the long text in tokens, like 64k; 16k when left out, and the server's limit where cheap.
         trials: Trials of each kind of request, 12 when left out; a slip buys up to three times as many.
         parallel: Requests at once in the concurrency check.
-        thinking: Whether the model must think when asked to; auto takes it as it comes.
-        vision: Whether the model must read pictures; auto takes it as it comes.
-        deadline: Longest time for one request.
+        thinking: Whether the model must think when asked to; auto accepts both.
+        vision: Whether the model must read pictures; auto accepts both.
+        deadline: Timeout of one request.
         time: Longest time for all checks together; 30m when left out (10m quick, 2h thorough).
         seed: Repeat the questions of an earlier run; fresh ones otherwise.
         keep_going: Go on past a failure that makes later checks meaningless.
-        strict: Exit code 1 for yellow too.
+        strict: Exit code 1 for warnings too.
         junit: Write JUnit XML here too.
         json: Print JSON.
     """

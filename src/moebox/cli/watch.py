@@ -31,7 +31,7 @@ def watch(
         target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out.
         model: The name it is served under; may be left out where the server lists only one.
         key_env: The environment variable that holds the key.
-        every: How often to look.
+        every: How often to read the metrics.
         canary: How often to make a check (plain, arithmetic, streaming, tools in turn); 0 never.
         time: How long to watch.
         json: Print what was seen as one JSON document at the end; needs --time.

@@ -89,7 +89,7 @@ def check(names: Iterable[str]) -> None:
     """UnknownName for a step that does not exist."""
     for name in names:
         if name not in STEPS:
-            raise UnknownName("step", name, STEPS)
+            raise UnknownName("step", name, STEPS, hint=f"the steps are {', '.join(STEPS)}")
 
 
 class NoRoom(Outside):

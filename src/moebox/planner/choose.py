@@ -18,7 +18,7 @@ HIGHER = (0.92, 0.94, 0.95)  # claims to try when 0.90 does not hold the model
 def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Plan:
     """The plan for `model` on `box` within `pins`; DoesNotFit when nothing holds it."""
     if pins.checkpoint and not any(pins.checkpoint.lower() in _names(one) for one in checkpoints):
-        raise UnknownName(f"checkpoint of {model.name}", pins.checkpoint, [one.name for one in checkpoints])
+        raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
     tried, fitting = search(box, model, checkpoints, pins)
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)

@@ -132,12 +132,16 @@ def find(name: str | None) -> Instance:
 
 
 def _only_live(known: list[Instance]) -> Instance:
-    live = _living(known)
-    if not live:
+    """The one that lives; where none does, the one whose record is left."""
+    if not known:
         raise Outside("nothing is running", hint="`moebox up RECIPE` starts an engine")
+    live = [instance for instance in known if instance.alive]
     if len(live) > 1:
         raise BadInput(f"{len(live)} engines are running: say which", hint=_ids(live))
-    return live[0]
+    if not live and len(known) > 1:
+        hint = "`moebox up RECIPE` starts one; `moebox ps` lists those that ended"
+        raise Outside(f"nothing is running: {len(known)} engines have ended", hint=hint)
+    return (live or known)[0]
 
 
 def _living(known: list[Instance]) -> list[Instance]:

@@ -83,6 +83,8 @@ class Run:
         if name == LATEST and folders:
             return cls(folders[-1])
         matches = [folder for folder in folders if name and _is_called(folder.name, name)]
+        if name == LATEST and not folders:
+            raise BadInput(f"there are no runs in {home} yet", hint="`moebox run` makes one")
         if not matches:
             raise BadInput(f"no run called {name!r} in {home}", hint="`moebox runs` lists them")
         if len(matches) > 1:
