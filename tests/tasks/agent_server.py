@@ -98,8 +98,18 @@ def opencode(job: Job) -> list[Step]:
     return [*steps, {"text": "done"}]
 
 
+def terminus(job: Job) -> list[Step]:
+    """With the terminal of Harbor's terminus-2, which reads JSON in plain replies and asks twice whether it is done."""
+    keys = [f"cat > /app/{path} <<'END'\n{text}END\n" for path, text in job.solution.items()]
+    commands = [{"keystrokes": typed, "duration": 1.0} for typed in keys]
+    told = {"analysis": "a file is asked for", "plan": "write it", "commands": commands}
+    finished = {**told, "commands": [], "task_complete": True}
+    return [{"text": json.dumps(told)}, {"text": json.dumps(finished)}]
+
+
 SCRIPTS = {
     "small": solve,
+    "terminus": terminus,
     "claude": claude,
     "opencode": opencode,
     "solve": solve,
@@ -178,6 +188,9 @@ class Handler(BaseHTTPRequestHandler):
         steps = SCRIPTS[body["model"]](job)
         step = steps[min(turn, len(steps) - 1)]
         time.sleep(step.get("delay", 0))
+        if not body.get("stream"):
+            self._json(200, whole(step, body["model"]))
+            return
         if body["model"] == "small" and body["max_tokens"] > 2048:
             self._json(400, {"error": {"message": "maximum context length is 4096 tokens"}})
             return
@@ -224,6 +237,14 @@ class Handler(BaseHTTPRequestHandler):
             text = data if isinstance(data, str) else json.dumps(data)
             self.wfile.write(f"{head}data: {text}\n\n".encode())
         self.close_connection = True
+
+
+def whole(step: Step, model: str) -> Any:
+    """The step as one reply; of its parts the text alone."""
+    message = {"role": "assistant", "content": step.get("text", "")}
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "x", "object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
 
 
 def chat_events(step: Step, prompt: int, turn: int = 0) -> list[tuple[str, Any]]:

@@ -12,8 +12,9 @@ import pytest
 
 from moebox.cli import main
 from moebox.core.endpoint import Endpoint
+from moebox.errors import Outside
 from moebox.tasks.families import FAMILIES, make
-from moebox.tasks.harbor import command, read_results, write
+from moebox.tasks.harbor import command, end, read_results, run_dataset, write
 
 
 def checked(task: Path, app: Path) -> subprocess.CompletedProcess[str]:
@@ -104,7 +105,18 @@ def test_results_are_read(tmp_path: Path):
     assert found[0].seconds == 120
     assert found[0].output_tokens == 70
     assert found[2].end == "time"
+    assert {result.family for result in found} == {"terminal-bench@2.0"}
     assert "AgentTimeoutError: late" in found[2].wrong
+
+
+def test_our_own_tasks_come_back_as_the_jobs_they_are(tmp_path: Path) -> None:
+    names = ("errand-easy-7", "long-reply-hard-12", "errand-easy-x")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps({**TRIAL, "task_name": name}))
+    found = [(result.family, result.level, result.seed) for result in read_results(tmp_path, "tasks")]
+
+    assert found == [("errand", "easy", 7), ("tasks", "hard", 1), ("long-reply", "hard", 12)]
 
 
 HARBOR = """#!{python}
@@ -131,15 +143,66 @@ def test_harbor_is_given_the_endpoint_and_its_results_are_ours(
     assert main(words) == 3
     assert "harbor is not installed" in capsys.readouterr().err
 
-    for name in ("harbor", "docker"):
-        path = folder / name
-        path.write_text(HARBOR.format(python=sys.executable, trial=repr(TRIAL)))
-        path.chmod(0o755)
+    program(folder / "harbor", HARBOR.format(python=sys.executable, trial=repr(TRIAL)))
+    assert main(words) == 3
+    assert "docker is not installed" in capsys.readouterr().err
+    program(folder / "docker", "#!/bin/sh\nexit 1\n")  # the client alone, without its daemon
+    assert main(words) == 3
+    assert "docker cannot be reached" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()  # nothing was begun
+    program(folder / "podman", "#!/bin/sh\nexit 0\n")
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "terminal-bench@2.0" in out
     assert "solved: 1 of 1" in out
-    told = command("terminal-bench@2.0", Endpoint(base_url=server, model="m", key="k"), tmp_path, jobs=3, parallel=2)
-    assert told[:6] == ["harbor", "run", "-d", "terminal-bench@2.0", "-a", "terminus-2"]
-    assert f"api_base={server}" in told
-    assert "k" not in told
+    (log,) = (tmp_path / "runs").rglob("harbor.log")
+    told = log.read_text()
+    assert "'-e', 'podman'" in told
+    assert '"max_input_tokens": 131072' in told  # what the server has
+    assert "the-key" not in told
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_the_command_is_as_harbors_documentation_has_it(tmp_path: Path) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:1/v1", model="m", key="k")
+    words = command("terminal-bench@2.0", endpoint, tmp_path, jobs=3, parallel=2)
+
+    assert words[:8] == ["harbor", "run", "-d", "terminal-bench@2.0", "-e", "docker", "-a", "terminus-2"]
+    assert "api_base=http://127.0.0.1:1/v1" in words
+    assert "k" not in words
+    small = command(str(tmp_path), endpoint, tmp_path, jobs=3, parallel=2, engine="podman", context=2048)
+    assert small[2:6] == ["-p", str(tmp_path), "-e", "podman"]
+    assert "proactive_summarization_threshold=512" in small
+
+
+SLEEPER = """import pathlib, signal, sys, time
+def end(*_):
+    pathlib.Path(sys.argv[1]).write_text("containers removed")
+    sys.exit(1)
+signal.signal(signal.SIGINT, end)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_harbor_is_interrupted_not_killed(tmp_path: Path) -> None:
+    """It removes its containers then."""
+    mark = tmp_path / "mark"
+    harbor = subprocess.Popen([sys.executable, "-c", SLEEPER, str(mark)], stdout=subprocess.PIPE)
+    with harbor:
+        assert harbor.stdout
+        assert harbor.stdout.readline() == b"ready\n"
+        end(harbor)
+    assert mark.read_text() == "containers removed"
+
+
+def test_a_budget_that_is_up_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "harbor", "#!/bin/sh\nexec /bin/sleep 600\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    endpoint = Endpoint(base_url="http://127.0.0.1:1/v1", model="m")
+    with pytest.raises(Outside, match="left no results"):
+        run_dataset("d", endpoint, tmp_path / "out", engine="podman", jobs=1, parallel=1, budget_s=0.2)

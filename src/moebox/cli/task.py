@@ -270,10 +270,18 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", j
     from moebox.tasks import harbor, runner
     from moebox.tasks.result import JobName, TaskRun
 
+    engine = harbor.container_engine()
     run = Run.create(f"task-{endpoint.model}")
     talk().print(f"run: {run.path}", soft_wrap=True)
-    folder, parallel = run.path / "tasks", options.parallel
-    results = harbor.run_dataset(dataset, endpoint, folder, jobs=jobs, parallel=parallel, budget_s=options.budget_s)
+    results = harbor.run_dataset(
+        dataset,
+        endpoint,
+        run.path / "tasks",
+        engine=engine,
+        jobs=jobs,
+        parallel=options.parallel,
+        budget_s=options.budget_s,
+    )
     wanted = tuple(JobName(family=row.family, level=row.level, seed=row.seed) for row in results)
     done = TaskRun(
         url=endpoint.base_url,
@@ -281,7 +289,7 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", j
         agent="harbor",
         wanted=wanted,
         results=tuple(results),
-        sandbox="docker",
+        sandbox=engine,
     )
     runner.save(done, run)
     run.release()

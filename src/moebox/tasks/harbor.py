@@ -1,28 +1,40 @@
 """Harbor (harbor-framework/harbor, the harness of Terminal-Bench 2): our jobs in its task format, its datasets here.
 
 `write` gives a folder that `harbor run -p` takes: task.toml, instruction.md, environment/, tests/, solution/.
-`run_dataset` hands the endpoint to an installed `harbor`, which needs docker, and reads its results into our own types.
+`run_dataset` hands the endpoint to an installed `harbor`, which needs docker or podman, and reads its results into our
+own types.
 """
 
+import contextlib
 import inspect
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, Outside
 from moebox.loose import Json, as_json, inner, is_figure, within, words
+from moebox.stream.limits import served_limits
 from moebox.tasks import gadget
-from moebox.tasks.job import Job
+from moebox.tasks.families import FAMILIES
+from moebox.tasks.job import LEVELS, Job, Level
 from moebox.tasks.result import CheckSeen, End, JobResult, TurnSeen
 from moebox.tasks.score import expected
 
 AGENT = "terminus-2"  # Harbor's own, which takes any OpenAI-compatible endpoint by `api_base`
 AGENT_S, VERIFIER_S, BUILD_S = 1800.0, 120.0, 600.0
+ASK_S = 30.0
+# Harbor removes its containers when it is interrupted; SIGKILL would leave them.
+STOP = ((signal.SIGINT, 90.0), (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))
+SUMMARY_TOKENS = 8000  # of context left, at which terminus-2 begins to summarise by itself
+OWN_TASK = re.compile(rf"({'|'.join(FAMILIES)})-({'|'.join(LEVELS)})-(\d{{1,9}})")
 
 DOCKERFILE = """FROM python:3.12-slim
 WORKDIR /app
@@ -172,36 +184,83 @@ def _put(path: Path, text: str, *, mode: int = 0o644) -> None:
         raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
 
 
-def command(dataset: str, endpoint: Endpoint, folder: Path, *, jobs: int, parallel: int) -> list[str]:
-    """What is run; the key goes by the environment."""
+def command(
+    dataset: str,
+    endpoint: Endpoint,
+    folder: Path,
+    *,
+    jobs: int,
+    parallel: int,
+    engine: str = "docker",
+    context: int | None = None,
+) -> list[str]:
+    """What is run; the key goes by the environment. `context` is what the server has: Harbor assumes a million."""
     where = ["-p", dataset] if Path(dataset).is_dir() else ["-d", dataset]
-    words = ["harbor", "run", *where, "-a", AGENT, "-m", f"openai/{endpoint.model}"]
-    words += ["--ak", f"api_base={endpoint.base_url}", "-o", str(folder)]
-    return [*words, "-n", str(parallel), "-l", str(jobs)]
+    words = ["harbor", "run", *where, "-e", engine, "-a", AGENT, "-m", f"openai/{endpoint.model}"]
+    words += ["--ak", f"api_base={endpoint.base_url}"]
+    if context:
+        limits = {"max_input_tokens": context, "max_output_tokens": max(1, context // 4)}
+        words += ["--ak", f"model_info={json.dumps(limits)}"]
+        words += ["--ak", f"proactive_summarization_threshold={min(SUMMARY_TOKENS, context // 4)}"]
+    return [*words, "-o", str(folder), "-n", str(parallel), "-l", str(jobs)]
+
+
+def container_engine() -> str:
+    """What Harbor can run tasks in here; Outside where `harbor` or such an engine is missing."""
+    if shutil.which("harbor") is None:
+        raise Outside("harbor is not installed", hint="uv tool install harbor (it needs Python 3.12)")
+    there = [name for name in ("docker", "podman") if shutil.which(name)]
+    if not there:
+        raise Outside("docker is not installed", hint="Harbor runs tasks in docker, or in podman with podman-compose")
+    for name in there:
+        if _answers(name):
+            return name
+    raise Outside(f"{' and '.join(there)} cannot be reached: `{there[0]} info` fails", hint="is its daemon running?")
+
+
+def _answers(engine: str) -> bool:
+    try:
+        done = subprocess.run([engine, "info"], capture_output=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def run_dataset(
-    dataset: str, endpoint: Endpoint, folder: Path, *, jobs: int, parallel: int, budget_s: float | None
+    dataset: str, endpoint: Endpoint, folder: Path, *, engine: str, jobs: int, parallel: int, budget_s: float | None
 ) -> list[JobResult]:
     """Run a dataset, or a folder of tasks, and read what came of it."""
-    for program, hint in (("harbor", "uv tool install harbor"), ("docker", "Harbor runs tasks in docker or podman")):
-        if shutil.which(program) is None and not (program == "docker" and shutil.which("podman")):
-            raise Outside(f"{program} is not installed", hint=hint)
-    words = command(dataset, endpoint, folder, jobs=jobs, parallel=parallel)
+    context = served_limits(endpoint).context
+    words = command(dataset, endpoint, folder, jobs=jobs, parallel=parallel, engine=engine, context=context)
     environment = {**os.environ, "OPENAI_API_KEY": endpoint.key or "none", "OPENAI_BASE_URL": endpoint.base_url}
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(folder / "harbor.log", "wb") as log:
-            done = subprocess.run(
-                words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=budget_s, check=False
-            )
-        code = done.returncode
-    except subprocess.TimeoutExpired:
-        code = 0  # the budget is up; what is there counts
+    code = _run(words, environment, folder / "harbor.log", budget_s)
     results = read_results(folder, Path(dataset).name)
     if not results:
         raise Outside(f"harbor left no results (exit code {code})", hint=f"its output is in {folder / 'harbor.log'}")
     return results
+
+
+def _run(words: list[str], environment: Mapping[str, str], log: Path, budget_s: float | None) -> int:
+    """Harbor to its end, or to the end of the budget; its exit code, 0 where the budget was up."""
+    with open(log, "wb") as file:
+        process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    try:
+        return process.wait(budget_s)
+    except subprocess.TimeoutExpired:
+        return 0  # what is there counts
+    finally:
+        end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Interrupt a `harbor` that still runs, and wait while it removes its containers."""
+    for sign, wait_s in STOP:
+        if process.poll() is not None:
+            return
+        process.send_signal(sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
 
 
 def read_results(folder: Path, dataset: str) -> list[JobResult]:
@@ -235,10 +294,11 @@ def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
         completion_tokens=_whole(within(document, "agent_result.n_output_tokens")),
         cached_tokens=_whole(within(document, "agent_result.n_cache_tokens")),
     )
+    family, level, seed = _named(task) or (dataset, "hard", number)
     return JobResult(
-        family=dataset,
-        level="hard",
-        seed=number,
+        family=family,
+        level=level,
+        seed=seed,
         solved=solved,
         end=end,
         why=why,
@@ -248,6 +308,12 @@ def _result(document: Json, path: str, dataset: str, number: int) -> JobResult:
         turns=(turn,),
         transcript=path,
     )
+
+
+def _named(task: str) -> tuple[str, Level, int] | None:
+    """Family, level and seed of a job of ours, which `write` calls its task by; None for anybody else's."""
+    match = OWN_TASK.fullmatch(task)
+    return (match[1], cast(Level, match[2]), int(match[3])) if match else None
 
 
 def _ending(failure: Json) -> tuple[End, str]:
