@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -124,14 +125,51 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     words += [f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"]
     running: list[subprocess.Popen[bytes]] = []
     os.environ["SLURM_CONF"] = str(conf)
-    with ended(running):
+    with no_process_of(conf), ended(running):
         running.append(started(words, folder / "out"))
         until(lambda: Path(munge["sock"]).exists(), "munged did not start")
         running.append(started(["slurmctld", "-D", "-f", str(conf)], folder / "out"))
         running.extend(started(["slurmd", "-D", "-N", name, "-f", str(conf)], folder / "out") for name in NAMES)
         until(lambda: "idle" in said(["sinfo", "--noheader", "--format=%T %D"]), "slurmd did not register")
         yield Cluster(folder=folder)
+        no_jobs()  # slurmd's steps outlive it: a job that is left when it ends is nobody's
     del os.environ["SLURM_CONF"]
+
+
+def no_jobs() -> None:
+    """Cancel every job and wait until its processes are gone."""
+    for job in said(["squeue", "--noheader", "--format=%i"]).split():
+        subprocess.run(["scancel", job], check=False)
+    until(lambda: not said(["squeue", "--noheader"]).strip(), "a job stays")
+
+
+@contextlib.contextmanager
+def no_process_of(conf: Path) -> Iterator[None]:
+    """Whatever was started with this configuration is gone afterwards; what is not is killed, and an error."""
+    try:
+        yield
+    finally:
+        left = {pid: command_of(pid) for pid in started_with(f"SLURM_CONF={conf}")}
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    assert not left, f"left when Slurm was gone: {left}"
+
+
+def started_with(variable: str) -> list[int]:
+    """Processes, other than this one, that were started with this variable."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if variable.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:120]
+    return ""
 
 
 def said(argv: list[str]) -> str:
@@ -146,8 +184,7 @@ def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
     try:
         until(lambda: not said(["squeue", "--noheader"]).strip(), "a test left a job")
     finally:
-        for job in said(["squeue", "--noheader", "--format=%i"]).split():
-            subprocess.run(["scancel", job], check=False)
+        no_jobs()
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 Rank 0 listens at --master-addr for the other ranks, then serves HTTP. Every token of a reply goes through every rank
 (as pipeline stages do), so a rank that dies is noticed at once: rank 0 then ends with an error, as vLLM's engine core
-does. Behaviour is chosen by SMALL_ENGINE: "" serves, "die-loading", "die-ready", "hang" and "no-rank" fail on rank 1.
+does. Behaviour is chosen by SMALL_ENGINE: "" serves, "die-loading", "die-ready", "hang" and "no-rank" fail on rank 1;
+the workers of "stubborn" heed no signal but SIGKILL.
 """
 
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,6 +27,9 @@ def say(text: str) -> None:
 def worker() -> None:
     """A process of the rank that only its rank's end should end."""
     if os.fork() == 0:
+        if MODE == "stubborn":
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
         while True:
             time.sleep(3600)
 

@@ -119,6 +119,14 @@ def test_a_killed_head_leaves_no_rank_and_no_allocation(victim: str, slurm: Clus
         until(lambda: not said(["squeue", "--noheader"]).strip(), "the allocation stays")
 
 
+def test_an_allocation_that_is_cancelled_leaves_no_process_that_ignores_it(slurm: Cluster, spanning: Spanning) -> None:
+    """As a time limit does: Slurm ends what hangs below its step, and loses sight of what an ended agent left."""
+    with session(spanning("stubborn"), SLURM) as running:
+        running.wait_ready(patience_s=60)
+        subprocess.run(["scancel", running.instance.job], check=True)
+        ranks_gone(state.mark(running.run.id))
+
+
 def test_a_moebox_that_is_killed_leaves_nothing(slurm: Cluster, spanning: Spanning) -> None:
     words = [sys.executable, "-m", "moebox", "up", str(spanning()), "--slurm", "--node-python", sys.executable]
     moebox = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

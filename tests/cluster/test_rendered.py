@@ -15,7 +15,7 @@ from moebox.core.recipe import Parallel
 from moebox.flows.fleet_render import fleet_files
 from moebox.render import render
 from moebox.serve.recipes import read_recipe
-from tests.cluster.conftest import Cluster, quiet_port, said, until
+from tests.cluster.conftest import Cluster, no_jobs, quiet_port, said, until
 
 pytestmark = pytest.mark.engine
 VENV = Path(os.environ.get("MOEBOX_ROUTER_VENV", ".venv-router")).absolute()
@@ -47,9 +47,7 @@ def no_job() -> bool:
 @pytest.fixture
 def jobs_end() -> Iterator[None]:
     yield
-    for job in said(["squeue", "--noheader", "--format=%i"]).split():
-        subprocess.run(["scancel", job], check=False)
-    until(no_job, "a job stays")
+    no_jobs()
 
 
 def test_a_rendered_job_serves_from_two_nodes_and_ends_as_one(

@@ -26,6 +26,10 @@ from typing import IO, TypedDict
 MARK = "MOEBOX_RANK"  # every process of a rank carries it, and nothing else does
 MASTER = "@MASTER@"  # stands in argv for the first node's address
 PIECE = 1 << 16
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Told by a signal to end (a cancelled allocation, its time limit): Slurm sends SIGKILL 30 s later (KillWait), and what
+# hangs below an agent that has ended by then is nobody's.
+CANCELLED = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
 PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
 Answer = dict[str, object]  # what a node tells, for JSON
 
@@ -114,6 +118,14 @@ def kill(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def kill_all() -> None:
+    """Kill everything below this process, also what is forked meanwhile."""
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until and (left := descendants()):
+        kill(left, signal.SIGKILL)
+        time.sleep(0.02)
+
+
 class Rank:
     """One rank: its process, its output, and the lifeline."""
 
@@ -126,6 +138,13 @@ class Rank:
         self.heard = time.monotonic()
         self.stopping = False
         self.silent = False
+        self.cancelled = 0  # the signal that told this agent to end
+        for number in SIGNALS:
+            signal.signal(number, self.cancel)
+
+    def cancel(self, number: int, _: object) -> None:
+        """End the rank before this agent ends: as long as it is there, it inherits what the rank leaves."""
+        self.cancelled = number
 
     def run(self) -> int:
         """Until the rank has ended; its exit code."""
@@ -179,7 +198,10 @@ class Rank:
             self.stop()
 
     def ends(self, *, heard: bool) -> bool:
-        """Whether the head asked for the end, or is gone; `heard`: it said something just now."""
+        """Whether the end was asked for, or the head is gone; `heard`: it said something just now."""
+        if self.cancelled:
+            say(f"moebox-agent: rank {self.rank} was told to end by {signal.Signals(self.cancelled).name}")
+            return True
         if heard:
             data = os.read(0, PIECE)
             self.heard = time.monotonic()
@@ -206,7 +228,7 @@ class Rank:
     def stop(self) -> None:
         """Ask, ask harder, kill; waits no longer than the ladder says."""
         self.stopping = True
-        for name, wait in self.order["ladder"]:
+        for name, wait in CANCELLED if self.cancelled else self.order["ladder"]:
             kill([-self.child.pid], getattr(signal, name))
             until = time.monotonic() + wait
             while time.monotonic() < until and self.child.poll() is None:
@@ -223,7 +245,7 @@ class Rank:
             self.copy()
             if self.rest == before and not select.select([self.out], [], [], 0.05)[0]:
                 break
-        kill(descendants(), signal.SIGKILL)
+        kill_all()
         if self.silent and self.rank == 0 and os.environ.get("SLURM_JOB_ID") and shutil.which("scancel"):
             subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=False)
 
