@@ -22,16 +22,23 @@ case $which in
   *)     echo "llama-build.sh: llama, rpc or ik, not $which" >&2; exit 2 ;;
 esac
 
-if [ -x "$server" ]; then
+built=yes
+for target in "${targets[@]}"; do [ -x "$out/$which/bin/$target" ] || built=no; done
+if [ "$built" = yes ]; then
   echo "$which: built already: $server"
   exit 0
 fi
 if [ -z "$source" ]; then
   source=$out/src-$which
-  [ -d "$source" ] || git clone --quiet --depth 1 "$url" "$source"
+  if [ ! -d "$source" ]; then  # whole or not at all: what an interrupted clone leaves is no source
+    rm -rf "$source.part"
+    git clone --quiet --depth 1 "$url" "$source.part"
+    mv "$source.part" "$source"
+  fi
 fi
 cmake -S "$source" -B "$out/$which" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
-  -DGGML_CUDA=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_CURL=OFF "${options[@]}" > "$out/$which.cmake.log"
+  -DGGML_CUDA=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_CURL=OFF "${options[@]}" > "$out/$which.cmake.log" 2>&1 ||
+  { tail -20 "$out/$which.cmake.log" >&2; exit 3; }
 nice -n 15 cmake --build "$out/$which" -j "$jobs" --target "${targets[@]}" > "$out/$which.build.log" 2>&1 ||
   { tail -20 "$out/$which.build.log" >&2; exit 3; }
 echo "$which: built $server"

@@ -9,7 +9,7 @@ fi
 if [[ "${2:-}" == litellm ]]; then
   if ! "$folder/bin/python" -c 'import litellm.proxy' 2>/dev/null; then
     echo "installing litellm into $folder"
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check 'litellm[proxy]==1.108.4'
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check 'litellm[proxy]==1.106.2'
   fi
   exit 0
 fi

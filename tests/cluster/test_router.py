@@ -73,13 +73,21 @@ def test_a_real_router_serves_keeps_conversations_together_and_loses_only_a_memb
         running.stop()
 
 
-def test_litellm_keeps_conversations_together_where_the_client_names_them(tmp_path: Path) -> None:
+def test_litellm_keeps_named_conversations_together_and_loses_only_a_members_streams(
+    tmp_path: Path,
+) -> None:
     running = fleet_up.up(fleet(tmp_path, "litellm", port=0), twins=True, patience_s=120)
     try:
-        verdict = fleet_verify.verify(running.record, Options(seed=1), only=["alive"], run=Run.create("verify"))
+        # It relays some hundred chunks a second: more streams would be done by the members before clients see them.
+        verdict = fleet_verify.verify(
+            running.record, Options(seed=1), only=["alive"], kill="busiest", streams=8, run=Run.create("verify")
+        )
         assert verdict.ladder.holds
         assert verdict.affinity.verdict == "pass", verdict.affinity.reason
         assert "x-litellm-session-id" in verdict.affinity.reason
+        assert verdict.loss is not None
+        assert verdict.loss.good, verdict.loss
+        assert verdict.loss.counted_by == "router"
     finally:
         running.stop()
 

@@ -9,9 +9,9 @@ from moebox.core.verdict import Verdict
 from moebox.fleet.cost import Prices
 from moebox.fleet.simulate import FleetOutcome
 from moebox.flows.fleet_bench import Step
+from moebox.flows.fleet_loss import MemberLoss
 from moebox.flows.fleet_plan import Answer, FleetPlan
 from moebox.flows.fleet_up import FleetRecord
-from moebox.flows.fleet_verify import MemberLoss
 from moebox.units import percent, seconds
 
 
@@ -117,21 +117,33 @@ def _small_print(found: FleetPlan) -> str:
     )
 
 
+# What it held, by who counted it.
+HELD = {
+    "router": "with {inside} streams behind {router}",
+    "member": "with {inside} requests in it",
+    "": "behind {router}",
+}
+
+
 def loss_lines(loss: MemberLoss | None) -> list[str]:
     """A member's death, told."""
     if loss is None:
         return []
-    held = "" if loss.inside is None else f" with {loss.inside} requests in it"
-    lines = [f"{loss.member} killed{held}: {loss.finished} of {loss.streams} streams finished, {len(loss.lost)} lost"]
+    held = HELD[loss.counted_by].format(inside=loss.inside, router=loss.router)
+    lines = [f"{loss.member} killed {held}: {loss.finished} of {loss.streams} streams finished, {len(loss.lost)} lost"]
     lines += [f"  {count} × {why}" for why, count in loss.reasons.items()]
-    lines += [f"  lost: {name}" for name in loss.lost]
+    lines += [f"  lost: {name}{_elsewhere(name, loss)}" for name in loss.lost]
     if loss.served_after_s is None:
         lines.append("  no request was answered after it")
         return lines
     lines.append(f"  a new request was answered after {seconds(loss.served_after_s)}")
     if not loss.good:
-        lines.append("  more streams broke than the member held")
+        lines.append(f"  more streams broke behind {loss.router} than the member held")
     return lines
+
+
+def _elsewhere(name: str, loss: MemberLoss) -> str:
+    return ", which the member did not serve" if name in loss.elsewhere else ""
 
 
 def affinity_lines(found: Verdict) -> list[str]:

@@ -33,6 +33,7 @@ class RouterTraits:
     anthropic: bool  # carries /v1/messages
     health: str
     session_header: str = ""  # by which a client names its conversation, where the router cannot tell from the prompt
+    member_header: str = ""  # of replies, in which it names the member that serves
     note: str = ""
     source: str = ""
 

@@ -18,6 +18,7 @@ class Stream:
     """One reply on its way."""
 
     name: str  # sent as X-Request-Id, so that logs of routers and engines know it
+    member: str = ""  # that serves it, where the router says so
     chunks: int = 0
     first_s: float = 0.0  # when the first piece of text came, since the beginning
     finished: bool = False
@@ -49,6 +50,7 @@ async def crowd(
     streams: int,
     tokens: int,
     deadline_s: float,
+    member_header: str = "",
     disturb: Callable[[list[Stream]], Awaitable[None]] | None = None,
 ) -> Crowd:
     """Start streams; once they have begun (or the rest waits in a queue), `disturb`; follow all to the end."""
@@ -58,7 +60,9 @@ async def crowd(
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     disturbed: float | None = None
     async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
-        tasks = [asyncio.create_task(_follow(client, endpoint, stream, tokens, zero)) for stream in followed]
+        tasks = [
+            asyncio.create_task(_follow(client, endpoint, stream, tokens, zero, member_header)) for stream in followed
+        ]
         if disturb is not None:
             await _begun(followed, deadline_s)
             disturbed = time.monotonic() - zero
@@ -87,7 +91,9 @@ async def _begun(streams: list[Stream], deadline_s: float) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _follow(client: httpx2.AsyncClient, endpoint: Endpoint, stream: Stream, tokens: int, zero: float) -> None:
+async def _follow(
+    client: httpx2.AsyncClient, endpoint: Endpoint, stream: Stream, tokens: int, zero: float, member_header: str
+) -> None:
     number = stream.name.rpartition("-")[2]  # first, so that no two prompts share a prefix
     text = f"{number} is the number of this request. Count upwards from one, a number a line, and do not stop."
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}], "stream": True}
@@ -95,6 +101,7 @@ async def _follow(client: httpx2.AsyncClient, endpoint: Endpoint, stream: Stream
     headers = {**endpoint.headers, "X-Request-Id": stream.name}
     try:
         async with client.stream("POST", f"{endpoint.base_url}/chat/completions", json=body, headers=headers) as reply:
+            stream.member = reply.headers.get(member_header, "") if member_header else ""
             if reply.status_code != 200:
                 stream.error = f"HTTP {reply.status_code}"
                 return

@@ -1,0 +1,212 @@
+"""A member's death under streams: which of them broke, whose they were, and when the fleet answered again."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from moebox import codec, http
+from moebox.bench.scrape import parse, pick
+from moebox.checkpoint import deploy
+from moebox.core.recipe import Recipe
+from moebox.errors import BadInput, Outside
+from moebox.fleet import routers
+from moebox.flows.fleet_streams import Crowd, Stream, crowd
+from moebox.flows.fleet_up import FleetRecord, MemberRecord, answers, save, start_twin, wait_ready
+from moebox.serve import preflight, state
+from moebox.serve.program import Program
+from moebox.serve.session import Session, launch, prepare
+from moebox.serve.stop import stop as stop_instance
+from moebox.store import Run
+
+BUSIEST = "busiest"
+BACK_S = 120.0  # for a router to send requests again to a member that came back
+NOTICE_S = 60.0  # for a router to send requests past a member that died
+PORT_S = 150.0  # for the kernel to forget the connections of a killed server (tcp_fin_timeout is 60 s)
+CountedBy = Literal["router", "member", ""]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLoss:
+    """What a member's death did to the streams in flight."""
+
+    member: str
+    router: str
+    streams: int
+    inside: int | None  # streams the member held when it died; None where nobody counts them
+    counted_by: CountedBy = ""  # the router named each stream's member, or the member its requests
+    finished: int
+    lost: tuple[str, ...]  # X-Request-Id of each broken stream
+    elsewhere: tuple[str, ...] = ()  # of these, such as another member served or none had begun; by the router alone
+    reasons: dict[str, int]
+    served_after_s: float | None  # until a new request was answered; None when none was
+
+    @property
+    def good(self) -> bool:
+        """Only streams of the dead member broke, and the fleet went on."""
+        only_own = not self.elsewhere and (self.inside is None or len(self.lost) <= self.inside)
+        return only_own and self.served_after_s is not None
+
+
+def victim_of(record: FleetRecord, name: str) -> MemberRecord | None:
+    """The member to be killed; None for the one that is busiest when it comes to it."""
+    if name == BUSIEST and len(record.members) > 1 and all(member.instance for member in record.members):
+        return None
+    member = next((member for member in record.members if member.name == name), None)
+    if member is None:
+        names = ", ".join(member.name for member in record.members)
+        raise BadInput(f"{record.name} has no member {name!r}", hint=names)
+    if not member.instance:
+        raise BadInput(f"{name} was not started by moebox, so it is not killed", hint="a member with a recipe can be")
+    if len(record.members) < 2:
+        raise BadInput("killing the only member leaves nothing to look at")
+    return member
+
+
+def member_loss(record: FleetRecord, victim: MemberRecord | None, *, streams: int, tokens: int = 400) -> MemberLoss:
+    """Kill a member with -9 under `streams` streams, count what broke, and start it again."""
+    header = routers.traits()[record.router.kind].member_header
+    killed: list[tuple[MemberRecord, int | None]] = []
+
+    async def disturb(followed: list[Stream]) -> None:
+        held = in_flight(record, followed) if header else await asyncio.to_thread(_counted, record)
+        chosen = victim or max(record.members, key=lambda member: held[member.name] or 0)
+        killed.append((chosen, held[chosen.name]))
+        _kill(chosen)
+
+    seen = asyncio.run(
+        crowd(
+            record.endpoint(),
+            streams=streams,
+            tokens=tokens,
+            deadline_s=BACK_S * 2,
+            member_header=header,
+            disturb=disturb,
+        )
+    )
+    member, inside = killed[0]
+    loss = judged(record, member.name, inside, seen, served_after_s=_served_again(record))
+    restart(record, member)
+    return loss
+
+
+def judged(
+    record: FleetRecord, member: str, inside: int | None, seen: Crowd, *, served_after_s: float | None
+) -> MemberLoss:
+    """Whose streams broke. Where the router names the member of each, that decides; else the member's own count.
+
+    A member's own count is of requests it computes. Behind a router that is slower than its members (LiteLLM) it has
+    computed more than it has sent: the rest lies in the member, dies with it, and is counted nowhere.
+    """
+    named = bool(routers.traits()[record.router.kind].member_header)
+    counted_by: CountedBy = "router" if named else "" if inside is None else "member"
+    return MemberLoss(
+        member=member,
+        router=record.router.kind,
+        streams=len(seen.streams),
+        inside=inside,
+        counted_by=counted_by,
+        finished=sum(stream.finished for stream in seen.streams),
+        lost=tuple(stream.name for stream in seen.lost),
+        elsewhere=tuple(stream.name for stream in seen.lost if stream.member != member) if named else (),
+        reasons=_reasons(seen),
+        served_after_s=served_after_s,
+    )
+
+
+def in_flight(record: FleetRecord, streams: Sequence[Stream]) -> dict[str, int | None]:
+    """Streams of each member that have begun and not ended, as clients see them."""
+    names = [stream.member for stream in streams if not stream.over]
+    return {member.name: names.count(member.name) for member in record.members}
+
+
+def counts(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
+    """The member's own counters, under our names; empty where it has none."""
+    endpoint = record.member_endpoint(member)
+    reply = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers, timeout_s=5.0)
+    return pick(parse(reply.text)) if reply.ok else {}
+
+
+def _counted(record: FleetRecord) -> dict[str, int | None]:
+    """Requests in each member now, by its own count."""
+    counted = {member.name: counts(record, member) for member in record.members}
+    return {
+        name: round(numbers["running"] + numbers.get("waiting", 0.0)) if "running" in numbers else None
+        for name, numbers in counted.items()
+    }
+
+
+def _served_again(record: FleetRecord) -> float | None:
+    """Seconds until a request whose prefix any member may have is answered; a router takes a while to notice."""
+    began = time.monotonic()
+    while time.monotonic() - began < NOTICE_S:
+        if answers(record.endpoint()):
+            return time.monotonic() - began
+        time.sleep(0.2)
+    return None
+
+
+def _reasons(seen: Crowd) -> dict[str, int]:
+    reasons: dict[str, int] = {}
+    for stream in seen.lost:
+        reasons[stream.error] = reasons.get(stream.error, 0) + 1
+    return reasons
+
+
+def _kill(member: MemberRecord) -> None:
+    instance = _instance(member)
+    pid = instance.life.engine if instance else 0
+    if isinstance(pid, int) and pid > 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _instance(member: MemberRecord) -> state.Instance | None:
+    return next((instance for instance in state.instances() if instance.id == member.instance), None)
+
+
+def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:
+    """The member again, at the address the router knows."""
+    old = _instance(member)
+    if old is None:
+        return record
+    folder, port = Path(old.run), old.port
+    stop_instance(old)
+    _wait_for_port(old.base_url, port)
+    run_name = f"{record.name}-{member.name}"
+    run = Run.create(run_name)
+    if record.twins:
+        recipe = codec.read_toml(Recipe, folder / "twin.toml")
+        part: Session | Program = start_twin(recipe, member.box, run, title=run_name, port=port)
+    else:
+        recipe = codec.read_toml(Recipe, folder / "recipe.toml")
+        part = launch(prepare(deploy(recipe), name=run.id), run)
+    try:
+        wait_ready(part, BACK_S)
+    except BaseException:
+        part.stop()
+        raise
+    part.detach()
+    back = replace(member, instance=part.instance.id)
+    members = tuple(back if other.name == member.name else other for other in record.members)
+    return save(replace(record, members=members))
+
+
+def _wait_for_port(url: str, port: int) -> None:
+    """Connections of a killed llama.cpp keep its port for the kernel's fin timeout: it sets SO_REUSEPORT alone."""
+    host = urlsplit(url).hostname or "127.0.0.1"
+    until = time.monotonic() + PORT_S
+    while True:
+        try:
+            preflight.port(host, port)
+            return
+        except Outside:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
