@@ -108,14 +108,16 @@ class Layout:
     def text(self) -> str:
         """In a few words."""
         sizes = (("TP", self.tp), ("PP", self.pp), ("DP", self.dp), ("DCP", self.dcp))
+        others: dict[str, object] = {
+            "EP": self.ep,
+            f"kv {self.kv}": self.kv,
+            "eager": not self.graphs,
+            f"chunk {self.chunk}": self.chunk,
+            f"{self.threads} threads": self.threads,
+            self.preset: self.preset,
+        }
         parts = [f"{name}{size}" for name, size in sizes if size > 1 or name == "TP"]
-        parts += ["EP"] if self.ep else []
-        parts += [f"kv {self.kv}"] if self.kv else []
-        parts += [] if self.graphs else ["eager"]
-        parts += [f"chunk {self.chunk}"] if self.chunk else []
-        parts += [f"{self.threads} threads"] if self.threads else []
-        parts += [self.preset] if self.preset else []
-        return " ".join(parts)
+        return " ".join([*parts, *(text for text, said in others.items() if said)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

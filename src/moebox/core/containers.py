@@ -18,7 +18,9 @@ MODES = re.compile(r"(ro|rw|z|Z|cached|delegated|consistent|nocopy|r?(shared|sla
 KEPT = ("/etc", "/proc", "/sys", "/boot", "/dev", "/run", "/var/run", "/var/lib/docker", "/var/lib/containers")
 KEPT_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 PEOPLE = ("/", "/home", "/root", "/var", "~", "~/")  # whole: what lies below may be named
-PRIVATE = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".netrc", ".password-store", ".local")
+PRIVATE = frozenset(
+    {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".netrc", ".password-store", ".local"}
+)
 MOUNTS = "mount the folder itself, e.g. /data/models"
 
 _SIZE = r"\d+[bkmgtBKMGT]?[bB]?"
@@ -84,14 +86,22 @@ def outside(path: str, text: str) -> None:
     _plain(path, text)
     folder = PurePosixPath(text)
     whole = str(folder)
-    kept = any(whole == place or whole.startswith(f"{place}/") for place in (*KEPT, *KEPT_PROGRAMS))
-    if kept and not whole.startswith("/dev/shm"):  # noqa: S108
+    if _machines_own(folder) and not whole.startswith("/dev/shm"):  # noqa: S108
         raise BadInput(f"{path}: {text} belongs to the machine, not into a container", hint=MOUNTS)
-    home = len(folder.parts) == 3 and folder.parts[1] == "home"
-    if whole in PEOPLE or home or any(part in PRIVATE for part in folder.parts):
+    if _persons_own(folder):
         raise BadInput(f"{path}: {text} holds more than weights", hint=MOUNTS)
     if whole.endswith(".sock"):
         raise BadInput(f"{path}: {text} is a door, not a folder of weights", hint=MOUNTS)
+
+
+def _machines_own(folder: PurePosixPath) -> bool:
+    return any(folder.is_relative_to(place) for place in (*KEPT, *KEPT_PROGRAMS))
+
+
+def _persons_own(folder: PurePosixPath) -> bool:
+    """A whole home folder, or one that keys and settings lie in."""
+    home = len(folder.parts) == 3 and folder.parts[1] == "home"
+    return home or str(folder) in PEOPLE or not PRIVATE.isdisjoint(folder.parts)
 
 
 def inside(path: str, text: str) -> None:

@@ -8,17 +8,21 @@ text for a shell. Renderers quote on top of this, each by its own rules.
 import ipaddress
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moebox import codec
 from moebox.core import containers
+from moebox.core.change import setting
 from moebox.core.recipe import Recipe, Runtime
 from moebox.errors import BadInput
 from moebox.redact import holds_token
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 WORD = re.compile(r"[A-Za-z0-9._+-]{0,64}")  # versions, parsers, methods
+ONE_WORD = ("engine_version", "kv", "tool_parser", "reasoning_parser", "speculate.method")
+PATHS = ("served_name", "checkpoint", "model", "speculate.draft", "runtime.python")  # a leading dash makes them a flag
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # one part of a host name, RFC 1123
 SECRET = re.compile(r"(^|[-_])(api[-_]?key|hf[-_]token|token|password|passwd|secret|access[-_]key)$", re.IGNORECASE)
@@ -65,11 +69,17 @@ def _texts(value: Any, at: str) -> None:
         hidden = next((mark for mark in value if not mark.isprintable()), None)
         if hidden is not None:
             raise BadInput(f"{at}: holds a control character (U+{ord(hidden):04X})", hint="write it on one line")
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, item in inner:
+    for key, item in _inner(value):
         if isinstance(key, str):
             _texts(key, f"{at}.{key!r}" if at else repr(key))
         _texts(item, f"{at}.{key}" if at else str(key))
+
+
+def _inner(value: Any) -> Iterable[tuple[str | int, Any]]:
+    """What stands in a table or a list, each with its key or place."""
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
 def _names(recipe: Recipe) -> None:
@@ -78,27 +88,15 @@ def _names(recipe: Recipe) -> None:
             f"name: {recipe.name!r} may hold letters, digits, dots and dashes only",
             hint="it begins with a letter or digit",
         )
-    words = {
-        "engine_version": recipe.engine_version,
-        "kv": recipe.kv,
-        "tool_parser": recipe.tool_parser,
-        "reasoning_parser": recipe.reasoning_parser,
-        "speculate.method": recipe.speculate.method if recipe.speculate else "",
-    }
-    for path, text in words.items():
+    for path in ONE_WORD:
+        text = str(setting(recipe, path) or "")
         if not WORD.fullmatch(text):
             raise BadInput(f"{path}: {text!r} is no name of one")
-    paths = {
-        "served_name": recipe.served_name,
-        "checkpoint": recipe.checkpoint,
-        "model": recipe.model,
-        "speculate.draft": recipe.speculate.draft if recipe.speculate else "",
-        "runtime.python": recipe.runtime.python,
-    }
-    for path, text in paths.items():
+    for path in PATHS:
+        text = str(setting(recipe, path) or "")
         if text.startswith("-"):
             raise BadInput(f"{path}: {text!r} would be taken for a flag")
-    if recipe.speculate and re.search(r'["\\]', recipe.speculate.draft):
+    if re.search(r'["\\]', str(setting(recipe, "speculate.draft") or "")):
         raise BadInput('speculate.draft: a path or repository holds no " and no \\')
     if "=" in recipe.runtime.python:
         raise BadInput(f"runtime.python: {recipe.runtime.python!r} is no path of an interpreter or venv")
@@ -136,8 +134,7 @@ def _token(value: Any, at: str) -> str:
     """The path of the first text that holds a secret; its value is never quoted."""
     if isinstance(value, str):
         return at if holds_token(value) else ""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, item in inner:
+    for key, item in _inner(value):
         if isinstance(key, str) and holds_token(key):
             return f"a key of {at or 'the recipe'}"
         path = _token(item, f"{at}.{key}" if at else str(key))

@@ -111,6 +111,16 @@ class Model:
         return self.layers - self.dense_layers if self.moe else 0
 
     @property
+    def experts(self) -> int:
+        """Routed experts of a layer."""
+        return self.moe.experts if self.moe else 0
+
+    @property
+    def experts_used(self) -> int:
+        """Routed experts that a token passes through in a layer."""
+        return self.moe.used if self.moe else 0
+
+    @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert (gate, up, down)."""
         if not self.moe:

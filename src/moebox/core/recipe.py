@@ -136,3 +136,8 @@ class Recipe:
     flags: dict[str, Flag] = field(default_factory=dict)
     climb: Climb = Climb()
     planned_for: PlannedFor = PlannedFor()  # what `forecast` and `twin` take when no box is named
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens guessed ahead in a step; 0 without speculative decoding."""
+        return self.speculate.tokens if self.speculate else 0

@@ -57,11 +57,11 @@ class Symptom:
 
     def changes(self, match: re.Match[str] | None) -> dict[str, Flag]:
         """The recipe change, with groups of the matched line filled in; empty when a group is missing."""
-        groups = {name: text for name, text in (match.groupdict() if match else {}).items() if text}
+        groups = match.groupdict() if match else {}
         filled: dict[str, Flag] = {}
         for path, value in self.change.items():
-            name = value[1:-1] if isinstance(value, str) and value.startswith("{") else ""
-            if name and name not in groups:
+            name = _group(value)
+            if name and not groups.get(name):
                 return {}
             filled[path] = _number(groups[name]) if name else value
         return filled
@@ -105,9 +105,7 @@ def applies(
 ) -> bool:
     """Whether every condition holds. What is not known (an empty argument) contradicts nothing but a setting."""
     where = symptom.applies
-    if where.engine and engine and engine not in where.engine:
-        return False
-    if where.sm and sm and sm not in where.sm:
+    if not _admits(where.engine, engine) or not _admits(where.sm, sm):
         return False
     if model and not where.concerns(model):
         return False
@@ -116,6 +114,11 @@ def applies(
     if recipe is None:
         return not where.settings
     return all(_any_holds(setting(recipe, path), wanted) for path, wanted in where.settings.items())
+
+
+def _admits(listed: tuple[str, ...], value: str) -> bool:
+    """Whether a list that names some, or none for all, has nothing against a value that may be unknown."""
+    return not listed or not value or value in listed
 
 
 def foreseen(*, engine: str, version: str = "", sm: str = "", model: str = "", recipe: Recipe) -> tuple[Symptom, ...]:
@@ -167,6 +170,11 @@ def _holds(value: Any, wanted: str) -> bool:
     if isinstance(value, bool):
         return wanted == str(value).lower()
     return given and fnmatch.fnmatchcase(str(value).lower(), wanted.lower())
+
+
+def _group(value: Flag) -> str:
+    """The group of the pattern that a value stands for; "" where it is a value of its own."""
+    return value[1:-1] if isinstance(value, str) and value.startswith("{") else ""
 
 
 def _number(text: str) -> Flag:

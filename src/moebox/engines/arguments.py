@@ -4,6 +4,7 @@ A word is one flag with its values. Words, unlike an argv, can still be told apa
 and a shell variable in place of a value.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,17 +82,21 @@ def spelled(key: str, known: Catalogue) -> str:
 
 
 def _valued(name: str, value: Flag, spec: Spec | None) -> list[Word]:
-    bare = spec is not None and spec.takes == 0 and not spec.key(name)
     if isinstance(value, bool):
-        if not bare:
-            return [(name, str(value).lower())]
-        if value:
-            return [(name,)]
-        return [(spec.off[0],)] if spec and spec.off else []
+        return _yes_or_no(name, value, spec)
     if isinstance(value, list):
         together = spec is not None and spec.takes in ("+", "*", 2)
-        return [(name, *map(str, value))] if together else [(name, str(one)) for one in value]
+        return [(name, *map(str, value))] if together else [(name, str(each)) for each in value]
     return [(name, str(value))]
+
+
+def _yes_or_no(name: str, value: bool, spec: Spec | None) -> list[Word]:
+    """A switch of its own, with the one that turns it off; "true" or "false" where it takes a value."""
+    if spec is None or spec.takes != 0 or spec.key(name):
+        return [(name, str(value).lower())]
+    if value:
+        return [(name,)]
+    return [(off,) for off in spec.off[:1]]
 
 
 def merge(words: Sequence[Word], more: Iterable[Word], known: Catalogue) -> list[Word]:
@@ -100,8 +105,8 @@ def merge(words: Sequence[Word], more: Iterable[Word], known: Catalogue) -> list
     seen: set[str] = set()
     for word in more:
         name = canonical(word[0], known)
-        places = [place for place, old in enumerate(merged) if is_flag(old[0]) and canonical(old[0], known) == name]
-        if name not in seen and places:
+        places = [] if name in seen else _places(merged, name, known)
+        if places:
             merged[places[0]] = word
             for place in reversed(places[1:]):
                 del merged[place]
@@ -109,6 +114,11 @@ def merge(words: Sequence[Word], more: Iterable[Word], known: Catalogue) -> list
             merged.append(word)
         seen.add(name)
     return merged
+
+
+def _places(words: Sequence[Word], name: str, known: Catalogue) -> list[int]:
+    """Where a flag stands, however it is spelled."""
+    return [place for place, word in enumerate(words) if is_flag(word[0]) and canonical(word[0], known) == name]
 
 
 def without(words: Sequence[Word], flags: Mapping[str, Flag], known: Catalogue) -> list[Word]:
@@ -131,32 +141,39 @@ def split(argv: Sequence[str], known: Catalogue) -> list[Word]:
     words: list[Word] = []
     rest = list(argv)
     while rest:
-        head = rest.pop(0)
-        if not is_flag(head):
-            words.append((head,))
-            continue
-        if re.fullmatch(r"-O\d", head) and "--optimization-level" in known.specs:
-            words.append(("--optimization-level", head[2:]))  # vLLM's short form
-            continue
-        name, given, value = head.partition("=") if head.startswith("--") else (head, "", "")
-        if given:
-            words.append((name, value))
-            continue
-        words.append((name, *_take(rest, known.find(name), name)))
+        words.append(_next_word(rest, known))
     return words
 
 
+def _next_word(rest: list[str], known: Catalogue) -> Word:
+    head = rest.pop(0)
+    if not is_flag(head):
+        return (head,)
+    if re.fullmatch(r"-O\d", head) and "--optimization-level" in known.specs:
+        return ("--optimization-level", head[2:])  # vLLM's short form
+    if head.startswith("--") and "=" in head:
+        name, _, value = head.partition("=")
+        return (name, value)
+    return (head, *_take(rest, known.find(head), head))
+
+
 def _take(rest: list[str], spec: Spec | None, name: str) -> list[str]:
-    takes: int | str = "?" if spec is None else spec.takes
-    if spec is not None and name in spec.off:
-        takes = 0
-    if spec.key(name) if spec else "." in name:
-        takes = 1
-    most = {"?": 1, "+": len(rest), "*": len(rest)}.get(str(takes), takes)
-    taken: list[str] = []
-    while rest and len(taken) < int(most) and (isinstance(takes, int) or not is_flag(rest[0])):
-        taken.append(rest.pop(0))
-    return taken
+    takes = _takes(spec, name)
+    most = takes if isinstance(takes, int) else {"?": 1}.get(takes, len(rest))
+    values = rest[:most]
+    if not isinstance(takes, int):
+        values = list(itertools.takewhile(lambda word: not is_flag(word), values))
+    del rest[: len(values)]
+    return values
+
+
+def _takes(spec: Spec | None, name: str) -> int | str:
+    """How many values stand after `name`; an unknown flag takes one where there is one."""
+    if spec is None:
+        return 1 if "." in name else "?"
+    if spec.key(name):
+        return 1
+    return 0 if name in spec.off else spec.takes
 
 
 def number(text: str) -> Flag:

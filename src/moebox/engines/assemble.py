@@ -4,6 +4,7 @@ Nothing is started here. Keys are passed by name only; their values never stand 
 """
 
 import shlex
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from moebox.core import grammar, presets
@@ -78,19 +79,24 @@ def network(recipe: Recipe) -> str:
 def mounts(deployment: Deployment) -> dict[str, str]:
     """Host path to path inside: the recipe's own, and where the weights are."""
     recipe = deployment.recipe
-    found = dict(recipe.runtime.mounts)
-    folder = weights_folder(deployment)
-    if folder:
-        inside = [target.split(":")[0] for target in found.values()]
-        if folder not in found and not any(folder.startswith(target) for target in inside):
-            found[folder] = f"{folder}:ro"
-    elif not any(target.split(":")[0] == HUB_CACHE_INSIDE for target in found.values()):
-        found[recipe.runtime.models_dir or HUB_CACHE] = HUB_CACHE_INSIDE
+    mounted = dict(recipe.runtime.mounts)
+    mounted |= _weights_mount(deployment, mounted)
     preset = presets.of(recipe)
-    if preset and preset.cache and preset.cache not in found.values():
+    if preset and preset.cache and preset.cache not in mounted.values():
         # named after the image: kernels of an older one must not be found again
-        found[f"moebox-jit-{image(deployment).rpartition(':')[2]}"] = preset.cache
-    return found
+        mounted[f"moebox-jit-{image(deployment).rpartition(':')[2]}"] = preset.cache
+    return mounted
+
+
+def _weights_mount(deployment: Deployment, mounted: Mapping[str, str]) -> dict[str, str]:
+    """The weights' folder, or the Hub's cache, where `mounted` does not hold it yet."""
+    inside = [target.split(":")[0] for target in mounted.values()]
+    folder = weights_folder(deployment)
+    if not folder:
+        outside = deployment.recipe.runtime.models_dir or HUB_CACHE
+        return {} if HUB_CACHE_INSIDE in inside else {outside: HUB_CACHE_INSIDE}
+    there = folder in mounted or folder.startswith(tuple(inside))
+    return {} if there else {folder: f"{folder}:ro"}
 
 
 def weights_folder(deployment: Deployment) -> str:

@@ -42,21 +42,27 @@ def everywhere(deployment: Deployment) -> list[Caution]:
     refused, source = support.refusal(engine.name, engine.title, deployment.found_model, recipe.engine_version)
     if refused:
         found.append(caution("fatal", refused, others_that_run(deployment), source))
-    have = len(box.gpus) * box.nodes if box else 0
-    if box and 0 < have < recipe.parallel.gpus:
-        found.append(caution("fatal", f"it spreads over {recipe.parallel.gpus} GPUs and {box.name} has {have}"))
+    found += _enough_gpus(recipe, box) if box else []
     if recipe.listen.port > engine.last_port:
         text = f"{engine.title} also listens {max(engine.ports):,} ports above {recipe.listen.port}, beyond 65,535"
         found.append(caution("fatal", text, f"listen.port = {engine.last_port} or less"))
     return found
 
 
+def _enough_gpus(recipe: Recipe, box: Box) -> list[Caution]:
+    have, wanted = len(box.gpus) * box.nodes, recipe.parallel.gpus
+    if have == 0 or have >= wanted:
+        return []
+    return [caution("fatal", f"it spreads over {wanted} GPUs and {box.name} has {have}")]
+
+
 def others_that_run(deployment: Deployment) -> str:
     """Engines that run the model's architecture, as a remedy."""
     model = deployment.found_model
-    able = [one.title for one in registry.all_traits() if not support.refusal(one.name, one.title, model)[0]]
-    newer = [name for name in able if name == deployment.engine.title]
-    return f"a newer {newer[0]}" if newer else " or ".join(able)
+    every = registry.all_traits()
+    able = [traits.title for traits in every if not support.refusal(traits.name, traits.title, model)[0]]
+    own = deployment.engine.title
+    return f"a newer {own}" if own in able else " or ".join(able)
 
 
 def _format(deployment: Deployment) -> list[Caution]:

@@ -6,7 +6,7 @@ also with a `bash -c "… && exec …"` inside.
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from moebox import codec
 from moebox.core import registry
@@ -103,26 +103,44 @@ def _option(option: str, value: str, joined: bool, reading: Reading) -> None:
         return
     if option == "--device" and value.startswith("nvidia.com/gpu"):
         return
-    if option in ("-v", "--volume"):
-        outside, _, inside = value.partition(":")
-        reading.mounts[outside] = inside
-    elif option in ("-e", "--env") and "=" in value:
-        key, _, text = value.partition("=")
-        reading.env[key] = text
-    elif option in ("-p", "--publish"):
-        _publish(option, value, reading)
-    elif joined and value:
+    if option in OWN and OWN[option](option, value, reading):
+        return
+    if joined and value:
         reading.options.append(f"{option}={value}")
     else:
         reading.options += [option, value] if value else [option]
 
 
-def _publish(option: str, value: str, reading: Reading) -> None:
+def _mount(option: str, value: str, reading: Reading) -> bool:
+    """OUTSIDE:INSIDE"""
+    outside, _, inside = value.partition(":")
+    reading.mounts[outside] = inside
+    return True
+
+
+def _variable(option: str, value: str, reading: Reading) -> bool:
+    """NAME=VALUE; a name alone passes on what the caller has, and stays an option."""
+    key, given, text = value.partition("=")
+    if given:
+        reading.env[key] = text
+    return bool(given)
+
+
+def _publish(option: str, value: str, reading: Reading) -> bool:
     """[HOST:]PORT:PORT"""
     parts = value.split(":")
     reading.put("listen.host", parts[0] if len(parts) == 3 else "0.0.0.0")  # noqa: S104
     reading.put("listen.port", _count(parts[-2] if len(parts) > 1 else parts[0], option))
     reading.published = True
+    return True
+
+
+# Options that are a field of the recipe; False where one stays an option after all.
+OWN: dict[str, Callable[[str, str, Reading], bool]] = {
+    **dict.fromkeys(("-v", "--volume"), _mount),
+    **dict.fromkeys(("-e", "--env"), _variable),
+    **dict.fromkeys(("-p", "--publish"), _publish),
+}
 
 
 def _engine(engine: EngineName, words: list[str], reading: Reading, known: Catalogue) -> None:
@@ -198,13 +216,33 @@ def _typed(path: str, value: str) -> Flag:
 
 def _keep(word: Word, flags: dict[str, Flag], known: Catalogue) -> None:
     """A flag without a field, under its own name."""
-    key = word[0].lstrip("-") if word[0].startswith("--") or known.find(f"--{word[0].lstrip('-')}") is None else word[0]
-    values: list[Flag] = [number(value) if not value.startswith("{") else value for value in word[1:]]
-    value: Flag = True if not values else (values[0] if len(values) == 1 else [str(one) for one in values])
     spec = known.find(word[0])
+    key, value = _key(word[0], known), _value(word[1:])
     if spec and word[0] in spec.off:
         key, value = spec.long.lstrip("-"), False
-    if key in flags:
-        before = flags[key]
-        value = [*(before if isinstance(before, list) else [str(before)]), str(value)]
-    flags[key] = value
+    before = flags.get(key)
+    if before is None:
+        flags[key] = value
+    else:
+        earlier = before if isinstance(before, list) else [str(before)]
+        flags[key] = [*earlier, str(value)]
+
+
+def _key(flag: str, known: Catalogue) -> str:
+    """A flag without its dashes; a short one keeps its own where a long one is called the same."""
+    bare = flag.lstrip("-")
+    mistaken = not flag.startswith("--") and known.find(f"--{bare}") is not None
+    return flag if mistaken else bare
+
+
+def _value(values: Sequence[str]) -> Flag:
+    """No value is true, one is itself, several are a list."""
+    if not values:
+        return True
+    if len(values) > 1:
+        return [str(_number(value)) for value in values]
+    return _number(values[0])
+
+
+def _number(value: str) -> Flag:
+    return value if value.startswith("{") else number(value)

@@ -5,9 +5,10 @@ from moebox.core.catalogue import models
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe, Speculate
-from moebox.core.traits import Traits
+from moebox.core.traits import LAST_PORT, Traits
 from moebox.engines import flags, rooms
 from moebox.engines.arguments import canonical, flag_words, spelled
+from moebox.engines.assemble import contained
 from moebox.engines.flags import catalogue
 from moebox.engines.retired import replaced
 from moebox.errors import BadInput
@@ -41,32 +42,35 @@ def _ranges(recipe: Recipe, engine: Traits) -> None:
             raise BadInput(f"{path}: {value} is less than {bound}")
     if recipe.memory_utilization is not None and not 0 < recipe.memory_utilization <= 1:
         raise BadInput(f"memory_utilization: {recipe.memory_utilization} is not a share between 0 and 1")
-    if not 0 <= recipe.listen.port <= 65535:  # 0: any that is free
-        raise BadInput(f"listen.port: {recipe.listen.port} is not a port")
-    if recipe.listen.port > engine.last_port:
-        others = " and ".join(f"{port:,}" for port in engine.ports_of(recipe.listen.port)[1:])
-        text = f"listen.port: {engine.title} on {recipe.listen.port} also listens on {others}, and ports end at 65,535"
-        raise BadInput(text, hint=f"{engine.last_port} or less")
+    _port(recipe.listen.port, engine)
     if spread.gpus % spread.nodes and not engine.takes_all_gpus:
         raise BadInput(f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
     if recipe.kv not in engine.kv:
         raise BadInput(f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(engine.kv)}")
 
 
+def _port(port: int, engine: Traits) -> None:
+    if not 0 <= port <= LAST_PORT:  # 0: any that is free
+        raise BadInput(f"listen.port: {port} is not a port")
+    if port > engine.last_port:
+        others = " and ".join(f"{other:,}" for other in engine.ports_of(port)[1:])
+        text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
+        raise BadInput(text, hint=f"{engine.last_port} or less")
+
+
 def _runtime(recipe: Recipe, engine: Traits) -> None:
     """How it is started: natively, embedded or in a container."""
     runtime = recipe.runtime
-    inside = runtime.kind in ("docker", "podman")
+    inside = contained(recipe)
     if runtime.kind == "embedded" and not engine.embedded:
         raise BadInput(f"runtime.kind: only {_titles('embedded')} runs embedded, not {engine.title}")
-    if inside and not (runtime.image or runtime.preset or engine.image):
-        raise BadInput(f"runtime.kind: no image of {engine.title} is known", hint="name one in runtime.image")
     if runtime.preset:
         _preset(runtime.preset, engine, inside=inside)
-    outside = {} if inside else {"setup": runtime.setup, "options": runtime.options, "mounts": runtime.mounts}
-    needless = next((path for path, value in outside.items() if value), "")
-    if needless:
-        raise BadInput(f"runtime.{needless}: needs a container", hint='runtime.kind = "docker" or "podman"')
+    elif inside and not (runtime.image or engine.image):
+        raise BadInput(f"runtime.kind: no image of {engine.title} is known", hint="name one in runtime.image")
+    for path in () if inside else ("setup", "options", "mounts"):
+        if getattr(runtime, path):
+            raise BadInput(f"runtime.{path}: needs a container", hint='runtime.kind = "docker" or "podman"')
 
 
 def _titles(trait: str) -> str:
@@ -136,11 +140,11 @@ def _trust(recipe: Recipe, model: Model | None) -> None:
     """A model's own code runs only where it is on the allow-list."""
     if not recipe.trust_remote_code:
         return
-    wanted = {recipe.model.lower(), recipe.checkpoint.lower()}
-    listed = [known for known in models().values() if known.trust_remote_code]
     if model is not None and model.name not in models() and model.trust_remote_code:
         return
-    if not any(wanted & {known.name, known.repo.lower(), *known.aliases} for known in listed):
+    listed = [known for known in models().values() if known.trust_remote_code]
+    names = {name for known in listed for name in (known.name, known.repo.lower(), *known.aliases)}
+    if not names & {recipe.model.lower(), recipe.checkpoint.lower()}:
         raise BadInput(
             f"trust_remote_code: {recipe.model} is not on the list of models whose own code may run",
             hint="the list is `trust_remote_code` in models.toml; set it to false to go on without",

@@ -12,6 +12,7 @@ from moebox.core.verdict import Score
 from moebox.errors import Outside
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.verify import tokens
+from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Options, Unusable
 from moebox.verify.client import Client
 from moebox.verify.rungs.alive import models
@@ -103,7 +104,7 @@ async def _collect(endpoint: Endpoint, tasks: Sequence[Task]) -> list[Said]:
         ask = Asker(client, Options())
         with _broken_off(endpoint):
             await models(ask)
-            return [await _one(ask, task) for task in tasks]
+            return [await _answer(ask, task) for task in tasks]
 
 
 async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Task]) -> tuple[list[Said], list[Said]]:
@@ -116,7 +117,7 @@ async def _collect_both(a: Endpoint, b: Endpoint, tasks: Sequence[Task]) -> tupl
         for number, task in enumerate(tasks):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
                 with _broken_off((a, b)[side]):
-                    said[side].append(await _one(asks[side], task))
+                    said[side].append(await _answer(asks[side], task))
     return said
 
 
@@ -129,7 +130,7 @@ def _broken_off(endpoint: Endpoint) -> Iterator[None]:
         raise Outside(f"{endpoint.base_url} broke off while it was asked: {problem}") from None
 
 
-async def _one(ask: Asker, task: Task) -> Said:
+async def _answer(ask: Asker, task: Task) -> Said:
     question = str(task.messages[-1]["content"])[-200:]
     try:
         answer = await ask.ask(task)
@@ -139,14 +140,25 @@ async def _one(ask: Asker, task: Task) -> Said:
         return Said(family=task.family, question=question, text=f"({problem})", right=False, valid=False)
     calls = [f"{call.name}({call.arguments})" for call in answer.calls]
     text = "\n".join([answer.content, *calls]).strip()
-    valid = True
-    if task.tools:
-        valid = not schema_fault(task, answer)
-    elif task.response_format:
-        valid = not misfit(answer.content, task.response_format["json_schema"]["schema"])
     pieces = tuple(await tokens.pieces(ask, text)) if text else ()
     right = task.grade(answer.reply).ok
-    return Said(family=task.family, question=question, text=text, right=right, valid=valid, pieces=pieces)
+    return Said(
+        family=task.family,
+        question=question,
+        text=text,
+        right=right,
+        valid=_fits(task, answer),
+        pieces=pieces,
+    )
+
+
+def _fits(task: Task, answer: Answer) -> bool:
+    """Whether tool arguments or JSON fit the schema they were asked in; true where none was."""
+    if task.tools:
+        return not schema_fault(task, answer)
+    if task.response_format:
+        return not misfit(answer.content, task.response_format["json_schema"]["schema"])
+    return True
 
 
 def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
@@ -188,7 +200,7 @@ def sign_test(lost: int, gained: int) -> float:
 
 
 def _of(said: Sequence[Said], kind: str) -> list[Said]:
-    return [one for one in said if one.family.startswith(kind)]
+    return [answer for answer in said if answer.family.startswith(kind)]
 
 
 def _share(said: Sequence[Said], good: Callable[[Said], bool]) -> Score:

@@ -186,10 +186,14 @@ def shared_gaps(times: Sequence[Sequence[float]]) -> list[float]:
     if not all(times):
         return []
     begin, end = max(stream[0] for stream in times), min(stream[-1] for stream in times)
-    inside = [[at for at in stream if begin <= at <= end] for stream in times]
-    gaps = [[later - sooner for sooner, later in itertools.pairwise(stream)] for stream in inside]
-    steps = min(len(stream) for stream in gaps)
-    return [statistics.fmean(stream[step] for stream in gaps) for step in range(steps)]
+    gaps = [gaps_within(stream, begin, end) for stream in times]
+    return [statistics.fmean(step) for step in zip(*gaps, strict=False)]
+
+
+def gaps_within(times: Sequence[float], begin: float, end: float) -> list[float]:
+    """Seconds between tokens that came from `begin` to `end`."""
+    inside = [at for at in times if begin <= at <= end]
+    return [later - sooner for sooner, later in itertools.pairwise(inside)]
 
 
 def cut(values: Sequence[float], parts: int) -> list[Sequence[float]]:

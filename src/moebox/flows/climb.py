@@ -18,6 +18,7 @@ from typing import Any
 from moebox import codec
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
+from moebox.core.endpoint import Endpoint
 from moebox.core.event import (
     ClimbAgain,
     ClimbBegan,
@@ -49,6 +50,7 @@ from moebox.verify.ladder import verify
 
 FIRST = Step(group="start").change
 TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
+KILLED = {"killed": "its engine was killed", "": ""}  # by how it ended
 CHANCES = 2  # of a step whose engine was killed
 SETTLE_S = 120.0  # longer than a guard's whole way from a polite stop to a kill
 
@@ -95,10 +97,11 @@ def climb(
     settings.check(recipe)
     effort = effort or Effort()
     trials = _taken_up(recipe, run)
+    tried = {trial.change for trial in trials}
     best = next((trial for trial in reversed(trials) if trial.kept), None)
     passed_over: dict[str, str] = {}
     for step in steps(recipe):
-        if any(trial.change == step.change for trial in trials):
+        if step.change in tried:
             continue
         why = pointless(step, best, trials, recipe) or _unwise(recipe, step, best, run, box)
         if why:
@@ -107,6 +110,7 @@ def climb(
             continue
         trial = _try(recipe, step, best, len(trials), run, effort, tell)
         trials.append(trial)
+        tried.add(trial.change)
         best = trial if trial.kept else _newest(best, trial)
         _write_down(run, trials, best, passed_over)
         run.event(_result(trial), sync=True)
@@ -114,6 +118,10 @@ def climb(
         if step.group == "start" and not trial.kept:
             break
     _write_down(run, trials, best, passed_over, ended=True)
+    return _summit(run, trials, best, passed_over)
+
+
+def _summit(run: Run, trials: list[Trial], best: Trial | None, passed_over: dict[str, str]) -> Summit:
     if best is None:
         why = trials[0].why if trials else passed_over[FIRST]
         raise AnswerIsNo(f"the recipe is not good at its first step: {why}", hint=f"evidence in {run.path}")
@@ -156,13 +164,18 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
                 found = dataclasses.replace(trial, verdict="fail", why=problem.message)
         ended = _ending(run, trial)
         if ended == "oom":  # never again: what takes one engine's memory may take the machine's
-            why = found.why if "out of memory" in found.why else f"its engine {OUT_OF_MEMORY}"
-            return dataclasses.replace(found, verdict="fail", why=why)
-        spoilt = "the machine slept" if awake.away_s else "its engine was killed" if ended == "killed" else ""
-        if found.verdict != "fail" or not spoilt or not left:
+            return _ran_out(found)
+        spoilt = "the machine slept" if awake.away_s else KILLED[ended]
+        again = found.verdict == "fail" and spoilt and left
+        if not again:
             break
         run.event(ClimbAgain(change=step.change, why=spoilt))
     return found
+
+
+def _ran_out(trial: Trial) -> Trial:
+    why = trial.why if "out of memory" in trial.why else f"its engine {OUT_OF_MEMORY}"
+    return dataclasses.replace(trial, verdict="fail", why=why)
 
 
 def _bracketed(trial: Trial, best: Trial, run: Run, effort: Effort, tell: Listener) -> Trial:
@@ -196,13 +209,22 @@ def _newest(best: Trial | None, dropped: Trial) -> Trial | None:
 def _ending(run: Run, trial: Trial) -> str:
     """How the step's engine ended: "oom" by the kernel for want of memory, "killed" by anybody's SIGKILL but ours."""
     ends = [event for event in Run(run.path / trial.folder).events() if isinstance(event, Failed | Stopped)]
-    last = ends[-1] if ends else None
-    if isinstance(last, Failed):
-        return "oom" if last.fault == "oom" else "killed" * ("was killed by SIGKILL" in last.message)
-    if last is None or last.oom:
-        return "oom" if last else ""
-    killed = last.code == -signal.SIGKILL and "SIGKILL" not in (last.signals or ())
-    return "killed" if killed else ""
+    if not ends:
+        return ""
+    if _out_of_memory(ends[-1]):
+        return "oom"
+    return "killed" if _killed(ends[-1]) else ""
+
+
+def _out_of_memory(end: Failed | Stopped) -> bool:
+    return end.fault == "oom" if isinstance(end, Failed) else bool(end.oom)
+
+
+def _killed(end: Failed | Stopped) -> bool:
+    """By somebody else's SIGKILL: a stop of ours names the signals it sent."""
+    if isinstance(end, Failed):
+        return "was killed by SIGKILL" in end.message
+    return end.code == -signal.SIGKILL and "SIGKILL" not in (end.signals or ())
 
 
 def _changed(recipe: Recipe, step: Step, best: Trial | None) -> Recipe:
@@ -241,30 +263,18 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
     deployment = deploy(trial.recipe)
     started = ports.start(deployment, mine, on_news=lambda text: tell("news", text), patience_s=effort.patience_s)
     with started as live:
-        kv_tokens = int(live.facts.kv_tokens or 0)
-        options = _options(trial.recipe, effort)
-        rungs = effort.first if step.group == "start" and effort.first else step.rungs
-        ladder = verify(live.endpoint, options, only=rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
-        trial = dataclasses.replace(
-            trial,
-            kv_tokens=kv_tokens,
-            verdict=ladder.verdict,
-            rungs={rung.name: rung.verdict for rung in ladder.rungs},
-            why=_first_failure(ladder),
-        )
-        if not ladder.holds:
-            return dataclasses.replace(trial, verdict="fail", why=trial.why or "no check could be judged")
+        trial = dataclasses.replace(trial, kv_tokens=int(live.facts.kv_tokens or 0))
+        trial = _verified(trial, step, live.endpoint, mine, effort, tell)
+        if trial.verdict == "fail":
+            return trial
         guessed = guesses.count(live.endpoint)
         said = answers.collect(live.endpoint, questions=effort.questions)
         mine.write_json("answers.json", said)
         speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
         mine.write_json("measurements/pace.json", speed)
         accepted = guesses.accepted(guessed, guesses.count(live.endpoint))
-        if effort.jobs:
-            earlier = Run(run.path / best.folder) if best else None
-            seed = random.Random(run.id).randrange(10**6)  # the same jobs at every step of this climb
-            if lost := lost_work(live.endpoint, mine, earlier, jobs=effort.jobs, seed=seed):
-                trial = dataclasses.replace(trial, verdict="fail", why=lost)
+        if lost := _lost_jobs(live.endpoint, mine, run, best, effort):
+            trial = dataclasses.replace(trial, verdict="fail", why=lost)
     before = _answers_of(run, best)
     return dataclasses.replace(
         trial,
@@ -273,10 +283,31 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         samples=speed.tok_s,
         gain=gain(best.samples, speed.tok_s) if best else None,
         asked=len(said),
-        right=sum(one.right for one in said),
-        same=sum(one.text == other for one, other in zip(said, before, strict=False)),
+        right=sum(answer.right for answer in said),
+        same=sum(answer.text == text for answer, text in zip(said, before, strict=False)),
         acceptance=accepted,
     )
+
+
+def _verified(trial: Trial, step: Step, endpoint: Endpoint, mine: Run, effort: Effort, tell: Listener) -> Trial:
+    """The step with its checks; failed where nothing passed, too."""
+    rungs = effort.first if step.group == "start" and effort.first else step.rungs
+    options = _options(trial.recipe, effort)
+    ladder = verify(endpoint, options, only=rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
+    marks = {rung.name: rung.verdict for rung in ladder.rungs}
+    verified = dataclasses.replace(trial, verdict=ladder.verdict, rungs=marks, why=_first_failure(ladder))
+    if ladder.holds:
+        return verified
+    return dataclasses.replace(verified, verdict="fail", why=verified.why or "no check could be judged")
+
+
+def _lost_jobs(endpoint: Endpoint, mine: Run, run: Run, best: Trial | None, effort: Effort) -> str:
+    """What was lost of the last good step's work, where work is judged."""
+    if not effort.jobs:
+        return ""
+    earlier = Run(run.path / best.folder) if best else None
+    seed = random.Random(run.id).randrange(10**6)  # the same jobs at every step of this climb
+    return lost_work(endpoint, mine, earlier, jobs=effort.jobs, seed=seed)
 
 
 def _options(recipe: Recipe, effort: Effort) -> Options:
@@ -296,7 +327,7 @@ def _first_failure(ladder: Ladder) -> str:
 
 def _answers_of(run: Run, best: Trial | None) -> list[str]:
     said = Run(run.path / best.folder).read_json("answers.json") if best else None
-    return [str(one["text"]) for one in said or ()]
+    return [str(answer["text"]) for answer in said or ()]
 
 
 def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
@@ -321,8 +352,8 @@ def _settle(run: Run) -> None:
     """Let the engine of a climb that was killed a moment ago go down: its guard sees to it, but not at once."""
     until = time.monotonic() + SETTLE_S
     while time.monotonic() < until:
-        mine = [one for one in state.instances() if Path(one.run).is_relative_to(run.path)]
-        if not any(one.alive for one in mine):
+        mine = [instance for instance in state.instances() if Path(instance.run).is_relative_to(run.path)]
+        if not any(instance.alive for instance in mine):
             return
         time.sleep(0.1)
 

@@ -27,6 +27,16 @@ class Pair:
     b: bool
     why_b: str = ""  # where B went wrong on a job that A solved
 
+    @property
+    def lost(self) -> bool:
+        """Solved on A, not on B."""
+        return self.a and not self.b
+
+    @property
+    def gained(self) -> bool:
+        """Solved on B, not on A."""
+        return self.b and not self.a
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByTask:
@@ -123,14 +133,10 @@ def _together(before: TaskRun, task_run: TaskRun, results: tuple[JobResult, ...]
 
 def judged(a: Sequence[JobResult], b: Sequence[JobResult]) -> ByTask:
     """Pair by seed and judge; jobs that one side did not finish count on neither."""
-    right = {result.id: result for result in b}
-    both = [(one, right[one.id]) for one in a if one.id in right]
-    pairs = tuple(
-        Pair(job=one.id, a=one.solved, b=two.solved, why_b=two.wrong if one.solved and not two.solved else "")
-        for one, two in both
-    )
-    lost = sum(pair.a and not pair.b for pair in pairs)
-    gained = sum(pair.b and not pair.a for pair in pairs)
+    on_a, on_b = _on_both(a, b)
+    pairs = tuple(map(_pair, on_a, on_b))
+    lost = sum(pair.lost for pair in pairs)
+    gained = sum(pair.gained for pair in pairs)
     count = len(pairs)
     share, low, high = _difference(lost, gained, count)
     worse, better = sign_test(lost, gained) <= LEVEL, sign_test(gained, lost) <= LEVEL
@@ -143,15 +149,35 @@ def judged(a: Sequence[JobResult], b: Sequence[JobResult]) -> ByTask:
         share=share,
         low=low,
         high=high,
-        tokens_a=_mean([one.output_tokens for one, _ in both]),
-        tokens_b=_mean([two.output_tokens for _, two in both]),
-        seconds_a=_mean([one.seconds for one, _ in both]),
-        seconds_b=_mean([two.seconds for _, two in both]),
+        tokens_a=_tokens(on_a),
+        tokens_b=_tokens(on_b),
+        seconds_a=_seconds(on_a),
+        seconds_b=_seconds(on_b),
         pairs=pairs,
         verdict=_sentence(lost, gained, count, worse=worse, better=better),
         as_good=not worse,
         different=worse or better,
     )
+
+
+def _on_both(a: Sequence[JobResult], b: Sequence[JobResult]) -> tuple[list[JobResult], list[JobResult]]:
+    """The jobs that both sides finished, in the same order."""
+    by_id = {result.id: result for result in b}
+    on_a = [result for result in a if result.id in by_id]
+    return on_a, [by_id[result.id] for result in on_a]
+
+
+def _pair(a: JobResult, b: JobResult) -> Pair:
+    pair = Pair(job=a.id, a=a.solved, b=b.solved)
+    return dataclasses.replace(pair, why_b=b.wrong) if pair.lost else pair
+
+
+def _tokens(results: Sequence[JobResult]) -> float:
+    return _mean([result.output_tokens for result in results])
+
+
+def _seconds(results: Sequence[JobResult]) -> float:
+    return _mean([result.seconds for result in results])
 
 
 def _difference(lost: int, gained: int, count: int) -> tuple[float, float, float]:

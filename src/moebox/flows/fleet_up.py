@@ -4,11 +4,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moebox import codec, http
+from moebox import codec, http, loose
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
@@ -136,14 +136,15 @@ def find(name: str) -> FleetRecord:
     """The fleet called so, started from that file, or the only one."""
     known = records()
     path = str(Path(name).resolve()) if name.endswith(".toml") else ""
-    found = [one for one in known if not name or name == one.name or path == one.file]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise BadInput(f"{len(found)} fleets are running: say which", hint=", ".join(one.name for one in found))
+    meant = [fleet for fleet in known if name in ("", fleet.name) or path == fleet.file]
+    if len(meant) == 1:
+        return meant[0]
+    names = [fleet.name for fleet in meant or known]
+    if meant:
+        raise BadInput(f"{len(meant)} fleets are running: say which", hint=", ".join(names))
     if not known:
         raise Outside("no fleet is running", hint="`moebox fleet up FILE` starts one")
-    raise BadInput(f"no fleet called {name!r} is running", hint=suggest(name, [one.name for one in known]))
+    raise BadInput(f"no fleet called {name!r} is running", hint=suggest(name, names))
 
 
 # -- starting
@@ -152,17 +153,11 @@ def find(name: str) -> FleetRecord:
 def interpreter(router: RouterSettings) -> str:
     """What the router is run with; Outside when it is missing or of a version nobody has tried."""
     known = routers.traits()[router.kind]
-    missing = Outside(
-        f"{router.kind} is not installed here",
-        hint=f"pip install '{known.package}=={known.tested}', and name that environment in router.python"
-        if known.package
-        else f"put {router.kind} on PATH",
-    )
     if not known.package:
-        found = shutil.which(router.kind)
-        if found is None:
-            raise missing
-        return found
+        return _program(router)
+    install = f"pip install '{known.package}=={known.tested}'"
+    hint = f"{install}, and name that environment in router.python"
+    missing = Outside(f"{router.kind} is not installed here", hint=hint)
     python = _python(router, missing)
     ask = f"import importlib.metadata as m; print(m.version({known.package!r}))"
     version = preflight.said([python, "-c", ask])
@@ -170,10 +165,17 @@ def interpreter(router: RouterSettings) -> str:
         raise missing
     if not any(version == wanted or version.startswith(f"{wanted}.") for wanted in known.versions):
         raise Outside(
-            f"{router.kind} {version} is installed, and moebox knows {', '.join(known.versions)}",
-            hint=f"pip install '{known.package}=={known.tested}'",
+            f"{router.kind} {version} is installed, and moebox knows {', '.join(known.versions)}", hint=install
         )
     return python
+
+
+def _program(router: RouterSettings) -> str:
+    """A router that is a program of its own, on PATH."""
+    program = shutil.which(router.kind)
+    if program is None:
+        raise Outside(f"{router.kind} is not installed here", hint=f"put {router.kind} on PATH")
+    return program
 
 
 def _python(router: RouterSettings, missing: Outside) -> str:
@@ -196,26 +198,28 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
         raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
     if not fleet.member:
         raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
-    recipes = {one.name: read_recipe(recipe_path(path, one)) for one in fleet.member if one.recipe}
+    recipes = {member.name: read_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
     model = served_name(fleet.member, recipes)
     python = interpreter(fleet.router)
     started: list[Session | Program] = []
-    router: Program | None = None
+    stops: list[Callable[[], None]] = []  # of what runs, the last first
     try:
-        found: list[MemberRecord] = []
+        members: list[MemberRecord] = []
         for member in fleet.member:
-            if member.recipe:
-                part = _start_member(fleet, member, recipes[member.name], twins=twins)
-                started.append(part)
-                found.append(_record(member, recipes[member.name], part))
-                tell(f"{member.name}: starting at {part.endpoint.root}")
-            else:
-                found.append(_found(member, model))
+            if not member.recipe:
+                members.append(_found(member, model))
+                continue
+            part = _start_member(fleet, member, recipes[member.name], twins=twins)
+            started.append(part)
+            stops.append(part.stop)
+            members.append(_record(member, recipes[member.name], part))
+            tell(f"{member.name}: starting at {part.endpoint.root}")
         for part in started:
             wait_ready(part, patience_s)
-        for member_record in found:
-            tell(f"{member_record.name}: ready")
-        router = start_router(fleet.name, fleet.router, model, tuple(found), python)
+        for ready in members:
+            tell(f"{ready.name}: ready")
+        router = start_router(fleet.name, fleet.router, model, tuple(members), python)
+        stops.insert(0, router.stop)
         record = FleetRecord(
             name=fleet.name,
             file=str(path.resolve()),
@@ -223,13 +227,13 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
             router=replace(fleet.router, port=router.order.port),
             instance=router.instance.id,
             base_url=router.endpoint.base_url,
-            members=tuple(found),
+            members=tuple(members),
             started=time.time(),
             twins=twins,
         )
         return Running(save(record), started, router)
     except BaseException:
-        stop_all([*([router.stop] if router else []), *(part.stop for part in started)])
+        stop_all(stops)
         raise
 
 
@@ -281,27 +285,31 @@ def _record(member: Member, recipe: Recipe, part: Session | Program) -> MemberRe
 
 def _found(member: Member, model: str) -> MemberRecord:
     """A member that runs already: it must answer, and serve the model."""
-    endpoint = endpoint_of(member.url, model)
-    key = os.environ.get(member.key_env) if member.key_env else None
-    if member.key_env and not key:
-        raise BadInput(f"{member.name}: the environment variable {member.key_env} holds no key")
-    reply = http.get(f"{endpoint.base_url}/models", headers=replace(endpoint, key=key).headers)
+    key = _secret(member.key_env, member.name) if member.key_env else None
+    endpoint = endpoint_of(member.url, model, key=key)
+    reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
     if not reply.ok:
         raise Outside(f"{member.name}: {member.url} does not answer: {http.error_text(reply.text)}", hint="is it up?")
-    listing = reply.json()
-    listed = listing.get("data", []) if isinstance(listing, dict) else []
-    mine = next((item for item in listed if isinstance(item, dict) and item.get("id") == model), None)
-    if mine is None:
-        names = ", ".join(str(item.get("id")) for item in listed if isinstance(item, dict)) or "nothing"
+    served = {loose.words(row, "id"): row for row in loose.rows(reply.json(), "data")}
+    if model not in served:
+        names = ", ".join(served) or "nothing"
         raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
-    limit = mine.get("max_model_len") or (mine.get("meta") or {}).get("n_ctx")
+    limit = loose.figure(served[model], "max_model_len", "meta.n_ctx")
     return MemberRecord(
         name=member.name,
         base_url=endpoint.base_url,
         engine=member.engine,
-        context=member.context or (limit if isinstance(limit, int) else 0),
+        context=member.context or int(limit or 0),
         key_env=member.key_env,
     )
+
+
+def _secret(variable: str, whose: str) -> str:
+    """What an environment variable holds."""
+    secret = os.environ.get(variable)
+    if not secret:
+        raise BadInput(f"{whose}: the environment variable {variable} holds no key", hint=f"export {variable}=…")
+    return secret
 
 
 def start_router(
@@ -315,11 +323,9 @@ def start_router(
     run = Run.create(f"{name}-router")
     for file, text in start.files.items():
         run.write(file, text)
-    secrets = {variable: os.environ.get(variable, "") for variable in start.key_envs}
-    empty = next((variable for variable, value in secrets.items() if not value), "")
-    if empty:
-        raise BadInput(f"the environment variable {empty} holds no key", hint=f"export {empty}=…")
-    argv = start.argv if not routers.traits()[router.kind].package else (python, *start.argv)
+    secrets = {variable: _secret(variable, router.kind) for variable in start.key_envs}
+    package = routers.traits()[router.kind].package
+    argv = (python, *start.argv) if package else start.argv
     host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
     endpoint = endpoint_of(f"{host}:{port}", model, key=secrets.get(router.key_env))
     order = ProgramOrder(
@@ -333,7 +339,7 @@ def start_router(
         secrets=secrets,
         key_env=router.key_env,
         cwd=str(run.path),
-        ports=(routers.metrics_port(router),) if routers.traits()[router.kind].package != "litellm" else (),
+        ports=() if package == "litellm" else (routers.metrics_port(router),),
     )
     program = Program(order, run)
     try:
@@ -360,31 +366,19 @@ def _discard(_: object) -> None:
 
 def status(record: FleetRecord) -> list[dict[str, str]]:
     """Router and members, each with what it is and whether it answers now."""
-    known = {one.id: one for one in state.instances()}
-    rows = []
-    router = known.get(record.instance)
-    rows.append(
-        {
-            "name": "router",
-            "kind": record.router.kind,
-            "url": record.base_url,
-            "status": router.status if router else "gone",
-        }
-    )
-    for member in record.members:
-        instance = known.get(member.instance)
-        endpoint = record.member_endpoint(member)
-        well = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=3.0).ok
-        told = (instance.status if instance else "gone") if member.instance else "found"
-        rows.append(
-            {
-                "name": member.name,
-                "kind": member.engine or "?",
-                "url": member.base_url,
-                "status": told if well else f"{told}, does not answer",
-            }
-        )
-    return rows
+    known = {instance.id: instance.status for instance in state.instances()}
+    status = known.get(record.instance, "gone")
+    router = {"name": "router", "kind": record.router.kind, "url": record.base_url, "status": status}
+    return [router, *(_member_status(record, member, known) for member in record.members)]
+
+
+def _member_status(record: FleetRecord, member: MemberRecord, known: Mapping[str, str]) -> dict[str, str]:
+    endpoint = record.member_endpoint(member)
+    there = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=3.0).ok
+    status = known.get(member.instance, "gone") if member.instance else "found"
+    if not there:
+        status += ", does not answer"
+    return {"name": member.name, "kind": member.engine or "?", "url": member.base_url, "status": status}
 
 
 def down(record: FleetRecord) -> list[str]:

@@ -88,40 +88,45 @@ def _prompts(counted: dict[str, float]) -> float:
 def affinity(record: FleetRecord) -> Verdict:
     """Turns of one conversation go to the member that has its prefix."""
     began = time.monotonic()
-    if record.router.policy != "prefix":
-        return Verdict(name="affinity", verdict="skip", reason=f"the router's policy is {record.router.policy}")
-    if len(record.members) < 2:
-        return Verdict(name="affinity", verdict="skip", reason="one member alone is always at home")
-    if not all("prompt_tokens_total" in counts(record, member) for member in record.members):
-        return Verdict(
-            name="affinity", verdict="skip", reason="a member shows no /metrics, so who served a request is unknown"
-        )
+    if why := _no_affinity(record):
+        return Verdict(name="affinity", verdict="skip", reason=why)
     homes = [_conversation(record, number) for number in range(CONVERSATIONS)]
     later = [(turns[0], name) for turns in homes for name in turns[1:]]
-    kept = sum(first == name and name != "" for first, name in later)
-    spread = {turns[0] for turns in homes}
+    kept = sum(first == name != "" for first, name in later)
     text = f"{kept} of {len(later)} later turns went to the member that had the prefix"
-    if header := routers.traits()[record.router.kind].session_header:
-        text += f", where clients name the conversation in {header}; {record.router.kind} cannot tell otherwise"
-    if len(spread) == 1:
-        text += f"; all conversations share a system prompt and went to {spread.pop()}"
-    good = kept >= AT_HOME * len(later)
-    probes = tuple(
-        Probe(
-            name=f"conversation {number}",
-            verdict="pass",
-            reason=" → ".join(name or "?" for name in turns),
-            requests=TURNS,
-        )
-        for number, turns in enumerate(homes, 1)
-    )
     return Verdict(
         name="affinity",
-        verdict="pass" if good else "fail",
-        reason=text,
+        verdict="pass" if kept >= AT_HOME * len(later) else "fail",
+        reason=text + _caveats(record, homes),
         seconds=time.monotonic() - began,
-        probes=probes,
+        probes=tuple(_turns(number, turns) for number, turns in enumerate(homes, 1)),
     )
+
+
+def _no_affinity(record: FleetRecord) -> str:
+    """Why affinity cannot be looked at, or nothing."""
+    if record.router.policy != "prefix":
+        return f"the router's policy is {record.router.policy}"
+    if len(record.members) < 2:
+        return "one member alone is always at home"
+    if not all("prompt_tokens_total" in counts(record, member) for member in record.members):
+        return "a member shows no /metrics, so who served a request is unknown"
+    return ""
+
+
+def _caveats(record: FleetRecord, homes: list[list[str]]) -> str:
+    text = ""
+    if header := routers.traits()[record.router.kind].session_header:
+        text += f", where clients name the conversation in {header}; {record.router.kind} cannot tell otherwise"
+    firsts = {turns[0] for turns in homes}
+    if len(firsts) == 1:
+        text += f"; all conversations share a system prompt and went to {firsts.pop()}"
+    return text
+
+
+def _turns(number: int, turns: list[str]) -> Probe:
+    reason = " → ".join(name or "?" for name in turns)
+    return Probe(name=f"conversation {number}", verdict="pass", reason=reason, requests=TURNS)
 
 
 def _conversation(record: FleetRecord, number: int) -> list[str]:

@@ -91,8 +91,10 @@ class Pacer:
         replies = self._ask(bodies)
         if self.full_length and any(reply.status in (400, 422) for reply in replies):
             self.full_length = False  # a server that knows OpenAI's own fields only
-            replies = self._ask([{key: body[key] for key in body if key != "ignore_eos"} for body in bodies])
-        wrong = next((reply for reply in replies if reply.error or reply.status != 200 or not reply.times_s), None)
+            for body in bodies:
+                del body["ignore_eos"]
+            replies = self._ask(bodies)
+        wrong = next(filter(_broken, replies), None)
         if wrong:
             raise Outside(f"{self.endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
         return replies
@@ -112,6 +114,10 @@ class Pacer:
             "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
         }
         return {**body, "ignore_eos": True} if self.full_length else body
+
+
+def _broken(reply: stream.Reply) -> bool:
+    return bool(reply.error) or reply.status != 200 or not reply.times_s
 
 
 def pace(endpoint: Endpoint, *, concurrency: int = 1, rounds: int = ROUNDS, tokens: int = TOKENS) -> Pace:
@@ -140,14 +146,20 @@ def _awake(awake: Awake, pacers: Sequence[Pacer]) -> None:
     for nap in range(NAPS + 1):
         away = awake.away_s
         counts = [pacer.rounds for pacer in pacers]
-        try:
-            for pacer in pacers:
-                pacer.round()
-        except Outside:
-            if awake.away_s == away or nap == NAPS:
-                raise
-        else:
-            if awake.away_s == away or nap == NAPS:
-                return
+        problem = _round(pacers)
+        if awake.away_s == away or nap == NAPS:
+            break
         for pacer, count in zip(pacers, counts, strict=True):
             pacer.forget(count)
+    if problem:
+        raise problem
+
+
+def _round(pacers: Sequence[Pacer]) -> Outside | None:
+    """One round of each, and what went wrong with it."""
+    try:
+        for pacer in pacers:
+            pacer.round()
+    except Outside as problem:
+        return problem
+    return None

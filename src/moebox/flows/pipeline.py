@@ -76,7 +76,7 @@ class Pipeline:
 
     def with_step(self, step: Step) -> "Pipeline":
         """The pipeline with one step changed."""
-        return replace(self, steps=tuple(step if one.name == step.name else one for one in self.steps))
+        return replace(self, steps=tuple(step if step.name == known.name else known for known in self.steps))
 
     @property
     def over(self) -> bool:
@@ -129,13 +129,19 @@ def resume(run: Run, *, until: Name | None = None) -> Pipeline:
         raise BadInput(f"{run.path} was not made by `moebox run`", hint="only such runs can be resumed")
     pipeline = codec.decode(Pipeline, document, where=str(run.path / PIPELINE))
     pipeline = replace(pipeline, request=replace(pipeline.request, until=until or pipeline.request.until))
-    there = {step.name: step for step in pipeline.steps}
-    known = [there.get(name, Step(name=name)) for name in STEPS]  # a run of an earlier moebox has fewer steps
-    steps = tuple(Step(name=step.name) if step.state in ("running", "failed") else step for step in known)
-    if any(step.state == "waiting" for step in steps[:-1]):  # a report of what was there is not one of what will be
-        steps = (*steps[:-1], Step(name=STEPS[-1]) if steps[-1].state == "done" else steps[-1])
+    steps = _resumed(pipeline)
     run.event(PipelineResumed(done=tuple(step.name for step in steps if step.state == "done")))
     return save(replace(pipeline, steps=steps), run)
+
+
+def _resumed(pipeline: Pipeline) -> tuple[Step, ...]:
+    """All steps; what was cut off or failed waits again."""
+    there = {step.name: step for step in pipeline.steps if step.state not in ("running", "failed")}
+    *steps, report = (there.get(name, Step(name=name)) for name in STEPS)  # an earlier moebox had fewer steps
+    waiting = any(step.state == "waiting" for step in steps)
+    if waiting and report.state == "done":  # a report of what was there is not one of what will be
+        report = Step(name=report.name)
+    return (*steps, report)
 
 
 def save(pipeline: Pipeline, run: Run) -> Pipeline:
@@ -146,15 +152,18 @@ def save(pipeline: Pipeline, run: Run) -> Pipeline:
 
 def expected(run: Run, model: str) -> dict[str, float]:
     """Seconds each step took the last time such a pipeline ran on this machine; empty when none did."""
-    for folder in sorted(run.path.parent.iterdir(), reverse=True):
-        document = _document(Run(folder)) if folder != run.path else None
-        if document is None or words(document, "request.model") != model:
-            continue
-        done = [row for row in rows(document, "steps") if row.get("state") == "done"]
-        steps = {words(row, "name"): figure(row, "seconds") or 0.0 for row in done}
-        if "bench" in steps:
+    others = (folder for folder in sorted(run.path.parent.iterdir(), reverse=True) if folder != run.path)
+    for document in map(_document, map(Run, others)):
+        steps = _seconds(document)
+        if "bench" in steps and words(document, "request.model") == model:
             return steps
     return {}
+
+
+def _seconds(document: object) -> dict[str, float]:
+    """How long each step took that was done."""
+    done = [row for row in rows(document, "steps") if row.get("state") == "done"]
+    return {words(row, "name"): figure(row, "seconds") or 0.0 for row in done}
 
 
 def _document(run: Run) -> object:

@@ -217,11 +217,12 @@ def wrong(ladder: Ladder, engine: str) -> str:
 
 def answered(ladder: Ladder, engine: str) -> str:
     """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
-    tried = [rung.name for rung in ladder.rungs if rung.verdict != "skip"]
+    skipped = [rung for rung in ladder.rungs if rung.verdict == "skip"]
     failing = [rung.name for rung in ladder.rungs if rung.verdict == "fail"]
-    late = [rung.name for rung in ladder.rungs if rung.reason.startswith(OUT_OF_TIME) and rung.name not in tried]
-    count = f"{len(tried) - len(failing)} of {len(tried)}" if failing else f"{len(tried)}"
-    detail = f"answered right on {count} check{'s' * (len(tried) != 1)} of the ladder"
+    late = [rung.name for rung in skipped if rung.reason.startswith(OUT_OF_TIME)]
+    tried = len(ladder.rungs) - len(skipped)
+    count = f"{tried - len(failing)} of {tried}" if failing else f"{tried}"
+    detail = f"answered right on {count} check{'s' * (tried != 1)} of the ladder"
     named = {f"known habits of {engine}: ": failing, "out of time for ": late}
     notes = "; ".join(text + ", ".join(names) for text, names in named.items() if names)
     return f"{detail} ({notes})" if notes else detail

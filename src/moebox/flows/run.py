@@ -70,11 +70,8 @@ class Runner:
     def go(self) -> Pipeline:
         """Every step that is left, up to the one asked for; the report is made whatever happened before it."""
         problem: MoeboxError | None = None
-        last = STEPS.index(self.request.until)
         try:
-            for name in STEPS[: last + 1]:
-                if self.pipeline.step(name).state in ("done", "skipped"):
-                    continue
+            for name in self._left():
                 if problem and (name != "report" or isinstance(problem, NoRoom)):
                     continue
                 problem = self._step(name) or problem
@@ -84,6 +81,10 @@ class Runner:
         if problem:
             raise problem
         return self.pipeline
+
+    def _left(self) -> list[Name]:
+        wanted = STEPS[: STEPS.index(self.request.until) + 1]
+        return [name for name in wanted if self.pipeline.step(name).state not in ("done", "skipped")]
 
     def _step(self, name: Name) -> MoeboxError | None:
         """One step, marked before and after; its failure is its result."""
@@ -127,13 +128,19 @@ class Runner:
             return "left out by --skip"
         if self.request.twin and name in NOT_SIMULATED:
             return NOT_SIMULATED[name]
-        if name == "rehearse" and self._recipe().runtime.kind == "embedded":
-            return "nothing to rehearse: the engine is embedded"
-        if name == "task" and self.request.quick and self.request.until != "task":
-            return "left out by --quick; `--until task` does it"
-        if name == "doctor" and self.request.box:
-            return f"{self.request.box} is described, not this machine"
-        return ""
+        own = {"rehearse": self._no_rehearsal, "task": self._no_task, "doctor": self._no_doctor}.get(name)
+        return own() if own else ""
+
+    def _no_rehearsal(self) -> str:
+        embedded = self._recipe().runtime.kind == "embedded"
+        return "nothing to rehearse: the engine is embedded" if embedded else ""
+
+    def _no_task(self) -> str:
+        wanted = self.request.until == "task" or not self.request.quick
+        return "" if wanted else "left out by --quick; `--until task` does it"
+
+    def _no_doctor(self) -> str:
+        return f"{self.request.box} is described, not this machine" if self.request.box else ""
 
     def news(self, text: str) -> None:
         """Something worth a line."""
@@ -144,20 +151,7 @@ class Runner:
     def _plan(self) -> None:
         box = self._box()
         self.run.write("box.toml", codec.to_toml(box))
-        if self.request.recipe:
-            recipe = recipes.read(self.request.recipe)
-        else:
-            found = self._planned(box)
-            self.run.write_json("plan.json", found)
-            recipe = found.recipe
-            self._figures |= {"kv_tokens": found.memory.kv_tokens}
-            if found.forecast:
-                first = found.forecast[0]
-                load = f"with {streams(first.concurrency)} at {count(first.context)} tokens"
-                self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} {load}"
-            for caution in found.warnings:
-                if caution.severity == "fatal":
-                    raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)
+        recipe = recipes.read(self.request.recipe) if self.request.recipe else self._planned_recipe(box)
         if self.request.port is not None:
             recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=self.request.port))
         self._figures |= {
@@ -167,6 +161,19 @@ class Runner:
         }
         self.run.write("recipe.toml", codec.to_toml(recipe))
         self.run.write("asked.toml", codec.to_toml(recipe))
+
+    def _planned_recipe(self, box: Box) -> Recipe:
+        plan = self._planned(box)
+        self.run.write_json("plan.json", plan)
+        self._figures |= {"kv_tokens": plan.memory.kv_tokens}
+        if plan.forecast:
+            first = plan.forecast[0]
+            load = f"with {streams(first.concurrency)} at {count(first.context)} tokens"
+            self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} {load}"
+        for caution in plan.warnings:
+            if caution.severity == "fatal":
+                raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)
+        return plan.recipe
 
     def _planned(self, box: Box) -> Plan:
         if not self.request.model:

@@ -85,12 +85,16 @@ def pointless(step: Step, best: Trial | None, trials: list[Trial], recipe: Recip
         return "there is no good step to change"
     if current(best.recipe, step.path) == step.value:
         return "it is set already"
+    if step.group == "context":
+        return _too_long(trials)
+    without_draft = recipe.speculate is None and (step.path, step.value) == ("speculate", "eagle3")
+    return "the recipe names no draft model" if without_draft else ""
+
+
+def _too_long(trials: list[Trial]) -> str:
+    """Why no longer context is tried: a shorter one failed."""
     failed = [trial for trial in trials if trial.path == "context" and trial.verdict == "fail"]
-    if step.group == "context" and failed:
-        return f"{failed[-1].change} failed already"
-    if step.path == "speculate" and recipe.speculate is None and step.value == "eagle3":
-        return "the recipe names no draft model"
-    return ""
+    return f"{failed[-1].change} failed already" if failed else ""
 
 
 def by_speed(step: Step, trial: Trial) -> bool:
@@ -109,12 +113,19 @@ def decide(step: Step, trial: Trial, best: Trial | None) -> tuple[bool, str]:
         return True, "the first good step"
     if trial.asked and trial.right < best.right - max(1, best.asked // 20):
         return False, f"says other things: {trial.right} of {trial.asked} answers right, {best.right} before"
+    return _longer(trial) if step.group == "context" else _better(trial, best)
+
+
+def _longer(trial: Trial) -> tuple[bool, str]:
+    """A longer context is kept unless it costs speed; it makes nothing faster: a gain is the machine's."""
+    if trial.gain and trial.gain.high < SLOWER:
+        return False, f"longer, but slower: {_speed(trial)}"
+    return True, f"verified at {count(trial.recipe.context)} tokens, no slower"
+
+
+def _better(trial: Trial, best: Trial) -> tuple[bool, str]:
+    """Any other setting is kept where it is faster, or leaves more room for the cache."""
     speed = _speed(trial)
-    if step.group == "context":
-        if trial.gain and trial.gain.high < SLOWER:
-            return False, f"longer, but slower: {speed}"
-        # A longer context makes nothing faster: a gain is the machine's.
-        return True, f"verified at {count(trial.recipe.context)} tokens, no slower"
     if trial.gain and trial.gain.seen:
         faster = trial.gain.low > 0
         return faster, f"{'faster' if faster else 'slower'}: {speed}"

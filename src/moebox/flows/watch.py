@@ -100,22 +100,27 @@ class Watcher:
 
     def figures(self, shown: dict[str, float]) -> dict[str, float]:
         """Gauges as they are, counters as rates, histograms as means, since the last look."""
-        now, found = self.clock(), {}
+        now = self.clock()
         passed = now - self._at if self._at else 0.0
-        for name in GAUGES:
-            if (value := _first(shown, name)) is not None:
-                found[name] = value
+        self._at = now
+        return _gauges(shown) | self._rates(shown, passed) | self._means(shown, passed)
+
+    def _rates(self, shown: dict[str, float], passed: float) -> dict[str, float]:
+        rates = {}
         for name in RATES:
             grown = self._grown(shown, _present(shown, name), passed)
             if grown is not None:
-                found[name.removesuffix("_total") + "_s"] = grown / passed
+                rates[name.removesuffix("_total") + "_s"] = grown / passed
+        return rates
+
+    def _means(self, shown: dict[str, float], passed: float) -> dict[str, float]:
+        means = {}
         for name in TIMES:
             metric = _histogram(shown, name)
             total, count = (self._grown(shown, f"{metric}{end}", passed) for end in ("_sum", "_count"))
             if total is not None and count:
-                found[name] = total / count
-        self._at = now
-        return found
+                means[name] = total / count
+        return means
 
     def _grown(self, shown: dict[str, float], metric: str, passed: float) -> float | None:
         """How much a counter grew; None on the first look, and after an engine began anew."""
@@ -130,7 +135,7 @@ class Watcher:
         """Raise an alert when something begins to be wrong, once; and again only after it was well."""
         figures = look.figures
         recent = list(self.looks)[-GONE_LOOKS:]
-        gone = len(recent) == GONE_LOOKS and not any(one.answered for one in recent)
+        gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
         self._alert("gone", gone, f"{self.endpoint.root} does not answer")
         running, tokens = figures.get("running", 0.0), figures.get("output_tokens_s")
         live = any(metrics.counted_live(name) for name in self._counters)
@@ -195,8 +200,9 @@ def _present(shown: dict[str, float], figure: str) -> str:
     return next((name for name in metrics.anywhere(figure) if name in shown), "")
 
 
-def _first(shown: dict[str, float], figure: str) -> float | None:
-    return shown.get(_present(shown, figure))
+def _gauges(shown: dict[str, float]) -> dict[str, float]:
+    present = {figure: _present(shown, figure) for figure in GAUGES}
+    return {figure: shown[name] for figure, name in present.items() if name}
 
 
 def _histogram(shown: dict[str, float], figure: str) -> str:

@@ -25,7 +25,7 @@ _KINDS |= {"int4_w4a16": "int4_w4a16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One batch size of a file that asks too much."""
+    """One batch size of a file."""
 
     tokens: int
     blocks: str
@@ -55,28 +55,32 @@ def check(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
 
 
 def _check(path: Path, arch: Arch) -> TunedFile:
-    found = _NAME.fullmatch(path.name)
-    kind = found["dtype"] if found else None
-    deepest = min(int(found["n"]), int(found["k"])) if found and found["n"] else 1 << 30
     try:
         document: Any = json.loads(path.read_text())
         rows = {int(tokens): row for tokens, row in document.items() if tokens.isdigit()}
-        triton = {tokens: row for tokens, row in rows.items() if "BLOCK_SIZE_N" in row}
-        if kind not in _KINDS or not triton:
-            return TunedFile(file=path.name, entries=len(rows), bad=None)
-        sizes = {tokens: _size(_KINDS[kind], row, deepest) for tokens, row in triton.items()}
+        entries = _entries(path.name, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path}: not a fused-MoE configuration") from None
-    bad = tuple(
-        Entry(
-            tokens=tokens,
-            blocks="x".join(str(rows[tokens][f"BLOCK_SIZE_{side}"]) for side in "MNK"),
-            shared_bytes=size,
-        )
-        for tokens, size in sorted(sizes.items())
-        if size > arch.smem
-    )
+    if not entries:
+        return TunedFile(file=path.name, entries=len(rows), bad=None)
+    bad = tuple(entry for entry in entries if entry.shared_bytes > arch.smem)
     return TunedFile(file=path.name, entries=len(rows), bad=bad)
+
+
+def _entries(name: str, rows: Mapping[int, Any]) -> list[Entry]:
+    """The entries that Triton's kernels read, by tokens; none where the file's name is of a kind not known here."""
+    found = _NAME.fullmatch(name)
+    kind = _KINDS.get(found["dtype"]) if found else None
+    if found is None or kind is None:
+        return []
+    deepest = min(int(found["n"]), int(found["k"])) if found["n"] else 1 << 30
+    triton = {tokens: row for tokens, row in sorted(rows.items()) if "BLOCK_SIZE_N" in row}
+    return [_entry(tokens, row, _size(kind, row, deepest)) for tokens, row in triton.items()]
+
+
+def _entry(tokens: int, row: Mapping[str, int], shared_bytes: int) -> Entry:
+    blocks = "x".join(str(row[f"BLOCK_SIZE_{side}"]) for side in "MNK")
+    return Entry(tokens=tokens, blocks=blocks, shared_bytes=shared_bytes)
 
 
 def _size(kind: str, row: Mapping[str, int], deepest: int) -> int:

@@ -6,6 +6,7 @@ what is proposed has been compiled for the architecture and fits.
 
 import itertools
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,9 +58,8 @@ def search(request: scans.Request) -> tuple[Remedy, ...]:
     if not bad:
         return ()
     searches = [Search(hash=mark, candidates=proposals(launch, request.arch)) for mark, launch in bad.items()]
-    answers = scans.run(python, replace(question, searches=searches))
-    variants: dict[str, list[Variant]] = {mark: [] for mark in bad}
-    for answer in answers:
+    variants: defaultdict[str, list[Variant]] = defaultdict(list)
+    for answer in scans.run(python, replace(question, searches=searches)):
         if answer.variant:
             variants[answer.variant.hash].append(answer.variant)
     return tuple(_remedy(launch, variants[mark], request.arch) for mark, launch in bad.items())

@@ -1,7 +1,7 @@
 """What the symptom base knows, by version, of kernels that Triton does not compile (CUTLASS, FlashInfer, Marlin)."""
 
 from moebox.core.kernel import Arch, NotCovered
-from moebox.core.symptom import in_range, symptoms
+from moebox.core.symptom import Applies, in_range, symptoms
 
 _AREAS = ("attention", "moe", "flashinfer")
 
@@ -11,12 +11,17 @@ def judged(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCov
     if not version:
         return ()
     sm = f"{arch.capability // 10}.{arch.capability % 10}"
+    here = [symptom for symptom in symptoms() if symptom.area in _AREAS and engine in symptom.applies.engine]
     return tuple(
-        NotCovered(what=f"{one.id}: {one.cause}", why=one.remedy)
-        for one in symptoms()
-        if one.area in _AREAS
-        and engine in one.applies.engine
-        and sm in (one.applies.sm or (sm,))
-        and one.applies.concerns(model)
-        and (not one.applies.versions or in_range(version, one.applies.versions))
+        NotCovered(what=f"{symptom.id}: {symptom.cause}", why=symptom.remedy)
+        for symptom in here
+        if _concerns(symptom.applies, version, sm, model)
     )
+
+
+def _concerns(where: Applies, version: str, sm: str, model: str) -> bool:
+    if where.sm and sm not in where.sm:
+        return False
+    if where.versions and not in_range(version, where.versions):
+        return False
+    return where.concerns(model)

@@ -70,14 +70,14 @@ def _mended(text: str, remedy: Remedy, capability: int) -> str:
     best, launch = remedy.found[0], remedy.launch
     about = f"{launch.kernel} asked {launch.shared_bytes:,} bytes, the limit is {launch.limit_bytes:,}; this asks"
     about = f"{MARK} {about} {best.shared_bytes:,}"
-    family = capability // 10
+    here = f"if torch.cuda.get_device_capability()[0] == {capability // 10}"
     if launch.kernel == "_fwd_kernel" and "BLOCK_M" in best.blocks:
         width = int(launch.blocks.get("BLOCK_DMODEL", 0)) + int(launch.blocks.get("BLOCK_DPE", 0))
         choice = {**best.blocks, "num_warps": best.num_warps, "num_stages": best.num_stages}
         return extend_blocks(text, capability=capability, width=width, choice=choice, about=about)
     if launch.kernel == "_fwd_grouped_kernel_stage1":
         lines = [
-            f"if torch.cuda.get_device_capability()[0] == {family} and k_buffer.element_size() == 1:",
+            f"{here} and k_buffer.element_size() == 1:",
             f"    {about}",
             f"    BLOCK, num_stages = {best.blocks['BLOCK_N']}, {best.num_stages}",
         ]
@@ -85,7 +85,7 @@ def _mended(text: str, remedy: Remedy, capability: int) -> str:
     if launch.kernel.startswith("fused_moe"):
         fp8 = 'dtype == "fp8_w8a8" and block_shape is None and M > E'
         lines = [
-            f"if torch.cuda.get_device_capability()[0] == {family} and {fp8}:",
+            f"{here} and {fp8}:",
             f"    {about}",
             f"    config |= {{"
             f'"BLOCK_SIZE_M": {best.blocks["BLOCK_SIZE_M"]}, "BLOCK_SIZE_N": {best.blocks["BLOCK_SIZE_N"]}, '
@@ -116,7 +116,7 @@ def _insert(text: str, anchor: str, lines: list[str], *, last: bool = False) -> 
     found = list(re.finditer(anchor, text, re.MULTILINE))
     if last:  # of the function that the text starts with
         end = re.search(r"^(?:def|class|@)", text[1:], re.MULTILINE)
-        found = [one for one in found if not end or one.start() < end.start()][-1:]
+        found = [match for match in found if not end or match.start() < end.start()][-1:]
     if not found:
         raise Unsupported("this version of the file has no known place for the patch")
     at = found[0].start()
@@ -128,14 +128,14 @@ def apply_all(made: tuple[Patch, ...], *, anyway: bool = False) -> list[Path]:
     """Apply every patch, or none: what fails or is interrupted takes back those before it. Returns the backups."""
     done: list[Patch] = []
     try:
-        for one in made:
-            done.append(one)
-            apply(one, anyway=anyway)
+        for patch in made:
+            done.append(patch)
+            apply(patch, anyway=anyway)
     except BaseException:
-        for one in done:
-            _take_back(one, wait=one is not done[-1])  # the last may itself have waited for its turn
+        for patch in done:
+            _take_back(patch, wait=patch is not done[-1])  # the last may itself have waited for its turn
         raise
-    return [_backup(one.path) for one in made]
+    return [_backup(patch.path) for patch in made]
 
 
 def apply(patch: Patch, *, anyway: bool = False) -> Path:

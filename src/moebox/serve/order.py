@@ -34,6 +34,21 @@ class Order:
         return self.deployment.recipe
 
 
+def _with_port(deployment: Deployment) -> Deployment:
+    """The deployment with a free port where its recipe leaves the choice."""
+    recipe = deployment.recipe
+    if recipe.listen.port:
+        return deployment
+    port = preflight.free_port(recipe.listen.host, deployment.engine.ports)
+    return deployment.with_recipe(dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port)))
+
+
+def _address(launch: Launch) -> str:
+    """Where a client on this machine finds it."""
+    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
+    return f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
+
+
 def refuse_missing(deployment: Deployment) -> None:
     """Raise for a recipe that cannot be launched or an engine that is not there: before a run folder is made for it."""
     order = prepare(deployment)
@@ -48,10 +63,8 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
     if recipe.parallel.nodes > 1:
         hint = "`moebox up --hosts FILE` or `--slurm`; `moebox render --as script|slurm|k8s` writes what each node runs"
         raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
-    if not recipe.listen.port:
-        port = preflight.free_port(recipe.listen.host, deployment.engine.ports)
-        recipe = dataclasses.replace(recipe, listen=dataclasses.replace(recipe.listen, port=port))
-        deployment = deployment.with_recipe(recipe)
+    deployment = _with_port(deployment)
+    recipe = deployment.recipe
     engines.check(deployment)  # settings that cannot be meant, flags the engine does not have
     launch = engines.launch(deployment)
     argv = engines.command(deployment, launch, run=name, home=str(Path.home()))
@@ -59,10 +72,8 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
         words = launch.argv[len(engines.rooms.argv(recipe.engine).entry(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
     secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
-    host = "127.0.0.1" if launch.host in ("0.0.0.0", "::", "localhost") else launch.host  # noqa: S104
-    at = f"[{host}]:{launch.port}" if ":" in host else f"{host}:{launch.port}"
     key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
-    endpoint = endpoint_of(at, recipe.served_name, key=key, engine=recipe.engine)
+    endpoint = endpoint_of(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
     return Order(
         deployment=deployment,
         launch=launch,

@@ -23,6 +23,7 @@ from moebox.kernels.patch import patched
 from moebox.kernels.scan import packages
 from moebox.loose import within
 
+WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
 PORTS_FROM = 20_000  # below the range that kernels give out by themselves
 VERSION_WAIT_S = 60.0  # importing an engine's metadata is quick; a cold disk is not
@@ -55,7 +56,7 @@ def checkpoint(weights: str, recipe: Recipe) -> None:
         raise Outside(
             f"checkpoint {weights} is not there", hint="check the path, or download it first with `hf download`"
         )
-    if path.is_dir() and not any((*path.glob("*.safetensors"), *path.glob("*.gguf"), *path.glob("*.bin"))):
+    if path.is_dir() and not _holds_weights(path):
         raise Outside(
             f"checkpoint {weights} holds no weights, only what lies beside them",
             hint="download it first: `hf download REPOSITORY --local-dir` this folder",
@@ -67,6 +68,10 @@ def checkpoint(weights: str, recipe: Recipe) -> None:
             f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
             hint="download it again; `hf download` fetches only what is missing",
         )
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any(file.suffix in WEIGHTS for file in folder.iterdir())
 
 
 def missing_shards(path: Path) -> list[str]:
@@ -164,10 +169,16 @@ def interpreter(program: str) -> str:
             first = script.readline(4096).decode(errors="replace").strip()
     except OSError:
         return sys.executable
-    words = first[2:].split() if first.startswith("#!") else []
-    if words and words[0].endswith("/env"):
-        words = [shutil.which(words[-1]) or sys.executable]
-    return words[0] if words and "python" in words[0] else sys.executable
+    return _named_by(first)
+
+
+def _named_by(first_line: str) -> str:
+    """The Python of a `#!` line, also through /usr/bin/env; this one where there is none."""
+    words = first_line[2:].split() if first_line.startswith("#!") else []
+    program = words[0] if words else ""
+    if program.endswith("/env"):
+        program = shutil.which(words[-1]) or ""
+    return program if "python" in program else sys.executable
 
 
 def said(argv: list[str]) -> str:
@@ -241,8 +252,15 @@ def gpus_taken(deployment: Deployment) -> tuple[int, ...]:
     named = recipe.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     if named:
         return tuple(int(word) for word in named.split(",") if word.strip().isdigit())
-    there = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
-    if recipe.runtime.kind == "embedded" or not there:
+    if recipe.runtime.kind == "embedded":
         return ()
-    wanted = recipe.parallel.gpus // max(recipe.parallel.nodes, 1)
-    return tuple(there if deployment.engine.takes_all_gpus else there[:wanted])
+    there = _gpus_here()
+    if deployment.engine.takes_all_gpus:
+        return there
+    return there[: recipe.parallel.gpus // max(recipe.parallel.nodes, 1)]
+
+
+def _gpus_here() -> tuple[int, ...]:
+    """Numbers of the GPUs that the driver shows."""
+    numbers = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return tuple(sorted(int(number) for number in numbers if number.isdigit()))

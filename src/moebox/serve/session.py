@@ -369,7 +369,7 @@ def _ended(name: str) -> bool:
     """Whether no engine of this run lives; one whose moebox was killed gets the time its guard takes to stop it."""
     until = time.monotonic() + sum(wait for _, wait in LADDER) + GRACE_S
     while True:
-        alive = [one for one in state.instances() if one.id == name and one.alive]
+        alive = [instance for instance in state.instances() if instance.id == name and instance.alive]
         if not alive or alive[0].detached or time.monotonic() > until:
             return not alive
         time.sleep(LOOK_S)

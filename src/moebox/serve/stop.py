@@ -20,14 +20,7 @@ MARGIN_S = 15.0  # beyond the whole ladder, for the guard to notice and clean up
 def stop(instance: state.Instance) -> list[str]:
     """Stop it and forget it; the signals that were needed."""
     if instance.alive:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(instance.guard, signal.SIGTERM)
-        until = time.monotonic() + sum(wait for _, wait in LADDER) + MARGIN_S
-        while instance.alive and time.monotonic() < until:
-            time.sleep(0.05)
-        if instance.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(instance.guard, signal.SIGKILL)
+        _end_guard(instance)
     signals = list(instance.life.signals)
     swept = sweep(instance.id)
     if instance.container:
@@ -38,6 +31,18 @@ def stop(instance: state.Instance) -> list[str]:
         Run(Path(instance.run)).event(EngineStopped(id=instance.id, signals=tuple(signals), swept=swept))
     state.forget(instance.id)
     return signals + ["SIGKILL"] * bool(swept)
+
+
+def _end_guard(instance: state.Instance) -> None:
+    """Ask the guard to stop its engine; kill it where it does not come to an end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(instance.guard, signal.SIGTERM)
+    until = time.monotonic() + sum(wait for _, wait in LADDER) + MARGIN_S
+    while instance.alive and time.monotonic() < until:
+        time.sleep(0.05)
+    if instance.alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(instance.guard, signal.SIGKILL)
 
 
 def sweep(name: str) -> int:

@@ -62,16 +62,15 @@ def read(path: Path) -> Calibration:
 def get(name: str) -> Calibration:
     """The one called `name`, or whose id begins so."""
     known = {calibration.id: calibration for calibration in shelf().calibrations}
+    near = [key for key in known if name and key.startswith(name)]
     if name in known:
-        return known[name]
-    near = [calibration for key, calibration in known.items() if name and key.startswith(name)]
+        near = [name]
     if len(near) > 1:
-        ids = ", ".join(calibration.id for calibration in near[:5])
-        raise BadInput(f"{len(near)} calibrations begin with {name!r}", hint=ids)
+        raise BadInput(f"{len(near)} calibrations begin with {name!r}", hint=", ".join(near[:5]))
     if not near:
         hint = None if known else "`moebox rehearse RECIPE --measure` makes one"
         raise UnknownName("calibration", name, known, hint=hint)
-    return near[0]
+    return known[near[0]]
 
 
 def keep(calibration: Calibration) -> Path:

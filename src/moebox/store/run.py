@@ -42,6 +42,17 @@ def _is_called(folder: str, name: str) -> bool:
     return folder.startswith(name) or folder.endswith(name)
 
 
+def _meant(name: str, home: Path) -> list[Path]:
+    """The folder at that path, the latest run, or all that are called so."""
+    for path in (Path(name), home / name):
+        if path.is_dir():
+            return [path]
+    folders = _folders(home)
+    if name == LATEST:
+        return folders[-1:]
+    return [folder for folder in folders if _is_called(folder.name, name)]
+
+
 class Run:
     """One run's folder."""
 
@@ -76,14 +87,8 @@ class Run:
     def open(cls, name: str, *, runs: Path | None = None) -> "Run":
         """The run with this path, folder name, unmistakable beginning or end of one, or the latest."""
         home = runs or runs_dir()
-        for path in (Path(name), home / name):
-            if name and path.is_dir():
-                return cls(path)
-        folders = _folders(home)
-        if name == LATEST and folders:
-            return cls(folders[-1])
-        matches = [folder for folder in folders if name and _is_called(folder.name, name)]
-        if name == LATEST and not folders:
+        matches = _meant(name, home) if name else []
+        if name == LATEST and not matches:
             raise BadInput(f"there are no runs in {home} yet", hint="`moebox run` makes one")
         if not matches:
             raise BadInput(f"no run called {name!r} in {home}", hint="`moebox runs` lists them")

@@ -6,6 +6,7 @@ place to which the experts of one layer are copied from RAM.
 """
 
 from bisect import bisect_right
+from dataclasses import replace
 from itertools import accumulate
 
 from moebox.core import registry
@@ -14,36 +15,39 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
+from moebox.engines.devices import device, every_gpu, ram_overhead
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import MIB, constant, gibibytes, taken, visible
 from moebox.sizing.kv import layer_bytes, token_bytes
-
-DENSE: tuple[Component, ...] = ("attention", "shared_experts", "router", "norms")
 
 
 def budget(deployment: Deployment) -> Memory:
     """Every card's bytes and the RAM's; the cache is as large as the recipe asks for."""
     box, model, checkpoint, recipe = deployment.facts
-    gpus = gpu_list.all_gpus(box)[: len(box.gpus)]
-    used = [index for index in gpu_list.used_gpus(box, recipe) if index < len(gpus)] if on_cards(recipe) else []
+    gpus, used = box.gpus, used_here(box, recipe)
     owners = owned_layers(model, [gpus[index] for index in used])
-    devices = [
-        card_budget(index, gpus[index], model, checkpoint, recipe, owners[slot], slot, last=slot == len(used) - 1)
+    on_gpus = {
+        index: card_budget(
+            index, gpus[index], model, checkpoint, recipe, owners[slot], slot, last=slot == len(used) - 1
+        )
         for slot, index in enumerate(used)
-    ]
-    unused = [gpu_list.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in used]
-    every = [
-        *sorted([*devices, *unused], key=lambda one: int(one.device[3:])),
-        ram_budget(box, model, checkpoint, recipe),
-    ]
-    short = max(-one.free for one in every)
+    }
+    devices = (*every_gpu(gpus, on_gpus), ram_budget(box, model, checkpoint, recipe))
+    short = max(-place.free for place in devices)
     return Memory(
-        devices=tuple(every),
+        devices=devices,
         kv_tokens=cache_tokens(recipe),
         kv_bytes_per_token=token_bytes(model, recipe),
         fits=short <= 0,
         shortfall=max(0, short),
     )
+
+
+def used_here(box: Box, recipe: Recipe) -> list[int]:
+    """GPUs of the first node that the recipe puts layers on."""
+    if not on_cards(recipe):
+        return []
+    return [index for index in gpu_list.used_gpus(box, recipe) if index < len(box.gpus)]
 
 
 def on_cards(recipe: Recipe) -> bool:
@@ -94,29 +98,25 @@ def card_budget(
     kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * len(layers))
     activations = compute_bytes(model, recipe, last=last, alone=alone) + staging_bytes(model, checkpoint, recipe)
     overhead = gpu.memory - visible(gpu) + taken(gpu) + gibibytes("llama", "context")
-    free = gpu.memory - sum(weights.values()) - kv - activations - overhead
-    return DeviceMemory(
-        device=f"gpu{index}",
-        total=gpu.memory,
-        weights=weights,
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=free,
-    )
+    return device(f"gpu{index}", gpu.memory, weights, kv=kv, activations=activations, overhead=overhead)
 
 
 def dense_on_card(model: Model, checkpoint: Checkpoint, layers: list[int], *, last: bool) -> dict[Component, int]:
     """Bytes of everything but routed experts in `layers`, with the output on the last card."""
     sizes = checkpoint.bytes_by_component
-    with_experts = sum(layer >= model.dense_layers for layer in layers) if model.moe else 0
-    out: dict[Component, float] = {}
-    for name in DENSE:
-        total = model.moe_layers if name in ("shared_experts", "router") else model.layers
-        here = with_experts if name in ("shared_experts", "router") else len(layers)
-        out[name] = sizes.get(name, 0) * here / max(total, 1)
-    dense_total = model.dense_layers if model.moe else model.layers
-    out["dense_ffn"] = sizes.get("dense_ffn", 0) * (len(layers) - with_experts) / max(dense_total, 1)
+    first = model.layers - model.moe_layers  # that has experts
+    with_experts = sum(layer >= first for layer in layers)
+    every, moe = (len(layers), model.layers), (with_experts, model.moe_layers)
+    parts: dict[Component, tuple[int, int]] = {
+        "attention": every,
+        "shared_experts": moe,
+        "router": moe,
+        "norms": every,
+        "dense_ffn": (len(layers) - with_experts, first),
+    }
+    out: dict[Component, float] = {
+        name: sizes.get(name, 0) * here / max(total, 1) for name, (here, total) in parts.items()
+    }
     if last:
         out["lm_head"] = sizes.get("lm_head", 0) or sizes.get("embed", 0)
     return {name: round(size) for name, size in out.items() if size}
@@ -192,17 +192,10 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
         weights |= dense_on_card(model, checkpoint, list(range(model.layers)), last=True)
         kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * model.layers)
     activations = placement(recipe).ubatch * MIB // 2
-    held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
-    overhead = max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
-    needed = sum(weights.values()) + kv + activations + overhead
-    # Nobody said how much RAM there is: enough for a server whose experts all lie on cards, nothing beyond.
-    total = needed if not box.ram and not experts and box.gpus else box.ram
-    return DeviceMemory(
-        device="ram",
-        total=total,
-        weights={name: size for name, size in weights.items() if size},
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=total - needed,
-    )
+    overhead = ram_overhead(box)
+    held = {name: size for name, size in weights.items() if size}
+    ram = device("ram", box.ram, held, kv=kv, activations=activations, overhead=overhead)
+    if box.ram or experts or not box.gpus:
+        return ram
+    # Nobody said how much RAM there is: enough for a server whose experts all lie on GPUs, nothing beyond.
+    return replace(ram, total=-ram.free, free=0)

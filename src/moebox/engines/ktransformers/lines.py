@@ -13,8 +13,8 @@ SOURCE = "kvcache-ai/ktransformers, Kimi-K2-Thinking-Native.md"
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     """Every part of the first GPU, then the RAM's."""
     model, checkpoint, recipe = deployment.model, deployment.checkpoint, deployment.recipe
-    kept, experts = rules.gpu_experts(recipe), model.moe.experts if model.moe else 0
-    own = {"routed_experts": f"{kept} of {experts} experts of each layer / {recipe.parallel.tp}"}
+    kept = rules.gpu_experts(recipe)
+    own = {"routed_experts": f"{kept} of {model.experts} experts of each layer / {recipe.parallel.tp}"}
     rows = [
         *weight_lines(rules.weights_on(model, checkpoint, recipe), model, checkpoint, recipe, **own),
         in_bytes(

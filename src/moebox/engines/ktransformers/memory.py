@@ -12,6 +12,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines.devices import device, every_gpu, ram_overhead
 from moebox.engines.ktransformers.schedule import step_tokens
 from moebox.engines.sglang.traits import TRAITS as SGLANG
 from moebox.sizing import gpu_list, shards
@@ -30,12 +31,11 @@ def budget(deployment: Deployment) -> Memory:
     left = [room(gpus[index], model, checkpoint, recipe) for index in used]
     tokens = max(0, min(left, default=0)) // token
     wanted = recipe.context * (recipe.max_seqs or 1)
-    devices = [gpu_budget(index, gpus[index], model, checkpoint, recipe, min(tokens, wanted)) for index in used]
-    idle = [gpu_list.idle(index, gpu, taken(gpu)) for index, gpu in enumerate(gpus) if index not in used]
+    devices = {index: gpu_budget(index, gpus[index], model, checkpoint, recipe, min(tokens, wanted)) for index in used}
     ram = ram_budget(box, checkpoint)
     short = max(recipe.context * token - min(left, default=0), -ram.free, 0)
     return Memory(
-        devices=(*sorted([*devices, *idle], key=lambda device: int(device.device[3:])), ram),
+        devices=(*every_gpu(gpus, devices), ram),
         kv_tokens=min(tokens, wanted),
         kv_bytes_per_token=token,
         fits=not short and recipe.parallel.gpus <= len(used) and bool(used),
@@ -45,14 +45,20 @@ def budget(deployment: Deployment) -> Memory:
 
 def room(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     """Bytes left for the cache on one GPU."""
-    claim = round((visible(gpu) - taken(gpu)) * (recipe.memory_utilization or UTILIZATION))
-    return claim - sum(weights_on(model, checkpoint, recipe).values()) - step_room(model, checkpoint, recipe)
+    return (
+        claim(gpu, recipe) - sum(weights_on(model, checkpoint, recipe).values()) - step_room(model, checkpoint, recipe)
+    )
+
+
+def claim(gpu: Gpu, recipe: Recipe) -> int:
+    """Bytes of a GPU that the engine takes for itself."""
+    return round((visible(gpu) - taken(gpu)) * (recipe.memory_utilization or UTILIZATION))
 
 
 def weights_on(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[Component, int]:
     """Bytes of each component on one GPU."""
     weights = shards.on_card(model, checkpoint, recipe.parallel, 0, vision=1.0 if recipe.vision else 0.0)
-    kept = gpu_experts(recipe) / model.moe.experts if model.moe else 0.0
+    kept = gpu_experts(recipe) / max(model.experts, 1)
     weights["routed_experts"] = round(weights.get("routed_experts", 0) * kept)
     return {name: size for name, size in weights.items() if size}
 
@@ -64,8 +70,7 @@ def gpu_experts(recipe: Recipe) -> int:
 
 def step_room(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
     """Activations of one prefill chunk, and the layer of experts that is copied in for it."""
-    used = model.moe.used if model.moe else 0
-    activations = step_tokens(recipe) * model.hidden * 2 * (used + constant("load", "live_copies"))
+    activations = step_tokens(recipe) * model.hidden * 2 * (model.experts_used + constant("load", "live_copies"))
     return int(activations) + checkpoint.expert_layer_bytes + gibibytes(SGLANG.name, "context")
 
 
@@ -82,26 +87,17 @@ def most_gpu_experts(deployment: Deployment) -> int:
 
 def gpu_budget(index: int, gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, tokens: int) -> DeviceMemory:
     """One GPU's bytes."""
-    weights = weights_on(model, checkpoint, recipe)
-    kv = tokens * token_bytes(model, recipe)
-    activations = step_room(model, checkpoint, recipe)
-    overhead = gpu.memory - round((visible(gpu) - taken(gpu)) * (recipe.memory_utilization or UTILIZATION))
-    free = gpu.memory - sum(weights.values()) - kv - activations - overhead
-    return DeviceMemory(
-        device=f"gpu{index}",
-        total=gpu.memory,
-        weights=weights,
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=free,
+    return device(
+        f"gpu{index}",
+        gpu.memory,
+        weights_on(model, checkpoint, recipe),
+        kv=tokens * token_bytes(model, recipe),
+        activations=step_room(model, checkpoint, recipe),
+        overhead=gpu.memory - claim(gpu, recipe),
     )
 
 
 def ram_budget(box: Box, checkpoint: Checkpoint) -> DeviceMemory:
     """All routed experts lie in RAM, those on the GPUs too."""
     experts = checkpoint.bytes_by_component.get("routed_experts", 0)
-    held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
-    overhead = max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
-    free = box.ram - experts - overhead
-    return DeviceMemory(device="ram", total=box.ram, weights={"routed_experts": experts}, overhead=overhead, free=free)
+    return device("ram", box.ram, {"routed_experts": experts}, overhead=ram_overhead(box))

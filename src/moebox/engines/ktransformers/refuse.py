@@ -2,6 +2,7 @@
 
 import re
 
+from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
 from moebox.engines.common import caution, everywhere
@@ -16,23 +17,34 @@ SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
 
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
-    recipe, box, found = deployment.recipe, deployment.box, everywhere(deployment)
-    known = deployment.found_checkpoint
-    if known and known.format == "safetensors" and known.quant not in METHODS:
-        forms = ", ".join(METHODS)
-        text = f"kt-kernel does not compute {known.quant} experts on a CPU"
-        found.append(caution("fatal", text, f"a checkpoint in {forms}", SOURCE))
-    if not deployment.weights.startswith(("/", "~", ".")):
-        text = f"kt-kernel reads experts from a folder, not from the Hub's {deployment.weights}"
-        remedy = f"hf download {deployment.weights} --local-dir FOLDER, then plan FOLDER"
-        found.append(caution("fatal", text, remedy, SOURCE))
-    if box and NO_AVX512.search(box.cpu.model):
-        text = f"{box.cpu.model} has no AVX-512, which kt-kernel's native forms need"
-        found.append(caution("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE))
-    elif box and not box.cpu.model:
-        found.append(caution("note", "kt-kernel wants a CPU with AVX-512 or AMX", source=SOURCE))
+    recipe = deployment.recipe
+    found = everywhere(deployment) + _experts(deployment) + _processor(deployment.box)
     if recipe.speculate:
         found.append(caution("fatal", "drafts beside experts on the CPU are not proven", "leave speculate out"))
     if recipe.vision:
         found.append(caution("warning", "a vision tower beside kt-kernel was not tried", "vision = false"))
     return found
+
+
+def _experts(deployment: Deployment) -> list[Caution]:
+    """Weights that kt-kernel cannot compute with, or cannot read."""
+    found, known = [], deployment.found_checkpoint
+    if known and known.format == "safetensors" and known.quant not in METHODS:
+        text = f"kt-kernel does not compute {known.quant} experts on a CPU"
+        found.append(caution("fatal", text, f"a checkpoint in {', '.join(METHODS)}", SOURCE))
+    if not deployment.weights.startswith(("/", "~", ".")):
+        text = f"kt-kernel reads experts from a folder, not from the Hub's {deployment.weights}"
+        remedy = f"hf download {deployment.weights} --local-dir FOLDER, then plan FOLDER"
+        found.append(caution("fatal", text, remedy, SOURCE))
+    return found
+
+
+def _processor(box: Box | None) -> list[Caution]:
+    if box is None:
+        return []
+    if not box.cpu.model:
+        return [caution("note", "kt-kernel wants a CPU with AVX-512 or AMX", source=SOURCE)]
+    if not NO_AVX512.search(box.cpu.model):
+        return []
+    text = f"{box.cpu.model} has no AVX-512, which kt-kernel's native forms need"
+    return [caution("fatal", text, "llama.cpp or ik_llama.cpp run on it", SOURCE)]

@@ -66,9 +66,7 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
     ranks = recipe.parallel.tp * recipe.parallel.dp
     if recipe.parallel.dp > 1:
         # SGLang counts all GPUs of its data-parallel attention groups under --tp-size.
-        out = [("--tp-size", str(ranks)) if word[0] == "--tp-size" else word for word in out]
-        out += [] if any(word[0] == "--tp-size" for word in out) else [("--tp-size", str(ranks))]
-        out.append(("--enable-dp-attention",))
+        out = [*merge(out, [("--tp-size", str(ranks))], known), ("--enable-dp-attention",)]
     if recipe.parallel.ep:
         out.append(("--ep-size", str(ranks)))
     if recipe.kv != "auto":

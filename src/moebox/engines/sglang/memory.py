@@ -14,6 +14,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines.devices import every_gpu
 from moebox.sizing import gpu_list, shards
 from moebox.sizing.constants import GIB, MIB, constant, gibibytes, taken, visible
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
@@ -49,10 +50,9 @@ def budget(deployment: Deployment) -> Memory:
     tokens = min((tokens_on(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
     short = max((_missing(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
     kinds = {(gpu, s): _device(gpu, model, recipe, needs[s], tokens) for gpu, s in alike}
-    devices = [replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()]
-    unused = [gpu_list.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in stages]
+    devices = {i: replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()}
     return Memory(
-        devices=tuple(sorted([*devices, *unused], key=lambda one: int(one.device[3:]))),
+        devices=every_gpu(gpus, devices),
         kv_tokens=tokens,
         kv_bytes_per_token=token_bytes(model, recipe),
         fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
@@ -144,8 +144,7 @@ def _missing(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
 def step_room(gpu: Gpu, model: Model, recipe: Recipe) -> int:
     """Bytes a step and its table need outside the fraction."""
     tokens, _ = chunk(gpu, recipe)
-    used = model.moe.used if model.moe else 0
-    step = tokens * model.hidden * 2 * (used + constant("load", "live_copies"))
+    step = tokens * model.hidden * 2 * (model.experts_used + constant("load", "live_copies"))
     draft = gibibytes("sglang", "draft_activations") if recipe.speculate else 0
     return int(step + draft + request_table(model, recipe, recipe.context))
 

@@ -2,6 +2,7 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
+from moebox.core.recipe import Recipe
 from moebox.engines.common import caution, everywhere, major, weights_want_newer_gpus
 from moebox.engines.retired import order
 
@@ -13,11 +14,22 @@ def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     recipe, model = deployment.recipe, deployment.found_model
     found = everywhere(deployment) + weights_want_newer_gpus(deployment)
-    sm, backend = major(deployment.box), str(recipe.flags.get("attention-backend", ""))
-    if sm == "12" and backend in NOT_SM12:
+    if major(deployment.box) == "12":
+        found += _on_consumer_blackwell(recipe)
+    if recipe.memory_utilization is None and model is not None and model.total > 500e9:
+        text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"
+        found.append(caution("warning", text, "memory_utilization = 0.93", "SM120 deployment report, 29 January 2026"))
+    if recipe.speculate and recipe.parallel.dcp > 1:
+        found.append(caution("warning", "speculative decoding under DCP is not proven in SGLang", "parallel.dcp = 1"))
+    return found
+
+
+def _on_consumer_blackwell(recipe: Recipe) -> list[Caution]:
+    found, backend = [], str(recipe.flags.get("attention-backend", ""))
+    if backend in NOT_SM12:
         found.append(caution("fatal", f"{backend} has no kernel for SM 12.x", 'flags.attention-backend = "flashinfer"'))
     old = bool(recipe.engine_version) and order(recipe.engine_version) < order("0.5.7")
-    if sm == "12" and old and backend in ("", "triton"):
+    if old and backend in ("", "triton"):
         found.append(
             caution(
                 "fatal",
@@ -27,12 +39,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
                 "SM120 deployment report, 29 January 2026; https://github.com/sgl-project/sglang/pull/14311",
             )
         )
-    if sm == "12" and recipe.kv == "fp8":
+    if recipe.kv == "fp8":
         text = "fp8 cache on SM120 gave 16 tok/s where bf16 gave 90 (March 2026); not measured since"
         found.append(caution("warning", text, 'kv = "bf16"', "rtx6kpro wiki, kimi-k25"))
-    if recipe.memory_utilization is None and model is not None and model.total > 500e9:
-        text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"
-        found.append(caution("warning", text, "memory_utilization = 0.93", "SM120 deployment report, 29 January 2026"))
-    if recipe.speculate and recipe.parallel.dcp > 1:
-        found.append(caution("warning", "speculative decoding under DCP is not proven in SGLang", "parallel.dcp = 1"))
     return found

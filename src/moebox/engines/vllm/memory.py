@@ -13,6 +13,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines.devices import every_gpu
 from moebox.sizing import gpu_list, shards
 from moebox.sizing.constants import (
     GIB,
@@ -55,22 +56,18 @@ def budget(deployment: Deployment) -> Memory:
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)
-    needs = [
-        needs_of(gpus[used[0]], model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp if used else 0)
-    ]
+    needs = [needs_of(gpus[used[0]], model, checkpoint, recipe, stage) for stage in sorted(set(stages.values()))]
     alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
     claims = {gpu: math.floor(utilization * visible(gpu)) for gpu, _ in alike}
     tokens = min((tokens_in(claims[gpu] - needs[s].inside, needs[s], recipe) for gpu, s in alike), default=0)
     short = max((_missing(gpu, claims[gpu], needs[s], recipe) for gpu, s in alike), default=0)
     kinds = {(gpu, s): _device(gpu, claims[gpu], needs[s], tokens, recipe) for gpu, s in alike}
-    devices = [replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()]
-    unused = [gpu_list.idle(i, gpu, taken(gpu)) for i, gpu in enumerate(gpus) if i not in used]
-    missing_cards = recipe.parallel.gpus - len(used)
+    devices = {i: replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()}
     return Memory(
-        devices=tuple(sorted([*devices, *unused], key=lambda one: int(one.device[3:]))),
+        devices=every_gpu(gpus, devices),
         kv_tokens=tokens,
         kv_bytes_per_token=token_bytes(model, recipe),
-        fits=short <= 0 and missing_cards <= 0 and tokens >= recipe.context,
+        fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
         shortfall=max(0, short),
     )
 
@@ -78,12 +75,7 @@ def budget(deployment: Deployment) -> Memory:
 def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> Needs:
     """What a rank of `stage` takes."""
     generation = generation_of(recipe)
-    tower = 0.0
-    if recipe.vision:  # our launches copy the tower to every card; the patched image's slice it
-        default = "weights" if recipe.runtime.preset == "community" else "data"
-        mode = recipe.flags.get("mm-encoder-tp-mode", default)
-        tower = 1.0 if mode == "data" else 1 / recipe.parallel.tp
-    weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=tower)
+    weights = shards.on_card(model, checkpoint, recipe.parallel, stage, vision=tower_share(recipe))
     weights["norms"] = weights.get("norms", 0) + round(slack_gib(recipe) * GIB)
     last = stage == recipe.parallel.pp - 1
     layers = shards.stages(model.layers, recipe.parallel.pp)[stage]
@@ -99,6 +91,15 @@ def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, sta
         token=token,
         window=window_bytes(model, recipe, max_seqs(gpu, recipe)),
     )
+
+
+def tower_share(recipe: Recipe) -> float:
+    """How much of the vision tower a GPU holds: our launches copy it to every GPU, the patched image's slice it."""
+    if not recipe.vision:
+        return 0.0
+    default = "weights" if recipe.runtime.preset == "community" else "data"
+    mode = recipe.flags.get("mm-encoder-tp-mode", default)
+    return 1.0 if mode == "data" else 1 / recipe.parallel.tp
 
 
 def tokens_in(available: int, needs: Needs, recipe: Recipe) -> int:
@@ -125,9 +126,8 @@ def step_tokens(gpu: Gpu, recipe: Recipe) -> int:
 def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generation) -> int:
     """The peak the profiling run sees: a full prefill step or the sampler, and what guessing adds."""
     tokens = step_tokens(gpu, recipe)
-    used = model.moe.used if model.moe else 0
     seqs = max_seqs(gpu, recipe)
-    peak = tokens * 2 * live_elements(model, recipe, used)
+    peak = tokens * 2 * live_elements(model, recipe, model.experts_used)
     peak = max(peak, seqs * model.vocab * constant("vllm", "sampler_bytes"))
     if model.mla and model.mla.indexer:
         peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
@@ -168,7 +168,7 @@ def graph_bytes(model: Model, recipe: Recipe) -> int:
     if alone(recipe) and not recipe.speculate:
         layers = model.layers * float(constant("vllm", "alone_graph_layer"))
         return round((float(constant("vllm", "alone_graph_base")) + layers) * GIB)
-    guesses = 1 + (recipe.speculate.tokens if recipe.speculate else 0)
+    guesses = 1 + recipe.draft_tokens
     size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
     size += constant("vllm", "graph_speculative") if recipe.speculate else 0
     return round(float(size) * generation_of(recipe).graphs * GIB)

@@ -147,8 +147,8 @@ def measure(case: "Case", limit: Limit) -> TunedRow:
     good = [choice for choice in finalists if watch.error(choice) < LARGEST_ERROR]
     timed = [Timed(config=bench.config(choice), ms=times[json.dumps(choice)]) for choice in good]
     groups: dict[str, Timed] = {}
-    for one in timed if case.group else ():
-        groups.setdefault(str(one.config[case.group]), one)
+    for candidate in timed if case.group else ():
+        groups.setdefault(str(candidate.config[case.group]), candidate)
     row = TunedRow(
         case=case.name,
         tried=len(fitting),
