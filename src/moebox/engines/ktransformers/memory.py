@@ -56,8 +56,8 @@ def claim(gpu: Gpu, recipe: Recipe) -> int:
 
 
 def weights_on(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[Component, int]:
-    """Bytes of each component on one GPU."""
-    weights = shards.on_card(model, checkpoint, recipe.parallel, 0, vision=1.0 if recipe.vision else 0.0)
+    """Bytes of each component on one GPU; the fork has no flag that leaves a vision tower out."""
+    weights = shards.on_card(model, checkpoint, recipe.parallel, 0, vision=1.0)
     kept = gpu_experts(recipe) / max(model.experts, 1)
     weights["routed_experts"] = round(weights.get("routed_experts", 0) * kept)
     return {name: size for name, size in weights.items() if size}

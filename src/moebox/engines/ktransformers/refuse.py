@@ -12,6 +12,7 @@ from moebox.engines.ktransformers.argv import METHODS
 NO_AVX512 = re.compile(
     r"EPYC 7\w\w[123]\b|Ryzen \w+ (?:PRO )?[345]\d{3}|Threadripper (?:PRO )?[35]9\d\d|Xeon\(R\) CPU E\d|1[2-4]\d{3}K?"
 )
+FORK = "the parser of sglang-kt 0.7.2"
 SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
 
 
@@ -23,6 +24,9 @@ def refusals(deployment: Deployment) -> list[Caution]:
         found.append(caution("fatal", "drafts beside experts on the CPU are not proven", "leave speculate out"))
     if recipe.vision:
         found.append(caution("warning", "a vision tower beside kt-kernel was not tried", "vision = false"))
+    if not recipe.thinking:
+        text = "the fork has no flag that turns thinking off: every request must"
+        found.append(caution("warning", text, "chat_template_kwargs in each request", FORK))
     return found
 
 

@@ -73,12 +73,15 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
     if recipe.prefix_caching is False:
         out.append(("--disable-radix-cache",))
-    out += _tower_words(deployment)
-    if not recipe.thinking:
-        out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
+    optional = [*_tower_words(deployment), *_thinking_words(deployment)]
+    out += [word for word in optional if word[0] in known.specs]  # a fork may have no such flag
     out += speculation(recipe)
     out += [(flag,) for flag in ALWAYS]
     return _for_node(out, deployment, node or Node())
+
+
+def _thinking_words(deployment: Deployment) -> list[Word]:
+    return [] if deployment.recipe.thinking else [("--default-chat-template-kwargs", thinking_off(deployment))]
 
 
 def _tower_words(deployment: Deployment) -> list[Word]:
