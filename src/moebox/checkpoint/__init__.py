@@ -137,7 +137,8 @@ def from_folder(folder: Path) -> Resolved:
         files = sorted(folder.glob("*.gguf"))
         if files:
             return from_file(files[0])
-        raise BadInput(f"{folder}: has neither config.json nor a .gguf file")
+        hint = "name the folder that the weights lie in, or a model of `moebox models`"
+        raise BadInput(f"{folder}: has neither config.json nor a .gguf file", hint=hint)
     from moebox.checkpoint import safetensors
     from moebox.checkpoint.agreement import agree
 

@@ -6,6 +6,7 @@ parameter total that is quietly wrong would spoil everything planned on it.
 
 from typing import Any
 
+from moebox import loose
 from moebox.checkpoint import stacks
 from moebox.checkpoint.fields import Fields
 from moebox.checkpoint.vision import vision_parameters
@@ -17,10 +18,10 @@ def model_of(config: Any, *, name: str, where: str) -> Model:
     """The model that a config.json describes."""
     if not isinstance(config, dict):
         raise BadInput(f"{where}: must be a JSON object")
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+    names = loose.texts(config, "architectures")
+    if not names:
         raise BadInput(f"{where}: architectures is missing", hint="give the model's config.json or its folder")
-    architecture = architectures[0]
+    architecture = names[0]
     text = config.get("text_config", config)
     if architecture not in stacks.SUPPORTED or not isinstance(text, dict):
         raise Unsupported(

@@ -135,17 +135,22 @@ def _value(cursor: Cursor, kind: int, depth: int) -> Any:
         raise BadInput(f"{cursor.path}: an array of {items:,} items cannot be meant")
     if items <= _KEPT:
         return [_value(cursor, inner, depth + 1) for _ in range(items)]
-    if inner in _SCALARS:
-        size = items * struct.calcsize("<" + _SCALARS[inner])
+    _pass_over(cursor, inner, items, depth)
+    return Length(items)
+
+
+def _pass_over(cursor: Cursor, kind: int, items: int, depth: int) -> None:
+    """Go on behind an array that is too long to keep."""
+    if kind in _SCALARS:
+        size = items * struct.calcsize("<" + _SCALARS[kind])
         cursor.need(size)
         cursor.at += size
-    elif inner == _STRING:
-        for _ in range(items):
+        return
+    for _ in range(items):
+        if kind == _STRING:
             cursor.skip_text()
-    else:
-        for _ in range(items):
-            _value(cursor, inner, depth + 1)
-    return Length(items)
+        else:
+            _value(cursor, kind, depth + 1)
 
 
 def _tensor(cursor: Cursor) -> Tensor:
@@ -173,10 +178,14 @@ def parts(path: Path) -> list[Path]:
     if not 1 <= count <= 10_000:
         raise BadInput(f"{path}: {count} parts cannot be meant")
     files = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    _refuse_missing(path, files)
+    return files
+
+
+def _refuse_missing(path: Path, files: list[Path]) -> None:
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise BadInput(
-            f"{path}: {len(missing)} of {count} parts are missing, the first is {missing[0].name}",
+            f"{path}: {len(missing)} of {len(files)} parts are missing, the first is {missing[0].name}",
             hint="the download is incomplete; run it again",
         )
-    return files

@@ -26,7 +26,7 @@ class Metadata:
     def whole(self, name: str, *, default: int | None = None, least: int = 0) -> int:
         """`ARCH.name` as a whole number; the largest where it is given per layer."""
         value = self.values.get(f"{self.architecture}.{name}", default)
-        if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+        if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
             value = max(value)
         if value is None:
             raise BadInput(f"{self.where}: {self.architecture}.{name} is missing")
@@ -57,16 +57,6 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
     counted: Counter[Component] = Counter()
     for tensor in tensors:
         counted[component_in_gguf(tensor.name)] += tensor.elements
-    experts = meta.whole("expert_count", default=0)
-    moe = None
-    if experts:
-        shared = meta.whole("expert_shared_count", default=0)
-        moe = Moe(
-            experts=experts,
-            used=meta.whole("expert_used_count", least=1),
-            intermediate=meta.whole("expert_feed_forward_length", least=1),
-            shared=shared,
-        )
     tokens = meta.values.get("tokenizer.ggml.tokens")
     vocab = tokens.items if isinstance(tokens, gguf.Length) else len(tokens or [])
     latent = meta.architecture == "deepseek2"
@@ -84,10 +74,22 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
         mla=_mla(meta) if latent else None,
         gqa=None if latent else _gqa(meta),
         others=() if latent else _windowed(meta, layers),
-        moe=moe,
+        moe=_moe(meta),
         licence=Licence(name=str(meta.values.get("general.license", "see the model's own files"))),
         source=str(meta.where),
         counted=dict(counted),
+    )
+
+
+def _moe(meta: Metadata) -> Moe | None:
+    experts = meta.whole("expert_count", default=0)
+    if not experts:
+        return None
+    return Moe(
+        experts=experts,
+        used=meta.whole("expert_used_count", least=1),
+        intermediate=meta.whole("expert_feed_forward_length", least=1),
+        shared=meta.whole("expert_shared_count", default=0),
     )
 
 
@@ -128,22 +130,18 @@ def _windowed(meta: Metadata, layers: int) -> tuple[Layers, ...]:
 def _checkpoint(path: Path, model: Model, tensors: list[gguf.Tensor], *, shards: int) -> Checkpoint:
     sizes: Counter[Component] = Counter()
     by_layer = [0] * model.layers
-    by_type: Counter[str] = Counter()
     for tensor in tensors:
-        component = component_in_gguf(tensor.name)
-        sizes[component] += tensor.bytes
+        sizes[component_in_gguf(tensor.name)] += tensor.bytes
         layer = layer_of(tensor.name)
         if layer is not None and layer < model.layers:
             by_layer[layer] += tensor.bytes
-        if component == "routed_experts" or not model.moe:
-            by_type[tensor.type] += tensor.bytes
     engines = _engines(tensors)
     return Checkpoint(
         name=path.stem,
         model=model.name,
         path=os.path.abspath(path),
         format="gguf",
-        quant=by_type.most_common(1)[0][0] if by_type else "unknown",
+        quant=_quant(model, tensors),
         bytes_by_component=dict(sizes),
         layer_bytes=tuple(by_layer),
         expert_layer_bytes=sizes["routed_experts"] // max(model.moe_layers, 1),
@@ -152,6 +150,15 @@ def _checkpoint(path: Path, model: Model, tensors: list[gguf.Tensor], *, shards:
         how="read",
         source=str(path),
     )
+
+
+def _quant(model: Model, tensors: list[gguf.Tensor]) -> str:
+    """The type that most bytes of the experts have, or of everything where there are none."""
+    telling = [tensor for tensor in tensors if component_in_gguf(tensor.name) == "routed_experts" or not model.moe]
+    sizes: Counter[str] = Counter()
+    for tensor in telling:
+        sizes[tensor.type] += tensor.bytes
+    return next((kind for kind, _ in sizes.most_common(1)), "unknown")
 
 
 def _engines(tensors: list[gguf.Tensor]) -> tuple[str, ...]:

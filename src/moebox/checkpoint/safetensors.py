@@ -73,6 +73,19 @@ class Sizes:
 
 def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file; BadInput when the header is not what the file can hold."""
+    raw, room = _raw_header(path)
+    try:
+        header = _HEADER.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path}: header is not a table of tensors: {str(problem)[:120]}") from None
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            _check(path, name, tensor, room)
+            yield name, tensor
+
+
+def _raw_header(path: Path) -> tuple[bytes, int]:
+    """The header's bytes, and how many bytes of data the file has after it."""
     try:
         with open(path, "rb") as file:
             total = path.stat().st_size
@@ -82,18 +95,9 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
             (length,) = struct.unpack("<Q", head)
             if length > min(LARGEST_HEADER, total - 8):
                 raise BadInput(f"{path}: claims a header of {length:,} bytes; the file has {total:,}")
-            raw = file.read(length)
+            return file.read(length), total - 8 - length
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None
-    try:
-        header = _HEADER.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path}: header is not a table of tensors: {str(problem)[:120]}") from None
-    room = total - 8 - length
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            _check(path, name, tensor, room)
-            yield name, tensor
 
 
 def _check(path: Path, name: str, tensor: Tensor, room: int) -> None:

@@ -100,8 +100,7 @@ def _grouped(fields: Fields, architecture: str) -> Stack:
     hidden, heads = fields.whole("hidden_size", least=1), fields.whole("num_attention_heads", least=1)
     head_dim = fields.whole("head_dim", default=hidden // heads, least=1)
     kv_heads = fields.whole("num_key_value_heads", "num_attention_groups", default=heads, least=1)
-    oss, mimo = architecture == "GptOssForCausalLM", architecture.startswith("MiMo")
-    step = architecture.startswith("Step3p")
+    oss, step = architecture == "GptOssForCausalLM", architecture.startswith("Step3p")
     full = Gqa(
         heads=heads,
         kv_heads=kv_heads,
@@ -115,11 +114,7 @@ def _grouped(fields: Fields, architecture: str) -> Stack:
         head_norm=_head_norm(fields, architecture, heads, kv_heads, head_dim),
         indexer=_blocks(fields),
     )
-    kinds = fields.names("layer_types")
-    if mimo:
-        kinds = [("sliding_attention" if part == "1" else "") for part in fields.names("hybrid_layer_pattern")]
-    sliding = sum(kind == "sliding_attention" for kind in kinds)
-    linear = sum(kind == "linear_attention" for kind in kinds)
+    sliding, linear = _other_layers(fields, architecture)
     others: tuple[Layers, ...] = ()
     if sliding:
         others += _some(Layers(count=sliding, gqa=_sliding(fields, full)), fields)
@@ -130,6 +125,14 @@ def _grouped(fields: Fields, architecture: str) -> Stack:
         full = replace(full, indexer=replace(full.indexer, layers=0))
         others += (Layers(count=dense, gqa=replace(full, indexer=None)),)
     return Stack(gqa=full, others=others)
+
+
+def _other_layers(fields: Fields, architecture: str) -> tuple[int, int]:
+    """How many layers have a window, and how many linear attention."""
+    if architecture.startswith("MiMo"):
+        return fields.names("hybrid_layer_pattern").count("1"), 0
+    kinds = fields.names("layer_types")
+    return kinds.count("sliding_attention"), kinds.count("linear_attention")
 
 
 def _sliding(fields: Fields, full: Gqa) -> Gqa:
@@ -172,10 +175,7 @@ def _blocks(fields: Fields) -> Indexer | None:
 
 
 def _compressed(fields: Fields) -> Stack:
-    layers = fields.whole("num_hidden_layers", least=1)
-    ratios = fields.values.get("compress_ratios")
-    if not isinstance(ratios, list) or len(ratios) < layers or not all(isinstance(part, int) for part in ratios):
-        raise BadInput(f"{fields.where}: compress_ratios must give a whole number for each of {layers} layers")
+    ratios = _ratios(fields)
     indexer = Indexer(
         heads=fields.whole("index_n_heads", least=1),
         dim=fields.whole("index_head_dim", least=1),
@@ -193,9 +193,18 @@ def _compressed(fields: Fields) -> Stack:
         others=tuple(
             # Only the finely compressed layers have so many entries that they need a selector.
             Layers(count=count, compressed=replace(plain, ratio=ratio, indexer=indexer if ratio == 4 else None))
-            for ratio, count in sorted(Counter(ratios[:layers]).items())
+            for ratio, count in sorted(Counter(ratios).items())
         )
     )
+
+
+def _ratios(fields: Fields) -> list[int]:
+    """By how much each layer compresses."""
+    layers = fields.whole("num_hidden_layers", least=1)
+    ratios = fields.values.get("compress_ratios")
+    if not isinstance(ratios, list) or len(ratios) < layers or not all(isinstance(part, int) for part in ratios):
+        raise BadInput(f"{fields.where}: compress_ratios must give a whole number for each of {layers} layers")
+    return ratios[:layers]
 
 
 def _head_norm(fields: Fields, architecture: str, heads: int, kv_heads: int, head_dim: int) -> int:

@@ -129,9 +129,11 @@ def _loaded(name: str, package: str, problems: list[str]) -> Registered | None:
         found = importlib.import_module(f"{package}.traits").TRAITS
     except FAILURES as problem:
         reason = " ".join(str(problem).split())[:200]
-        problems.append(f"engine {name!r} of {package} is left out: {type(problem).__name__}: {reason}")
+        why = f"{type(problem).__name__}: {reason}; install it again or uninstall it"
+        problems.append(f"engine {name!r} of {package} is left out: {why}")
         return None
     if not isinstance(found, Traits):
-        problems.append(f"engine {name!r} of {package} is left out: {package}.traits.TRAITS is no Traits")
+        why = f"{package}.traits.TRAITS is no Traits; see docs/engines.md"
+        problems.append(f"engine {name!r} of {package} is left out: {why}")
         return None
     return Registered(traits=found, package=package)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from moebox.core.box import Box, Host
+from moebox.core.box import Box, Gpu, Host, Link
 from moebox.units import gb, gib
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
@@ -88,14 +88,18 @@ def _gpus(box: Box) -> Iterator[Check]:
         name="gpus", verdict="warn" if mixed else "pass", found=f"{len(box.gpus)} GPU{'s' * (len(box.gpus) > 1)}{mixed}"
     )
     for number, gpu in enumerate(box.gpus):
-        if gpu.mig:
-            mend = f"nvidia-smi -i {number} -mig 0"
-            yield Check(name=f"gpu{number} mig", verdict="fail", found="the GPU is divided (MIG)", mend=mend)
-        if gpu.memory_free is not None and gpu.memory_free < 0.9 * gpu.memory:
-            found = f"{gib(gpu.memory - gpu.memory_free)} of {gib(gpu.memory)} in use"
-            yield Check(name=f"gpu{number} memory", verdict="warn", found=found, mend="`nvidia-smi` names who holds it")
-        if gpu.pcie:
-            yield _slot(number, gpu.pcie.width, gpu.pcie.max_width)
+        yield from _gpu(number, gpu)
+
+
+def _gpu(number: int, gpu: Gpu) -> Iterator[Check]:
+    if gpu.mig:
+        mend = f"nvidia-smi -i {number} -mig 0"
+        yield Check(name=f"gpu{number} mig", verdict="fail", found="the GPU is divided (MIG)", mend=mend)
+    if gpu.memory_free is not None and gpu.memory_free < 0.9 * gpu.memory:
+        found = f"{gib(gpu.memory - gpu.memory_free)} of {gib(gpu.memory)} in use"
+        yield Check(name=f"gpu{number} memory", verdict="warn", found=found, mend="`nvidia-smi` names who holds it")
+    if gpu.pcie:
+        yield _slot(number, gpu.pcie.width, gpu.pcie.max_width)
 
 
 def _slot(number: int, width: int, most: int) -> Check:
@@ -112,25 +116,30 @@ def _links(box: Box) -> Iterator[Check]:
     if len(box.gpus) < 2:
         return
     asked = [link for link in box.links if link.p2p is not None]
+    yield _peers(asked)
     if not asked:
-        yield Check(name="p2p", verdict="unknown", found="not read from the driver")
         return
-    without = [f"{link.a}-{link.b}" for link in asked if not link.p2p]
-    if without:
-        yield Check(
-            name="p2p",
-            verdict="warn",
-            found=f"no peer access between {', '.join(without[:6])}{' …' if len(without) > 6 else ''}",
-            mend="IOMMU off or passthrough, ACS off, and the driver's ForceP2P on PCIe boxes; else NCCL_P2P_DISABLE=1",
-        )
-    else:
-        yield Check(name="p2p", verdict="pass", found="every pair of GPUs")
     far = sum(link.kind in ("node", "sys") for link in box.links)
     if far:
         found = f"{far} of {len(box.links)} pairs cross a CPU socket or root complex"
         yield Check(
             name="topology", verdict="warn", found=found, mend="keep a tensor-parallel group on one side where it fits"
         )
+
+
+def _peers(asked: list[Link]) -> Check:
+    if not asked:
+        return Check(name="p2p", verdict="unknown", found="not read from the driver")
+    without = [f"{link.a}-{link.b}" for link in asked if not link.p2p]
+    if not without:
+        return Check(name="p2p", verdict="pass", found="every pair of GPUs")
+    more = " …" if len(without) > 6 else ""
+    return Check(
+        name="p2p",
+        verdict="warn",
+        found=f"no peer access between {', '.join(without[:6])}{more}",
+        mend="IOMMU off or passthrough, ACS off, and the driver's ForceP2P on PCIe boxes; else NCCL_P2P_DISABLE=1",
+    )
 
 
 def _host(box: Box, host: Host) -> Iterator[Check]:
@@ -167,15 +176,16 @@ def _iommu(host: Host, *, several: bool) -> Iterator[Check]:
     else:
         yield Check(name="iommu", verdict="unknown", found="cannot be read")
     if several:
-        if host.acs.startswith("on"):
-            mend = "switch ACS off in the BIOS, or per port: setpci -s PORT ECAP_ACS+6.w=0"
-            yield Check(
-                name="acs", verdict="warn", found=f"{host.acs}: peer traffic detours through the root", mend=mend
-            )
-        elif host.acs:
-            yield Check(name="acs", verdict="pass", found=host.acs)
-        else:
-            yield Check(name="acs", verdict="unknown", found="not readable (run `lspci` as root)")
+        yield _acs(host.acs)
+
+
+def _acs(acs: str) -> Check:
+    if not acs:
+        return Check(name="acs", verdict="unknown", found="not readable (run `lspci` as root)")
+    if not acs.startswith("on"):
+        return Check(name="acs", verdict="pass", found=acs)
+    mend = "switch ACS off in the BIOS, or per port: setpci -s PORT ECAP_ACS+6.w=0"
+    return Check(name="acs", verdict="warn", found=f"{acs}: peer traffic detours through the root", mend=mend)
 
 
 def _shm(size: int, *, several: bool) -> Check:

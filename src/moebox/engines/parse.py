@@ -4,6 +4,7 @@ Takes what people publish: an engine's own command, with variables before it, or
 also with a `bash -c "… && exec …"` inside.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ VALUED |= {
 }
 VALUED |= {"--env-file", "--restart", "--user", "-u", "-w", "--workdir", "--cpuset-cpus", "--memory", "-m", "--pull"}
 UNSAID = {"-d", "--detach", "--rm", "-it", "-i", "-t", "--gpus"}  # moebox adds them by itself
+VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PYTHON = re.compile(r"python3?(\.\d+)?")
 
 
@@ -41,9 +43,7 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     words = _words(argv) if isinstance(argv, str) else list(argv)
     usual: dict[str, Setting] = {"context": 0, "served_name": "", "listen.host": "127.0.0.1"}
     reading = Reading(settings={"engine": engine, "engine_version": version, **usual})
-    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):
-        key, _, value = words.pop(0).partition("=")
-        reading.env[key] = value
+    words = _variables(words, reading)
     if words and words[0] in ("docker", "podman"):
         words = _container(words, reading)
     _engine(engine, words, reading, catalogue(engine, version))
@@ -51,6 +51,13 @@ def parse_command(engine: EngineName, argv: Sequence[str] | str, *, version: str
     reading.put("name", name or re.sub(r"[^\w.-]+", "-", checkpoint.rpartition("/")[2]).lower())
     reading.settings.setdefault("model", checkpoint)
     return codec.decode(Recipe, reading.document, where="command line")
+
+
+def _variables(words: list[str], reading: Reading) -> list[str]:
+    """Take variables off that stand before the command."""
+    assigned = list(itertools.takewhile(VARIABLE.fullmatch, words))
+    reading.env |= {key: value for key, _, value in (word.partition("=") for word in assigned)}
+    return words[len(assigned) :]
 
 
 def _words(text: str) -> list[str]:

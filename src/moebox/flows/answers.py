@@ -176,8 +176,8 @@ def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
         tools_b=_share(_of(b, "tool"), lambda said: said.valid),
         changes=(
             _change("right answers", pairs, lambda said: said.right),
-            _change("valid JSON", [pair for pair in pairs if pair[0].family.startswith("json")], _valid),
-            _change("valid tool calls", [pair for pair in pairs if pair[0].family.startswith("tool")], _valid),
+            _change("valid JSON", list(zip(_of(a, "json"), _of(b, "json"), strict=True)), _valid),
+            _change("valid tool calls", list(zip(_of(a, "tool"), _of(b, "tool"), strict=True)), _valid),
         ),
         divergences=apart,
     )

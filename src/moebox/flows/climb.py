@@ -10,7 +10,7 @@ import dataclasses
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -284,9 +284,14 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         gain=gain(best.samples, speed.tok_s) if best else None,
         asked=len(said),
         right=sum(answer.right for answer in said),
-        same=sum(answer.text == text for answer, text in zip(said, before, strict=False)),
+        same=_same(said, before),
         acceptance=accepted,
     )
+
+
+def _same(said: Sequence[answers.Said], before: Sequence[str]) -> int:
+    """Answers that are word for word as before."""
+    return sum(answer.text == text for answer, text in zip(said, before, strict=False))
 
 
 def _verified(trial: Trial, step: Step, endpoint: Endpoint, mine: Run, effort: Effort, tell: Listener) -> Trial:

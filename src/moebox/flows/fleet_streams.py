@@ -30,6 +30,12 @@ class Stream:
         """It ended, and not as a reply does."""
         return self.over and not self.finished
 
+    def end(self, why: str) -> None:
+        """Nothing more comes; `why` is the reason where there is no other."""
+        self.over = True
+        if not self.finished:
+            self.error = self.error or why
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
@@ -69,11 +75,9 @@ async def crowd(
             await disturb(followed)
         _, late = await asyncio.wait(tasks, timeout=deadline_s)
         for task in late:
+            followed[tasks.index(task)].error = f"no end within {deadline_s:g} s"
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-    for stream in followed:
-        if not stream.over:
-            stream.over, stream.error = True, f"no end within {deadline_s:g} s"
     return Crowd(streams=tuple(followed), disturbed_s=disturbed)
 
 
@@ -110,9 +114,7 @@ async def _follow(
     except httpx2.HTTPError as problem:
         stream.error = str(problem) or type(problem).__name__
     finally:
-        stream.over = True
-        if not stream.finished and not stream.error:
-            stream.error = "ended without [DONE]"
+        stream.end("ended without [DONE]")
 
 
 def _heed(stream: Stream, line: str, zero: float) -> None:

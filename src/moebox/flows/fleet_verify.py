@@ -50,9 +50,9 @@ def verify(
     """Climb the ladder through the router, look at affinity; with `kill`, end a member under load and restart it."""
     victim = victim_of(record, kill) if kill else None  # misspelt names are told before anything is asked
     endpoint = record.endpoint()
-    before = {member.name: counts(record, member) for member in record.members}
+    before = _prompts_by_member(record)
     ladder = climb(endpoint, options, only=only, run=run, tell=tell)
-    after = {member.name: counts(record, member) for member in record.members}
+    after = _prompts_by_member(record)
     found = affinity(record)
     if tell:
         tell(found)
@@ -61,10 +61,14 @@ def verify(
         ladder=ladder,
         affinity=found,
         loss=loss,
-        by_member={name: round(_prompts(after[name]) - _prompts(before[name])) for name in after},
+        by_member={name: round(after[name] - before[name]) for name in after},
     )
     run.write_json("fleet.json", document(verdict))
     return verdict
+
+
+def _prompts_by_member(record: FleetRecord) -> dict[str, float]:
+    return {member.name: _prompts(counts(record, member)) for member in record.members}
 
 
 def document(verdict: FleetVerdict) -> dict[str, object]:

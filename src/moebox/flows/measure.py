@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from moebox.bench import samples
 from moebox.bench.measure import Measured, Subject, subject_of
@@ -15,6 +16,7 @@ from moebox.loose import as_json
 from moebox.store import Run
 from moebox.units import seconds, tok_s
 
+NAME = "measurements/random-c{}"  # of a level's files, without their endings
 ROUNDS = 4  # requests of each lane
 TRIES = 3  # of a level during which the machine slept; the last one is kept, and marked
 SHORT = Workload(input_tokens=96, output_tokens=64)
@@ -37,23 +39,29 @@ def measure(
     subject = subject_of(endpoint)
     rows: list[Measurement] = []
     for level in levels:
-        name = f"measurements/random-c{level}"
-        kept = _kept(run, name)
+        kept = _kept(run, NAME.format(level))
         if kept is None:
-            made = _level(subject, level, run, short=short, tell=tell)
-            if made.result.failed and not alive():
+            measured = _level(subject, level, run, short=short, tell=tell)
+            if measured.result.failed and not alive():
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
-            if not made.result.completed:
+            if not measured.result.completed:
                 raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
-            kept = replace(made.result, samples=f"random-c{level}.samples")
-            run.write(f"{name}.samples", made.samples.pack())
-            run.write_json(f"{name}.json", document(kept))
-            run.event(LevelDone(concurrency=level, output_tok_s=kept.output_throughput), sync=True)
+            kept = _keep(run, level, measured)
         rows.append(kept)
         tell(f"{streams(level)}: {_headline(kept)}")
         for flag in kept.flags:
             tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
+
+
+def _keep(run: Run, level: int, measured: Measured) -> Measurement:
+    """Write a level down, with its samples beside it."""
+    path = NAME.format(level)
+    result = replace(measured.result, samples=f"{Path(path).name}.samples")
+    run.write(f"{path}.samples", measured.samples.pack())
+    run.write_json(f"{path}.json", document(result))
+    run.event(LevelDone(concurrency=level, output_tok_s=result.output_throughput), sync=True)
+    return result
 
 
 def _headline(result: Measurement) -> str:

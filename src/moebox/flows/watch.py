@@ -138,8 +138,7 @@ class Watcher:
         gone = len(recent) == GONE_LOOKS and not any(each.answered for each in recent)
         self._alert("gone", gone, f"{self.endpoint.root} does not answer")
         running, tokens = figures.get("running", 0.0), figures.get("output_tokens_s")
-        live = any(metrics.counted_live(name) for name in self._counters)
-        silent = live and running > 0 and tokens is not None and tokens <= 0
+        silent = self._counted_live and running > 0 and tokens is not None and tokens <= 0
         self._alert_after("silent", silent, SILENT_S, f"{running:.0f} requests are running and no token comes out")
         waiting = figures.get("waiting", 0.0)
         self._alert_after("queue", waiting > 0, WAITING_S, f"{waiting:.0f} requests wait")
@@ -147,6 +146,11 @@ class Watcher:
         self._alert("cache", used > FULL, f"the KV cache is {used:.0%} full")
         put_back = figures.get("preemptions_s", 0.0)
         self._alert("preempting", put_back > 0, "sequences are put back and read again: the cache is too small")
+
+    @property
+    def _counted_live(self) -> bool:
+        """Whether the engine counts tokens as they come, and not only when a request ends."""
+        return any(metrics.counted_live(name) for name in self._counters)
 
     def _alert_after(self, name: str, wrong: bool, seconds: float, text: str) -> None:
         if not wrong:

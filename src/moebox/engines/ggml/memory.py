@@ -104,22 +104,27 @@ def card_budget(
 def dense_on_card(model: Model, checkpoint: Checkpoint, layers: list[int], *, last: bool) -> dict[Component, int]:
     """Bytes of everything but routed experts in `layers`, with the output on the last card."""
     sizes = checkpoint.bytes_by_component
+    shares = layers_by_component(model, layers)
+    out: dict[Component, float] = {
+        name: sizes.get(name, 0) * here / max(total, 1) for name, (here, total) in shares.items()
+    }
+    if last:
+        out["lm_head"] = sizes.get("lm_head", 0) or sizes.get("embed", 0)
+    return {name: round(size) for name, size in out.items() if size}
+
+
+def layers_by_component(model: Model, layers: list[int]) -> dict[Component, tuple[int, int]]:
+    """How many of `layers`, and of all layers, have each component."""
     first = model.layers - model.moe_layers  # that has experts
     with_experts = sum(layer >= first for layer in layers)
     every, moe = (len(layers), model.layers), (with_experts, model.moe_layers)
-    parts: dict[Component, tuple[int, int]] = {
+    return {
         "attention": every,
         "shared_experts": moe,
         "router": moe,
         "norms": every,
         "dense_ffn": (len(layers) - with_experts, first),
     }
-    out: dict[Component, float] = {
-        name: sizes.get(name, 0) * here / max(total, 1) for name, (here, total) in parts.items()
-    }
-    if last:
-        out["lm_head"] = sizes.get("lm_head", 0) or sizes.get("embed", 0)
-    return {name: round(size) for name, size in out.items() if size}
 
 
 def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> int:

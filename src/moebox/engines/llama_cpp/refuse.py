@@ -4,6 +4,7 @@ import re
 
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
+from moebox.core.recipe import Hybrid
 from moebox.engines.common import caution, other_readers, quant_of
 from moebox.engines.ggml import refuse as ggml
 
@@ -24,6 +25,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
         text = "llama.cpp's RPC servers ask nobody for a key: whoever reaches their port can use and read them"
         fix = f"keep port {recipe.listen.port + deployment.engine.worker_port} inside the nodes' own network"
         found.append(caution("warning", text, fix, "llama.cpp tools/rpc/README.md"))
-    if recipe.hybrid and (recipe.hybrid.mla is not None or recipe.hybrid.attention_buffer is not None):
+    hybrid = recipe.hybrid or Hybrid()
+    if (hybrid.mla, hybrid.attention_buffer) != (None, None):
         found.append(caution("fatal", "hybrid.mla and hybrid.attention_buffer are ik_llama.cpp's alone"))
     return found
