@@ -113,7 +113,8 @@ def _parse(cursor: Cursor) -> Header:
     if version not in (2, 3):
         raise BadInput(f"{path}: GGUF version {version} is not supported")
     # A tensor entry takes at least 24 bytes and a key 13, so larger counts cannot be true.
-    if tensors > min(MOST_TENSORS, cursor.end // 24) or keys > min(MOST_KEYS, cursor.end // 13):
+    possible = tensors <= min(MOST_TENSORS, cursor.end // 24) and keys <= min(MOST_KEYS, cursor.end // 13)
+    if not possible:
         raise BadInput(f"{path}: claims {tensors:,} tensors and {keys:,} keys, which the file cannot hold")
     header = Header()
     for _ in range(keys):

@@ -57,8 +57,6 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
     counted: Counter[Component] = Counter()
     for tensor in tensors:
         counted[component_in_gguf(tensor.name)] += tensor.elements
-    tokens = meta.values.get("tokenizer.ggml.tokens")
-    vocab = tokens.items if isinstance(tokens, gguf.Length) else len(tokens or [])
     latent = meta.architecture == "deepseek2"
     return Model(
         name=slug(name),
@@ -68,7 +66,7 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
         layers=layers,
         dense_layers=meta.whole("leading_dense_block_count", default=0),
         dense_intermediate=meta.whole("feed_forward_length", default=0),
-        vocab=meta.whole("vocab_size", default=vocab, least=1),
+        vocab=meta.whole("vocab_size", default=_tokens(meta), least=1),
         tied=not counted.get("lm_head"),
         context=meta.whole("context_length", least=1),
         mla=_mla(meta) if latent else None,
@@ -79,6 +77,11 @@ def _model(meta: Metadata, name: str, tensors: list[gguf.Tensor]) -> Model:
         source=str(meta.where),
         counted=dict(counted),
     )
+
+
+def _tokens(meta: Metadata) -> int:
+    tokens = meta.values.get("tokenizer.ggml.tokens")
+    return tokens.items if isinstance(tokens, gguf.Length) else len(tokens or [])
 
 
 def _moe(meta: Metadata) -> Moe | None:

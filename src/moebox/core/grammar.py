@@ -34,6 +34,7 @@ HOOKS = re.compile(
 )
 LOADER = re.compile(r"LD_.*|PYTHON(PATH|HOME|STARTUP|INSPECT|BREAKPOINT|WARNINGS|USERBASE|EXECUTABLE)")
 SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi|a)?sh|busybox|eval|exec|source|\.|sudo|su|doas|ssh|xargs|env")
+ENTRY = 'e.g. "python3 -m sglang.launch_server"'
 CODE = ("-c", "-e", "--eval", "--command", "-ic", "-lc")  # what an interpreter takes a program's text after
 INSTALLERS = ("pip", "pip3", "uv", "apt-get", "apt", "apk", "dnf", "microdnf", "yum", "conda", "mamba", "micromamba")
 
@@ -176,14 +177,14 @@ def _runtime(runtime: Runtime) -> None:
 
 def entry(text: str) -> tuple[str, ...]:
     """The words of `runtime.entry`: a program and its arguments, no shell and no text of a program."""
+    if not text:
+        return ()
     words = _split("runtime.entry", text)
     if not words:
-        if text:
-            raise BadInput("runtime.entry: names no program", hint='e.g. "python3 -m sglang.launch_server"')
-        return ()
+        raise BadInput("runtime.entry: names no program", hint=ENTRY)
     program = PurePosixPath(words[0]).name
     if words[0].startswith("-") or "=" in words[0] or not program:
-        raise BadInput(f"runtime.entry: {words[0]!r} is no program", hint='e.g. "python3 -m sglang.launch_server"')
+        raise BadInput(f"runtime.entry: {words[0]!r} is no program", hint=ENTRY)
     if SHELLS.fullmatch(program) or any(word in CODE for word in words[1:]):
         raise BadInput(
             f"runtime.entry: {program} would run a text, not an engine",
@@ -198,6 +199,13 @@ def setup(text: str) -> None:
         return
     if re.search(r"[$`\\#!*?~{}\[\]]", text):
         raise BadInput("runtime.setup: holds something that a shell would expand", hint=SETUP)
+    for words in _commands(text):
+        if not _installs(words):
+            raise BadInput(f"runtime.setup: {' '.join(words)!r} installs nothing", hint=SETUP)
+
+
+def _commands(text: str) -> list[list[str]]:
+    """The commands that && joins, in words; BadInput for any other operator of a shell."""
     _split("runtime.setup", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -209,9 +217,7 @@ def setup(text: str) -> None:
             raise BadInput(f"runtime.setup: {word!r} is not taken", hint=SETUP)
         else:
             commands[-1].append(word)
-    for words in commands:
-        if not _installs(words):
-            raise BadInput(f"runtime.setup: {' '.join(words)!r} installs nothing", hint=SETUP)
+    return commands
 
 
 SETUP = f"installers joined by && ({', '.join(INSTALLERS[:4])}, …); for more, build an image"

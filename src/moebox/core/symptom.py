@@ -111,9 +111,14 @@ def applies(
         return False
     if where.versions and not in_range(version, where.versions):
         return False
+    return _set_so(where.settings, recipe)
+
+
+def _set_so(settings: Mapping[str, tuple[str, ...]], recipe: Recipe | None) -> bool:
+    """Whether a recipe has the settings that a symptom needs; without one only a symptom that needs none holds."""
     if recipe is None:
-        return not where.settings
-    return all(_any_holds(setting(recipe, path), wanted) for path, wanted in where.settings.items())
+        return not settings
+    return all(_any_holds(setting(recipe, path), wanted) for path, wanted in settings.items())
 
 
 def _admits(listed: tuple[str, ...], value: str) -> bool:
@@ -145,7 +150,7 @@ def in_range(version: str, wanted: str) -> bool:
 
 def _compare(sign: str, here: tuple[int, ...], there: tuple[int, ...]) -> bool:
     width = max(len(here), len(there))
-    a, b = (one + (0,) * (width - len(one)) for one in (here, there))
+    a, b = (numbers + (0,) * (width - len(numbers)) for numbers in (here, there))
     return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b}[sign]
 
 
@@ -156,7 +161,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _any_holds(value: Any, wanted: tuple[str, ...]) -> bool:
-    return any(_holds(value, one) for one in wanted)
+    return any(_holds(value, each) for each in wanted)
 
 
 def _holds(value: Any, wanted: str) -> bool:

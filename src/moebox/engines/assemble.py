@@ -134,13 +134,17 @@ def command(
         argv += ["--name", f"moebox-{run}", "--label", f"{LABEL}={run}"]
     argv += container_options(deployment, launch)
     for outside, inside in launch.mounts.items():
-        argv += ["-v", f"{home + outside[1:] if home and outside.startswith('~') else outside}:{inside}"]
+        argv += ["-v", f"{_at_home(outside, home)}:{inside}"]
     for name, value in launch.env.items():
         argv += ["-e", f"{name}={value}"]
     for name in launch.secret_env:
         argv += ["-e", name]
     before, after = around_image(deployment, launch)
     return (*argv, *before, launch.image, *after)
+
+
+def _at_home(path: str, home: str) -> str:
+    return home + path[1:] if home and path.startswith("~") else path
 
 
 def container_options(deployment: Deployment, launch: Launch) -> list[str]:

@@ -88,6 +88,11 @@ def _container(words: list[str], reading: Reading) -> list[str]:
     if not rest:
         raise BadInput("the command names no image")
     reading.put("runtime.image", rest.pop(0))
+    return _inside(entrypoint, rest, reading)
+
+
+def _inside(entrypoint: str, rest: list[str], reading: Reading) -> list[str]:
+    """The command inside the container; what a shell runs before it is its setup."""
     if entrypoint in ("bash", "sh") and rest[:1] == ["-c"]:
         setup, _, inner = rest[1].partition("&& exec ")
         reading.put("runtime.setup", setup.strip())

@@ -2,6 +2,7 @@
 
 from moebox.core import grammar, presets, registry
 from moebox.core.catalogue import models
+from moebox.core.change import setting
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe, Speculate
@@ -12,6 +13,10 @@ from moebox.engines.assemble import contained
 from moebox.engines.flags import catalogue
 from moebox.engines.retired import replaced
 from moebox.errors import BadInput
+
+LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | dict.fromkeys(
+    ("parallel.tp", "parallel.pp", "parallel.dcp", "parallel.dp", "parallel.nodes"), 1
+)
 
 
 def check(deployment: Deployment) -> None:
@@ -27,17 +32,8 @@ def check(deployment: Deployment) -> None:
 
 def _ranges(recipe: Recipe, engine: Traits) -> None:
     spread = recipe.parallel
-    least = {
-        "context": (recipe.context, 0),
-        "max_seqs": (recipe.max_seqs, 1),
-        "batched_tokens": (recipe.batched_tokens, 1),
-        "parallel.tp": (spread.tp, 1),
-        "parallel.pp": (spread.pp, 1),
-        "parallel.dcp": (spread.dcp, 1),
-        "parallel.dp": (spread.dp, 1),
-        "parallel.nodes": (spread.nodes, 1),
-    }
-    for path, (value, bound) in least.items():
+    for path, bound in LEAST.items():
+        value = setting(recipe, path)
         if value is not None and value < bound:
             raise BadInput(f"{path}: {value} is less than {bound}")
     if recipe.memory_utilization is not None and not 0 < recipe.memory_utilization <= 1:

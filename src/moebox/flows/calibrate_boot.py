@@ -87,9 +87,22 @@ class Measuring:
         step = timing.decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
         self.looks.setdefault(point, []).append(step)
 
+    def time(self, target: timing.Target, point: Point, deadline: float) -> None:
+        """Time a point for the first time: a step of streams, or a prompt alone."""
+        if point.batch:
+            self.look(target, point)
+        else:
+            self.prefill.append(timing.prefill(target, point.context, deadline=deadline))
+
     def doubtful(self, *, all_again: bool) -> list[Point]:
         """Points that need another look: their shortest two differ, or one look is no proof."""
         return [point for point, looks in self.looks.items() if unsure(looks, all_again=all_again)]
+
+    def widen(self, off: float) -> None:
+        """Doubt the prompts by half of what speed moved by while it was measured."""
+        text = f"{self.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, band widened"
+        self.notes.append(text)
+        self.prefill = [replace(prompt, spread=max(prompt.spread, abs(off) / 2)) for prompt in self.prefill]
 
     def takes_s(self, point: Point) -> float:
         """About how long a look takes."""
@@ -154,15 +167,13 @@ def timed(
     left_out = 0
     for number, point in enumerate(points, 1):
         takes = work.prefill_s(point.context * max(point.batch, 1))
-        if time.monotonic() + takes > deadline and (work.looks or point.batch != 1):
+        needed = not work.looks and point.batch == 1  # without the first step nothing can be said
+        if time.monotonic() + takes > deadline and not needed:
             left_out += 1
             continue
         if number == 1 or number % 5 == 0:
             tell(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
-        if point.batch:
-            work.look(target, point)
-        else:
-            work.prefill.append(timing.prefill(target, point.context, deadline=deadline))
+        work.time(target, point, deadline)
     if left_out:
         work.notes.append(f"{work.depth.text}: {left_out} of {len(points)} kinds of step left out, time was up")
 
@@ -184,9 +195,7 @@ def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
             if time.monotonic() + work.takes_s(point) < deadline:
                 work.look(target, point)
     if drifted:
-        text = f"{work.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, band widened"
-        work.notes.append(text)
-        work.prefill = [replace(prompt, spread=max(prompt.spread, abs(off) / 2)) for prompt in work.prefill]
+        work.widen(off)
 
 
 def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Outside:

@@ -1,6 +1,7 @@
 """Which steps are timed, in which order, within which time."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moebox.core.recipe import Recipe
@@ -34,8 +35,8 @@ def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list
     """
     longest = max(longest - 192, 16)  # room for the reply
     room = min(MOST_TOKENS, cache_tokens or MOST_TOKENS)
-    contexts = sorted({min(size, longest) for size in CONTEXTS})
-    prompts = sorted({min(size, longest) for size in (*PROMPTS, chunk, round(LONG * chunk))})
+    contexts = at_most(longest, CONTEXTS)
+    prompts = at_most(longest, (*PROMPTS, chunk, round(LONG * chunk)))
     batches = outer_first(batches_of(recipe.max_seqs or 1))
     decode = [
         Point(batch=size, context=context)
@@ -46,6 +47,11 @@ def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list
     reading = [Point(context=tokens) for tokens in outer_first(prompts)]
     first, second = reading[:1] + decode[:2], reading[1:3]
     return [*first, *second, *reading[3:], *decode[2:]]
+
+
+def at_most(longest: int, sizes: Iterable[int]) -> list[int]:
+    """`sizes` in order, none above `longest`."""
+    return sorted({min(size, longest) for size in sizes})
 
 
 def batches_of(most: int) -> list[int]:

@@ -156,12 +156,7 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
     """The step's result; a failure gets a second chance where its engine was killed or the machine slept."""
     for left in reversed(range(CHANCES)):
         with Awake() as awake:
-            try:
-                found = _measured(trial, step, best, run, effort, tell)
-            except NotInstalled:
-                raise
-            except MoeboxError as problem:  # an engine that will not start, or dies, is an answer here
-                found = dataclasses.replace(trial, verdict="fail", why=problem.message)
+            found = _result_of(trial, step, best, run, effort, tell)
         ended = _ending(run, trial)
         if ended == "oom":  # never again: what takes one engine's memory may take the machine's
             return _ran_out(found)
@@ -171,6 +166,16 @@ def _tried(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effor
             break
         run.event(ClimbAgain(change=step.change, why=spoilt))
     return found
+
+
+def _result_of(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Effort, tell: Listener) -> Trial:
+    """What was measured; an engine that will not start, or dies, is an answer here."""
+    try:
+        return _measured(trial, step, best, run, effort, tell)
+    except NotInstalled:
+        raise
+    except MoeboxError as problem:
+        return dataclasses.replace(trial, verdict="fail", why=problem.message)
 
 
 def _ran_out(trial: Trial) -> Trial:
@@ -337,10 +342,9 @@ def _answers_of(run: Run, best: Trial | None) -> list[str]:
 
 def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
     """The steps that an earlier, interrupted climb in this folder has done; BadInput when it climbed another recipe."""
-    text = codec.to_toml(recipe)
     begun = run.path / START
     if not begun.exists():
-        run.write(START, text)
+        run.write(START, codec.to_toml(recipe))
         run.event(ClimbBegan(recipe=recipe.name))
         return []
     if codec.read_toml(Recipe, begun) != recipe:

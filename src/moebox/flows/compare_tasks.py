@@ -91,17 +91,23 @@ def _blocks(
 ) -> Iterator[tuple[str, Endpoint, Sequence[JobName]]]:
     """Who does which jobs when. Two recipes: half of A's, all of B's, the rest of A's, so that one engine is up."""
     if isinstance(a, Recipe) and isinstance(b, Recipe):
-        half = (len(names) + 1) // 2
-        for side, target, wanted in (("A", a, names[:half]), ("B", b, names), ("A", a, names[half:])):
-            if wanted:
-                with live(target, side, run) as endpoint:
-                    yield side, endpoint, wanted
+        yield from _engine_by_engine(a, b, names, run)
         return
     with live(a, "A", run) as left, live(b, "B", run) as right:
         for number, start in enumerate(range(0, len(names), size)):
             wanted = names[start : start + size]
             order = (("A", left), ("B", right))
             for side, endpoint in order if number % 2 == 0 else reversed(order):
+                yield side, endpoint, wanted
+
+
+def _engine_by_engine(
+    a: Recipe, b: Recipe, names: Sequence[JobName], run: Run
+) -> Iterator[tuple[str, Endpoint, Sequence[JobName]]]:
+    half = (len(names) + 1) // 2
+    for side, target, wanted in (("A", a, names[:half]), ("B", b, names), ("A", a, names[half:])):
+        if wanted:
+            with live(target, side, run) as endpoint:
                 yield side, endpoint, wanted
 
 

@@ -105,16 +105,20 @@ def reduced(deployment: Deployment, dummy: Path, layers: int) -> tuple[Recipe, i
         notes.append("speculative decoding: its draft reads layers that are left out")
     if recipe.parallel.nodes > 1:
         raise Unsupported("a launch over several nodes cannot be rehearsed from one of them")
-    invented = rooms.probe(recipe.engine).dummy(deployment, kept)
     if "gguf" in deployment.engine.formats:
-        size = write_gguf(dummy, model, layers=kept)
-        if not model.mla:
-            notes.append("biases and head norms of this architecture: the generated GGUF has none")
-        notes.append(f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)")
+        notes += generated(dummy, model, kept)
         return dataclasses.replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, kept)), kept, tuple(notes)
+    invented = rooms.probe(recipe.engine).dummy(deployment, kept)
     if not invented:
         raise Unsupported(f"moebox does not know how {deployment.engine.title} starts without weights")
     return dataclasses.replace(small, flags={**recipe.flags, **invented}), kept, tuple(notes)
+
+
+def generated(dummy: Path, model: Model, layers: int) -> list[str]:
+    """Write a GGUF with `layers` of the model; what it does not have of the real one."""
+    size = write_gguf(dummy, model, layers=layers)
+    notes = [] if model.mla else ["biases and head norms of this architecture: the generated GGUF has none"]
+    return [*notes, f"the real quantisation: the generated GGUF is q4_0 ({size / 1e9:.1f} GB, sparse)"]
 
 
 def model_of(deployment: Deployment) -> Model:

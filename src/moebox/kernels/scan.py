@@ -52,13 +52,10 @@ def scan(request: Request) -> KernelScan:
     if done is None:
         raise Outside("the kernel probe ended before it was done")
     launches = tuple(judge(answer.launch, request.arch) for answer in answers if answer.launch)
-    missed = not_covered(answers)
     version = engine_version(root, request.engine)
+    missed = not_covered(answers)
     if not launches:
         raise _nothing(request, missed)
-    if not version:
-        why = f"the package under {root} does not say its version, so what is known of releases was not looked up"
-        missed.append(NotCovered(what="kernels that are not Triton's", why=why))
     return KernelScan(
         engine=request.engine,
         version=version,
@@ -68,9 +65,16 @@ def scan(request: Request) -> KernelScan:
         kv=request.kv,
         triton=done.triton,
         launches=launches,
-        not_covered=tuple(missed),
+        not_covered=(*missed, *_unversioned(root, version)),
         judged=judged(engine=request.engine, version=version, arch=request.arch, model=request.model.name),
     )
+
+
+def _unversioned(root: Path, version: str) -> list[NotCovered]:
+    if version:
+        return []
+    why = f"the package under {root} does not say its version, so what is known of releases was not looked up"
+    return [NotCovered(what="kernels that are not Triton's", why=why)]
 
 
 def not_covered(answers: Sequence[Answer]) -> list[NotCovered]:

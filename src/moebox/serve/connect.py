@@ -66,24 +66,20 @@ def _claude_code(reached: Reached) -> Settings:
     names += ["ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"]
     env = {"ANTHROPIC_BASE_URL": reached.endpoint.root, "ANTHROPIC_API_KEY": NO_KEY} | dict.fromkeys(names, model)
     env |= {"DISABLE_TELEMETRY": "1", "ENABLE_PROMPT_CACHING_1H": "1"} | _claude_limits(reached)
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    exports = {name: f"export {name}={shlex.quote(value)}" for name, value in env.items()}
     changes: dict[str, object] = {"env": env}
     if reached.key_env:
-        lines = [line if "ANTHROPIC_API_KEY" not in line else _key_line("ANTHROPIC_API_KEY", reached) for line in lines]
+        exports["ANTHROPIC_API_KEY"] = _key_line("ANTHROPIC_API_KEY", reached)
         del env["ANTHROPIC_API_KEY"]
         changes["apiKeyHelper"] = f"printenv {reached.key_env}"
     folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
-    notes: tuple[str, ...] = ()
-    if reached.context < CLAUDE_NEEDS:
-        notes = (
-            f"Claude Code's own prompt is about 20,000 tokens; a context of {reached.context:,} is too short for it",
-        )
+    short = f"Claude Code's own prompt is about 20,000 tokens; a context of {reached.context:,} is too short for it"
     return Settings(
         client="claude-code",
-        shown="\n".join([*lines, "", "claude"]),
+        shown="\n".join([*exports.values(), "", "claude"]),
         path=folder / "settings.json",
         changes=changes,
-        notes=notes,
+        notes=(short,) if reached.context < CLAUDE_NEEDS else (),
     )
 
 
@@ -210,17 +206,18 @@ def write(wanted: Settings) -> tuple[Path, Path | None]:
     if after == before:
         return path, None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if before is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_atomic(path, after, mode=0o600)
+            return path, None
         backup = _backup(path, before)
-        files.write_atomic(path, after, mode=path.stat().st_mode & 0o777 if before is not None else 0o600)
+        files.write_atomic(path, after, mode=path.stat().st_mode & 0o777)
     except OSError as problem:
         raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
     return path, backup
 
 
-def _backup(path: Path, before: str | None) -> Path | None:
-    if before is None:
-        return None
+def _backup(path: Path, before: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
         backup = path.with_name(f"{path.name}.{stamp}{f'-{number}' if number else ''}.bak")

@@ -91,13 +91,18 @@ def parameters(given: argparse.Namespace) -> Any:
     if given.chat_template:
         p.chat_template = given.chat_template
     if given.spec_type == "draft-simple":
-        p.speculative.mparams_dft.path, p.speculative.n_max = given.spec_draft_model, given.spec_draft_n_max
-        p.speculative.cpuparams.n_threads = p.cpuparams.n_threads
-        p.speculative.cpuparams_batch.n_threads = p.cpuparams_batch.n_threads
+        _draft(p, given)
     p.reasoning_budget, p.webui = given.reasoning_budget, False
     if os.environ.get("LLAMA_API_KEY"):
         p.api_keys = [os.environ["LLAMA_API_KEY"]]
     return p
+
+
+def _draft(p: Any, given: argparse.Namespace) -> None:
+    """Speculative decoding with a draft model on the same threads."""
+    p.speculative.mparams_dft.path, p.speculative.n_max = given.spec_draft_model, given.spec_draft_n_max
+    p.speculative.cpuparams.n_threads = p.cpuparams.n_threads
+    p.speculative.cpuparams_batch.n_threads = p.cpuparams_batch.n_threads
 
 
 def default_threads() -> int:

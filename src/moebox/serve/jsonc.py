@@ -121,12 +121,8 @@ def leaves(changes: Json, under: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
 
 def put(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
     """`text` with the value at `path` set, and objects on the way made."""
+    text = _object(text, where)
     span = parse(text, where)
-    if span.members is None:
-        if text[span.start : span.end].strip() or BLANK.sub("", text):
-            raise BadInput(f"{where}: holds no JSON object", hint="paste the settings by hand")
-        text = f"{text.rstrip()}\n{{}}\n".lstrip("\n")
-        span = parse(text, where)
     for depth, key in enumerate(path):
         members = span.members
         if members is None:
@@ -137,6 +133,16 @@ def put(text: str, path: tuple[str, ...], value: Any, where: str) -> str:
     if text[span.start : span.end] == json.dumps(value) or _same(text[span.start : span.end], value):
         return text
     return text[: span.start] + _shown(value, len(path)) + text[span.end :]
+
+
+def _object(text: str, where: str) -> str:
+    """`text`, or an empty object behind its comments where it holds nothing else."""
+    span = parse(text, where)
+    if span.members is not None:
+        return text
+    if text[span.start : span.end].strip() or BLANK.sub("", text):
+        raise BadInput(f"{where}: holds no JSON object", hint="paste the settings by hand")
+    return f"{text.rstrip()}\n{{}}\n".lstrip("\n")
 
 
 def _same(text: str, value: Any) -> bool:

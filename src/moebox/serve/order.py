@@ -34,6 +34,16 @@ class Order:
         return self.deployment.recipe
 
 
+def _key(variable: str) -> str | None:
+    """The key that clients must send; None where the recipe names no variable for one."""
+    if not variable:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise BadInput(f"the recipe takes its key from ${variable}, which is not set")
+    return key
+
+
 def _with_port(deployment: Deployment) -> Deployment:
     """The deployment with a free port where its recipe leaves the choice."""
     recipe = deployment.recipe
@@ -58,8 +68,7 @@ def refuse_missing(deployment: Deployment) -> None:
 def prepare(deployment: Deployment, *, name: str = "") -> Order:
     """Decide what to run; raises for a recipe that cannot be launched."""
     recipe = deployment.recipe
-    if recipe.listen.key_env and not os.environ.get(recipe.listen.key_env):
-        raise BadInput(f"the recipe takes its key from ${recipe.listen.key_env}, which is not set")
+    key = _key(recipe.listen.key_env)
     if recipe.parallel.nodes > 1:
         hint = "`moebox up --hosts FILE` or `--slurm`; `moebox render --as script|slurm|k8s` writes what each node runs"
         raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
@@ -72,7 +81,6 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
         words = launch.argv[len(engines.rooms.argv(recipe.engine).entry(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
     secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
-    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
     endpoint = endpoint_of(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
     return Order(
         deployment=deployment,

@@ -320,9 +320,7 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
     name = run.id
     if not _ended(name):
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
-    ports = order.deployment.engine.ports_of(order.launch.port)
-    held = [*(f"port-{port}" for port in ports), *(f"gpu-{card}" for card in order.gpus)]
-    with state.leases(held if not order.nodes else (), name) as leases:
+    with state.leases(_held(order), name) as leases:
         if not order.nodes:  # which were looked at by `nodes.check`
             preflight.check(order.deployment, order.launch, order.argv)
         run.write("recipe.toml", codec.to_toml(recipe))
@@ -342,6 +340,14 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
         guard = engine_guard(order, run, tuple(lease.descriptor for lease in leases), ladder or ())
     instance = state.save(_instance(order, run, guard.pid))
     return Session(order, run, instance, guard, start=begins, listener=listener)
+
+
+def _held(order: Order) -> list[str]:
+    """What no other engine of this machine may take meanwhile; nothing where it runs on other nodes."""
+    if order.nodes:
+        return []
+    ports = order.deployment.engine.ports_of(order.launch.port)
+    return [*(f"port-{port}" for port in ports), *(f"gpu-{gpu}" for gpu in order.gpus)]
 
 
 def _instance(order: Order, run: Run, guard: int) -> state.Instance:

@@ -72,13 +72,11 @@ class Engine:
         """Tell every client whose request has more tokens than before."""
         now = time.monotonic()
         for request in done.started:
-            job = self._jobs.get(request.id)
-            if job and request.first < 0:
+            if request.id in self._jobs and request.first < 0:
                 request.first = now
                 self.counters.ttft.add(now - request.arrival)
-        for job in list(self._jobs.values()):
-            if job.request.first < 0:
-                continue
+        begun = [job for job in self._jobs.values() if job.request.first >= 0]
+        for job in begun:
             made = int(self.scheduler.made(job.request) + 1e-9)
             if made > job.sent:
                 self._tell(job, made, now)

@@ -136,7 +136,7 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     ubatch, context = placement(recipe).ubatch, recipe.context
     wide = 3 * model.attention.heads * model.mla.kv_width * 4 if model.mla else 16 * model.hidden
     if "mla" in registry.traits(recipe.engine).hybrid:
-        attention = (attention_buffer(model, recipe) if model.mla else 0) + ubatch * wide // 2
+        attention = attention_buffer(model, recipe) + ubatch * wide // 2
         return max(ubatch * (model.vocab * 4 + model.hidden * 4), attention) if last else attention
     attention = ubatch * (wide + 2 * context)
     if not last:
@@ -148,14 +148,13 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
 
 def attention_buffer(model: Model, recipe: Recipe) -> int:
     """What ik_llama.cpp's attention needs beside its inputs: -amb where set, else scores of every head."""
-    hybrid = placement(recipe)
-    limit = hybrid.attention_buffer
-    if limit:
-        return limit * MIB
+    hybrid, mla = placement(recipe), model.mla
+    if mla is None:
+        return 0
+    if hybrid.attention_buffer:
+        return hybrid.attention_buffer * MIB
     if hybrid.mla in (2, 3, None):
         # Keys and values of every head, decompressed for the whole context, f16 (12 to 14 GiB at 131,072 seen).
-        mla = model.mla
-        assert mla is not None
         return recipe.context * mla.heads * (mla.nope + mla.v) * 2 * 3
     return hybrid.ubatch * recipe.context * 4
 

@@ -64,15 +64,12 @@ def _tensors(shape: Shape, name: str, block: list[int] | None, tokens: int, *, q
     if name == "bf16":
         return {"A": empty(tokens, hidden), "A_scale": None, "B": empty(experts, rows, hidden), "B_scale": None}
     fp8 = torch.float8_e4m3fn
-    scale = (
-        empty(experts, rows // 128, hidden // 128, dtype=torch.float32)
-        if block
-        else empty(experts, dtype=torch.float32)
-    )
-    given = empty(tokens, hidden // 128, dtype=torch.float32) if block else empty(1, dtype=torch.float32)
-    return {
-        "A": empty(tokens, hidden, dtype=fp8 if quantised or not block else torch.bfloat16),
-        "A_scale": given if quantised or not block else None,
-        "B": empty(experts, rows, hidden, dtype=fp8),
-        "B_scale": scale,
-    }
+    weights = empty(experts, rows, hidden, dtype=fp8)
+    if not block:
+        one, each = empty(1, dtype=torch.float32), empty(experts, dtype=torch.float32)
+        return {"A": empty(tokens, hidden, dtype=fp8), "A_scale": one, "B": weights, "B_scale": each}
+    scale = empty(experts, rows // 128, hidden // 128, dtype=torch.float32)
+    if not quantised:
+        return {"A": empty(tokens, hidden, dtype=torch.bfloat16), "A_scale": None, "B": weights, "B_scale": scale}
+    given = empty(tokens, hidden // 128, dtype=torch.float32)
+    return {"A": empty(tokens, hidden, dtype=fp8), "A_scale": given, "B": weights, "B_scale": scale}

@@ -27,6 +27,8 @@ _FILES = {
 }
 _ELSEWHERE = ("wave_ops", "multimodal", "/test", "dsv4", "cpu")  # other backends' files of the same name
 Case = tuple[str, Callable[[], Any]]
+OTHER_HARDWARE = tuple(f"is_{name}" for name in ("xpu", "npu", "cpu", "musa", "hpu", "mps", "gfx95_supported"))
+OTHER_HARDWARE += ("is_gfx1250_supported", "cpu_has_amx_support")
 PACKAGE = __name__.rpartition(".")[2]  # this module is called as the engine's package
 
 
@@ -144,25 +146,23 @@ def tuned_cases(root: Path, shape: space.Shape, *, smem: int, sms: int) -> list[
 
 def open_files(root: Path, target: Target) -> Engine:
     """SGLang's files, told that they run on CUDA of this capability."""
-    capability = target.capability
+    major = target.capability // 10
+    answers = {False: no, True: yes}
     utils: dict[str, object] = {
         "is_cuda": yes,
         "is_hip": no,
-        "is_sm120_supported": yes if capability // 10 == 12 else no,
-        "is_sm100_supported": yes if capability // 10 == 10 else no,
-        "is_sm90_supported": yes if capability // 10 == 9 else no,
-        "is_blackwell": yes if capability // 10 in (10, 12) else no,
+        "is_sm120_supported": answers[major == 12],
+        "is_sm100_supported": answers[major == 10],
+        "is_sm90_supported": answers[major == 9],
+        "is_blackwell": answers[major in (10, 12)],
         "get_bool_env_var": no,
         "get_int_env_var": lambda name, default=0: default,
         "direct_register_custom_op": lambda *args, **kwargs: None,
         "register_custom_op": lambda *args, **kwargs: lambda function: function,
         "get_device_name": lambda *args: target.device_name,
     }
-    for other in ("xpu", "npu", "cpu", "musa", "hpu", "mps"):
-        utils[f"is_{other}"] = no
-    for other in ("is_gfx95_supported", "is_gfx1250_supported", "cpu_has_amx_support"):
-        utils[other] = no
-    pdl = {"is_arch_support_pdl": yes if capability >= 90 else no}
+    utils |= dict.fromkeys(OTHER_HARDWARE, no)
+    pdl = {"is_arch_support_pdl": answers[major >= 9]}
     stand_ins: dict[str, Names] = {
         "sglang.srt.utils": utils,
         "sglang.srt.utils.common": utils,
