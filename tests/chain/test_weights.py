@@ -1,6 +1,7 @@
 """Weights on disk are the model they are: a folder, a GGUF and a catalogue name of one model give the same launch."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -12,7 +13,7 @@ import pytest
 from moebox import codec, engines
 from moebox.checkpoint import deploy, look_up
 from moebox.cli import main
-from moebox.core import catalogue
+from moebox.core import catalogue, registry
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError, UnknownName
 from moebox.serve import preflight
@@ -34,6 +35,15 @@ def published() -> list[tuple[str, str]]:
         except UnknownName:
             continue
     return found
+
+
+def test_a_checkpoint_is_the_one_that_its_engine_reads() -> None:
+    """gpt-oss is published in mxfp4 as safetensors and as GGUF: llama.cpp was started with the former."""
+    for name, traits in itertools.product(catalogue.models(), registry.all_traits()):
+        for form in catalogue.checkpoints(name):
+            if form.format in traits.formats:
+                recipe = Recipe(name="x", engine=traits.name, model=name, checkpoint=form.name, served_name="x")
+                assert deploy(recipe).checkpoint == form
 
 
 def folder(at: Path, config: Any, template: str = "") -> Path:

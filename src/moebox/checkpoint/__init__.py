@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.checkpoint.recognise import Hints, recognised, slug
-from moebox.core import catalogue, grammar
+from moebox.core import catalogue, grammar, registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -87,7 +87,9 @@ def _published(recipe: Recipe) -> tuple[Model, Checkpoint | None] | None:
         model = catalogue.model(recipe.model)
     except UnknownName:
         return _by_repository(recipe.checkpoint)
-    forms = catalogue.checkpoints(model.name)
+    # Forms of different formats may share a name (gpt-oss comes in mxfp4 as both): the engine's own comes first.
+    reads = registry.traits(recipe.engine).formats
+    forms = tuple(sorted(catalogue.checkpoints(model.name), key=lambda form: form.format not in reads))
     return model, _form(recipe.checkpoint, forms) or _elsewhere(recipe, forms)
 
 
