@@ -139,7 +139,7 @@ def test_the_sm120_report_launch_is_refused_by_sglang_of_today():
 def test_the_lambda_guide_launch():
     """docker around `bash -c "pip install … && exec …"` with a dotted flag, rendered back option for option."""
     recipe, argv = roundtrip("vllm", LAMBDA_GUIDE, "0.20.0")
-    command = engines.command(deploy(recipe), engines.launch(deploy(recipe)), detach=True)
+    command = engines.command(deploy(recipe), engines.launch(deploy(recipe)))
     published = shlex.split(LAMBDA_GUIDE.replace("\\\n", " "))
 
     assert recipe.runtime.setup == "pip install -q 'transformers==4.57.6'"
@@ -147,10 +147,10 @@ def test_the_lambda_guide_launch():
     assert recipe.speculate.draft == "lightseekorg/kimi-k2.6-eagle3"
     assert argv[:3] == ("python3", "-m", "vllm.entrypoints.openai.api_server")
     assert words_of(recipe, argv[3:]) == words_of(recipe, inner(LAMBDA_GUIDE))
-    ours, theirs = (options(one, recipe.runtime.image) for one in (command, published))
-    added = ["-e=HF_TOKEN", "-e=VLLM_ENGINE_READY_TIMEOUT_S=3600"]  # by name only; and time for a 600 GB load
+    ours, theirs = (options(argv, recipe.runtime.image) for argv in (command, published))
+    added = ["--rm", "-e=HF_TOKEN", "-e=VLLM_ENGINE_READY_TIMEOUT_S=3600"]  # by name only; and time for a 600 GB load
     assert sorted(set(ours) - set(theirs)) == added
-    assert set(theirs) <= set(ours)
+    assert set(theirs) - set(ours) == {"-d"}  # moebox stays with what it starts
     assert command[-2:] == ("-c", f"{recipe.runtime.setup} && exec {shlex.join(argv)}")
     engines.check(deploy(recipe))
 

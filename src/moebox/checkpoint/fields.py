@@ -30,9 +30,9 @@ class Fields:
             raise BadInput(f"{self.where}: {names[0]} is missing")
         return default
 
-    def yes(self, name: str, *, default: bool = False) -> bool:
-        """A field that is true or false."""
-        return bool(self.values.get(name, default))
+    def yes(self, name: str) -> bool:
+        """Whether a field is there and true."""
+        return bool(self.values.get(name))
 
     def names(self, name: str) -> list[str]:
         """A list of names, such as the kind of every layer; [] when it is not there."""

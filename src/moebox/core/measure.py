@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 WorkloadKind = Literal["random", "code", "prompts", "turns", "prefix", "trace"]
-WORKLOADS: tuple[WorkloadKind, ...] = ("random", "code", "prompts", "turns", "prefix", "trace")
 Api = Literal["chat", "completions"]
 Arrivals = Literal["poisson", "constant"]
 

@@ -26,7 +26,6 @@ Component = Literal[
     "mtp",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-KvType = Literal["fp8", "bf16", "f16", "q8_0", "q4_0"]
 
 # Bytes per cached element. llama.cpp's block types carry a scale: q8_0 is 34 bytes for 32 elements,
 # q4_0 is 18 for 32 (ggml-common.h).

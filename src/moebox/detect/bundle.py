@@ -52,11 +52,11 @@ def save(box: Box, folder: Path) -> list[Path]:
     return written
 
 
-def redact(text: str, *, names: tuple[str, ...] | None = None) -> str:
+def redact(text: str) -> str:
     """`text` without host and user names, home folders, serial numbers, UUIDs and hardware addresses."""
     text = _SECRET_LINE.sub("", text)
     text = _MAC.sub("(address)", _UUID.sub("(uuid)", text))
-    for name, label in _names() if names is None else [(name, "(name)") for name in names]:
+    for name, label in _names():
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", label, text)
     return text
 

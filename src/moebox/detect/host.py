@@ -22,12 +22,12 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
 _SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, so its binary is asked last
 
 
-def cpu(*, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> Cpu:
+def cpu() -> Cpu:
     """The processors."""
-    text = _read(proc / "cpuinfo")
+    text = _read(Path("/proc/cpuinfo"))
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", text, re.MULTILINE))) or 1
-    nodes = len(list(sysfs.glob("devices/system/node/node[0-9]*"))) or 1
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     return Cpu(
         model=model.group(1).strip() if model else platform.processor() or platform.machine(),
         sockets=sockets,
@@ -68,12 +68,11 @@ def existing(path: Path) -> Path:
     return path
 
 
-def iommu(*, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> str:
+def iommu() -> str:
     """ "off", "passthrough" or "on", as the kernel runs it; "" when it cannot be told."""
-    command = _read(proc / "cmdline")
-    groups = sysfs / "kernel/iommu_groups"
+    command = _read(Path("/proc/cmdline"))
     try:
-        active = any(groups.iterdir())
+        active = any(Path("/sys/kernel/iommu_groups").iterdir())
     except OSError:
         return ""
     if not active:

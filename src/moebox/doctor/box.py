@@ -4,6 +4,7 @@ A check takes facts and returns a verdict, so a captured box can be judged anywh
 ask this machine. What could not be read is said to be unknown, never passed.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,21 +257,21 @@ def limits() -> Limits:
     )
 
 
-def pages(*, proc: Path = Path("/proc"), sysfs: Path = Path("/sys")) -> Pages:
+def pages() -> Pages:
     """This machine's page settings; what cannot be read stays unknown."""
-    chosen = _read(sysfs / "kernel/mm/transparent_hugepage/enabled")
-    huge = next((line for line in _read(proc / "meminfo").splitlines() if line.startswith("HugePages_Total")), "0")
-    balancing, swappiness = _read(proc / "sys/kernel/numa_balancing"), _read(proc / "sys/vm/swappiness")
+    chosen = re.search(r"\[(\w+)\]", _read("/sys/kernel/mm/transparent_hugepage/enabled"))
+    huge = re.search(r"^HugePages_Total:\s*(\d+)", _read("/proc/meminfo"), re.MULTILINE)
+    balancing, swappiness = _read("/proc/sys/kernel/numa_balancing"), _read("/proc/sys/vm/swappiness")
     return Pages(
-        huge_total=int(huge.split()[-1]),
-        transparent=chosen[chosen.find("[") + 1 : chosen.find("]")] if "[" in chosen else "",
+        huge_total=int(huge[1]) if huge else 0,
+        transparent=chosen[1] if chosen else "",
         numa_balancing=balancing != "0" if balancing else None,
         swappiness=int(swappiness) if swappiness.isdigit() else None,
     )
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""

@@ -36,18 +36,8 @@ __all__ = [
 WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 
 
-def launch(
-    deployment: Deployment,
-    *,
-    port: int | None = None,
-    rank: int = 0,
-    master: str = "",
-    addresses: tuple[str, ...] = (),
-) -> Launch:
+def launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses: tuple[str, ...] = ()) -> Launch:
     """What to run; `command` puts docker or podman around it."""
-    if port is not None:
-        listen = dataclasses.replace(deployment.recipe.listen, port=port)
-        deployment = deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
     return assemble.assemble(deployment, node=Node.of(rank, master, addresses))
 
 

@@ -121,15 +121,13 @@ def secrets(deployment: Deployment) -> dict[str, str]:
     return key | ({} if weights_folder(deployment) else {"HF_TOKEN": "HF_TOKEN"})
 
 
-def command(
-    deployment: Deployment, launch: Launch, *, run: str = "", detach: bool = False, home: str = ""
-) -> tuple[str, ...]:
+def command(deployment: Deployment, launch: Launch, *, run: str = "", home: str = "") -> tuple[str, ...]:
     """The argv to execute: the engine's own, or docker's or podman's around it. `home` stands for a leading ~."""
     recipe = deployment.recipe
     if not contained(recipe):
         return launch.argv
     tool = recipe.runtime.kind
-    argv = [tool, "run", "-d" if detach else "--rm"]
+    argv = [tool, "run", "--rm"]
     if run:
         argv += ["--name", f"moebox-{run}", "--label", f"{LABEL}={run}"]
     argv += container_options(deployment, launch)

@@ -21,7 +21,6 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "memory_utilization": ("alive", "plain", "concurrency", "long-context"),
 }
 ANYTHING = ("alive", "plain", "arithmetic", "json", "streaming", "tools", "long-context", "concurrency", "limits")
-_OPEN = ("flags", "env")  # tables whose keys are the engine's own words
 
 
 def rungs_for(path: str) -> tuple[str, ...]:

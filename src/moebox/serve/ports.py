@@ -20,28 +20,23 @@ LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
 
 def start(
-    deployment: Deployment,
-    run: Run,
-    *,
-    on_news: Callable[[str], None],
-    patience_s: float = PATIENCE_S,
-    probe: bool = True,
+    deployment: Deployment, run: Run, *, on_news: Callable[[str], None], patience_s: float = PATIENCE_S
 ) -> Session:
     """A ready engine on the recipe's port, or on a free one where that is taken; the caller stops it."""
     for left in reversed(range(TRIES)):
         recipe = on_free_port(deployment.recipe, run.id, on_news=on_news)
         try:
-            return _ready(deployment.with_recipe(recipe), run, patience_s=patience_s, probe=probe)
+            return _ready(deployment.with_recipe(recipe), run, patience_s=patience_s)
         except Outside:
             if not left or is_free(recipe, run.id):
                 raise
     raise AssertionError("the last try raises")
 
 
-def _ready(deployment: Deployment, run: Run, *, patience_s: float, probe: bool) -> Session:
+def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> Session:
     session = launch(prepare(deployment, name=run.id), run)
     try:
-        session.wait_ready(patience_s=patience_s, probe=probe)
+        session.wait_ready(patience_s=patience_s)
         port = session.order.launch.port
         if deployment.recipe.runtime.kind in ("native", "embedded") and not answers_itself(port, session.run.id):
             raise Outside(f"port {port} is answered by another program than the engine that was started")

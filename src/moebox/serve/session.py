@@ -93,13 +93,13 @@ class Session:
         """Where its words go."""
         return self.run.path / "engine.log"
 
-    def wait_ready(self, *, patience_s: float = PATIENCE_S, probe: bool = True) -> None:
+    def wait_ready(self, *, patience_s: float = PATIENCE_S) -> None:
         """Until it answers a chat; LaunchFailed with the first cause when it will not."""
         with Awake() as awake:
-            self._wait_ready(awake, patience_s, probe)
+            self._wait_ready(awake, patience_s)
         self._became_ready()
 
-    def _wait_ready(self, awake: Awake, patience_s: float, probe: bool) -> None:
+    def _wait_ready(self, awake: Awake, patience_s: float) -> None:
         asked, chat, away = 0.0, None, 0.0
         while True:
             if awake.away_s > away:  # the machine slept, and so did the engine: neither patience nor a chat counts
@@ -114,10 +114,7 @@ class Session:
             elif time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
                 self._tell_losses()
-                if self._healthy():
-                    if not probe:
-                        return
-                    chat = self._asked_for_chat()
+                chat = self._asked_for_chat() if self._healthy() else None
             self._raise_if_idle(patience_s, asked=chat is not None)
             time.sleep(LOOK_S)
 
@@ -389,12 +386,11 @@ def start(
     patience_s: float = PATIENCE_S,
     ladder: Ladder | None = None,
     listener: Listener | None = None,
-    probe: bool = True,
 ) -> Iterator[Session]:
     """A live engine for the length of a `with` block. A listen.port of 0 takes a free one."""
     session = launch(prepare(deployment, name=run.id), run, ladder=ladder, listener=listener)
     try:
-        session.wait_ready(patience_s=patience_s, probe=probe)
+        session.wait_ready(patience_s=patience_s)
         yield session
     finally:
         session.stop()

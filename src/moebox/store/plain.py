@@ -40,9 +40,9 @@ def read_bytes(path: Path, *, most: int = LARGEST) -> bytes:
         return file.read(most)
 
 
-def read_text(path: Path, *, most: int = LARGEST) -> str:
+def read_text(path: Path) -> str:
     """The text of a plain file, whatever bytes are in it."""
-    return read_bytes(path, most=most).decode("utf-8", "replace")
+    return read_bytes(path, most=LARGEST).decode("utf-8", "replace")
 
 
 def load_json(path: Path) -> Any:
