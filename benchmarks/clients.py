@@ -181,6 +181,7 @@ def moebox(url: str, streams: int, requests: int) -> Row:
         "clock": client.clock,
         "client_limited": result.client_limited,
         "merged_share": client.merged_share,
+        "estimated_share": client.estimated_share,
         "peak_rss_bytes": client.peak_rss_bytes,
     }
 
@@ -290,8 +291,15 @@ def summary(rows: list[Row]) -> list[Row]:
                 row["cpu_us_per_token"] / floor[streams, row["round"]] for row in same
             )
             line |= {key: statistics.median(abs(row[key]) for row in same) for key in ("ttft_error", "itl_error")}
+            line["limited"] = sum(bool(row.get("client_limited")) for row in same)
+            line["wrong_unsaid"] = sum(wrong_unsaid(row) for row in same)
         found.append(line)
     return found
+
+
+def wrong_unsaid(row: Row) -> bool:
+    """A P99 ITL that is more than 8% off in a result of ours that does not say that the client was the limit."""
+    return abs(row["itl_error"]) > 0.08 and row.get("client_limited") is False
 
 
 def show(lines: list[Row], options: argparse.Namespace) -> None:
@@ -309,6 +317,12 @@ def show(lines: list[Row], options: argparse.Namespace) -> None:
                 f"| {line['client']} | {line['streams']:,} | {line['cpu_us_per_token']:.1f} | {line['cpu_ratio']:.2f} "
                 f"| {line['mean_ttft_ms']:.1f} / {line['true_mean_ttft_ms']:.1f} ms | {line['ttft_error']:.2%} "
                 f"| {line['p99_itl_ms']:.1f} / {line['true_p99_itl_ms']:.1f} ms | {line['itl_error']:.2%} |"
+            )
+    for line in lines:
+        if line["client"] == "moebox":
+            print(
+                f"\n{line['streams']:,} streams: client_limited in {line['limited']} of {line['rounds']} rounds; "
+                f"P99 ITL more than 8% off without it: {line['wrong_unsaid']}."
             )
     for line in lines:
         if "tok_s" in line:

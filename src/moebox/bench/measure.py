@@ -124,7 +124,8 @@ def _figures(subject: Subject, job: Job, driven: Driven, *, slo: Slo | None, awa
     load, work, samples = job.load, job.workload, driven.samples
     figures = metrics.summary(samples, slo=slo, prompt_tokens=work.input_tokens)
     unlimited = (bool(load.rate) or work.kind == "trace") and not load.concurrency
-    client = self_check(samples, driven.gauges, open_loop=unlimited, itl_ms=figures.chunk_gap.mean)
+    gap_ms, p99_ms = figures.chunk_gap.mean, figures.itl.p99
+    client = self_check(samples, driven.gauges, open_loop=unlimited, itl_ms=gap_ms, p99_ms=p99_ms)
     if away_s:
         away = f"the machine slept, was stopped or its clock was set for {seconds(away_s)} meanwhile"
         client = replace(client, reasons=(*client.reasons, away))

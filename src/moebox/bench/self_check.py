@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+from moebox.bench.certainty import TOLERANCE, p99_is_sure
 from moebox.bench.generator import Gauge
 from moebox.bench.metrics import percentiles
 from moebox.bench.samples import BYTES_PER_CHUNK, Samples
@@ -13,10 +14,13 @@ LATE_SEND_MS = 10.0  # at P99, in an open loop without a limit
 MERGED = 0.01  # of tokens that shared a read with the one before them
 
 
-def self_check(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None) -> ClientCheck:
+def self_check(
+    samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms: float | None, p99_ms: float | None = None
+) -> ClientCheck:
     """What the client measured of itself; `reasons` is empty when it kept up.
 
-    `open_loop` is one without a limit on what is in flight: there a late request is the client's fault.
+    `open_loop` is one without a limit on what is in flight: there a late request is the client's fault. `itl_ms` is the
+    mean gap between events, `p99_ms` the P99 of gaps between tokens.
     """
     tokens = max(1, len(samples.time))
     lag = [sum(gauge.lag[i] for gauge in gauges) for i in range(128)]
@@ -38,11 +42,15 @@ def self_check(samples: Samples, gauges: list[Gauge], *, open_loop: bool, itl_ms
         bytes_per_chunk=BYTES_PER_CHUNK,
         peak_rss_bytes=sum(gauge.peak_rss_bytes for gauge in gauges),
     )
-    return replace(check, reasons=reasons(check, open_loop=open_loop, itl_ms=itl_ms))
+    sure = p99_is_sure(samples, p99_ms)
+    return replace(check, reasons=reasons(check, open_loop=open_loop, itl_ms=itl_ms, sure=sure))
 
 
-def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float | None) -> tuple[str, ...]:
-    """Why the figures would be the client's rather than the server's; () when they are not."""
+def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float | None, sure: bool) -> tuple[str, ...]:
+    """Why the figures would be the client's rather than the server's; () when they are not.
+
+    `sure` says that the P99 of gaps is known however the tokens came that were read together.
+    """
     found = []
     if client.cpu_share > SATURATED:
         found.append(f"a client process used {client.cpu_share:.0%} of a core; more --workers would help")
@@ -52,6 +60,9 @@ def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float | None) -> tu
         found.append(f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times")
     if client.clock == "kernel" and gap and lag > gap / 2 and together > MERGED:
         found.append(f"reads were {lag:.1f} ms late (P99): {together:.1%} of tokens were read together")
+    elif not sure:
+        share = f"{client.estimated_share:.1%} of tokens were read late and together"
+        found.append(f"{share}: P99 ITL may be more than {TOLERANCE:.0%} off")
     if open_loop and client.send_lag_p99_ms > LATE_SEND_MS:
         found.append(f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)")
     return tuple(found)

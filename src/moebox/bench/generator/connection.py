@@ -144,6 +144,8 @@ class Connection:
         self.closes = False
         self.stage = Stage.BUSY
         self.size = len(request)
+        assert self.sock is not None
+        sockets.acknowledge_rarely(self.sock)
         if self.context is not None:
             self.tls.write(request)
             request = b""

@@ -23,6 +23,7 @@ from moebox.stream import sockets
 TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
 GLANCE = 50_000_000  # ns between looks at how busy the streams are
 LONGEST_NAP_S = 0.005  # keeps a closed loop's next request from being late by more than that
+LATE = 2e9 * LONGEST_NAP_S  # ns without a look, from which on events found together may have come apart
 BUSY_READS = 2000  # reads a second from which on napping pays
 BATCH = 256  # sockets taken from one poll
 MOST_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
@@ -38,7 +39,7 @@ class Loop:
         self._report = report
         self._poller = select.epoll()
         self._schedule = Schedule(job, source)
-        self._hot = HotPath(late=2e9 * LONGEST_NAP_S)
+        self._hot = HotPath(late=LATE)
         context = sockets.tls_context(job.target) if job.target.tls else None
         self._connections = Connections(self._poller, context, self._hot)
         self._requests = Requests(job, self._schedule, self._connections, self._hot, self.gauge)
@@ -96,16 +97,15 @@ class Loop:
 
     def _nap(self, reads_per_s: float) -> float:
         """Seconds to wait between polls: a quarter of the mean gap between a stream's reads, so that few coincide."""
-        gap = self._in_flight() / reads_per_s if reads_per_s else 1.0
-        self._hot.late = max(2 * LONGEST_NAP_S, gap / 2) * 1e9
         if reads_per_s < BUSY_READS or self.gauge.clock != "kernel":
             return 0.0
-        return min(LONGEST_NAP_S, gap / 4)
+        return min(LONGEST_NAP_S, self._in_flight() / reads_per_s / 4)
 
     def _poll(self) -> None:
         """Wait for the network once, and read what has come."""
         hot, requests, by_fd = self._hot, self._requests, self._connections.by_fd
-        ready = self._poller.poll(self._patience(), BATCH)
+        patience, asked = self._patience(), time.monotonic_ns()
+        ready = self._poller.poll(patience, BATCH)
         now = time.monotonic_ns()
         self._ready = len(ready)
         oldest = hot.read(ready, now)
@@ -120,7 +120,8 @@ class Loop:
             else:
                 requests.event(connection, mask)
             hot.read_at[fd] = now
-        if self._ready < BATCH:  # otherwise some were left unread
+        kept_away = now - asked > patience * 1e9 + LATE / 2  # after SIGCONT, Python's poll returns without a look
+        if self._ready < BATCH and not kept_away:  # otherwise some were left unread
             hot.polled = now
         if ready:
             self.gauge.note(len(ready), time.monotonic_ns() - oldest if oldest else 0)
@@ -178,10 +179,15 @@ class Loop:
         return len(self._connections.all) - len(self._requests.idle)
 
     def _patience(self) -> float:
-        """Seconds the poll may wait."""
+        """Seconds the poll may wait.
+
+        Not long while anything is in flight: a process that was kept from running looks like one that was waiting, and
+        only who looks often knows that it did not look.
+        """
         now, schedule = time.monotonic_ns(), self._schedule
         due = now if schedule.waiting and self._requests.idle else schedule.next_due
-        return min(TICK / 1e9, max(0.0, (due - now) / 1e9)) if due else TICK / 1e9
+        longest = LONGEST_NAP_S if self._in_flight() else TICK / 1e9
+        return min(longest, max(0.0, (due - now) / 1e9)) if due else longest
 
     def _await_connections(self, limit_s: float) -> None:
         until = time.monotonic() + limit_s

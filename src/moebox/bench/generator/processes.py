@@ -101,7 +101,7 @@ def choose_workers(job: Job) -> int:
 
 
 def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None]) -> Driven:
-    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to replied it
+    zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to read it
     for worker in crew:
         worker.order({"zero": zero, "wall": wall})
     driven = Driven(samples=Samples(zero=zero, wall=wall))

@@ -169,12 +169,13 @@ class Recorder:
 
     def _chunks(self, segment: bytes, at: int, time: int) -> int:
         """Record chunks of one event each from `at` on, and the end behind them; where something else begins."""
-        length = len(segment)
+        length, tried = len(segment), None
         while at < length:
-            if self.template is not None:
-                sizes, at = self.template.run(segment, at)
+            if self.template is not tried and self.template is not None:
+                tried = self.template
+                sizes, at = tried.run(segment, at)
                 if sizes:
-                    self._keep(time, sizes, self.template.kind)
+                    self._keep(time, sizes, tried.kind)
             if (chunk := chunk_at(segment, at)) is None:
                 break
             self._take((chunk[0],), time)

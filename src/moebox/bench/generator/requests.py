@@ -273,6 +273,8 @@ class Requests:
         seen = connection.mark + len(connection.got) + len(connection.recorder.times)
         if seen != connection.seen:
             connection.seen, connection.alive = seen, now
+            if connection.sock is not None:
+                sockets.acknowledge_rarely(connection.sock)
         silent = (now - connection.alive) / 1e9
         if silent > 1 and connection.quiet:
             self._settle(connection)
