@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -16,9 +16,12 @@ from moebox.core.measure import Load, Slo
 from moebox.core.result import Measurement, document
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
 from moebox.escape import printable
+from moebox.loose import Document
 
 if TYPE_CHECKING:
-    from moebox.bench.measure import Subject
+    from moebox.bench.measure import Measured, Subject
+
+Axis = Literal["concurrency", "rate"]
 
 
 def bench(
@@ -31,7 +34,7 @@ def bench(
     asked: Asked = Asked(),  # noqa: B008  (frozen)
     slo: str = "",
     slo_share: float = 0.9,
-    search: Literal["concurrency", "rate"] | None = None,
+    search: Axis | None = None,
     pp: str = "",
     tg: str = "",
     repeat: int = 3,
@@ -93,89 +96,130 @@ def bench(
     keeper = Keeper(output_file, run, label or plan.name)
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
-    words = ["moebox", "bench", *([target] if target else [])]
-    for flag, value in (
-        ("--model", model),
-        ("--key-env", key_env),
-        ("--tokenizer", tokenizer),
-        ("--ca-file", ca_file),
-        ("--label", label),
-        ("--run", run),
-    ):
-        words += [flag, value] if value else []
-    words += ["--insecure"] if insecure else []
-    words += ["--allow-failures"] if allow_failures else []
+    values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}
+    values |= {"--ca-file": ca_file, "--label": label, "--run": run}
+    switches = {"--insecure": insecure, "--allow-failures": allow_failures}
+    words = _command(target, values, switches)
     return _serve(subject, plan, limits, search, keeper, json, allow_failures, words)
+
+
+def _command(target: str, values: dict[str, str], switches: dict[str, bool]) -> list[str]:
+    """The command with what was given, for the line that says how to go on."""
+    words = ["moebox", "bench", *([target] if target else [])]
+    for flag, value in values.items():
+        words += [flag, value] if value else []
+    return words + [flag for flag, given in switches.items() if given]
+
+
+class _Sweep:
+    """Measures one load after the other and keeps each result."""
+
+    def __init__(self, subject: "Subject", plan: Plan, slo: Slo | None, keeper: Keeper) -> None:
+        self.subject, self.plan, self.slo, self.keeper = subject, plan, slo, keeper
+        self.done: list[Measured] = []
+        self.sent = 0  # requests so far: prompts of a file go on where the load before ended
+        self.stopped = False  # before the first request of a load was measured
+
+    def measure(self, load: Load) -> "Measured":
+        """One load."""
+        from moebox.bench.measure import measure
+        from moebox.cli.bench_view import LiveLine
+
+        title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
+        with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
+            measured = measure(
+                self.subject,
+                self.plan.workload,
+                load,
+                slo=self.slo,
+                warmup=self.plan.warmup,
+                label=self.keeper.label,
+                watch=line,
+                offset=self.sent if self.plan.workload.kind == "prompts" else 0,
+            )
+        self.sent += self.plan.warmup + len(measured.samples)
+        self.done.append(replace(measured, result=self.keeper.keep(measured, title)))
+        return self.done[-1]
+
+    def run(self, search: Axis | None) -> int | None:
+        """Every load of the plan, or the search for the highest that meets the SLO; that one's place, if any."""
+        from moebox.bench.search import sweep
+
+        try:
+            if search and self.slo:
+                return self._highest(search, self.slo)
+            sweep(range(len(self.plan.loads)), lambda at: self.measure(self.plan.loads[int(at)]))
+        except KeyboardInterrupt:
+            self.stopped = True
+        return None
+
+    def _highest(self, axis: Axis, slo: Slo) -> int | None:
+        from moebox.bench.search import highest
+
+        first = self.plan.loads[0]
+        start = first.rate if axis == "rate" else first.concurrency
+        return highest(lambda value: self.measure(self.plan.at(axis, value)), slo, axis=axis, start=start or 1)[1]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it, in a load or between two."""
+        return self.stopped or any(measured.interrupted for measured in self.done)
+
+    @property
+    def results(self) -> list[Document]:
+        """What was measured, as documents."""
+        return [document(measured.result) for measured in self.done]
 
 
 def _serve(
     subject: "Subject",
     plan: Plan,
     slo: Slo | None,
-    search: Literal["concurrency", "rate"] | None,
+    search: Axis | None,
     keeper: Keeper,
     json: bool,
     allow_failures: bool,
     words: list[str],
 ) -> int:
-    from rich.text import Text
+    """Measure, keep, show; or say how to go on after an interrupt."""
+    from moebox.cli.bench_view import load_of, show
 
-    from moebox.bench.command import flags_of
-    from moebox.bench.measure import Measured, measure
-    from moebox.bench.search import highest, sweep
-    from moebox.cli.bench_view import LiveLine, load_of, show
-
-    asked = 0  # requests so far: prompts of a file go on where the load before ended
-    done: list[Measured] = []
-
-    def run(load: Load) -> Measured:
-        nonlocal asked
-        title = f"{load.rate:g}/s" if load.rate else f"c{load.concurrency}"
-        with LiveLine(talk(), title, total=load.requests, duration_s=load.duration_s) as line:
-            measured = measure(
-                subject,
-                plan.workload,
-                load,
-                slo=slo,
-                warmup=plan.warmup,
-                label=keeper.label,
-                watch=line,
-                offset=asked if plan.workload.kind == "prompts" else 0,
-            )
-        asked += plan.warmup + len(measured.samples)
-        done.append(replace(measured, result=keeper.keep(measured, title)))
-        return done[-1]
-
-    best: int | None = None
-    interrupted = False
-    try:
-        if search and slo is not None:
-            start = plan.loads[0].rate if search == "rate" else plan.loads[0].concurrency
-            _, best = highest(lambda value: run(plan.at(search, value)), slo, axis=search, start=start or 1)
-        else:
-            sweep(range(len(plan.loads)), lambda at: run(plan.loads[int(at)]))
-    except KeyboardInterrupt:  # before the first request of a load was measured
-        interrupted = True
-    interrupted = interrupted or any(measured.interrupted for measured in done)
-    results = [document(measured.result) for measured in done]
-    whole: dict[str, Any] = results[0] if len(results) == 1 and not search else {"kind": "sweep", "results": results}
-    if search:
-        whole["best"] = best
+    sweep = _Sweep(subject, plan, slo, keeper)
+    best = sweep.run(search)
+    results = sweep.results
     if results:
+        whole = _together(results, search, best)
         keeper.write(whole)
-    if json and results:
-        emit(whole)
-    elif results:
-        show(people(), results, best=best)
-    if interrupted:
-        finished = 0 if search else sum(not measured.interrupted for measured in done)
-        words += ["--search", search] if search else []
-        for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=slo):
-            talk().print(Text(f"go on with: {shlex.join([*words, *flags])}"), soft_wrap=True)
+        if json:
+            emit(whole)
+        else:
+            show(people(), results, best=best)
+    if sweep.interrupted:
+        _say_how_to_go_on(sweep, search, words)
         return INTERRUPTED
     if search and best is None:
         raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
-    return _code([measured.result for measured in done], allow_failures=allow_failures)
+    return _code([measured.result for measured in sweep.done], allow_failures=allow_failures)
+
+
+def _together(results: list[Document], search: Axis | None, best: int | None) -> Document:
+    """One result as it is; several, or a search, as a sweep."""
+    if search:
+        return {"kind": "sweep", "results": results, "best": best}
+    return results[0] if len(results) == 1 else {"kind": "sweep", "results": results}
+
+
+def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> None:
+    """The command for what was not measured yet; a search begins anew."""
+    from rich.text import Text
+
+    from moebox.bench.command import flags_of
+
+    finished = 0 if search else sum(not measured.interrupted for measured in sweep.done)
+    words = [*words, *(("--search", search) if search else ())]
+    plan = sweep.plan
+    for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo):
+        talk().print(Text(f"go on with: {shlex.join([*words, *flags])}"), soft_wrap=True)
 
 
 def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TURNS = 16  # of a conversation, where neither a flag nor a preset says it
 THINK_S = 1.0
+OPEN_LOOP = 100  # requests at a rate, where nothing says how many
+OF_A_FILE: tuple[WorkloadKind, ...] = ("prompts", "trace")
 # What a preset is made of: with other values it would be another benchmark under its name.
 OF_A_PRESET = ("workload", "file")
 # Flags of one workload alone.
@@ -151,13 +153,7 @@ def _preset(name: str, asked: Asked) -> "Preset":
 
 def _workload(asked: Asked, base: "Preset | None") -> Workload:
     before = base.workload if base else _usual_workload(asked.workload or "random")
-    for kind, names in OF_A_KIND.items():
-        if kind != before.kind and (others := asked.given(names)):
-            raise BadInput(f"{' and '.join(others)} belongs to --workload {kind}, not {before.kind}")
-    if before.kind in ("prompts", "trace") and not asked.file and not before.file:
-        raise BadInput(f"--workload {before.kind} needs --file")
-    if asked.file and not asked.file.is_file():
-        raise BadInput(f"{asked.file}: no such file")
+    _refuse_flags(asked, before)
     workload = replace(
         before,
         input_tokens=_tokens("--input", asked.input, before.input_tokens),
@@ -176,6 +172,18 @@ def _workload(asked: Asked, base: "Preset | None") -> Workload:
     if min(workload.input_tokens, workload.output_tokens) < 1:
         raise BadInput("--input and --output are above 0")
     return workload
+
+
+def _refuse_flags(asked: Asked, workload: Workload) -> None:
+    """BadInput for flags of another kind of workload, and for a file that is missing."""
+    for kind, names in OF_A_KIND.items():
+        given = asked.given(names)
+        if given and kind != workload.kind:
+            raise BadInput(f"{' and '.join(given)} belongs to --workload {kind}, not {workload.kind}")
+    if workload.kind in OF_A_FILE and not (asked.file or workload.file):
+        raise BadInput(f"--workload {workload.kind} needs --file")
+    if asked.file and not asked.file.is_file():
+        raise BadInput(f"{asked.file}: no such file")
 
 
 def _usual_workload(kind: WorkloadKind) -> Workload:
@@ -199,18 +207,29 @@ def _common(asked: Asked) -> Load:
 
 
 def _loads(asked: Asked, common: Load, workload: Workload, base: "Preset | None") -> tuple[Load, ...]:
-    streams = counts("--concurrency", asked.concurrency) if asked.concurrency is not None else ()
-    if asked.rate is not None or workload.kind == "trace":
-        limit = streams[0] if streams else 0
-        if workload.kind == "trace":
-            return (replace(common, concurrency=limit, requests=asked.requests or 0),)
-        requests = asked.requests or (0 if common.duration_s else base.requests if base and base.requests else 100)
+    """One load for each concurrency or rate; a trace has its own times."""
+    streams = counts("--concurrency", asked.concurrency)
+    limit = streams[0] if streams else 0
+    if workload.kind == "trace":
+        return (replace(common, concurrency=limit, requests=asked.requests or 0),)
+    if asked.rate is not None:
+        requests = _requests(asked, common, (base.requests if base else 0) or OPEN_LOOP)
         return tuple(replace(common, rate=rate, concurrency=limit, requests=requests) for rate in _rates(asked.rate))
-    loads = []
-    for number in streams or (base.concurrency if base else (1,)):
-        requests = asked.requests or (0 if common.duration_s else _usual(number, workload, base))
-        loads.append(replace(common, concurrency=min(number, requests or number), requests=requests))
-    return tuple(loads)
+    usual = base.concurrency if base else (1,)
+    return tuple(_closed(asked, common, number, _usual(number, workload, base)) for number in streams or usual)
+
+
+def _closed(asked: Asked, common: Load, streams: int, usual: int) -> Load:
+    """So many streams, each sending its next request when the one before has ended."""
+    requests = _requests(asked, common, usual)
+    return replace(common, concurrency=min(streams, requests or streams), requests=requests)
+
+
+def _requests(asked: Asked, common: Load, usual: int) -> int:
+    """How many are sent: as asked, without end for a duration, as usual otherwise."""
+    if asked.requests:
+        return asked.requests
+    return 0 if common.duration_s else usual
 
 
 def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:

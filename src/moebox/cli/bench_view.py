@@ -1,6 +1,6 @@
 """What `moebox bench` shows: a line while it runs, a table after."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +54,19 @@ class LiveLine:
 
     def line(self, workers: list[Progress], elapsed_s: float, width: int) -> Text:
         """One line of at most `width` cells: what matters least is left out first."""
+        self._take(workers, elapsed_s)
+        ended = sum(worker.ended for worker in workers)
+        share = self._share(ended, elapsed_s)
+        filled = round(_BAR * share)
+        line = Text.assemble((self._title, "bold"), f" {'━' * filled}", ("━" * (_BAR - filled), "dim"))
+        for text, style in self._parts(workers, ended, remaining(share, elapsed_s)):
+            if line.cell_len + 2 + cell_len(text) > width:
+                break
+            line.append(f"  {text}", style)
+        return line
+
+    def _take(self, workers: list[Progress], elapsed_s: float) -> None:
+        """Speed over the last half second or more, and the mean TTFT of the workers that know one."""
         tokens = sum(worker.tokens for worker in workers)
         if elapsed_s - self._at >= 0.5:
             self._rate = (tokens - self._tokens) / (elapsed_s - self._at)
@@ -61,22 +74,20 @@ class LiveLine:
             self._rates += [self._rate] if tokens else []
         known = [worker.ttft_ms for worker in workers if worker.ttft_ms]
         self._ttft = sum(known) / len(known) if known else self._ttft
-        ended, failed = sum(worker.ended for worker in workers), sum(worker.failed for worker in workers)
-        share = self._share(ended, elapsed_s)
-        filled = round(_BAR * share)
-        line = Text.assemble((self._title, "bold"), f" {'━' * filled}", ("━" * (_BAR - filled), "dim"))
-        done = f"{count(ended)}/{count(self._total)}" if self._total else f"{count(ended)} done"
-        parts = [(done, ""), (f"{failed} failed", "red")] if failed else [(done, "")]
-        parts.append((remaining(share, elapsed_s), ""))
-        parts.append((tok_s(self._rate) if tokens else "no token yet", ""))
-        parts += [(f"TTFT {_ms(self._ttft)}", "")] if self._ttft else []
-        parts.append((f"{sum(worker.in_flight for worker in workers)} in flight", "dim"))
-        parts.append((f"client {max(worker.cpu_share for worker in workers):.0%}", "dim"))
-        for text, style in parts:
-            if line.cell_len + 2 + cell_len(text) > width:
-                break
-            line.append(f"  {text}", style)
-        return line
+
+    def _parts(self, workers: list[Progress], ended: int, left: str) -> Iterator[tuple[str, str]]:
+        """What the line says after the bar, with its style; the most important first."""
+        yield (f"{count(ended)}/{count(self._total)}" if self._total else f"{count(ended)} done"), ""
+        failed = sum(worker.failed for worker in workers)
+        if failed:
+            yield f"{failed} failed", "red"
+        yield left, ""
+        tokens = sum(worker.tokens for worker in workers)
+        yield (tok_s(self._rate) if tokens else "no token yet"), ""
+        if self._ttft:
+            yield f"TTFT {_ms(self._ttft)}", ""
+        yield f"{sum(worker.in_flight for worker in workers)} in flight", "dim"
+        yield f"client {max(worker.cpu_share for worker in workers):.0%}", "dim"
 
     def sparkline(self, width: int) -> Text:
         """Speed over time, from zero to its highest; a long run is shown whole, each cell the mean of its moments."""
@@ -126,22 +137,29 @@ def stacked(
     Where it has to be cut, a new one begins with each of the columns `parts`.
     """
     widths = [max(cell_len(head), *(row[at].cell_len for row in rows)) for at, head in enumerate(heads)]
-    groups: list[list[int]] = [[0]]
-    whole = sum(widths) + _GAP * (len(widths) - 1) <= console.width
-    room = console.width - widths[0]
-    for at, width in enumerate(widths[1:], 1):
-        if (width + _GAP > room or (at in parts and not whole)) and len(groups[-1]) > 1:
-            groups.append([0])
-            room = console.width - widths[0]
-        groups[-1].append(at)
-        room -= width + _GAP
-    for group in groups:
+    for group in _groups(widths, console.width, parts):
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
         for at in group:
             table.add_column(heads[at], justify="left" if at == 0 else "right", no_wrap=True, min_width=widths[at])
         for row in rows:
             table.add_row(*(row[at] for at in group))
         console.print(table, crop=False)
+
+
+def _groups(widths: Sequence[int], width: int, parts: Sequence[int]) -> list[list[int]]:
+    """Columns that fit beside each other; the first stands in every group."""
+    if sum(widths) + _GAP * (len(widths) - 1) <= width:
+        return [list(range(len(widths)))]
+    groups: list[list[int]] = [[0]]
+    room = width - widths[0]
+    for at, needed in enumerate(widths[1:], 1):
+        full = needed + _GAP > room or at in parts
+        if full and len(groups[-1]) > 1:
+            groups.append([0])
+            room = width - widths[0]
+        groups[-1].append(at)
+        room -= needed + _GAP
+    return groups
 
 
 def _row(result: dict[str, Any], *, chosen: bool) -> list[Text]:
@@ -164,24 +182,28 @@ def _rate(result: dict[str, Any], key: str) -> Any:
 
 
 def _remarks(console: Console, result: dict[str, Any]) -> None:
-    def say(text: str, style: str = "") -> None:
+    for text, style in _said(result):
         console.print(Text(f"{load_of(result)}: {printable(text)}", style=style))
 
-    if result.get("request_goodput") is not None:
-        share = result["request_goodput"] / result["request_throughput"] if result["request_throughput"] else 0.0
-        say(f"goodput {result['request_goodput']:.2f} req/s, {share:.0%} of requests met the SLO")
+
+def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What must be known beside the figures, with its style."""
+    goodput = result.get("request_goodput")
+    if goodput is not None:
+        share = goodput / result["request_throughput"] if result["request_throughput"] else 0.0
+        yield f"goodput {goodput:.2f} req/s, {share:.0%} of requests met the SLO", ""
     for reason, times in grouped(result.get("errors") or {}).items():
-        say(f"{times} × {reason}", "red")
+        yield f"{times} × {reason}", "red"
     if result.get("partial"):
-        say("interrupted; this is what was measured until then", "yellow")
+        yield "interrupted; this is what was measured until then", "yellow"
     for reason in result["client"]["reasons"] if result.get("client_limited") else ():
-        say(f"THE CLIENT WAS THE LIMIT: {reason}", "bold red")
+        yield f"THE CLIENT WAS THE LIMIT: {reason}", "bold red"
     for flag in result.get("flags") or ():
-        say(f"DO NOT TRUST: {flag}", "bold red")
+        yield f"DO NOT TRUST: {flag}", "bold red"
     if result.get("silent"):
-        say(f"{result['silent']} replies had tokens but no text (counted by usage)", "yellow")
-    if (result.get("stopped_early") or 0) > 0:
-        say(f"{result['stopped_early']} replies were shorter than asked", "dim")
+        yield f"{result['silent']} replies had tokens but no text (counted by usage)", "yellow"
+    if result.get("stopped_early"):
+        yield f"{result['stopped_early']} replies were shorter than asked", "dim"
 
 
 def grouped(errors: dict[str, int], most: int = 5) -> dict[str, int]:

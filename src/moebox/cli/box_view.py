@@ -1,13 +1,15 @@
 """A box as a picture for the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from moebox.core.box import Box, Gpu
+from moebox.core.box import Box, Gpu, Link
 from moebox.planner.speed.links import between_nodes
 from moebox.units import gb, gib, rate
 
@@ -40,23 +42,45 @@ def gpus(box: Box) -> RenderableType:
     """A row for each GPU; GPUs that are alike in every way share one."""
     if not box.gpus:
         return Text("no GPUs: the embedded engine and CPU engines can run here")
-    linked, placed = any(gpu.nvlink for gpu in box.gpus), any(gpu.numa is not None for gpu in box.gpus)
     table = Table(box=None, pad_edge=False)
-    for name in ("GPU", "model"):
-        table.add_column(name, no_wrap=True)
-    memory_title = "free memory" if any(gpu.memory_free is not None for gpu in box.gpus) else "memory"
-    for name in (memory_title, "PCIe", *(["NVLink"] if linked else []), *(["NUMA"] if placed else [])):
-        table.add_column(name, justify="right", no_wrap=True)
+    shown = [column for column in _COLUMNS if column.there(box)]
+    for column in shown:
+        table.add_column(column.title(box), justify=column.justify, no_wrap=True)
     for numbers, gpu in alike(box.gpus):
-        table.add_row(
-            numbers,
-            short(gpu),
-            memory(gpu),
-            slot(gpu),
-            *([rate(gpu.nvlink) if gpu.nvlink else "-"] if linked else []),
-            *(["-" if gpu.numa is None else str(gpu.numa)] if placed else []),
-        )
+        table.add_row(*(column.read(numbers, gpu) for column in shown))
     return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """One column of the GPUs: its title, what it shows of a group of them, and on which boxes."""
+
+    title: Callable[[Box], str]
+    read: Callable[[str, Gpu], RenderableType]
+    justify: Literal["left", "right"] = "right"
+    there: Callable[[Box], bool] = lambda box: True
+
+
+def _memory_title(box: Box) -> str:
+    return "free memory" if any(gpu.memory_free is not None for gpu in box.gpus) else "memory"
+
+
+_COLUMNS = (
+    _Column(title=lambda box: "GPU", read=lambda numbers, gpu: numbers, justify="left"),
+    _Column(title=lambda box: "model", read=lambda numbers, gpu: short(gpu), justify="left"),
+    _Column(title=_memory_title, read=lambda numbers, gpu: memory(gpu)),
+    _Column(title=lambda box: "PCIe", read=lambda numbers, gpu: slot(gpu)),
+    _Column(
+        title=lambda box: "NVLink",
+        read=lambda numbers, gpu: rate(gpu.nvlink) if gpu.nvlink else "-",
+        there=lambda box: any(gpu.nvlink for gpu in box.gpus),
+    ),
+    _Column(
+        title=lambda box: "NUMA",
+        read=lambda numbers, gpu: "-" if gpu.numa is None else str(gpu.numa),
+        there=lambda box: any(gpu.numa is not None for gpu in box.gpus),
+    ),
+)
 
 
 def short(gpu: Gpu) -> str:
@@ -151,21 +175,25 @@ def speed(box: Box) -> str:
 
 def matrix(box: Box) -> RenderableType:
     """How the GPUs reach each other."""
+    places = range(len(box.gpus))
     table = Table(box=None, pad_edge=False)
     table.add_column("links")
-    for index in range(len(box.gpus)):
+    for index in places:
         table.add_column(f"gpu{index}", justify="center")
-    cells = {(x.a, x.b): x for x in box.links} | {(x.b, x.a): x for x in box.links}
-    for a in range(len(box.gpus)):
-        row = [Text(f"gpu{a}", style="bold")]
-        for b in range(len(box.gpus)):
-            link = cells.get((a, b))
-            word = "·" if link is None else _SHORT.get(link.kind, link.kind) + (str(link.lanes) if link.lanes else "")
-            row.append(Text(word + ("" if link is None or link.p2p is not False else " no p2p")))
-        table.add_row(*row)
-    seen = [word for word in _MEANING if any(_SHORT.get(link.kind) == word for link in box.links)]
-    legend = Text(", ".join(f"{word} {_MEANING[word]}" for word in seen), style="dim")
-    return Group(table, legend)
+    links = {(link.a, link.b): link for link in box.links} | {(link.b, link.a): link for link in box.links}
+    for a in places:
+        table.add_row(Text(f"gpu{a}", style="bold"), *(Text(_joint(links.get((a, b)))) for b in places))
+    kinds = {_SHORT.get(link.kind) for link in box.links}
+    legend = ", ".join(f"{word} {meaning}" for word, meaning in _MEANING.items() if word in kinds)
+    return Group(table, Text(legend, style="dim"))
+
+
+def _joint(link: Link | None) -> str:
+    """The way between two GPUs: "NV18", "PIX", "SYS no p2p"."""
+    if link is None:
+        return "·"
+    lanes = str(link.lanes) if link.lanes else ""
+    return _SHORT.get(link.kind, link.kind) + lanes + (" no p2p" if link.p2p is False else "")
 
 
 def troubles(box: Box) -> list[str]:

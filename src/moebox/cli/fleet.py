@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
+from moebox.cli.pinned import tokens as read_tokens
 from moebox.core.measure import Slo
 from moebox.errors import BadInput, DoesNotFit
 from moebox.fleet import file as files
@@ -18,7 +19,9 @@ from moebox.fleet.users import workload as workload_called
 from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
+    from moebox.cli.verify_view import View
     from moebox.flows.fleet_plan import Candidate
+    from moebox.flows.fleet_verify import FleetVerdict
 
 NOTHING = Pinned()
 
@@ -61,14 +64,10 @@ def plan(
     """
     from moebox.flows import fleet_plan
 
-    path = Path(target) if target.endswith(".toml") else None
-    source = path or prices
-    if path and not path.exists():
-        hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
-        raise BadInput(f"{path}: no such file", hint=hint)
-    fleet = files.read(source) if source else Fleet()
     if not 1 <= most <= 512:
         raise BadInput(f"--most {most} is out of range", hint="from 1 to 512")
+    path = Path(target) if target.endswith(".toml") else None
+    fleet = _fleet(path, prices)
     seconds = _seconds("--time", time)
     question = Question(
         work=workload_called(workload, fleet.workload),
@@ -81,7 +80,8 @@ def plan(
     )
     question.check()
     listed = fleet_plan.members(fleet, path) if path and fleet.member and not box else []
-    candidates, refused = _candidates(target, box, question, pinned) if not listed else (_unique(listed), {})
+    refused: dict[str, str] = {}
+    candidates = _unique(listed) if listed else _candidates(target, box, question, pinned, refused)
     watch = None if json else _progress
     found = fleet_plan.plan(candidates, question, workload, fleet.prices, refused=refused, most=most, watch=watch)
     if listed:
@@ -95,7 +95,19 @@ def plan(
     return 0 if any(answer.sized.enough for answer in found.answers) else 1
 
 
-def _candidates(target: str, box: str, question: Question, pinned: Pinned) -> tuple["list[Candidate]", dict[str, str]]:
+def _fleet(path: Path | None, prices: Path | None) -> Fleet:
+    """The fleet file, or the one whose prices and workload hold for a model."""
+    if path and not path.exists():
+        hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
+        raise BadInput(f"{path}: no such file", hint=hint)
+    source = path or prices
+    return files.read(source) if source else Fleet()
+
+
+def _candidates(
+    target: str, box: str, question: Question, pinned: Pinned, refused: dict[str, str]
+) -> "list[Candidate]":
+    """The model on each of the boxes; those it does not fit on go to `refused`, with the reason."""
     from moebox.flows import fleet_plan
 
     names = [name.strip() for name in box.split(",") if name.strip()]
@@ -103,7 +115,7 @@ def _candidates(target: str, box: str, question: Question, pinned: Pinned) -> tu
         raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
     if not names:
         raise BadInput("no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
-    found, refused = [], {}
+    found = []
     for name in dict.fromkeys(names):
         try:
             found.append(fleet_plan.by_model(target, name, question, pinned.pins()))
@@ -111,12 +123,12 @@ def _candidates(target: str, box: str, question: Question, pinned: Pinned) -> tu
             refused[name] = problem.message
     if not found:
         raise DoesNotFit(f"{target} fits on none of {', '.join(names)}: {next(iter(refused.values()))}")
-    return found, refused
+    return found
 
 
 def _unique(listed: "list[Candidate]") -> "list[Candidate]":
     """Each kind of box once."""
-    return list({(one.box.name, one.recipe.name): one for one in listed}.values())
+    return list({(candidate.box.name, candidate.recipe.name): candidate for candidate in listed}.values())
 
 
 def _slo(text: str, share: float) -> Slo:
@@ -192,8 +204,8 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
         emit(
             {
                 "fleets": [
-                    {"name": one.name, "base_url": one.base_url, "model": one.model, "parts": rows}
-                    for one, rows in found
+                    {"name": record.name, "base_url": record.base_url, "model": record.model, "parts": rows}
+                    for record, rows in found
                 ]
             }
         )
@@ -258,7 +270,6 @@ def verify(
     from moebox.cli.verify_view import View
     from moebox.flows import fleet_up, fleet_verify
     from moebox.store import Run
-    from moebox.units import parse_tokens
     from moebox.verify.ladder import choose
     from moebox.verify.ladder import document as ladder_document
     from moebox.verify.options import TIME_S, TRIALS, Effort, Options
@@ -267,29 +278,31 @@ def verify(
     choose(names, "")
     if not 1 <= streams <= 4096:
         raise BadInput(f"--streams {streams} is out of range", hint="from 1 to 4096")
-    try:
-        tokens = parse_tokens(context) if context else None
-    except ValueError as problem:
-        raise BadInput(f"--context: {problem}") from None
+    tokens = read_tokens(context, "--context") if context else None
     record = fleet_up.find(name)
     effort: Effort = "quick" if quick else "default"
     longest = max(1.0, _seconds("--deadline", deadline))
     options = Options(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
     with View(quiet=json) as view:
-        tell = None if json else view.rung
+        tell = None if json else view.check
         verdict = fleet_verify.verify(record, options, only=names, kill=kill, streams=streams, run=run, tell=tell)
     if json:
         emit({**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)})
-        return 0 if verdict.good else 1
+    else:
+        _show_verdict(verdict, view, run.path)
+    return 0 if verdict.good else 1
+
+
+def _show_verdict(verdict: "FleetVerdict", view: "View", folder: Path) -> None:
+    """What only a fleet can get wrong, then the checks."""
     from moebox.cli.fleet_view import affinity_lines, loss_lines
 
     for line in (*affinity_lines(verdict.affinity), *loss_lines(verdict.loss)):
         people().print(line, markup=False)
-    view.sum_up(verdict.ladder, run.path)
+    view.sum_up(verdict.ladder, folder)
     if not verdict.good and verdict.ladder.holds:
         people().print("every check passed, and the fleet did not: see above", style="red")
-    return 0 if verdict.good else 1
 
 
 def bench(

@@ -9,9 +9,11 @@ from moebox.cli import subject as subjects
 from moebox.cli.output import emit, people
 from moebox.cli.pinned import Pinned, tokens, whole
 from moebox.cli.subject import Subject
+from moebox.core.box import Box
 from moebox.errors import BadInput
 from moebox.flows import boxes, recipes
 from moebox.planner import forecast as rows_of
+from moebox.planner.pins import Pins
 from moebox.planner.simulate import Workload, rules_of
 from moebox.units import parse_seconds
 
@@ -27,6 +29,7 @@ PER_STREAM, LEAST, MOST = 10, 32, 20_000
 UBATCH = 2048
 CAREFUL = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
+OPEN_LOOP = 1000  # requests of a simulated run at a rate, where nothing says how many
 Mode = Literal["decode", "prefill", "serving", "stream"]
 
 
@@ -108,26 +111,16 @@ def forecast(
     contexts = _counts(pinned.context, "--context", many=True)
     streams = _counts(pinned.concurrency, "--concurrency")
     mode = _mode(asked)
-    if recipes.is_recipe(target):
-        if replace(pinned, context=None, concurrency=None) != NOTHING or bold:
-            raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-        subject = subjects.from_recipe(target, box, ram=ram, ram_bandwidth=ram_bandwidth)
-    else:
+    settings = replace(pinned, context=None, concurrency=None)
+    if not recipes.is_recipe(target):
         where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-        pins = replace(pinned, context=None, concurrency=None).pins(bold=bold)
-        if pins.experts is not None and pins.ubatch is None:
-            pins = replace(pins, ubatch=UBATCH)
-        serving = max(streams) if streams and mode == "serving" else None
-        longest = max((*contexts, _longest(asked)), default=0)
-        subject = subjects.chosen(target, where, replace(pins, context=longest or None, concurrency=serving))
-        if serving:
-            subject = subjects.for_requests(subject, serving, _request_tokens(asked))
-    if asked.eager:
-        subject = subjects.eager(subject)
-    if asked.kv_tokens is not None:
-        subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
-    if asked.accept is not None:
-        subject = subjects.accepting(subject, asked.accept)
+        serving = max(streams) if streams and mode == "serving" else 0
+        subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
+    elif settings != NOTHING or bold:
+        raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
+    else:
+        subject = subjects.from_recipe(target, box, ram=ram, ram_bandwidth=ram_bandwidth)
+    subject = _as_asked(subject, asked)
     mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
     rows = _rows(mode, subject, asked, contexts, streams)
     if json:
@@ -137,6 +130,24 @@ def forecast(
 
     people().print(page(mode, subject, rows))
     return 0
+
+
+def _planned(model: str, box: Box, pins: Pins, asked: Asked, contexts: tuple[int, ...], serving: int) -> Subject:
+    """The plan for a model, long and wide enough for what is asked; `serving` is the highest concurrency of a run."""
+    if pins.experts is not None and pins.ubatch is None:
+        pins = replace(pins, ubatch=UBATCH)
+    longest = max((*contexts, _longest(asked)), default=0)
+    subject = subjects.chosen(model, box, replace(pins, context=longest or None, concurrency=serving or None))
+    return subjects.for_requests(subject, serving, _request_tokens(asked)) if serving else subject
+
+
+def _as_asked(subject: Subject, asked: Asked) -> Subject:
+    """With what is known better than the planner knows it: graphs, cache, acceptance."""
+    if asked.eager:
+        subject = subjects.eager(subject)
+    if asked.kv_tokens is not None:
+        subject = replace(subject, memory=replace(subject.memory, kv_tokens=asked.kv_tokens))
+    return subject if asked.accept is None else subjects.accepting(subject, asked.accept)
 
 
 def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -158,14 +169,17 @@ def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[s
 
 
 def _mode(asked: Asked) -> Mode | None:
+    """Which forecast is asked for; None leaves it to the engine."""
     serving = asked.output is not None or asked.rate is not None
-    if asked.decode + asked.prefill + serving > 1:
+    wanted: dict[Mode, bool] = {"serving": serving, "decode": asked.decode, "prefill": asked.prefill}
+    modes = [mode for mode, given in wanted.items() if given]
+    if len(modes) > 1:
         raise BadInput("--decode, --prefill and --input with --output are three different forecasts; give one")
-    if serving and (asked.input is None or asked.output is None):
+    if serving and None in (asked.input, asked.output):
         raise BadInput("a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
     if asked.input is not None and not (serving or asked.prefill):
         raise BadInput("--input goes with --output or with --prefill")
-    return "serving" if serving else "decode" if asked.decode else "prefill" if asked.prefill else None
+    return modes[0] if modes else None
 
 
 def _longest(asked: Asked) -> int:
@@ -182,30 +196,34 @@ def _request_tokens(asked: Asked) -> int:
 def _rows(
     mode: Mode, subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]
 ) -> list[dict[str, Any]]:
+    """The rows of one kind of forecast."""
     speed, limit = subject.speed, subject.recipe.context
     kv_tokens = subject.memory.kv_tokens
     if mode == "decode":
-        lengths = contexts or tuple(size for size in CONTEXTS if size <= limit)
+        lengths = contexts or _up_to(limit, CONTEXTS)
         return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens, subject.recipe.max_seqs)
     if mode == "prefill":
-        prompts = _counts(asked.input, "--input", many=True) or tuple(size for size in PROMPTS if size <= limit)
-        return rows_of.prefill_rows(speed, tuple(max(size, 1) for size in prompts or (limit,)))
+        prompts = _counts(asked.input, "--input", many=True) or _up_to(limit, PROMPTS) or (limit,)
+        return rows_of.prefill_rows(speed, tuple(max(size, 1) for size in prompts))
     if mode == "stream":
-        lengths = contexts or tuple(size for size in HYBRID_CONTEXTS if size <= limit)
+        lengths = contexts or _up_to(limit, HYBRID_CONTEXTS)
         return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
     if kv_tokens < 1:
         raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
-    workloads = _workloads(asked, streams)
-    return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens, speed), workloads)
+    return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens, speed), _workloads(asked, streams))
+
+
+def _up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes that the context holds."""
+    return tuple(size for size in sizes if size <= limit)
 
 
 def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
-    prompt, answer = tokens(asked.input, "--input") or 0, tokens(asked.output, "--output") or 0
-    if asked.requests is not None and not 1 <= asked.requests <= LARGEST_RUN:
-        raise BadInput(f"--requests {asked.requests} is out of range", hint=f"from 1 to {LARGEST_RUN:,}")
+    """A simulated run for each concurrency or rate."""
+    _check(asked)
     base = Workload(
-        input=prompt,
-        output=answer,
+        input=tokens(asked.input, "--input") or 0,
+        output=tokens(asked.output, "--output") or 0,
         requests=asked.requests or 1,
         concurrency=1,
         lengths=asked.lengths,
@@ -217,13 +235,12 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
         seed=asked.seed,
     )
     base.check()
-    _check(asked)
-    if asked.rate is not None:
-        if streams:
-            raise BadInput("give either --rate or --concurrency")
-        rates = _rates(asked.rate)
-        return [replace(base, rate=rate, concurrency=0, requests=asked.requests or 1000) for rate in rates]
-    return [_load(base, asked, count) for count in streams or STREAMS]
+    if asked.rate is None:
+        return [_load(base, asked, count) for count in streams or STREAMS]
+    if streams:
+        raise BadInput("give either --rate or --concurrency")
+    requests = asked.requests or OPEN_LOOP
+    return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in _rates(asked.rate)]
 
 
 def _load(base: Workload, asked: Asked, streams: int) -> Workload:
@@ -238,6 +255,8 @@ def _load(base: Workload, asked: Asked, streams: int) -> Workload:
 
 def _check(asked: Asked) -> None:
     """What of a serving run cannot be meant."""
+    if asked.requests is not None and not 1 <= asked.requests <= LARGEST_RUN:
+        raise BadInput(f"--requests {asked.requests} is out of range", hint=f"from 1 to {LARGEST_RUN:,}")
     if asked.per_stream is not None and not 1 <= asked.per_stream <= 10_000:
         raise BadInput(f"--per-stream {asked.per_stream} is out of range", hint="from 1 to 10,000")
     if asked.warm is not None and not 0 <= asked.warm <= 1:
@@ -269,8 +288,8 @@ def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ..
     """Counts with commas between them; with `many` as people write tokens (64k)."""
     if text is None:
         return ()
-    parts = [part for part in text.split(",") if part.strip()]
-    found = tuple((tokens(part, flag) if many else whole(part, flag)) or 0 for part in parts)
-    if not found or (not many and min(found) < 1) or max(found) > 2**31:
+    read, least = (tokens, 0) if many else (whole, 1)
+    found = [read(part, flag) or 0 for part in text.split(",") if part.strip()]
+    if not found or min(found) < least or max(found) > 2**31:
         raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
-    return found
+    return tuple(found)

@@ -67,7 +67,7 @@ def kernels(
         json: Print JSON.
     """
     target = arch(arch_name)
-    if run and (cache or configs or tune or revert):
+    if run and any((cache, configs, tune, revert)):
         raise BadInput("--run keeps the findings of a scan; it does not go with --cache, --configs, --tune or --revert")
     if apply and not fix:
         raise BadInput("--apply goes with --fix")
@@ -199,7 +199,7 @@ def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[
     table = blocktable.block_table(tuned.rows)
     made = {f"attention-{tuned.engine}.json": to_json(table) + "\n"} if table else {}
     try:
-        diff = "".join(one.diff for one in blocktable.patches(tuned, engine_root(request), request.arch))
+        diff = "".join(patch.diff for patch in blocktable.patches(tuned, engine_root(request), request.arch))
     except Unsupported as problem:
         return made, [f"no attention patch: {problem.message}"]
     return {**made, **({f"attention-{tuned.engine}.diff": diff} if diff else {})}, []
@@ -213,13 +213,13 @@ def document(scan: KernelScan) -> Document:
 def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """The kernels in a Triton cache; 1 when one of them cannot launch."""
     found = caches.read(folder, arch_name=arch_name)
-    bad = [one for one in found if not one.fits]
+    bad = [kernel for kernel in found if not kernel.fits]
     if as_json:
         emit({"kernels": found, "bad": len(bad)})
         return 1 if bad else 0
-    for one in bad:
-        asked = f"asks {one.shared_bytes:,} bytes of shared memory; {one.arch} gives {one.limit_bytes:,}"
-        people().print(f"[bold]{one.kernel}[/bold] {asked} (warps {one.num_warps}, stages {one.num_stages})")
+    for kernel in bad:
+        asked = f"asks {kernel.shared_bytes:,} bytes of shared memory; {kernel.arch} gives {kernel.limit_bytes:,}"
+        people().print(f"[bold]{kernel.kernel}[/bold] {asked} (warps {kernel.num_warps}, stages {kernel.num_stages})")
     talk().print(f"{len(found)} kernels, {len(bad)} of them cannot launch")
     return 1 if bad else 0
 
@@ -228,22 +228,16 @@ def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
     target = arch(arch_name)
     found = tuned.check(folder, target)
-    bad = [one for one in found if one.bad]
+    bad = [file for file in found if file.bad]
     if as_json:
-        emit(
-            {
-                "arch": target.name,
-                "files": [{"verdict": one.verdict, **codec.document(one)} for one in found],
-                "bad": len(bad),
-            }
-        )
+        files = [{"verdict": file.verdict, **codec.document(file)} for file in found]
+        emit({"arch": target.name, "files": files, "bad": len(bad)})
         return 1 if bad else 0
-    for one in bad:
-        worst = max(one.bad or (), key=lambda entry: entry.shared_bytes)
-        share = f"{len(one.bad or ())} of {one.entries} entries"
-        people().print(
-            f"{one.file}\n  {share}; at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
-        )
-    rest = sum(one.bad is None for one in found)
+    for file in bad:
+        entries = file.bad or ()
+        worst = max(entries, key=lambda entry: entry.shared_bytes)
+        most = f"at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
+        people().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")
+    rest = sum(file.bad is None for file in found)
     talk().print(f"{len(found)} files, {len(bad)} have entries that cannot launch, {rest} need compiling to know")
     return 1 if bad else 0

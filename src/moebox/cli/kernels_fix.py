@@ -23,14 +23,14 @@ def mend(
         if as_json:
             emit({"remedies": [], "diff": ""})
         return 0
-    if all(one.verdict == "does not compile" for one in found.bad):
+    if all(launch.verdict == "does not compile" for launch in found.bad):
         raise Outside(
             f"{found.bad[0].kernel} does not compile, which other block sizes do not fix: {found.bad[0].error}",
             hint="another version of Triton, or of the engine",
         )
     remedies = fix.search(request)
     made = patch.patches(remedies, engine_root(request), request.arch.capability)
-    diff = "".join(one.diff for one in made)
+    diff = "".join(change.diff for change in made)
     if run:
         run.write(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
     if as_json:
@@ -42,8 +42,13 @@ def mend(
     if not apply:
         talk().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
         return 1
-    for one, backup in zip(made, patch.apply_all(made, anyway=yes), strict=True):
-        talk().print(f"patched {one.path}; the original is {backup.name}", soft_wrap=True, markup=False)
+    return _applied(request, made, anyway=yes, run=run)
+
+
+def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, run: "Run | None") -> int:
+    """Write the patches and scan once more; 1 where a launch still does not fit."""
+    for change, backup in zip(made, patch.apply_all(made, anyway=anyway), strict=True):
+        talk().print(f"patched {change.path}; the original is {backup.name}", soft_wrap=True, markup=False)
     again = scan(request)
     if run:
         keep(run, compiled(again))
@@ -52,11 +57,12 @@ def mend(
 
 
 def _tell(remedy: fix.Remedy) -> None:
-    launch, best = remedy.launch, remedy.found[0]
-    was = f"{launch.shared_bytes:,} bytes of {launch.limit_bytes:,}"
-    people().print(f"# {launch.kernel} ({launch.case}): {was}", soft_wrap=True)
-    for one in remedy.found[:4]:
-        blocks = " ".join(f"{name.removeprefix('BLOCK_')}={value}" for name, value in one.blocks.items())
-        kept = "chosen" if one is best else "also fits"
-        figures = f"{one.shared_bytes:,} bytes, {one.registers} registers, {one.spill_bytes} spilled"
-        people().print(f"#   {kept}: {blocks} warps={one.num_warps} stages={one.num_stages}: {figures}", soft_wrap=True)
+    failing, best = remedy.launch, remedy.found[0]
+    was = f"{failing.shared_bytes:,} bytes of {failing.limit_bytes:,}"
+    people().print(f"# {failing.kernel} ({failing.case}): {was}", soft_wrap=True)
+    for launch in remedy.found[:4]:
+        blocks = " ".join(f"{name.removeprefix('BLOCK_')}={value}" for name, value in launch.blocks.items())
+        kept = "chosen" if launch is best else "also fits"
+        shape = f"{blocks} warps={launch.num_warps} stages={launch.num_stages}"
+        figures = f"{launch.shared_bytes:,} bytes, {launch.registers} registers, {launch.spill_bytes} spilled"
+        people().print(f"#   {kept}: {shape}: {figures}", soft_wrap=True)

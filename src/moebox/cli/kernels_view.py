@@ -1,5 +1,7 @@
 """A kernel scan for the terminal: one row for each kernel and set of blocks."""
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,25 +17,37 @@ def report(scan: KernelScan, width: int = 120) -> RenderableType:
     whose = f"{scan.engine} {scan.version or '(version unknown)'} · {scan.model} TP{scan.tp}, {scan.kv} cache"
     head = f"{whose} · {scan.arch} · Triton {scan.triton}"
     parts: list[RenderableType] = [Text(head, style="bold"), Text(), rows(scan.launches, width), Text()]
-    for kernel in dict.fromkeys(one.kernel for one in scan.bad):
-        bad = [one for one in scan.bad if one.kernel == kernel]
-        fault = f"{fault_of(bad[0], scan.arch)}. It is launched at {bad[0].launched_from}."
-        parts.append(Text(fault, style="bold red"))
-        parts.append(Text(f"It fails in: {'; '.join(dict.fromkeys(one.case for one in bad))}"))
-    if any(one.verdict == "does not fit" for one in scan.bad):
-        parts.append(Text("`--fix` searches block sizes that fit and writes the patch."))
+    return Group(*parts, *faults(scan), *left_out(scan), *by_version(scan))
+
+
+def faults(scan: KernelScan) -> Iterator[Text]:
+    """Each kernel that fails, where it is launched and in which cases; or that none does."""
     if not scan.bad:
-        parts.append(Text(f"every one of {len(scan.launches)} launches fits {scan.arch}"))
-    if scan.not_covered:
-        parts += [Text(), Text("not covered", style="bold")]
-        reasons: dict[str, list[str]] = {}
-        for missed in scan.not_covered:
-            reasons.setdefault(missed.why, []).append(missed.what)
-        parts += [Text(f"- {', '.join(what)}: {why}") for why, what in reasons.items()]
+        yield Text(f"every one of {len(scan.launches)} launches fits {scan.arch}")
+    for kernel in dict.fromkeys(launch.kernel for launch in scan.bad):
+        failing = [launch for launch in scan.bad if launch.kernel == kernel]
+        first = failing[0]
+        yield Text(f"{fault_of(first, scan.arch)}. It is launched at {first.launched_from}.", style="bold red")
+        yield Text(f"It fails in: {'; '.join(dict.fromkeys(launch.case for launch in failing))}")
+    if any(launch.verdict == "does not fit" for launch in scan.bad):
+        yield Text("`--fix` searches block sizes that fit and writes the patch.")
+
+
+def left_out(scan: KernelScan) -> Iterator[Text]:
+    """What was not covered, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for missed in scan.not_covered:
+        reasons.setdefault(missed.why, []).append(missed.what)
+    if reasons:
+        yield Text("\nnot covered", style="bold")
+    yield from (Text(f"- {', '.join(what)}: {why}") for why, what in reasons.items())
+
+
+def by_version(scan: KernelScan) -> Iterator[Text]:
+    """What is known of an engine's release without compiling."""
     if scan.judged:
-        parts += [Text(), Text("not Triton's: known by version, not compiled here", style="bold")]
-        parts += [Text(f"- {one.what} → {one.why}") for one in scan.judged]
-    return Group(*parts)
+        yield Text("\nnot Triton's: known by version, not compiled here", style="bold")
+    yield from (Text(f"- {known.what} → {known.why}") for known in scan.judged)
 
 
 def fault_of(launch: KernelLaunch, arch: str) -> str:
@@ -52,20 +66,20 @@ def rows(launches: tuple[KernelLaunch, ...], width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     table.add_column("verdict", no_wrap=True, min_width=12)
     groups: dict[tuple[object, ...], KernelLaunch] = {}
-    for one in launches:
-        key = (one.kernel, tile(one), one.num_warps, one.num_stages, one.shared_bytes, one.verdict)
-        groups.setdefault(key, one)
-    for one in sorted(groups.values(), key=lambda one: (_ORDER[one.verdict], -one.shared_bytes)):
+    for launch in launches:
+        key = (launch.kernel, tile(launch), launch.num_warps, launch.num_stages, launch.shared_bytes, launch.verdict)
+        groups.setdefault(key, launch)
+    for launch in sorted(groups.values(), key=lambda launch: (_ORDER[launch.verdict], -launch.shared_bytes)):
         table.add_row(
-            one.kernel,
-            tile(one),
-            str(one.num_warps),
-            str(one.num_stages),
-            f"{one.shared_bytes:,}",
-            str(one.registers or "-"),
-            str(one.spill_bytes),
-            str(one.blocks_per_sm),
-            Text(one.verdict, style=_STYLE[one.verdict]),
+            launch.kernel,
+            tile(launch),
+            str(launch.num_warps),
+            str(launch.num_stages),
+            f"{launch.shared_bytes:,}",
+            str(launch.registers or "-"),
+            str(launch.spill_bytes),
+            str(launch.blocks_per_sm),
+            Text(launch.verdict, style=_STYLE[launch.verdict]),
         )
     return table
 

@@ -15,6 +15,7 @@ from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
 Words = Annotated[list[str] | None, Parameter(negative=())]
+MOST_STREAMS = 65_536
 
 
 def run(
@@ -59,33 +60,59 @@ def run(
         runs: Where run folders live.
         json: Print the run as one JSON document at the end.
     """
+    if resume:
+        folder, pipeline = resumed(resume, until, runs)
+    else:
+        request = pipelines.Request(
+            model=model,
+            recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
+            box=box,
+            ram=ram,
+            ram_bandwidth=ram_bandwidth,
+            twin=twin,
+            until=until or "report",  # type: ignore[arg-type]
+            skip=tuple(listed(skip)),  # type: ignore[arg-type]
+            concurrency=levels(concurrency),
+            keep=keep,
+            port=port,
+            quick=quick,
+        )
+        refuse(request)
+        check_names(request)
+        folder, pipeline = begun(request, runs)
+    return followed(folder, pipeline, yes=yes, json=json)
+
+
+def resumed(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+    """A run to go on with, held against any other moebox."""
+    folder = Run.open(name, runs=runs)
+    if not folder.hold():
+        raise BadInput(f"{folder.path} is being worked on by another moebox")
+    pipelines.check([until] if until else [])
+    with pipelines.room(folder):
+        return folder, pipelines.resume(folder, until=until or None)  # type: ignore[arg-type]
+
+
+def begun(request: pipelines.Request, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
+    """A new run in a folder named after its model or recipe."""
+    name = Path(request.model).name.removesuffix(".gguf") or Path(request.recipe).stem or "phantom"
+    folder = Run.create(f"run-{name}", runs=runs)
+    with pipelines.room(folder):
+        return folder, pipelines.begin(request, folder)
+
+
+def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool) -> int:
+    """Run it to its end, showing every step."""
+    from moebox.cli.run_view import View
     from moebox.flows.run import Runner
     from moebox.stream.awake import Awake
-
-    if resume:
-        folder = Run.open(resume, runs=runs)
-        if not folder.hold():
-            raise BadInput(f"{folder.path} is being worked on by another moebox")
-        pipelines.check([until] if until else [])
-        with pipelines.room(folder):
-            pipeline = pipelines.resume(folder, until=until or None)  # type: ignore[arg-type]
-    else:
-        request = asked(
-            model, box, recipe, ram, ram_bandwidth, twin, until or "report", skip, concurrency, port, keep, quick
-        )
-        check_names(request)
-        name = Path(model).name.removesuffix(".gguf") or (Path(recipe).stem if recipe else "phantom")
-        folder = Run.create(f"run-{name}", runs=runs)
-        with pipelines.room(folder):
-            pipeline = pipelines.begin(request, folder)
-    from moebox.cli.run_view import View
 
     awake = Awake()
     view = View(pipeline, folder, pipelines.expected(folder, pipeline.request.model), now=awake.now, quiet=json)
     runner = Runner(folder, pipeline, awake=awake, tell=view.hear, ask=lambda question: yes or confirm(question))
     try:
         with awake, view:
-            told = runner.go()
+            ended = runner.go()
     except KeyboardInterrupt:
         talk().print(f"\ngo on with: moebox run --resume {folder.id}", soft_wrap=True)
         raise
@@ -94,53 +121,40 @@ def run(
         if json:
             emit({"run": str(folder.path), **codec.document(runner.pipeline)})
     if not json:
-        view.close(told, runner)
+        view.close(ended, runner)
     return 0
 
 
-def asked(
-    model: str,
-    box: str,
-    recipe: str,
-    ram: str,
-    ram_bandwidth: str,
-    twin: bool,
-    until: str,
-    skip: list[str] | None,
-    concurrency: str,
-    port: int | None,
-    keep: bool,
-    quick: bool,
-) -> pipelines.Request:
-    """The words of the command line as a request; BadInput for what cannot be meant."""
-    left_out = [name.strip() for part in skip or () for name in part.split(",") if name.strip()]
-    pipelines.check([until, *left_out])
-    if box:
-        boxes.box(box)
-    if box and not twin and pipelines.STEPS.index(until) > 0 and not recipe:
-        raise BadInput(f"{box} is not this machine", hint="add --twin to simulate it, or --until plan")
-    if twin and not (box or recipe) and not model:
-        raise BadInput("--twin simulates a box: name one with --box, and a model")
+def listed(given: list[str] | None) -> list[str]:
+    """Names with commas between them, or one flag each."""
+    names = [name.strip() for part in given or () for name in part.split(",")]
+    return [name for name in names if name]
+
+
+def levels(text: str) -> tuple[int, ...]:
+    """`--concurrency` as numbers."""
+    if not text:
+        return ()
     try:
-        levels = tuple(int(part) for part in concurrency.split(",")) if concurrency else ()
+        found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--concurrency {concurrency!r}: write it like 1,8,32") from None
-    if any(not 1 <= level <= 65_536 for level in levels):
-        raise BadInput(f"--concurrency {concurrency}: each is at least 1")
-    return pipelines.Request(
-        model=model,
-        recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
-        box=box,
-        ram=ram,
-        ram_bandwidth=ram_bandwidth,
-        twin=twin,
-        until=until,  # type: ignore[arg-type]
-        skip=tuple(left_out),  # type: ignore[arg-type]
-        concurrency=levels,
-        keep=keep,
-        port=port,
-        quick=quick,
-    )
+        raise BadInput(f"--concurrency {text!r}: write it like 1,8,32") from None
+    if not all(1 <= level <= MOST_STREAMS for level in found):
+        raise BadInput(f"--concurrency {text}: each is from 1 to {MOST_STREAMS:,}")
+    return found
+
+
+def refuse(request: pipelines.Request) -> None:
+    """BadInput for steps that do not exist, and for a box that is neither here nor simulated."""
+    pipelines.check([request.until, *request.skip])
+    planned_only = request.until == pipelines.STEPS[0]
+    real = not (request.twin or request.recipe)
+    if request.box:
+        boxes.box(request.box)
+        if real and not planned_only:
+            raise BadInput(f"{request.box} is not this machine", hint="add --twin to simulate it, or --until plan")
+    if request.twin and not (request.box or request.recipe or request.model):
+        raise BadInput("--twin simulates a box: name one with --box, and a model")
 
 
 def check_names(request: pipelines.Request) -> None:

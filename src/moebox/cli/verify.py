@@ -1,7 +1,8 @@
 """`moebox verify`: the ladder against any OpenAI-compatible endpoint."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
@@ -9,6 +10,11 @@ from moebox.cli import target as targets
 from moebox.cli.output import emit
 from moebox.errors import BadInput
 from moebox.units import parse_seconds, parse_tokens
+
+if TYPE_CHECKING:
+    from moebox.verify.options import Effort
+
+T = TypeVar("T")
 
 
 def verify(
@@ -66,36 +72,28 @@ def verify(
     from moebox.verify.junit import junit as to_junit
     from moebox.verify.ladder import choose, document
     from moebox.verify.ladder import verify as climb
-    from moebox.verify.options import TIME_S, TRIALS, Effort, Options
+    from moebox.verify.options import TIME_S, TRIALS, Options
 
     names = [name.strip() for part in only or () for name in part.split(",") if name.strip()]
     choose(names, from_)  # a misspelt check is named before anything is asked
-    if quick and thorough:
-        raise BadInput("--quick and --thorough exclude each other")
-    effort: Effort = "quick" if quick else "thorough" if thorough else "default"
-    asked = trials if trials is not None else TRIALS[effort]
-    if not (1 <= asked <= 1000 and 1 <= parallel <= 1024):
-        raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
-    try:
-        tokens, longest = parse_tokens(context) if context else None, parse_seconds(deadline)
-        whole = parse_seconds(time) if time else TIME_S[effort]
-    except ValueError as problem:
-        raise BadInput(str(problem)) from None
+    effort = _effort(quick, thorough)
     options = Options(
-        context=tokens,
-        trials=asked,
+        context=_read("--context", context, parse_tokens) if context else None,
+        trials=TRIALS[effort] if trials is None else trials,
         parallel=parallel,
         thinking=thinking,
         vision=vision,
         seed=seed,
-        deadline_s=max(1.0, longest),
-        time_s=max(1.0, whole),
+        deadline_s=max(1.0, _read("--deadline", deadline, parse_seconds)),
+        time_s=max(1.0, _read("--time", time, parse_seconds) if time else TIME_S[effort]),
     )
+    if not (1 <= options.trials <= 1000 and 1 <= parallel <= 1024):
+        raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     run = Run.create(f"verify-{endpoint.model}")
     run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model))
     with View(quiet=json) as view:
-        tell = None if json else view.rung
+        tell = None if json else view.check
         ladder = climb(
             endpoint, options, only=names, start=from_, keep_going=keep_going, run=run, tell=tell, watch=view.watch
         )
@@ -106,7 +104,24 @@ def verify(
         emit({**document(ladder), "run": str(run.path)})
     else:
         view.sum_up(ladder, run.path)
-    return 0 if ladder.verdict == "pass" or (ladder.holds and not strict) else 1
+    good = ladder.verdict == "pass" if strict else ladder.holds
+    return 0 if good else 1
+
+
+def _effort(quick: bool, thorough: bool) -> "Effort":
+    if quick and thorough:
+        raise BadInput("--quick and --thorough exclude each other")
+    if quick:
+        return "quick"
+    return "thorough" if thorough else "default"
+
+
+def _read(flag: str, text: str, parse: Callable[[str], T]) -> T:
+    """A value as people write it."""
+    try:
+        return parse(text)
+    except ValueError as problem:
+        raise BadInput(f"{flag}: {problem}") from None
 
 
 def _write(path: Path, text: str) -> None:

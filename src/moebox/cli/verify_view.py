@@ -1,6 +1,7 @@
 """What people see of a ladder: what runs now, each check as it is done, the slips with what they mean."""
 
 import time
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
@@ -48,21 +49,19 @@ class View:
             self.last = time.monotonic()
             talk().print(f"  … {escape(told(progress))}", style="dim")
 
-    def rung(self, rung: Verdict) -> None:
-        """One line as each rung is done, and one for each probe that did not pass."""
+    def check(self, verdict: Verdict) -> None:
+        """One line as each check is done, and one for each probe that did not pass."""
         self.last = time.monotonic()
-        asked = sum(probe.requests for probe in rung.probes)
-        note = f"{seconds(rung.seconds)}, {asked} requests" if rung.probes else "not tried"
-        people().print(f"{SIGNS[rung.verdict]} {rung.name:<13} [dim]{note}[/]")
-        for probe in rung.probes:
+        asked = sum(probe.requests for probe in verdict.probes)
+        note = f"{seconds(verdict.seconds)}, {asked} requests" if verdict.probes else "not tried"
+        people().print(f"{SIGNS[verdict.verdict]} {verdict.name:<13} [dim]{note}[/]")
+        for probe in verdict.probes:
             if probe.verdict != "pass":
                 _probe(probe)
-        for habit in rung.habits:
+        for habit in verdict.habits:
             people().print(f"    known habit of {habit}", style="dim", markup=False)
-        if not any(probe.verdict == rung.verdict for probe in rung.probes):
-            for slip in rung.slips:
-                if slip.verdict == rung.verdict != "pass":
-                    _slip(slip)
+        for slip in _deciding(verdict):
+            _slip(slip)
 
     def sum_up(self, ladder: Ladder, folder: Path) -> None:
         """The verdict, and every slip with what it means."""
@@ -81,9 +80,17 @@ class View:
         talk().print(f"evidence: {escape(str(folder / 'verdicts'))}", soft_wrap=True)
 
 
+def _deciding(verdict: Verdict) -> list[Slip]:
+    """The slips that a verdict rests on, where no probe already says so."""
+    said = any(probe.verdict == verdict.verdict for probe in verdict.probes)
+    if said or verdict.verdict == "pass":
+        return []
+    return [slip for slip in verdict.slips if slip.verdict == verdict.verdict]
+
+
 def _counted(ladder: Ladder) -> str:
     """ "15 of 17 checks passed, 2 with warnings, 1 skipped"."""
-    count = {mark: sum(rung.verdict == mark for rung in ladder.rungs) for mark in SIGNS}
+    count = Counter(verdict.verdict for verdict in ladder.rungs)
     words: dict[Mark, str] = {"warn": "with warnings", "fail": "failed", "skip": "skipped"}
     tried = len(ladder.rungs) - count["skip"]
     rest = [f"{count[mark]} {word}" for mark, word in words.items() if count[mark]]

@@ -75,7 +75,7 @@ def blocks(found: Calibration) -> list[Block]:
             )
             for step in step_times(found)
         )
-        heads = columns("", "Streams", "Tokens", "Step", "tok/s", text=(0,))
+        heads = columns("Step of", "Streams", "Tokens", "Takes", "tok/s", text=(0,))
         made.append(Table(caption=f"The whole model, {found.layers} layers", columns=heads, rows=steps))
     remarks = (*found.notes, *(f"not seen: {line}" for line in found.unseen))
     return [*made, Bullets(title="Remarks", items=remarks)] if remarks else made

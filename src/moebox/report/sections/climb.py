@@ -24,7 +24,7 @@ def section(records: Sequence[RunRecord]) -> Section | None:
 def table(record: RunRecord, *, name: str) -> Table:
     """Every step: what was changed, what came of it, kept or dropped and why."""
     rows = [row(step) for step in record.steps]
-    heads = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "", "Why")
+    heads = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "Outcome", "Why")
     sources = list(dict.fromkeys(step.source for step in record.steps if step.source))
     note = f"Source: {'; '.join(sources)}" if sources else ""
     return Table(caption=name, columns=columns(*heads, text=(0, 1, 6, 7)), rows=tuple(rows), sortable=False, note=note)

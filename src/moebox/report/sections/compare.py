@@ -83,7 +83,11 @@ def settings(records: Sequence[RunRecord]) -> Table | None:
         values = [read(record) for record in records]
         if len(set(values)) > 1:
             rows.append((words(name), *(words(value) for value in values)))
-    return Table(caption="What differs", columns=heads(records), rows=tuple(rows), sortable=False) if rows else None
+    return (
+        Table(caption="What differs", columns=heads("Setting", records), rows=tuple(rows), sortable=False)
+        if rows
+        else None
+    )
 
 
 def peak(name: str) -> Callable[[RunRecord], float | None]:
@@ -141,7 +145,7 @@ def figures(records: Sequence[RunRecord]) -> Table | None:
     if not rows:
         return None
     note = f"No ratios: {apart}." if apart else ""
-    return Table(caption="Results", columns=heads(records), rows=tuple(rows), sortable=False, note=note)
+    return Table(caption="Results", columns=heads("Figure", records), rows=tuple(rows), sortable=False, note=note)
 
 
 def unlike(records: Sequence[RunRecord]) -> str:
@@ -165,9 +169,9 @@ def entry(value: float | None, best: float | None, form: Callable[[float], str])
     return Cell(text=form(value), aside=ratio, value=value, tone=tone)
 
 
-def heads(records: Sequence[RunRecord]) -> tuple[Column, ...]:
-    """One column a run."""
-    return (Column(title="", numeric=False), *(Column(title=record.label) for record in records))
+def heads(first: str, records: Sequence[RunRecord]) -> tuple[Column, ...]:
+    """One column a run, after the one that names the rows."""
+    return (Column(title=first, numeric=False), *(Column(title=record.label) for record in records))
 
 
 def lead(records: Sequence[RunRecord]) -> str:

@@ -212,7 +212,7 @@ def matrix(box: Box) -> Table:
     """The link between every two GPUs, as nvidia-smi topo draws it."""
     links = {(link.a, link.b): link for link in box.links} | {(link.b, link.a): link for link in box.links}
     places = range(len(box.gpus))
-    heads = ("", *(f"GPU{index}" for index in places))
+    heads = ("From", *(f"GPU{index}" for index in places))
     rows = [(words(f"GPU{a}"), *(joint(a, b, links.get((a, b))) for b in places)) for a in places]
     return Table(
         caption="Link matrix",
