@@ -1,6 +1,7 @@
 """What runs are called in a report: as short as tells them apart."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ from moebox.core import catalogue
 from moebox.core.registry import titled
 from moebox.errors import UnknownName
 from moebox.report.record import RunRecord
+
+LABEL = 3  # features that a label is made of at most
 
 
 def model_title(name: str) -> str:
@@ -35,9 +38,7 @@ def box_title(record: RunRecord) -> str:
         return ""
     if not box.gpus:
         return cpu_title(box.cpu.model) or box.name
-    kinds: dict[str, int] = {}
-    for gpu in box.gpus:
-        kinds[gpu.title or gpu.name] = kinds.get(gpu.title or gpu.name, 0) + 1
+    kinds = Counter(gpu.title or gpu.name for gpu in box.gpus)
     words = " + ".join(f"{count}× {short_title(title)}" for title, count in kinds.items())
     return f"{box.nodes} × ({words})" if box.nodes > 1 else words
 
@@ -66,12 +67,9 @@ def spread_title(record: RunRecord) -> str:
     recipe = record.recipe
     if not recipe:
         return ""
-    words = [
-        f"{name.upper()}{getattr(recipe.parallel, name)}"
-        for name in ("tp", "pp", "dp", "dcp")
-        if getattr(recipe.parallel, name) > 1
-    ]
-    return " ".join(words + (["EP"] if recipe.parallel.ep else []))
+    sizes = {name: getattr(recipe.parallel, name) for name in ("tp", "pp", "dp", "dcp")}
+    parts = [f"{name.upper()}{size}" for name, size in sizes.items() if size > 1]
+    return " ".join(parts + (["EP"] if recipe.parallel.ep else []))
 
 
 def features(record: RunRecord) -> list[str]:
@@ -95,14 +93,25 @@ def features(record: RunRecord) -> list[str]:
 
 def labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The records with labels that tell them apart: given ones kept, others made of what differs."""
-    table = [features(record) for record in records]
-    width = min((len(row) for row in table), default=0)
-    differs = [place for place in range(width) if len({row[place] for row in table}) > 1]
-    made = []
-    for record, row in zip(records, table, strict=True):
-        words = [row[place] for place in differs[:3] if row[place]] if len(records) > 1 else row[:3]
-        made.append(record.label or " · ".join(word for word in words if word) or record.id)
-    for place, label in enumerate(made):
-        if made.count(label) > 1:
-            made[place] = f"{label} ({records[place].id[-4:]})"
-    return [replace(record, label=label) for record, label in zip(records, made, strict=True)]
+    rows = [features(record) for record in records]
+    places = telling(rows)
+    labels = [record.label or label(row, places) or record.id for record, row in zip(records, rows, strict=True)]
+    twice = {text for text in labels if labels.count(text) > 1}
+    apart = [
+        f"{text} ({record.id[-4:]})" if text in twice else text for record, text in zip(records, labels, strict=True)
+    ]
+    return [replace(record, label=text) for record, text in zip(records, apart, strict=True)]
+
+
+def telling(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The features that go into a label: the first three, of several runs the first three that differ."""
+    width = min((len(row) for row in rows), default=0)
+    if len(rows) == 1:
+        return list(range(min(width, LABEL)))
+    differing = [place for place in range(width) if len({row[place] for row in rows}) > 1]
+    return differing[:LABEL]
+
+
+def label(row: Sequence[str], places: Sequence[int]) -> str:
+    """ "Kimi K2.6 · int4 · vLLM"."""
+    return " · ".join(row[place] for place in places if row[place])

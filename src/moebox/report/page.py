@@ -5,7 +5,7 @@ import functools
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -66,19 +66,27 @@ def title_of(records: Sequence[RunRecord]) -> str:
     """Models on boxes, or the run's own title."""
     if records[0].title:
         return records[0].title
-    models = list(dict.fromkeys(model_title(record.recipe.model) for record in records if record.recipe))
-    boxes = list(dict.fromkeys(box_title(record) for record in records if box_title(record)))
-    if not models and records[0].asked:
-        models = [model_title(records[0].asked)]
+    models = different(model_title(model_asked(record)) for record in records)
     if not models:
         return f"Run {records[0].id}" if len(records) == 1 else f"{len(records)} runs"
+    boxes = different(box_title(record) for record in records)
     return listed(models[:3]) + (f" on {listed(boxes[:2])}" if boxes else "")
+
+
+def model_asked(record: RunRecord) -> str:
+    """The model of the recipe, or the one that was asked for where no recipe came of it."""
+    return record.recipe.model if record.recipe else record.asked
+
+
+def different(names: Iterable[str]) -> list[str]:
+    """Each name once, empty ones left out."""
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def subtitle_of(records: Sequence[RunRecord]) -> str:
     """Engines and checkpoints."""
-    engines = list(dict.fromkeys(engine_title(record) for record in records if engine_title(record)))
-    quants = list(dict.fromkeys(quant_title(record) for record in records if quant_title(record)))
+    engines = different(engine_title(record) for record in records)
+    quants = different(quant_title(record) for record in records)
     published = all(record.imported for record in records)
     words = [listed(engines[:3]), listed(quants[:4]), "published figures, imported" if published else ""]
     return " · ".join(word for word in words if word)

@@ -7,17 +7,25 @@ from moebox.report.record import RunRecord
 
 
 def section(records: Sequence[RunRecord]) -> Section | None:
-    """Notes of what is missing; sources; remarks."""
+    """Sources; remarks; notes of what is missing."""
     blocks: list[Block] = []
     sources = list(dict.fromkeys(source for record in records for source in record.sources))
     if sources:
         blocks.append(Part(kind="sources", data=sources))
-    notes = list(dict.fromkeys(note for record in records for note in record.notes))
+    notes = tuple(dict.fromkeys(note for record in records for note in record.notes))
     if notes:
-        blocks.append(Bullets(title="Remarks on the figures", items=tuple(notes)))
-    for record in records:
-        gaps = [gap for gap in record.gaps if not (record.imported and gap.endswith(("not there", "unknown")))]
-        if gaps:
-            name = f"Not in {record.label}" if len(records) > 1 else "Not in this run"
-            blocks.append(Bullets(title=name, items=tuple(gaps)))
+        blocks.append(Bullets(title="Remarks on the figures", items=notes))
+    blocks += [missing(record, alone=len(records) == 1) for record in records if gaps(record)]
     return Section(id="notes", title="Sources and gaps", blocks=tuple(blocks)) if blocks else None
+
+
+def missing(record: RunRecord, *, alone: bool) -> Bullets:
+    """What one run does not hold."""
+    return Bullets(title="Not in this run" if alone else f"Not in {record.label}", items=gaps(record))
+
+
+def gaps(record: RunRecord) -> tuple[str, ...]:
+    """Its gaps; an import never had files of ours, which is not worth a line."""
+    if not record.imported:
+        return record.gaps
+    return tuple(gap for gap in record.gaps if not gap.endswith(("not there", "unknown")))

@@ -14,22 +14,28 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     looks = [(record, look) for record in records for look in record.kernels]
     if not looks:
         return None
-    several = len(records) > 1
-    rows = tuple(judged(look, record.label if several else "") for record, look in looks)
-    heads = columns(
-        "Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered", text=(0, 1, 2)
-    )
-    blocks: list[Block] = [Table(columns=heads, rows=rows, sortable=False)]
-    bad = alike([kernel for _, look in looks for kernel in look.bad])
-    if bad:
-        heads = columns("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at", text=(0, 3, 4, 5))
-        failing = tuple(failure(group) for group in bad)
-        blocks.append(Table(caption="Will not launch", columns=heads, rows=failing))
-    looked = [look for _, look in looks]
-    blocks += lists("Not covered", [pair for look in looked for pair in look.not_covered], ": ")
-    known = [pair for look in looked for pair in look.judged]
+    scans = [look for _, look in looks]
+    names = [record.label if len(records) > 1 else "" for record, _ in looks]
+    blocks: list[Block] = [summary(scans, names), *failures(scans)]
+    blocks += lists("Not covered", [pair for look in scans for pair in look.not_covered], ": ")
+    known = [pair for look in scans for pair in look.judged]
     blocks += lists("Not Triton's: known by version, not compiled", known, " → ")
-    return Section(id="kernels", title="Kernels", lead=lead(looked), blocks=tuple(blocks))
+    return Section(id="kernels", title="Kernels", lead=lead(scans), blocks=tuple(blocks))
+
+
+def summary(scans: Sequence[KernelsJudged], names: Sequence[str]) -> Table:
+    """One row for each look at an engine; `names` are those of the runs."""
+    heads = ("Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered")
+    rows = tuple(judged(look, name) for look, name in zip(scans, names, strict=True))
+    return Table(columns=columns(*heads, text=(0, 1, 2)), rows=rows, sortable=False)
+
+
+def failures(scans: Sequence[KernelsJudged]) -> list[Table]:
+    """The launches that fail, those that are alike in one row; none where all fit."""
+    groups = alike([kernel for look in scans for kernel in look.bad])
+    heads = columns("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at", text=(0, 3, 4, 5))
+    rows = tuple(failure(group) for group in groups)
+    return [Table(caption="Will not launch", columns=heads, rows=rows)] if rows else []
 
 
 def lead(looks: Sequence[KernelsJudged]) -> str:

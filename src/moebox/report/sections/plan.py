@@ -1,7 +1,7 @@
 """What was expected against what was measured, row by row, with the band."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from moebox.report.block import Block, Bullets, Cell, Section, Table, Tone, cell, columns, words
@@ -84,40 +84,44 @@ def fullest(devices: Sequence[Device]) -> float:
 
 
 def match(level: Level, rows: Sequence[ForecastRow]) -> ForecastRow | None:
-    """The forecast for this load; decode-only rows answer only for single streams."""
-    for row in rows:
-        same = row.concurrency == (level.concurrency or (1.0 if level.tg_tok_s or level.pp_tok_s else None))
-        if same and row.workload in ("", level.workload) and (not row.decode_only or level.tg_tok_s):
-            return row
-    return None
+    """The forecast for this load."""
+    return next((row for row in rows if answers(row, level)), None)
+
+
+def answers(row: ForecastRow, level: Level) -> bool:
+    """Whether a forecast is of this load; decode-only rows answer only for single streams."""
+    alone = bool(level.tg_tok_s or level.pp_tok_s)
+    load = level.concurrency or (1.0 if alone else None)
+    if row.concurrency != load or row.workload not in ("", level.workload):
+        return False
+    return bool(level.tg_tok_s) or not row.decode_only
 
 
 def figures(index: int, level: Level, row: ForecastRow) -> list[Pair]:
     """What both the level and the row have."""
-    at = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
-    tg = row.tg_tok_s if row.tg_tok_s is not None else row.output_tok_s if row.decode_only else None
+    served = None if row.decode_only else row
     candidates = [
-        ("Output tok/s", None if row.decode_only else row.output_tok_s, level.output_tok_s, "tok/s"),
-        ("Token generation", tg, level.tg_tok_s, "tok/s"),
+        ("Output tok/s", served and served.output_tok_s, level.output_tok_s, "tok/s"),
+        ("Token generation", generation(row), level.tg_tok_s, "tok/s"),
         ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s"),
-        ("Mean TTFT", row.ttft_ms if not row.decode_only else None, level.ttft.middle, "ms"),
+        ("Mean TTFT", served and served.ttft_ms, level.ttft.middle, "ms"),
         ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms"),
     ]
-    return [
-        Pair(
-            run=index,
-            what=what,
-            planned=planned,
-            measured=measured,
-            unit=unit,
-            load=at,
-            low=low,
-            high=high,
-        )
-        for what, planned, measured, unit in candidates
-        if planned and measured
-        for low, high in (band(row, planned, unit),)
-    ]
+    load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
+    pairs = []
+    for what, planned, measured, unit in candidates:
+        if planned and measured:
+            low, high = band(row, planned, unit)
+            pair = Pair(run=index, what=what, planned=planned, measured=measured, unit=unit, load=load)
+            pairs.append(replace(pair, low=low, high=high))
+    return pairs
+
+
+def generation(row: ForecastRow) -> float | None:
+    """One stream's decode rate: its own figure, or that of a row that only decodes."""
+    if row.tg_tok_s is not None:
+        return row.tg_tok_s
+    return row.output_tok_s if row.decode_only else None
 
 
 def band(row: ForecastRow, planned: float, unit: str) -> tuple[float | None, float | None]:
@@ -148,21 +152,33 @@ def sizes(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
 
 def loads(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
     """One row a load: each figure as forecast → measured, and how far off that is."""
-    figures = list(dict.fromkeys(pair.what for pair in found if pair.load))
-    places = list(dict.fromkeys((pair.run, pair.load) for pair in found if pair.load))
-    if not places:
+    loaded = [pair for pair in found if pair.load]
+    if not loaded:
         return None
-    rows = []
-    for run, load in places:
-        mine = {pair.what: pair for pair in found if (pair.run, pair.load) == (run, load)}
-        row = [words(records[run].label, colour=colour(run))] if len(records) > 1 else []
-        row.append(words(load.replace(" ", "\u00a0")))
-        row += [both(mine[what]) if what in mine else words("") for what in figures]
-        verdict, tone = judged([pair for pair in mine.values() if pair.inside is not None])
-        rows.append((*row, words(verdict, tone=tone)))
-    first = ("Run", "Load") if len(records) > 1 else ("Load",)
+    figures = list(dict.fromkeys(pair.what for pair in loaded))
+    by_load: dict[tuple[int, str], dict[str, Pair]] = {}
+    for pair in loaded:
+        by_load.setdefault((pair.run, pair.load), {})[pair.what] = pair
+    named = len(records) > 1
+    rows = [
+        (*name(records, run, load, named=named), *compared(pairs, figures)) for (run, load), pairs in by_load.items()
+    ]
+    first = ("Run", "Load") if named else ("Load",)
     heads = columns(*first, *figures, "In its band", text=(0, len(first) - 1, len(figures) + len(first)))
     return Table(caption="Forecast → measured", columns=heads, rows=tuple(rows), sortable=False)
+
+
+def name(records: Sequence[RunRecord], run: int, load: str, *, named: bool) -> list[Cell]:
+    """Which row it is: the load, after the run where there are several."""
+    cell = words(load.replace(" ", "\u00a0"))
+    return [words(records[run].label, colour=colour(run)), cell] if named else [cell]
+
+
+def compared(pairs: dict[str, Pair], figures: Sequence[str]) -> list[Cell]:
+    """Each figure of one load, and whether they lie in their bands."""
+    verdict, tone = judged([pair for pair in pairs.values() if pair.inside is not None])
+    fields = [both(pairs[what]) if what in pairs else words("") for what in figures]
+    return [*fields, words(verdict, tone=tone)]
 
 
 def both(pair: Pair) -> Cell:
@@ -192,15 +208,14 @@ def written(value: float, unit: str) -> Cell:
 def lead(found: Sequence[Pair]) -> str:
     """The median error, and how many lie in their bands."""
     speeds = [abs(pair.error) for pair in found if pair.unit == "tok/s"]
-    banded = [pair.inside for pair in found if pair.inside is not None]
+    if not speeds:
+        return ""
     plural = "s" * (len(speeds) != 1)
-    words_ = (
-        f"Median error of the forecast rates: {median(speeds):.0%} over {len(speeds)} figure{plural}" if speeds else ""
-    )
-    words_ += (
-        f"; {sum(banded)} of {len(banded)} figures, latencies included, lie in their band" if speeds and banded else ""
-    )
-    return words_ + "." if words_ else ""
+    text = f"Median error of the forecast rates: {median(speeds):.0%} over {len(speeds)} figure{plural}"
+    banded = [pair.inside for pair in found if pair.inside is not None]
+    if banded:
+        text += f"; {sum(banded)} of {len(banded)} figures, latencies included, lie in their band"
+    return f"{text}."
 
 
 def said(record: RunRecord, *, alone: bool) -> list[Block]:
@@ -208,13 +223,14 @@ def said(record: RunRecord, *, alone: bool) -> list[Block]:
     plan = record.planned
     assert plan is not None
     of = "" if alone else f": {record.label}"
-    blocks: list[Block] = []
-    if plan.reasons:
-        blocks.append(Bullets(title=f"Why this plan{of}", items=plan.reasons))
-    if plan.warnings:
-        items = tuple(f"{text}{' – ' + remedy if remedy else ''}" for _, text, remedy in plan.warnings)
-        blocks.append(Bullets(title=f"What it warned of{of}", items=items))
-    if plan.alternatives:
-        items = tuple(f"{title}: {loses}" if loses else title for title, loses in plan.alternatives)
-        blocks.append(Bullets(title=f"Runners-up{of}", items=items))
-    return blocks
+    lists = {
+        "Why this plan": plan.reasons,
+        "What it warned of": tuple(joined(text, " – ", remedy) for _, text, remedy in plan.warnings),
+        "Runners-up": tuple(joined(title, ": ", loses) for title, loses in plan.alternatives),
+    }
+    return [Bullets(title=f"{title}{of}", items=items) for title, items in lists.items() if items]
+
+
+def joined(text: str, mark: str, more: str) -> str:
+    """Two texts with a mark between them; the first alone where there is no second."""
+    return f"{text}{mark}{more}" if more else text

@@ -60,10 +60,20 @@ def without(values: Json, usual: Json, keep: tuple[str, ...] = ()) -> Document:
 
 def commands(record: RunRecord) -> str:
     """What to type to get the same again."""
+    if record.simulation:
+        return simulated(record)
     lines = ["# save the recipe below as recipe.toml", "moebox up recipe.toml", "moebox verify recipe.toml"]
     benches = benched(record.levels)
     lines += benches or ["moebox bench recipe.toml"]
     return "\n".join([*lines, "moebox report latest"])
+
+
+def simulated(record: RunRecord) -> str:
+    """What to type to simulate it again: nothing was started that could be started alone."""
+    assert record.recipe is not None
+    words = ["moebox", "run", record.recipe.model, *(("--box", record.box.name) if record.box else ()), "--twin"]
+    loads = sweep([whole(level.concurrency) for level in record.levels])
+    return shlex.join([*words, *given({"--concurrency": loads})])
 
 
 def benched(levels: Sequence[Level]) -> list[str]:
@@ -107,27 +117,42 @@ def told(levels: Sequence[Level]) -> list[list[str]]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for level in levels:
         if level.asked is None:
-            key = told_workload(level)
-            loads = groups.setdefault(key, [])
-            loads += (
-                [f"{level.concurrency:.0f}"] if level.concurrency and f"{level.concurrency:.0f}" not in loads else []
-            )
-    return [
-        [*key, *(["--concurrency", ",".join(sorted(loads, key=int))] if loads else [])] for key, loads in groups.items()
-    ]
+            groups.setdefault(told_workload(level), []).append(whole(level.concurrency))
+    return [[*key, *given({"--concurrency": sweep(loads)})] for key, loads in groups.items()]
+
+
+def sweep(loads: Sequence[str]) -> str:
+    """Each concurrency once, the lowest first."""
+    return ",".join(sorted({load for load in loads if load}, key=int))
 
 
 def told_workload(level: Level) -> tuple[str, ...]:
     """What was asked, by what is known of a row."""
     turns = re.search(r"(\d+)[- ]turn", level.workload)
-    if (level.pp_tok_s or level.tg_tok_s) and not level.output_tok_s and not turns and not level.output_tokens:
-        flags = ["--pp", USUAL_PP] if level.pp_tok_s else []
-        return (*flags, *(["--tg", USUAL_TG] if level.tg_tok_s else []))
-    flags = ["--workload", "turns", "--turns", turns[1]] if turns else []
-    flags += ["--input", f"{level.input_tokens:.0f}"] if level.input_tokens else []
-    flags += ["--output", f"{level.output_tokens:.0f}"] if level.output_tokens else []
-    flags += ["--rate", f"{level.rate:g}"] if level.rate and not level.concurrency else []
-    return (*flags, *(["--requests", f"{level.requests:.0f}"] if level.requests else []))
+    served = level.output_tok_s or level.output_tokens or turns
+    if not served and (level.pp_tok_s or level.tg_tok_s):
+        return given({"--pp": USUAL_PP if level.pp_tok_s else "", "--tg": USUAL_TG if level.tg_tok_s else ""})
+    rate = level.rate if not level.concurrency else None
+    return given(
+        {
+            "--workload": "turns" if turns else "",
+            "--turns": turns[1] if turns else "",
+            "--input": whole(level.input_tokens),
+            "--output": whole(level.output_tokens),
+            "--rate": f"{rate:g}" if rate else "",
+            "--requests": whole(level.requests),
+        }
+    )
+
+
+def given(flags: dict[str, str]) -> tuple[str, ...]:
+    """The flags that have a value, as words."""
+    return tuple(word for flag, value in flags.items() if value for word in (flag, value))
+
+
+def whole(value: float | None) -> str:
+    """A count; "" where it is not known."""
+    return f"{value:.0f}" if value else ""
 
 
 def table(records: Sequence[RunRecord]) -> Table | None:
