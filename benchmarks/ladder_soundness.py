@@ -15,7 +15,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.verify.oracle.app import MODEL, serving
 from tests.verify.oracle.faults import FAULTS
-from tests.verify.oracle.odd import ODD
-from tests.verify.oracle.odd_third import ODD_THIRD
-from tests.verify.oracle.rates import ALL
+from tests.verify.oracle.fourth import FOURTH
+from tests.verify.oracle.rates import ALL, RIGHT
 from tests.verify.oracle.second import SECOND
 from tests.verify.oracle.third import THIRD
 from tests.verify.test_ladder import ONCE_MISSED
@@ -40,6 +39,7 @@ FAMILIES = {
     "first": tuple(name for name, fault in FAULTS.items() if fault.rung),
     "second": tuple(SECOND),
     "third": tuple(THIRD),
+    "fourth": tuple(FOURTH),
 }
 
 # A fault, the mode that shows it, and the rungs that must.
@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
-    parser.add_argument("--family", default="first,second,third", help="which families of broken servers")
+    parser.add_argument("--family", default="first,second,third,fourth", help="which families of broken servers")
     parser.add_argument("--minutes", type=float, default=600, help="stop after so long, and say how far it came")
     parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()
@@ -103,8 +103,8 @@ def main() -> int:
 def power(url: str, given: argparse.Namespace) -> bool:
     """The chance of yellow or red by kind, rate and effort."""
     rates = [int(rate) for rate in given.rates.split(",")]
-    wanted = [name for name in given.kinds.split(",") if name]
-    kinds = [kind for kind in KINDS if not wanted or kind[0] in wanted]
+    named = wanted(given, [kind[0] for kind in KINDS])
+    kinds = [kind for kind in KINDS if kind[0] in named]
     for effort in given.effort or list(TRIALS):
         print(f"\n{effort}: {TRIALS[effort]} trials" + (f", model wrong on 1 in {given.noise}" if given.noise else ""))
         print(f"| fault | | {' | '.join(f'1/{rate}' for rate in rates)} | requests |")
@@ -147,7 +147,7 @@ def family(url: str, given: argparse.Namespace) -> bool:
         f"{name}@{rate}" if rate > 1 else name
         for rate in rates
         for family in given.family.split(",")
-        for name in FAMILIES[family]
+        for name in wanted(given, FAMILIES[family])
     ]
     missed = []
     for effort in given.effort or ["default"]:
@@ -165,19 +165,17 @@ def family(url: str, given: argparse.Namespace) -> bool:
 
 def draws(url: str, given: argparse.Namespace) -> bool:
     """Every constant fault of the tests with the checks meant for it, under many seeds: none may hang on a draw."""
-    wanted = [name for name in given.kinds.split(",") if name]
-    meant = {name: (("alive", fault.rung), 4, ("fail",) if fault.red else ("warn",)) for name, fault in ALL.items()}
-    meant = {name: row for name, row in meant.items() if row[0][1]}
-    meant |= {name: (rungs, TRIALS["default"], ("warn", "fail")) for name, rungs in ONCE_MISSED.items()}
+    meant = {name: ((fault.rung,), 4, "fail" if fault.red else "warn") for name, fault in ALL.items() if fault.rung}
+    meant |= {name: (rungs, TRIALS["default"], "warn") for name, rungs in ONCE_MISSED.items()}
     ends = time.monotonic() + 60 * given.minutes
     missed, tried = [], 0
-    for name, (rungs, trials, good) in meant.items():
-        if wanted and name not in wanted:
-            continue
+    for name in wanted(given, meant):
+        rungs, trials, least = meant[name]
         if time.monotonic() > ends:
             print(f"out of time before {name}")
             break
-        seeds = [seed for seed in range(given.climbs) if last(climb(url, name, trials, rungs, seed)) not in good]
+        marks = [climb(url, name, trials, rungs, seed).verdict for seed in range(given.climbs)]
+        seeds = [seed for seed, mark in enumerate(marks) if mark not in ("fail", least)]
         tried += 1
         if seeds:
             missed.append(name)
@@ -186,9 +184,10 @@ def draws(url: str, given: argparse.Namespace) -> bool:
     return not missed
 
 
-def last(ladder: Ladder) -> str:
-    """The verdict of the last check."""
-    return ladder.rungs[-1].verdict
+def wanted(given: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Of these names the ones asked for, or all."""
+    asked = [name for name in given.kinds.split(",") if name]
+    return [name for name in names if not asked or name in asked]
 
 
 def told(ladder: Ladder) -> str:
@@ -200,7 +199,7 @@ def told(ladder: Ladder) -> str:
 def odd(url: str, given: argparse.Namespace) -> bool:
     """Every odd server that documentation allows, once: none may be red."""
     verdicts = []
-    for name in (*ODD, *ODD_THIRD):
+    for name in wanted(given, RIGHT):
         ladder = climb(url, name, TRIALS[(given.effort or ["default"])[0]])
         verdicts.append(ladder.verdict)
         if ladder.verdict != "pass":
@@ -232,7 +231,7 @@ def _share(good: int, of: int) -> str:
 
 
 def _healthy(climbs: int) -> Iterator[str]:
-    odd = [*ODD, *ODD_THIRD, "correct~100"]
+    odd = [*RIGHT, "correct~100"]
     for number in range(climbs):
         yield odd[number % len(odd)] if number % 2 else "correct"
 

@@ -9,8 +9,7 @@ from moebox.verify.options import Options
 
 from .oracle.app import MODEL
 from .oracle.hostile import HOSTILE
-from .oracle.odd import ODD
-from .oracle.odd_third import ODD_THIRD
+from .oracle.rates import RIGHT
 
 QUICK = ("alive", "streaming", "tools")
 
@@ -47,7 +46,7 @@ def test_what_a_server_writes_is_escaped(oracle: str, capsys: pytest.CaptureFixt
     assert "\\u001b[2J" in shown
 
 
-@pytest.mark.parametrize("name", [*sorted(ODD), *sorted(ODD_THIRD)])
+@pytest.mark.parametrize("name", sorted(RIGHT))
 def test_what_is_odd_and_legal_is_never_red(oracle: str, name: str):
     """Line ends, comments, unknown fields, media types in any case; the whole ladder is the benchmark's."""
     ladder = verify(endpoint_of(f"{oracle}/{name}", MODEL), Options(thinking="yes", trials=2, seed=1), only=QUICK)

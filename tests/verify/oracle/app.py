@@ -84,8 +84,8 @@ async def completions(request: Request) -> Response:
         whole = fault.whole(whole, made)
     written = fault.body(whole) if fault.body else json.dumps(whole).encode()
     if fault.body_in_pieces:
-        return StreamingResponse(_pieces(written), media_type="application/json", headers=dict(fault.headers))
-    return Response(written, media_type="application/json", headers=dict(fault.headers))
+        return StreamingResponse(_pieces(written), media_type=fault.whole_media, headers=dict(fault.headers))
+    return Response(written, media_type=fault.whole_media, headers=dict(fault.headers))
 
 
 async def _pieces(written: bytes) -> AsyncIterator[bytes]:
@@ -124,7 +124,8 @@ async def messages(request: Request) -> Response:
 
     async def stream() -> AsyncIterator[bytes]:
         for event in sent:
-            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+            name = f"event: {event['type']}\n" if fault.event_names else ""
+            yield f"{name}data: {json.dumps(event)}\n\n".encode()
 
     return StreamingResponse(stream(), media_type="text/event-stream")
 

@@ -224,6 +224,9 @@ def from_anthropic(body: dict[str, Any]) -> dict[str, Any]:
         for tool in body.get("tools") or ()
     ]
     asked = {**body, "messages": turns, "tools": tools, "stop": body.get("stop_sequences")}
+    if choice := body.get("tool_choice"):
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        asked["tool_choice"] = {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice["type"]]
     if thinking := body.get("thinking"):
         asked["chat_template_kwargs"] = {"thinking": thinking["type"] == "enabled"}
     return asked

@@ -34,7 +34,9 @@ class Fault:
     message: Callable[[Body], Body] | None = None
     message_events: Callable[[list[Body]], list[Body]] | None = None
     no_anthropic: bool = False
+    event_names: bool = True  # of Anthropic's events
     media: str = "text/event-stream"  # of streams
+    whole_media: str = "application/json"
     body: Callable[[Body], bytes] | None = None  # how a whole answer is written
     limit: int | None = None  # tokens that it says it takes
     context: int | None = None  # tokens that it takes

@@ -15,13 +15,16 @@ from typing import Any
 from moebox.phantom.task import Reply
 
 from .faults import FAULTS, Fault
+from .fourth import FOURTH
 from .hostile import HOSTILE
 from .odd import ODD
+from .odd_fourth import ODD_FOURTH
 from .odd_third import ODD_THIRD
 from .second import SECOND
 from .third import KNOWN, THIRD
 
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **ODD, **ODD_THIRD, **HOSTILE}
+RIGHT: dict[str, Fault] = {**ODD, **ODD_THIRD, **ODD_FOURTH}  # odd, and allowed by the documents
+ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
 _asked: Counter[bytes] = Counter()
 
