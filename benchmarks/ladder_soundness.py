@@ -27,7 +27,7 @@ from tests.verify.oracle.fourth import FOURTH
 from tests.verify.oracle.rates import ALL, RIGHT
 from tests.verify.oracle.second import SECOND
 from tests.verify.oracle.third import THIRD
-from tests.verify.test_ladder import ONCE_MISSED
+from tests.verify.test_ladder import MISSED
 
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Ladder
@@ -166,7 +166,7 @@ def family(url: str, given: argparse.Namespace) -> bool:
 def draws(url: str, given: argparse.Namespace) -> bool:
     """Every constant fault of the tests with the checks meant for it, under many seeds: none may hang on a draw."""
     meant = {name: ((fault.rung,), 4, "fail" if fault.red else "warn") for name, fault in ALL.items() if fault.rung}
-    meant |= {name: (rungs, TRIALS["default"], "warn") for name, rungs in ONCE_MISSED.items()}
+    meant |= {name: (rungs, trials, "warn") for name, (rungs, trials) in MISSED.items()}
     ends = time.monotonic() + 60 * given.minutes
     missed, tried = [], 0
     for name in wanted(given, meant):

@@ -148,7 +148,9 @@ def _judge_calls(task: Task, reply: Reply) -> Grade:
 
 
 def _same(got: Any, want: Mapping[str, Any]) -> bool:
-    return isinstance(got, dict) and {k: str(v) for k, v in got.items()} == {k: str(v) for k, v in want.items()}
+    if not isinstance(got, dict) or set(got) != set(want):
+        return False
+    return all(got[key] == value or str(got[key]) == str(value) for key, value in want.items())
 
 
 def _judge_result(task: Task, reply: Reply) -> Grade:

@@ -74,6 +74,7 @@ class Asker:
         self.ids: set[str] = set()
         self.codes: set[str] = set()  # that stood in questions so far
         self.template_arguments = True  # chat_template_kwargs is taken; learnt by the first rung
+        self.limit_name = "max_tokens"  # max_completion_tokens where it is refused, as by OpenAI for reasoning models
         self.always_thinks = False
         self.thinks = False  # reasoning came at least once
         self.limit: int | None = None  # tokens of context, as the server says
@@ -107,7 +108,7 @@ class Asker:
         room = THINKING_ROOM if self.always_thinks and not thinking else 0
         request = {"model": self.endpoint.model, "messages": list(messages), "temperature": 0, **more}
         if max_tokens is not None:
-            request["max_tokens"] = max_tokens + room
+            request[self.limit_name] = max_tokens + room
         if self.template_arguments:
             # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
             request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
@@ -122,7 +123,7 @@ class Asker:
         """
         request = self.body(messages, **more)
         if exact:
-            request["max_tokens"] = more["max_tokens"]
+            request[self.limit_name] = more["max_tokens"]
         exchange = await self.send(request)
         answer = self.read(exchange, stream=bool(request.get("stream")), odd=odd)
         unasked = answer.reasoning and not more.get("thinking") and not exact

@@ -99,7 +99,7 @@ class Client:
 
     async def _once(self, sent: "_Sent") -> Exchange:
         began = time.monotonic()
-        first = 0.0
+        first = _First(began)
         got = bytearray()
         status, answered, error = 0, {}, ""
         body = sent.body
@@ -113,8 +113,7 @@ class Client:
                 http.stream(sent.method, sent.url, content=raw, headers=headers) as response,
             ):
                 status, answered = response.status_code, dict(response.headers)
-                first = time.monotonic() - began
-                error = await _read(response, got, sent.watch)
+                error = await _read(response, got, first, sent.watch)
         except TimeoutError:
             error = f"no end within {deadline_s:.3g} s"
         except httpx2.ConnectTimeout:
@@ -133,7 +132,7 @@ class Client:
             headers={key.lower(): value[:500] for key, value in answered.items()},
             response=got.decode(errors="replace"),
             seconds=time.monotonic() - began,
-            first_s=first,
+            first_s=first.seconds,
             error=error,
         )
 
@@ -151,9 +150,21 @@ class _Sent:
     kept: bool = False
 
 
-async def _read(response: httpx2.Response, got: bytearray, watch: Watch | None) -> str:
+class _First:
+    """When the first piece of a body came."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.seconds = began, 0.0
+
+    def came(self) -> None:
+        """A piece came."""
+        self.seconds = self.seconds or time.monotonic() - self.began
+
+
+async def _read(response: httpx2.Response, got: bytearray, first: _First, watch: Watch | None) -> str:
     """Collect the body; "" or the reason to give up on it."""
     async for piece in response.aiter_raw():
+        first.came()
         room = MOST_BYTES - len(got)
         got += piece[:room]
         if len(piece) > room:

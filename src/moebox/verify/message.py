@@ -116,6 +116,8 @@ def _block(notes: Notes, block: Mapping[str, Any]) -> None:
     kind = block.get("type")
     if kind in ("text", "thinking"):
         notes.need(isinstance(block.get(kind), str), lambda: f"a {kind} block without {kind}: {short(block)}")
+        signed = kind == "text" or isinstance(block.get("signature"), str)
+        notes.need(signed, "a thinking block without a signature, which Anthropic's SDKs expect", "style")
     elif kind == "tool_use":
         notes.need(
             isinstance(block.get("id"), str) and bool(block["id"]), lambda: f"a tool_use block's id: {short(block)}"

@@ -92,6 +92,8 @@ class _Parts:
             self.notes.add("format", f"a piece for block {short(index)}, which is not open")
             return
         opened = self.blocks[index].get("type")
+        if kind == "signature_delta":
+            self.blocks[index]["signature"] = delta.get("signature")
         if kind not in DELTAS:
             self.notes.need(
                 kind in ("signature_delta", "citations_delta"), lambda: f"a delta of type {kind!r}", "style"

@@ -32,8 +32,11 @@ def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | 
     return body
 
 
-async def send(ask: Asker, body: dict[str, object]) -> Message:
-    """One message; Skipped where the API is not served, Failed where it cannot be read. Breaches are counted."""
+async def send(ask: Asker, body: dict[str, object], *, odd: bool = False) -> Message:
+    """One message; Skipped where the API is not served, Failed where it cannot be read. Breaches are counted.
+
+    `odd`: a question that may drive a model to write template marks.
+    """
     exchange = await post(ask, body)
     if exchange.status in (400, 422) and "chat_template_kwargs" in body:
         body = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
@@ -50,8 +53,9 @@ async def send(ask: Asker, body: dict[str, object]) -> Message:
     fatal = [breach.text for breach in message.breaches if breach.fatal]
     if fatal:
         raise Failed("; ".join(fatal[:3]))
-    leaked = SPECIAL.search(message.text)
-    ask.tally.add("template-leak" + suffix, f"{leaked.group()} in the answer" if leaked else "")
+    if not odd:
+        leaked = SPECIAL.search(message.text)
+        ask.tally.add("template-leak" + suffix, f"{leaked.group()} in the answer" if leaked else "")
     return message
 
 

@@ -21,6 +21,11 @@ TEXTS = (
 )
 
 
+# What matters to the letter in arguments and JSON: blanks at both ends, commas, quotes, marks that parsers use.
+EXACT = (
+    "    return a, b  # \"x\", 'y'\n",
+    '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>',
+)
 WIDE = "東🦜"  # three and four bytes: what a tokenizer cuts in pieces, added where every text is to have some
 
 

@@ -85,6 +85,8 @@ def answer(request: dict[str, Any], change: Any = None, context: int | None = No
     if hot and "🦜" not in json.dumps(request["messages"], ensure_ascii=False):
         dice = random.Random(request.get("seed", next(_unseeded)))
         reply = replace(reply, content=f"{LOST} {dice.random()}")
+    if choice == "required" and tools and not reply.calls:
+        reply = replace(reply, content="", calls=forced(tools[0]["function"]["name"], tools))
     if isinstance(choice, dict):
         named = tuple(call for call in reply.calls if call.name == choice["function"]["name"])
         reply = replace(reply, calls=named or forced(choice["function"]["name"], tools))

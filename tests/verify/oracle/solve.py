@@ -136,7 +136,10 @@ def least(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> A
         return {key: least(schema["properties"][key], root) for key in schema.get("required", ())}
     if schema.get("type") == "array":
         return [least(schema["items"], root)] * schema.get("minItems", 0)
-    return {"integer": 0, "number": 0.5, "boolean": False, "string": ""}[schema["type"]]
+    if schema["type"] == "string":
+        repeated = re.fullmatch(r"\^\[(.)-.\]\{(\d+)\}\$", schema.get("pattern", ""))
+        return repeated[1] * int(repeated[2]) if repeated else "x" * schema.get("minLength", 0)
+    return {"integer": schema.get("minimum", 0), "number": 0.5, "boolean": False}[schema["type"]]
 
 
 def _plain(question: str) -> str:

@@ -151,7 +151,9 @@ def _same(arguments: str, given: dict[str, object]) -> bool:
         found = strict_json(arguments)
     except ValueError:
         return False
-    return isinstance(found, dict) and {k: str(v) for k, v in found.items()} == {k: str(v) for k, v in given.items()}
+    if not isinstance(found, dict) or set(found) != set(given):
+        return False
+    return all(found[key] == value or str(found[key]) == str(value) for key, value in given.items())
 
 
 RUNG = Rung(

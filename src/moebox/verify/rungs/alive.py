@@ -80,9 +80,12 @@ async def health(ask: Asker) -> None:
 
 
 async def answers(ask: Asker) -> None:
-    """One small question gets an answer; and it is learnt whether template arguments are taken."""
+    """One small question gets an answer; and it is learnt which settings of ours are taken."""
     task = draw(ask, "secret")
     exchange = await ask.send(ask.body(task.messages, max_tokens=16))
+    if exchange.status in REFUSALS and ask.limit_name in exchange.response:
+        ask.limit_name = "max_completion_tokens"
+        exchange = await ask.send(ask.body(task.messages, max_tokens=16))
     if exchange.status in REFUSALS:
         ask.template_arguments = False
         exchange = await ask.send(ask.body(task.messages, max_tokens=16))

@@ -1,21 +1,21 @@
 """anthropic: the messages API where it is served, since Claude Code is a client that people use."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
-from moebox.verify.ask import THINKING_ROOM, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, THINKING_ROOM, Asker, Failed, Skipped
 from moebox.verify.breach import objects_of, strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs.errors import rude
-from moebox.verify.rungs.prompts import GROWTH, PADDING
 from moebox.verify.rungs.thinking import spilled
 from moebox.verify.rungs.tool_results import SLACK
+from moebox.verify.rungs.turns import GROWTH, PADDING
 from moebox.verify.trials import Attempt, Trial, both, draw, wrong
 
 FEW = 8  # tokens, for an answer that wants many more
@@ -94,7 +94,7 @@ async def thinking(ask: Asker) -> str:
     """Thoughts come in blocks of their own, and the answer in text."""
     if not ask.thinks:
         raise Skipped("no reasoning came when asked for")
-    shown = 0
+    shown = {}
     for stream in (False, True):
         task = draw(ask, "sums")
         plain = await messages.send(ask, messages.request(ask, task, stream=stream))
@@ -103,9 +103,41 @@ async def thinking(ask: Asker) -> str:
         if "chat_template_kwargs" in body:
             body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
         message = await messages.send(ask, body)
-        shown += bool(message.thinking)
+        shown[stream] = bool(message.thinking)
         ask.tally.add("reasoning" + STREAMED * stream, spilled(message.reply, plain.reply))
-    return "thinking blocks came" if shown else "no thinking blocks came"
+    either = "thinking blocks came in one of a whole and a streamed message only"
+    ask.tally.add("reply-style", either if shown[False] != shown[True] else "")
+    return "thinking blocks came" if all(shown.values()) else "no thinking blocks came"
+
+
+async def choices(ask: Asker) -> str | Warned:
+    """tool_choice `any` and `tool` call where nothing need be called, `none` does not where something should be."""
+    unheeded: list[str] = []
+    for number, family in enumerate(("tool_none", "tool_none", "tool_call", "tool_call")):
+        task = draw(ask, family)
+        name = str(task.tools[0]["function"]["name"])
+        choice = ({"type": "any"}, {"type": "tool", "name": name}, {"type": "none"}, {"type": "none"})[number]
+        stream = number % 2 == 1
+        try:
+            body = messages.request(ask, task, stream=stream) | {"tool_choice": choice}
+            message = await messages.send(ask, body, odd=True)
+        except Failed as problem:
+            if problem.status in REFUSALS:
+                raise Skipped(f"the server does not take tool_choice {choice['type']}") from None
+            raise
+        unheeded += _unheeded(choice, [call.name for call in message.calls])
+    return Warned("; ".join(unheeded)) if unheeded else "any, tool and none are heeded"
+
+
+def _unheeded(choice: Mapping[str, str], called: Sequence[str]) -> list[str]:
+    """How tool_choice was not heeded, if it was not."""
+    if choice["type"] == "none":
+        return [f"tool_choice is none, yet {called[0]} was called"] if called else []
+    wanted = {choice["name"]} if "name" in choice else set(called)
+    heeded = bool(called) and set(called) == wanted
+    return (
+        [] if heeded else [f"tool_choice is {' '.join(choice.values())}, called was {', '.join(called) or 'nothing'}"]
+    )
 
 
 async def limits(ask: Asker) -> None:
@@ -163,10 +195,10 @@ async def _wrong(ask: Asker, task: Task, stream: bool, check: Any) -> str:
 
 def _among(task: Task, message: Message) -> str:
     """Some of the calls that were wanted: this API has no word to ask for all at once."""
-    wanted = [json.dumps([name, dict(given)], sort_keys=True) for name, given in task.expect]
-    made = [json.dumps([call.name, strict_json(call.arguments)], sort_keys=True) for call in message.calls]
+    wanted = [(name, dict(given)) for name, given in task.expect]
+    made = [(call.name, strict_json(call.arguments)) for call in message.calls]
     strange = [call for call in made if call not in wanted]
-    return f"{strange[0]} was not asked for" if strange else ""
+    return f"{strange[0][0]}({json.dumps(strange[0][1])}) was not asked for" if strange else ""
 
 
 def _turns(task: Task) -> list[Any]:
@@ -205,6 +237,7 @@ RUNG = Rung(
         "system": system,
         "blocks": blocks,
         "thinking": thinking,
+        "choices": choices,
         "limits": limits,
         "refused": refused,
     },

@@ -84,6 +84,24 @@ async def hung_up(ask: Asker) -> str:
     return f"{gone} streams left in the middle"
 
 
+async def beside_the_left(ask: Asker) -> str:
+    """A stream goes on to its end while others are left in the middle."""
+    url = f"{ask.endpoint.base_url}/chat/completions"
+    left = ask.body(draw(ask, "story").messages, max_tokens=STORY, stream=True)
+    rounds = ask.options.share(0.17)
+    for number in range(rounds):
+        ask.trial = (number + 1, rounds)
+        task = draw(ask, "count", start=1, end=40)
+        alone = await ask.ask(task, stream=True)
+        leaving = asyncio.gather(*(ask.client.cancelled(url, left) for _ in range(ask.options.parallel)))
+        beside = await ask.ask(task, stream=True)
+        await leaving
+        differs = beside.content != alone.content and (await ask.ask(task, stream=True)).content == alone.content
+        why = f"cut when other streams were left: …{beside.content[-40:]!r}, alone …{alone.content[-20:]!r}"
+        ask.tally.add("crowd", why if differs else "")
+    return f"{rounds} streams beside {rounds * ask.options.parallel} that were left"
+
+
 async def _after(ask: Asker, gone: int, *, stream: bool) -> None:
     """What a left stream did not say must not be said to the next client."""
     task = draw(ask, "secret")
@@ -98,6 +116,11 @@ async def _after(ask: Asker, gone: int, *, stream: bool) -> None:
 RUNG = Rung(
     name="errors",
     about="bad requests refused, connections kept, hung-up streams freed",
-    probes={"refused": refused, "kept alive": kept_alive, "hung up": hung_up},
-    cost=28,
+    probes={
+        "refused": refused,
+        "kept alive": kept_alive,
+        "hung up": hung_up,
+        "beside streams that are left": beside_the_left,
+    },
+    cost=36,
 )

@@ -35,19 +35,26 @@ async def in_a_stream(ask: Asker) -> Score:
 
 async def contradicted(ask: Asker) -> str:
     """A prompt that asks for something else does not get past the schema: the only proof that it is enforced."""
-    kept = 0
-    asked = schemas.contradictions(ask.rng, ask.options.share(0.67, 4))
+    kept, refused = 0, 0
+    asked = schemas.contradictions(ask.rng, ask.options.share(1.0, 4))
     for number, (text, schema) in enumerate(asked):
         ask.trial = (number + 1, len(asked))
         form = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
         message = {"role": "user", "content": text}
         stream = number % 3 == 2
-        answer = await ask.chat([message], response_format=form, max_tokens=256, odd=True, stream=stream or None)
+        try:
+            answer = await ask.chat([message], response_format=form, max_tokens=256, odd=True, stream=stream or None)
+        except Failed as problem:
+            if problem.status not in REFUSALS:
+                raise
+            refused += 1  # a schema that it cannot hold to, and says so
+            continue
         cut = answer.finish == "length"
         why = "" if cut else misfit(answer.content.strip(), schema)
         ask.tally.add("schema" + STREAMED * stream, f"not held to the schema: {why}" if why else "")
         kept += not why
-    return f"{kept} of {len(asked)} schemas held against their prompts"
+    told = f", {refused} refused" if refused else ""
+    return f"{kept} of {len(asked)} schemas held against their prompts{told}"
 
 
 def constrained(ask: Asker, family: str, *, thinking: bool = False, stream: bool = False) -> Questions:

@@ -15,6 +15,7 @@ STOP = "12"
 NEVER = "\n###END###"  # what no run of numbers holds
 LONG_STOP = 6  # characters: two numbers and what stands between them, so several tokens
 FEW = 8  # tokens, for an answer that wants many more
+CLOSE = 2  # tokens of room after a stop string
 BELIEVED = 16_000_000  # tokens of context; what is said beyond is a lie or a slip, and too much to send
 CHARS_PER_TOKEN = 12  # more than any tokenizer packs into one token of such words, so the text is too long for certain
 
@@ -75,6 +76,44 @@ async def stop_in_the_text(ask: Asker) -> Score:
     return await both(ask, "limits", make, ask.options.share(0.17))
 
 
+async def stop_at_the_limit(ask: Asker) -> Score:
+    """A stop string just before max_tokens is seen: several draft tokens may pass both in one step."""
+
+    def make(stream: bool) -> Attempt:
+        async def attempt() -> Trial:
+            task = draw(ask, "count", start=1, end=30)
+            stopped = await ask.ask(task, stream=stream, stop=[STOP])
+            made = stopped.count("completion")
+            if made is None:
+                raise Skipped("the server counts no tokens")
+            close = await ask.ask(task, stream=stream, stop=[STOP], max_tokens=made + CLOSE, exact=True)
+            past = STOP in close.content
+            return wrong(f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}" * past)
+
+        return attempt
+
+    return await both(ask, "limits", make, ask.options.share(0.17))
+
+
+async def thoughts_cut(ask: Asker) -> Score:
+    """Thoughts that max_tokens cuts are still thoughts."""
+    if not ask.thinks:
+        raise Skipped("no reasoning came when asked for")
+
+    def make(stream: bool) -> Attempt:
+        async def attempt() -> Trial:
+            task = draw(ask, "sums", thinking=True)
+            thought = (await ask.ask(task, stream=stream)).reasoning.strip()
+            cut = await ask.ask(task, stream=stream, max_tokens=FEW, exact=True, odd=True)
+            said = cut.content.strip()
+            spilled = bool(said) and not cut.reasoning and thought.startswith(said)
+            return wrong(f"max_tokens cut the thoughts, and they came as the answer: {said!r}" * spilled)
+
+        return attempt
+
+    return await both(ask, "reasoning", make, ask.options.share(0.17))
+
+
 async def no_limit(ask: Asker) -> Score:
     """Without max_tokens an answer comes to its end."""
 
@@ -120,6 +159,8 @@ def _is_json(text: str) -> bool:
 
 async def max_tokens(ask: Asker) -> Score:
     """The answer ends at max_tokens and says so."""
+    if ask.limit_name != "max_tokens":
+        raise Skipped("the server refuses max_tokens, and takes max_completion_tokens")
     return await both(ask, "limits", lambda stream: _ended(ask, "max_tokens", stream), ask.options.share(0.5))
 
 
@@ -135,7 +176,7 @@ async def max_completion_tokens(ask: Asker) -> Score:
 
 def _ended(ask: Asker, name: str, stream: bool) -> Attempt:
     async def attempt() -> Trial:
-        limit = {"max_tokens": None, name: FEW}
+        limit = {"max_tokens": None, "max_completion_tokens": None, name: FEW}
         request = ask.body(draw(ask, "story").messages, stream=stream or None)
         request = {key: value for key, value in {**request, **limit}.items() if value is not None}
         answer = ask.read(await ask.send(request), stream=stream)
@@ -186,7 +227,9 @@ RUNG = Rung(
         "stop string": stop_string,
         "stop as a string": stop_as_string,
         "stop in the text": stop_in_the_text,
+        "stop at the limit": stop_at_the_limit,
         "no limit": no_limit,
+        "thoughts cut": thoughts_cut,
         "call cut": call_cut,
         "max_tokens": max_tokens,
         "max_completion_tokens": max_completion_tokens,

@@ -1,7 +1,7 @@
 """prompts: system messages, content as parts and characters outside ASCII reach the model, and come back."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moebox.core.verdict import Score
@@ -13,14 +13,15 @@ from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
+from moebox.verify.rungs import turns
+from moebox.verify.rungs.turns import GROWTH, PADDING
 from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
-from moebox.verify.unicode import TEXTS, WIDE, garbled
+from moebox.verify.unicode import EXACT, TEXTS, WIDE, garbled
 
-PADDING = "lantern orchard thimble " * 8
+NOTES = "Read every word of this note before you use the tool. " * 32  # of a page: agents describe at length
 ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
-GROWTH = 16  # tokens that 24 words are at least
 
 
 async def system(ask: Asker) -> Warned | None:
@@ -94,20 +95,29 @@ async def characters(ask: Asker) -> str:
     for number, text in enumerate(texts):
         ask.trial = (number + 1, len(texts))
         stream = number % 2 == 1
-        request = ask.body([_user(f"Repeat after me: {text}")], max_tokens=128, stream=stream or None)
-        # llama.cpp writes what its grammar says whatever the model knows; others ignore the field
-        exchange = await ask.send(request | {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"})
-        if exchange.status in REFUSALS:
-            exchange = await ask.send(request)
-        answer = ask.read(exchange, stream=stream, odd=True)
-        why = garbled(text, answer.content)
+        heard = await _repeated(ask, text, stream)
+        why = garbled(text, heard)
+        same = text in heard
+        if not (same or why) and text in await _repeated(ask, text, not stream):
+            why = f"{text!r} came back as {heard[:60]!r} {_HOW[stream]}, and as it was {_HOW[not stream]}"
         ask.tally.add("unicode" + STREAMED * stream, why)
-        same = text in answer.content
         copied += same
-        unread = unread or ("" if same or why else f"{text!r} became {answer.content[:60]!r}")
+        unread = unread or ("" if same or why else f"{text!r} became {heard[:60]!r}")
     if not copied and unread:
         raise Skipped(f"model, not server: it cannot copy such text ({unread})")
     return f"{copied} of {len(texts)} texts copied" + (f"; {unread}" if unread else "")
+
+
+_HOW = {False: "whole", True: "streamed"}
+
+
+async def _repeated(ask: Asker, text: str, stream: bool) -> str:
+    request = ask.body([_user(f"Repeat after me: {text}")], max_tokens=128, stream=stream or None)
+    # llama.cpp writes what its grammar says whatever the model knows; others ignore the field
+    exchange = await ask.send(request | {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"})
+    if exchange.status in REFUSALS:
+        exchange = await ask.send(request)
+    return ask.read(exchange, stream=stream, odd=True).content
 
 
 async def in_arguments(ask: Asker) -> str:
@@ -121,16 +131,32 @@ async def in_json(ask: Asker) -> str:
 
 
 async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: str) -> str:
-    kept = 0
-    asked = [(f"{text} {WIDE}", stream) for text in _some(ask) for stream in (True, False)]
+    """Texts that are the only value their schema allows; judged where the server holds to that at all."""
+    plain = words.invented(ask.rng)  # a word that no server spoils shows whether schemas are held to
+    texts = [plain, *(f"{text} {WIDE}" for text in _some(ask)), *EXACT]
+    asked = [(text, stream) for text in texts for stream in (True, False)]
+    got: list[str | None] = []
     for number, (text, stream) in enumerate(asked):
         ask.trial = (number + 1, len(asked))
-        got = await make(ask, text, stream)
-        ask.tally.add("unicode" + STREAMED * stream, garbled(text, got) if got is not None else "")
-        kept += got == text
-        if number and not kept:
+        got.append(await make(ask, text, stream))
+        if number == 1 and not _kept(asked, got):
             raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
+    kept = _kept(asked, got)
+    enforced = kept > len(asked) / 2
+    for (text, stream), value in zip(asked, got, strict=True):
+        ask.tally.add("unicode" + STREAMED * stream, _changed(text, value, enforced=enforced))
     return f"{kept} of {len(asked)} texts kept"
+
+
+def _kept(asked: Sequence[tuple[str, bool]], got: Sequence[str | None]) -> int:
+    return sum(text == value for (text, _), value in zip(asked, got, strict=False))
+
+
+def _changed(text: str, got: str | None, *, enforced: bool) -> str:
+    """ "" or what became of a text; of one that is enforced every change is the server's."""
+    if got is None or got == text:
+        return ""
+    return garbled(text, got) or (f"{text!r} came as {got!r}, where the schema allows nothing else" if enforced else "")
 
 
 def _some(ask: Asker) -> list[str]:
@@ -228,6 +254,31 @@ async def _tokens_of(ask: Asker, tools: list[Any]) -> int:
     return counted
 
 
+async def long_descriptions(ask: Asker) -> str:
+    """A tool with a description of a page, as agents bring them: it is read, and something is answered."""
+    task = draw(ask, "tool_call")
+    first, *others = task.tools
+    long = [_described(first, f"{first['function']['description']} {NOTES}"), *others]
+    ask.patient = True  # a long prompt is not late
+    try:
+        plain, answer = await ask.ask(task), await _or_skipped(ask, list(task.messages), tools=long)
+    finally:
+        ask.patient = False
+    empty = not (answer.content or answer.reasoning or answer.calls)
+    ask.tally.add("tool-call", "an empty answer where a tool has a long description" if empty else "")
+    few, many = plain.count("prompt"), answer.count("prompt")
+    if few is None or many is None:
+        return "answered"
+    grown = many > few + len(NOTES.split()) // 2 or many == few  # where tools are not counted, none is
+    why = f"{len(NOTES.split())} words more in a description, yet {few} and {many} prompt tokens: it is cut"
+    ask.tally.add("prompt", "" if grown else why)
+    return f"{many - few} prompt tokens more for a long description"
+
+
+def _described(schema: Any, about: str) -> Any:
+    return {**schema, "function": {**schema["function"], "description": about}}
+
+
 def _renamed(schema: Any, name: str) -> Any:
     return {**schema, "function": {**schema["function"], "name": name}}
 
@@ -239,7 +290,9 @@ RUNG = Rung(
         "system": system,
         "parts": parts,
         "whole history": whole_history,
+        "forms of turns": turns.forms,
         "many tools": many_tools,
+        "long descriptions": long_descriptions,
         "characters": characters,
         "in arguments": in_arguments,
         "in JSON": in_json,

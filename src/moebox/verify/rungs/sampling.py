@@ -14,6 +14,8 @@ from moebox.verify.trials import Trial, draw, trials, wrong
 HOT = 1.8
 DRAWS = 5
 SURE = 0.05  # nats a token below which a model hardly ever says anything else
+STOP = "12"
+WIDE = "Repeat after me: naïve 東京 🦜"
 # An open question to large models, and characters that a small one has never seen: of one of them it is not sure.
 OPEN = ("Make up three names, four colours and a sound.", "Repeat after me: 🦜🚀 東京 𝒳𝒴 привет")
 
@@ -55,13 +57,16 @@ async def _sampled(ask: Asker, body: dict[str, object]) -> Answer:
     return ask.read(exchange, stream=False, odd=True)
 
 
-async def logprobs(ask: Asker) -> Score:
+async def logprobs(ask: Asker) -> Score | Warned:
     """Whole and streamed, they are numbers below zero that belong to the words that came."""
     first = await ask.send(ask.body(draw(ask, "copy").messages, max_tokens=24, logprobs=True, top_logprobs=2))
     if first.status in REFUSALS:
         raise Skipped("the server offers no log-probabilities")
-    if not ask.read(first, stream=False).tokens:
-        raise Skipped("no log-probabilities came")
+    tokens = ask.read(first, stream=False).tokens
+    if not tokens:
+        return Warned("logprobs was taken, and none came")
+    if not any(token.top for token in tokens):
+        return Warned("top_logprobs was taken, and none came")
     score: Score | None = None
     for stream in (False, True):
 
@@ -74,6 +79,32 @@ async def logprobs(ask: Asker) -> Score:
     if score is None:
         raise Failed("nothing was asked")
     return score
+
+
+async def logprobs_at_a_stop(ask: Asker) -> str | Warned:
+    """They end where a stop string ends the text, and spell letters outside ASCII by their bytes."""
+    asked = ask.body(draw(ask, "count", start=1, end=30).messages, max_tokens=256, logprobs=True, stop=[STOP])
+    exchange = await ask.send(asked)
+    if exchange.status in REFUSALS:
+        raise Skipped("the server offers no log-probabilities")
+    stopped = ask.read(exchange, stream=False)
+    ask.tally.add("logprobs", beyond(stopped, STOP))
+    wide = await ask.chat([{"role": "user", "content": WIDE}], max_tokens=64, logprobs=True, odd=True)
+    spelled = _spelled(wide.tokens)
+    if wide.tokens and wide.content.strip() not in spelled:
+        return Warned(f"log-probabilities of letters outside ASCII spell {spelled[:40]!r}, not {wide.content[:40]!r}")
+    return "they end with the text"
+
+
+def beyond(answer: Answer, stop: str) -> str:
+    """ "" or the first token that begins after the stop string; the one that completes it may reach further."""
+    ended = answer.content.rstrip()
+    spelled = ""
+    for token in answer.tokens:
+        if stop in spelled[len(ended) :]:
+            return f"log-probabilities go on after the stop string {stop!r}: {token.text!r}"
+        spelled += token.text
+    return ""
 
 
 def disagreement(answer: Answer) -> str:
@@ -119,6 +150,11 @@ def _is_bytes(token: Token) -> bool:
 RUNG = Rung(
     name="sampling",
     about="temperature, seed, and log-probabilities that belong to the text",
-    probes={"temperature": temperature, "seed": seed, "logprobs": logprobs},
-    cost=16,
+    probes={
+        "temperature": temperature,
+        "seed": seed,
+        "logprobs": logprobs,
+        "logprobs at a stop": logprobs_at_a_stop,
+    },
+    cost=18,
 )

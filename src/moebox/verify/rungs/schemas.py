@@ -9,8 +9,9 @@ Schema = dict[str, object]
 
 
 def contradictions(rng: random.Random, count: int) -> list[tuple[str, Schema]]:
-    """`count` prompts and schemas, every shape in turn."""
-    return [SHAPES[number % len(SHAPES)](rng) for number in range(count)]
+    """`count` prompts and schemas, every shape in turn, from any of them on."""
+    first = rng.randrange(len(SHAPES))
+    return [SHAPES[(first + number) % len(SHAPES)](rng) for number in range(count)]
 
 
 def _record(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
@@ -64,6 +65,21 @@ def _referred(rng: random.Random) -> tuple[str, Schema]:
     return text, _record({"task": {"$ref": "#/$defs/Task"}}) | {"$defs": {"Task": inner}}
 
 
+def _lengths(rng: random.Random) -> tuple[str, Schema]:
+    text = "Reply with a JSON object with the keys name and tag. The name is Bo. The tag is a very long one indeed."
+    return text, _record({"name": {"type": "string", "minLength": 5}, "tag": {"type": "string", "maxLength": 4}})
+
+
+def _pattern(rng: random.Random) -> tuple[str, Schema]:
+    text = f"Reply with a JSON object with the key code. The code is {words.word(rng)}."
+    return text, _record({"code": {"type": "string", "pattern": "^[A-Z]{3}$"}})
+
+
+def _range(rng: random.Random) -> tuple[str, Schema]:
+    text = "Reply with a JSON object with the keys age and score. The age is 7. The score is 900."
+    return text, _record({"age": {"type": "integer", "minimum": 18}, "score": {"type": "integer", "maximum": 100}})
+
+
 SHAPES: tuple[Callable[[random.Random], tuple[str, Schema]], ...] = (
     _enum,
     _type,
@@ -73,4 +89,7 @@ SHAPES: tuple[Callable[[random.Random], tuple[str, Schema]], ...] = (
     _closed,
     _numbers,
     _referred,
+    _lengths,
+    _pattern,
+    _range,
 )

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Sequence
 
+from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
@@ -101,9 +102,15 @@ async def in_pieces(ask: Asker) -> Warned | None:
     if answer.finish != "stop":
         raise Failed(f"finish_reason {answer.finish!r} where the answer was complete")
     await trials(ask, "answer" + STREAMED, asking(ask, "count", stream=True), ask.options.share(0.5))
-    if took.seconds > SLOW_S and took.first_s > HELD_BACK * took.seconds:
-        return Warned(f"the first piece came after {took.first_s:.1f} of {took.seconds:.1f} s: held back, not streamed")
-    return None
+    why = _held_back(took)
+    return Warned(why) if why else None
+
+
+def _held_back(took: Exchange) -> str:
+    """ "" or how late the first piece of a stream came that took long enough to tell."""
+    if took.seconds <= SLOW_S or took.first_s <= HELD_BACK * took.seconds:
+        return ""
+    return f"the first piece came after {took.first_s:.1f} of {took.seconds:.1f} s: held back, not streamed"
 
 
 async def long_answer(ask: Asker) -> str | Warned:
@@ -115,6 +122,8 @@ async def long_answer(ask: Asker) -> str | Warned:
         answer = await ask.ask(task, stream=True, max_tokens=tokens)
     finally:
         ask.patient = False
+    if why := _held_back(ask.exchanges[-1]):
+        return Warned(why)
     want, got = str(task.expect).split(), answer.content.split()
     made = answer.count("completion")
     if got == want:

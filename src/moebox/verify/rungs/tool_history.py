@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from moebox.verify.answer import Answer
-from moebox.verify.ask import Asker, Failed
+from moebox.verify.ask import Asker, Failed, said
 from moebox.verify.breach import strict_json
 from moebox.verify.trials import draw
 
@@ -40,6 +40,8 @@ async def malformed(ask: Asker) -> str:
             strict_json(exchange.response)
         except ValueError:
             raise Failed(f"{title}: HTTP {exchange.status} with something that is not JSON") from None
+        failed = f"{title}: HTTP {exchange.status} for a client's mistake{said(exchange)}"
+        ask.tally.add("errors", failed if exchange.status >= 500 else "")
         seen.append(str(exchange.status))
         after = await ask.ask(draw(ask, "secret"))  # it must live on
         if not (after.content or after.reasoning):

@@ -124,9 +124,13 @@ async def _shown(ask: Asker, task: Task, answer: Answer) -> str:
     raise Failed(f"{answer.leak} in the text: the model was shown tools that it may not call{hint}")
 
 
-async def choice_required(ask: Asker) -> Score:
-    """tool_choice required: a call comes."""
-    return await _honoured(ask, "required", lambda stream: calling(ask, tool_choice="required", stream=stream))
+async def choice_required(ask: Asker) -> Score | Warned:
+    """tool_choice required: a call comes, even where the question needs none."""
+    score = await _honoured(ask, "required", lambda stream: calling(ask, tool_choice="required", stream=stream))
+    answer = await ask.ask(draw(ask, "tool_none"), tool_choice="required", odd=True)
+    if answer.calls:
+        return score
+    return Warned(f"tool_choice is required, yet a question that needs no tool got none: {answer.content[:60]!r}")
 
 
 async def choice_named(ask: Asker) -> Score:

@@ -1,0 +1,74 @@
+"""Conversations in the forms that clients send them. Whether a turn reaches the model shows in the prompt's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.rung import Warned
+
+PADDING = "lantern orchard thimble " * 8
+GROWTH = 16  # tokens that these 24 words are at least
+
+Turn = dict[str, object]
+
+
+def user(content: object) -> Turn:
+    """A turn of the user's."""
+    return {"role": "user", "content": content}
+
+
+def assistant(content: object) -> Turn:
+    """A turn of the assistant's."""
+    return {"role": "assistant", "content": content}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A conversation, and the same without the turn that is looked at."""
+
+    turns: Sequence[Turn]
+    without: Sequence[Turn]
+    growth: int = GROWTH  # tokens that the turn is at least
+
+
+HELLO = user("Hello!")
+TALK = (HELLO, assistant("Hello, what can I do?"))
+FORMS: dict[str, Form] = {
+    "a developer message": Form(turns=[{"role": "developer", "content": PADDING}, HELLO], without=[HELLO]),
+    "a system message in mid-conversation": Form(
+        turns=[*TALK, {"role": "system", "content": PADDING}, HELLO], without=[*TALK, HELLO]
+    ),
+    "two turns of the user in a row": Form(turns=[user(PADDING), HELLO], without=[HELLO]),
+    "an assistant's turn as parts": Form(
+        turns=[HELLO, assistant([{"type": "text", "text": PADDING}]), HELLO], without=[HELLO, HELLO]
+    ),
+    "an empty turn of the assistant": Form(turns=[HELLO, assistant(""), HELLO], without=[HELLO], growth=1),
+}
+
+
+async def forms(ask: Asker) -> str | Warned:
+    """Each form is taken, and what it adds is in the prompt; a polite refusal is said, for agents send them all."""
+    refused: list[str] = []
+    for number, (title, form) in enumerate(FORMS.items()):
+        ask.trial = (number + 1, len(FORMS))
+        try:
+            many = await _prompt_tokens(ask, form.turns)
+        except Failed as problem:
+            if problem.status in REFUSALS:
+                refused.append(f"{title} ({problem})")
+            else:
+                ask.tally.add("prompt", f"{title}: {problem}")
+            continue
+        few = await _prompt_tokens(ask, form.without)
+        why = f"{title}: {few} prompt tokens without it and {many} with it: it is dropped"
+        ask.tally.add("prompt", "" if many >= few + form.growth else why)
+    if refused:
+        return Warned(f"refused: {'; '.join(refused)}")
+    return f"{len(FORMS)} forms of conversations read"
+
+
+async def _prompt_tokens(ask: Asker, turns: Sequence[Turn]) -> int:
+    counted = (await ask.chat(turns, max_tokens=8, odd=True)).count("prompt")
+    if counted is None:
+        raise Skipped("the server counts no tokens")
+    return counted
