@@ -7,15 +7,16 @@
     python benchmarks/ladder_soundness.py healthy --climbs 200                  # false alarms; odd servers too
     python benchmarks/ladder_soundness.py draws --climbs 20                     # constant faults that some draw misses
 
-Fresh questions every time, against the oracle of tests/verify: real HTTP, no model. Each kind of fault is looked for by
-the rungs that can show it (`--all-rungs` climbs everything), so the requests printed are those of these rungs.
+Ladders are numbered from `--first` on. The number is the seed of their questions and of the requests that are broken, so
+the same command gives the same figures. Asked is the oracle of tests/verify: real HTTP, no model. Each kind of fault is
+looked for by the checks that can show it (`--all-rungs` makes all), so the requests printed are those of these checks.
 """
 
 import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,7 @@ def main() -> int:
     parser.add_argument("what", choices=("power", "family", "odd", "healthy", "draws"))
     parser.add_argument("--rates", default="1", help="one request in N is broken")
     parser.add_argument("--climbs", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first healthy ladder, and its seed")
     parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
@@ -128,7 +130,8 @@ def climbed(url: str, name: str, given: argparse.Namespace, effort: Effort, rung
     """Several ladders of one server."""
     noise = f"~{given.noise}" if given.noise else ""
     only = () if given.all_rungs else ("alive", *rungs)
-    ladders = [climb(url, name + noise, TRIALS[effort], only) for _ in range(given.climbs)]
+    seeds = range(given.first, given.first + given.climbs)
+    ladders = [climb(url, f"{name}{noise}+{seed}", TRIALS[effort], only, seed) for seed in seeds]
     caught = sum(ladder.verdict in ("warn", "fail") for ladder in ladders)
     requests = sum(ladder.requests for ladder in ladders) / len(ladders)
     return Climbed(caught=caught, climbs=given.climbs, requests=requests)
@@ -212,7 +215,8 @@ def healthy(url: str, given: argparse.Namespace) -> bool:
     """Right servers, odd ones and such with a model that errs: none may be red."""
     ends = time.monotonic() + 60 * given.minutes
     count: dict[str, Counter[str]] = {"correct": Counter(), "odd": Counter(), "erring model": Counter()}
-    for number, name in enumerate(_healthy(given.climbs)):
+    for number in range(given.first, given.first + given.climbs):
+        name = _healthy(number)
         ladder = climb(url, name, TRIALS[(given.effort or ["default"])[0]], seed=number)
         sort = "erring model" if "~" in name else "odd" if name.startswith("odd") else "correct"
         count[sort][ladder.verdict] += 1
@@ -230,10 +234,10 @@ def _share(good: int, of: int) -> str:
     return share_text(wilson(good, of))
 
 
-def _healthy(climbs: int) -> Iterator[str]:
-    odd = [*RIGHT, "correct~100"]
-    for number in range(climbs):
-        yield odd[number % len(odd)] if number % 2 else "correct"
+def _healthy(number: int) -> str:
+    """The right server and others that are odd or whose model errs, in turn."""
+    others = [*RIGHT, "correct~100"]
+    return others[number // 2 % len(others)] if number % 2 else "correct"
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ SEEN_AT_ONCE = {
     "anthropic-thoughts-streamed-only": ("thinking", "anthropic"),
     "anthropic-no-signature": ("thinking", "anthropic"),
     "anthropic-tool-choice-ignored": ("anthropic",),
+    "anthropic-first-word-twice": ("anthropic",),
 }
 MISSED = {name: (rungs, 12) for name, rungs in ONCE_MISSED.items()}
 MISSED |= {name: (rungs, 4) for name, rungs in SEEN_AT_ONCE.items()}

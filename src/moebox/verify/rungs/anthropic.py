@@ -13,10 +13,11 @@ from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs.errors import rude
+from moebox.verify.rungs.streaming import apart
 from moebox.verify.rungs.thinking import spilled
 from moebox.verify.rungs.tool_results import SLACK
 from moebox.verify.rungs.turns import GROWTH, PADDING
-from moebox.verify.trials import Attempt, Trial, both, draw, wrong
+from moebox.verify.trials import GOOD, Attempt, Trial, both, draw, trials, wrong
 
 FEW = 8  # tokens, for an answer that wants many more
 
@@ -29,6 +30,20 @@ async def text(ask: Asker) -> Score:
         return "" if ended else f"stop_reason {message.stop!r} at the end of an answer"
 
     return await both(ask, "text", lambda stream: _asked(ask, "copy", stream, check), ask.options.share(0.5))
+
+
+async def same_words(ask: Asker) -> Score:
+    """The pieces of a stream are the text of the whole message."""
+
+    async def attempt() -> Trial:
+        task = draw(ask, "copy")
+        whole, pieces = [await messages.send(ask, messages.request(ask, task, stream=way)) for way in (False, True)]
+        if whole.text == pieces.text:
+            return GOOD
+        again = await messages.send(ask, messages.request(ask, task))
+        return wrong(apart(whole.text, pieces.text)) if again.text == whole.text else GOOD
+
+    return await trials(ask, "text" + STREAMED, attempt, ask.options.share(0.25))
 
 
 async def tools(ask: Asker) -> Score:
@@ -232,6 +247,7 @@ RUNG = Rung(
     about="Anthropic's messages API, where served",
     probes={
         "text": text,
+        "same words": same_words,
         "tools": tools,
         "and back": and_back,
         "system": system,

@@ -130,11 +130,10 @@ async def long_answer(ask: Asker) -> str | Warned:
         return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
     kept = _alike(want, got)
     ended = kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept]))
-    asked_for = (
-        made is None or made >= tokens - ABLE_WORDS
-    )  # a server that says `length` earlier has a limit of its own
-    if ended and answer.finish == "length" and asked_for:
+    if ended and answer.finish == "length" and (made is None or made >= tokens - ABLE_WORDS):
         return f"{kept:,} of {words:,} words, then the limit of {tokens:,} tokens that was asked for"
+    if ended and answer.finish == "length" and _context_is_full(ask, answer):
+        return f"{kept:,} of {words:,} words, then the end of the context"
     if ended:
         why = f"{words:,} words were to come, it ended after {kept:,} with {answer.finish!r}"
         ask.tally.add("text" + STREAMED, why)
@@ -142,6 +141,12 @@ async def long_answer(ask: Asker) -> str | Warned:
     if held := _thread_kept(want, got):
         return Warned(f"of {words:,} words {kept:,} came as they were, then: {held}; the model's fault or the server's")
     raise Skipped(f"model, not server: it lost the thread after {kept:,} of {words:,} words")
+
+
+def _context_is_full(ask: Asker, answer: Answer) -> bool:
+    """Prompt and answer take all that the server says it has; one that ends earlier has a limit of its own."""
+    used = answer.count("total")
+    return bool(ask.limit and used) and (used or 0) >= (ask.limit or 0) - WORD_TOKENS
 
 
 async def _size(ask: Asker) -> tuple[int, int]:

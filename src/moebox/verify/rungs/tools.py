@@ -128,7 +128,7 @@ async def choice_required(ask: Asker) -> Score | Warned:
     """tool_choice required: a call comes, even where the question needs none."""
     score = await _honoured(ask, "required", lambda stream: calling(ask, tool_choice="required", stream=stream))
     answer = await ask.ask(draw(ask, "tool_none"), tool_choice="required", odd=True)
-    if answer.calls:
+    if answer.calls or answer.finish == "length":  # a call that grew too long to be judged
         return score
     return Warned(f"tool_choice is required, yet a question that needs no tool got none: {answer.content[:60]!r}")
 
