@@ -7,7 +7,7 @@
     python benchmarks/ladder_soundness.py healthy --climbs 200                  # false alarms; odd servers too
     python benchmarks/ladder_soundness.py draws --climbs 20                     # constant faults that some draw misses
 
-Ladders are numbered from `--first` on. The number is the seed of their questions and of the requests that are broken, so
+Ladders are numbered from `--first` on. The number is the seed of their questions and of what is broken when, so
 the same command gives the same figures. Asked is the oracle of tests/verify: real HTTP, no model. Each kind of fault is
 looked for by the checks that can show it (`--all-rungs` makes all), so the requests printed are those of these checks.
 """
