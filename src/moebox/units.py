@@ -78,7 +78,9 @@ def rate(per_second: float) -> str:
     """Bytes per second: "614 GB/s"."""
     if per_second >= 1e12:
         return f"{per_second / 1e12:.2f} TB/s"
-    return f"{per_second / 1e9:.0f} GB/s" if per_second >= 1e9 else f"{per_second / 1e6:.0f} MB/s"
+    if per_second < 1e9:
+        return f"{per_second / 1e6:.0f} MB/s"
+    return f"{per_second / 1e9:.3g} GB/s" if per_second < 1e10 else f"{per_second / 1e9:.0f} GB/s"
 
 
 def tok_s(per_second: float) -> str:

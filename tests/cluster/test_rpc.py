@@ -1,15 +1,19 @@
 """llama.cpp over two nodes by its own RPC backend: the real servers, the phantom's weights, Slurm and ssh."""
 
+import dataclasses
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from moebox import codec, http, phantom
+from moebox import codec, engines, http, phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
+from moebox.core.box import Box, Cpu
+from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
 from moebox.serve import node_checks, state
 from moebox.serve.agent import marked
@@ -86,6 +90,28 @@ def test_a_real_engine_serves_from_two_nodes_and_leaves_nothing(
         port = read_recipe(str(rpc)).listen.port + 1
         assert f"RPC0[127.0.0.1:{port}] model buffer size" in log  # weights lie on the second node
         assert "CPU model buffer size" in log or "CPU_Mapped model buffer size" in log  # and on the first
+
+
+def test_whole_layers_lie_where_the_plan_put_them(rpc: Path, slurm: Cluster) -> None:
+    """Two of the phantom's five layers and the output on the second node, by the server's own words."""
+    recipe = read_recipe(str(rpc))
+    assert recipe.hybrid
+    hybrid = dataclasses.replace(recipe.hybrid, split=(3,), gpu_layers=3)
+    rpc.write_text(codec.to_toml(dataclasses.replace(recipe, hybrid=hybrid)))
+    spanning = deploy(read_recipe(str(rpc)))
+    box = Box(name="two", cpu=Cpu(cores=1), ram=64 << 30, ram_bandwidth=10**10, nodes=2)
+    memory = engines.budget(Deployment.of(spanning.recipe, spanning.model, spanning.checkpoint, box))
+    with session(rpc) as running:
+        running.wait_ready(patience_s=PATIENCE_S)
+        assert "completion_tokens" in answer(running)
+        log = running.log.read_text()
+    away = next(device for device in memory.devices if device.device == "ram1")
+    weights = re.search(r"RPC0\[\S+\] model buffer size = +([\d.]+) MiB", log)
+    cache = re.search(r"RPC0\[\S+\] KV buffer size = +([\d.]+) MiB", log)
+    assert weights
+    assert cache
+    assert away.weights_total / 2**20 == pytest.approx(float(weights[1]), rel=0.03)
+    assert away.kv / 2**20 == pytest.approx(float(cache[1]), rel=0.03)
 
 
 def test_a_worker_killed_under_traffic_is_named(rpc: Path, slurm: Cluster) -> None:

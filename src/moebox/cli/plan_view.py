@@ -12,6 +12,7 @@ from rich.text import Text
 from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
+from moebox.core.deployment import Deployment
 from moebox.core.model import Component, Model
 from moebox.core.plan import DeviceMemory, Forecast, Line, Plan
 from moebox.core.registry import titled
@@ -59,6 +60,8 @@ def title(plan: Plan, model: Model) -> Text:
         words.append(parallel.text)
         words += [f"DCP{parallel.dcp}"] if parallel.dcp > 1 else []
         words += ["EP"] if parallel.ep else []
+    elif parallel.nodes > 1:
+        words.append(f"{parallel.nodes} nodes by RPC")
     words += [f"{recipe.kv} cache", f"context {count(recipe.context)}"]
     words += [f"{recipe.speculate.method} draft"] if recipe.speculate else []
     line = Text.assemble((f"{model.title} {deploy(recipe).checkpoint.label}", "bold"), " on ", (plan.box, "bold"))
@@ -222,8 +225,8 @@ def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
     """What to type next, and what it would run."""
     file = str(saved) if saved else "recipe.toml"
     lines = [] if saved else [f"save it: moebox plan … -o {file}"]
-    lines += [f"moebox render {shlex.quote(file)} --as script", f"moebox up {shlex.quote(file)}"]
     deployment = deploy(plan.recipe)
+    lines += _starting(shlex.quote(file), deployment)
     launch = engines.launch(deployment)
     argv = engines.command(deployment, launch)
     table = Table.grid(padding=(0, 1))
@@ -231,6 +234,13 @@ def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
         table.add_row("$" if line.startswith("moebox") else "-", Text(line))
     table.add_row("", Text(f"which runs: {engines.shown(launch, argv)}", style="dim"))
     return table
+
+
+def _starting(file: str, deployment: Deployment) -> list[str]:
+    """What renders and starts the recipe; over several nodes `up` is told which they are."""
+    several = deployment.recipe.parallel.nodes > 1
+    rendered = [] if several and deployment.engine.workers else [f"moebox render {file} --as script"]
+    return [*rendered, f"moebox up {file} --hosts hosts.txt" if several else f"moebox up {file}"]
 
 
 def arithmetic(plan: Plan, model: Model) -> RenderableType:

@@ -60,6 +60,7 @@ class Hybrid:
     attention_buffer: int | None = None  # -amb, MiB; ik_llama.cpp only
     gpu_experts: int | None = None  # experts of each layer on the GPUs as well; KTransformers only
     pools: int | None = None  # thread pools, one a NUMA node; KTransformers only
+    split: tuple[int, ...] = ()  # -ts: whole layers by device, RPC servers of other nodes first; llama.cpp only
     ranges: tuple[str, ...] = ()  # verbatim -ot rules; when given they stand instead of those made from `experts`
 
 

@@ -8,7 +8,7 @@ from moebox.core import families
 from moebox.core.recipe import Flag
 from moebox.engines.flags import Word
 
-Setting = Flag | list[list[int]] | dict[str, str]
+Setting = Flag | list[int] | list[list[int]] | dict[str, str]
 Foreign = Mapping[str, object]  # a JSON object that somebody else wrote
 
 

@@ -116,11 +116,15 @@ def _hybrid(hybrid: Hybrid, engine: Traits) -> None:
     """Placement of experts: fields the engine has, layers given once."""
     if not engine.offloads:
         raise BadInput(f"hybrid: {engine.title} keeps no experts in RAM", hint=_engines_with())
-    for path in ("mla", "attention_buffer", "gpu_experts", "pools", "experts", "ranges"):
+    for path in ("mla", "attention_buffer", "gpu_experts", "pools", "experts", "split", "ranges"):
         if path not in engine.hybrid and getattr(hybrid, path) not in (None, ()):
             raise BadInput(f"hybrid.{path}: {engine.title} has no such flag", hint=_engines_with(path))
     if hybrid.mla not in (None, 0, 1, 2, 3):
         raise BadInput(f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
+    if any(count < 0 for count in hybrid.split) or (hybrid.split and not any(hybrid.split)):
+        raise BadInput("hybrid.split: layers by device, none negative", hint="e.g. split = [30, 32]")
+    if hybrid.split and hybrid.experts:
+        raise BadInput("hybrid.split keeps experts with their layers; hybrid.experts cannot name others")
     layers = [layer for gpu in hybrid.experts for layer in gpu]
     if len(set(layers)) != len(layers):
         raise BadInput("hybrid.experts: a layer is given to two GPUs")

@@ -15,7 +15,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.engines import rooms
 from moebox.errors import BadInput
-from moebox.planner import place
+from moebox.planner import over_nodes, place
 from moebox.planner.pins import Pins, sharing, with_hybrid, with_preset
 from moebox.planner.pins import serving as serving_engines
 from moebox.sizing import gpu_list, shards
@@ -317,6 +317,8 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
         counts = pins.experts
         if counts is None:
             counts = place.counts_that_fit(box, model, checkpoint, recipe)
+            for spread in over_nodes.recipes(box, model, checkpoint, recipe):
+                yield Candidate(recipe=spread, checkpoint=checkpoint, tier=tier + 1)
         yield Candidate(recipe=place.placed(box, model, recipe, counts), checkpoint=checkpoint, tier=tier)
 
 

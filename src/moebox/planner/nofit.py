@@ -33,7 +33,7 @@ def problem(
     hint = "; ".join(list(remedies(box, model, checkpoints, pins, tried))[:3]) or None
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     short, recipe = nearest.memory.shortfall, nearest.recipe
-    where = "RAM" if recipe.hybrid and _worst(nearest) == "ram" else "each GPU"
+    where = "RAM" if recipe.hybrid and _worst(nearest).startswith("ram") else "each GPU"
     if recipe.parallel.pp > 1 or (recipe.hybrid and where != "RAM"):
         where = "the fullest GPU"
     place = f"on {box.name}" if box.gpus else "here without a GPU"

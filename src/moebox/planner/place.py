@@ -44,7 +44,7 @@ def counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recipe: Reci
         return ()
     whole = _room(box, model, checkpoint, recipe, all_placed=True)
     if sum(whole) >= model.moe_layers:
-        return _even(whole, model.moe_layers)
+        return even(whole, model.moe_layers)
     return tuple(_room(box, model, checkpoint, recipe, all_placed=False))
 
 
@@ -70,7 +70,7 @@ def _room(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, all
     return room
 
 
-def _even(room: list[int], wanted: int) -> tuple[int, ...]:
+def even(room: list[int], wanted: int) -> tuple[int, ...]:
     """`wanted` layers over GPUs with that much room, as evenly as it goes."""
     counts = [0] * len(room)
     while sum(counts) < wanted:

@@ -13,7 +13,7 @@ from moebox.planner.pins import Pins
 from moebox.planner.speed.links import between_nodes
 from moebox.planner.weigh import PROMPT, Weighed
 from moebox.sizing.gpu_list import all_gpus
-from moebox.units import count, gb, gib
+from moebox.units import count, gb, gib, seconds
 
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
@@ -78,6 +78,8 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
 def _placement(best: Weighed) -> str:
     recipe = best.recipe
     assert recipe.hybrid is not None
+    if recipe.hybrid.split:
+        return _over_nodes(best)
     counts = [len(layers) for layers in recipe.hybrid.experts]
     total, ram = best.model.moe_layers, best.memory.devices[-1]
     if not best.box.gpus:
@@ -90,6 +92,24 @@ def _placement(best: Weighed) -> str:
         f"{where if sum(counts) else f'none of {total} expert layers lies on the GPUs'}; "
         f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
     )
+
+
+def _over_nodes(best: Weighed) -> str:
+    """Whole layers over nodes, and what their weights cost at every start."""
+    nodes, hops = best.recipe.parallel.nodes, best.speed.shared.hops if best.speed.shared else None
+    assert hops is not None
+    away = _away(best)
+    where = "GPUs" if best.box.gpus else "RAM"
+    return (
+        f"whole layers on the {where} of {nodes} nodes over llama.cpp's RPC, {hops.layers} of them on other nodes; "
+        f"{gib(away)} of weights go over the network at every start, {seconds(away / hops.rate)} at least"
+    )
+
+
+def _away(best: Weighed) -> int:
+    """Bytes of weights on nodes other than the first."""
+    own = {f"gpu{number}" for number in range(len(best.box.gpus))} | {"ram"}
+    return sum(device.weights_total for device in best.memory.devices if device.device not in own)
 
 
 def _quant(best: Weighed, others: list[Weighed]) -> str:
@@ -160,8 +180,7 @@ def title(one: Weighed, best: Weighed) -> str:
     if recipe.runtime.preset:
         parts.append("patched community image")
     if recipe.hybrid:
-        counts = "+".join(str(len(layers)) for layers in recipe.hybrid.experts) or "0"
-        parts += [one.checkpoint.label, f"{counts} expert layers", f"-ub {recipe.hybrid.ubatch}"]
+        parts += [one.checkpoint.label, _shared_out(recipe), f"-ub {recipe.hybrid.ubatch}"]
         return ", ".join(parts)
     parallel = recipe.parallel
     deep = (f" DCP{parallel.dcp}" if parallel.dcp > 1 else "") + (" EP" if parallel.ep else "")
@@ -171,6 +190,14 @@ def title(one: Weighed, best: Weighed) -> str:
     if recipe.speculate:
         parts.append(f"{recipe.speculate.method} draft")
     return ", ".join(parts)
+
+
+def _shared_out(recipe: Recipe) -> str:
+    """Where the layers of a model lie that GPUs and RAM share, or several nodes."""
+    assert recipe.hybrid is not None
+    if recipe.hybrid.split:
+        return f"{recipe.parallel.nodes} nodes"
+    return "+".join(str(len(layers)) for layers in recipe.hybrid.experts or ((),)) + " expert layers"
 
 
 def _loses(one: Weighed, best: Weighed) -> str:

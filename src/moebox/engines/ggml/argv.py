@@ -66,6 +66,8 @@ def hybrid_words(recipe: Recipe) -> list[Word]:
         value = getattr(hybrid, path.removeprefix("hybrid."))
         if value is not None:
             words.append((flag, str(value)))
+    if hybrid.split:
+        words.append(("-ts", ",".join(map(str, hybrid.split))))
     return words + [("-ot", rule) for rule in placement(recipe)]
 
 
@@ -77,7 +79,7 @@ def placement(recipe: Recipe) -> tuple[str, ...]:
     hybrid = recipe.hybrid
     if hybrid is None:
         return ()
-    if hybrid.ranges:
+    if hybrid.ranges or hybrid.split:  # split: experts lie with their layers
         return hybrid.ranges
     cards = [
         rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps=CUDA{card}"

@@ -125,7 +125,17 @@ def _tokens(value: str, reading: Reading) -> bool:
     return True
 
 
+def _split(value: str, reading: Reading) -> bool:
+    """-ts; proportions that are no whole layers stay a flag"""
+    counts = value.split(",")
+    if not all(count.isdecimal() for count in counts):
+        return False
+    reading.put("hybrid.split", [int(count) for count in counts])
+    return True
+
+
 READERS: dict[str, Reader] = ggml.READERS | {
+    "-ts": _split,
     "-ctv": _values,
     "--chat-template-kwargs": template_arguments,
     "--spec-type": _method,

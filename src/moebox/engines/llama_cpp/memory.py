@@ -1,5 +1,11 @@
-"""llama.cpp's memory: the rules both servers share."""
+"""llama.cpp's memory: the rules both servers share, and over several nodes its own."""
 
-from moebox.engines.ggml.memory import budget
+from moebox.core.deployment import Deployment
+from moebox.core.plan import Memory
+from moebox.engines.ggml import memory as ggml
+from moebox.engines.llama_cpp import spread
 
-__all__ = ["budget"]
+
+def budget(deployment: Deployment) -> Memory:
+    """Every device's bytes, and the tokens the cache holds."""
+    return spread.budget(deployment) if spread.spans(deployment.recipe) else ggml.budget(deployment)

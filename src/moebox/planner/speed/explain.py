@@ -147,4 +147,5 @@ def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, st
             f"{batch} × {shared.rank.cache_read(context) / 1e6:.1f} MB of cache at {context} tokens",
             c.source,
         ),
+        "network": (shared.hops.formula(batch, context) if shared.hops else "", "llama.cpp's ggml-rpc.cpp, counted"),
     }

@@ -7,6 +7,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import rooms
 from moebox.planner.speed.constants import HostSide, cpu
+from moebox.planner.speed.rpc import Hops, hops_of
 from moebox.sizing.rank import Rank, rank_of
 
 # A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
@@ -33,6 +34,7 @@ class Shared:
     ranks: int = 1  # GPUs that work on one layer together
     host_copy: float = 0.0  # bytes/s at which RAM feeds all GPUs' copies; 0: the link decides alone
     rank: Rank  # the whole model on one rank: bytes and operations of every token
+    hops: Hops | None = None  # between nodes
 
     def distinct(self, tokens: float) -> float:
         """Expected distinct experts a batch wakes in one layer."""
@@ -50,6 +52,7 @@ class Shared:
             "dense weights": self.rank.dense_bytes / self._gpu_rate(),
             "fixed": self.model.layers * c.gpu_layer_us * 1e-6,
             "attention": self._attention(batch, context),
+            "network": self.hops.seconds(batch, context) if self.hops else 0.0,
         }
         return {name: seconds for name, seconds in parts.items() if seconds}
 
@@ -71,6 +74,7 @@ class Shared:
         parts["dense weights"] = tokens * self.rank.dense_flops / rate
         parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / rate
         parts["fixed"] = self.model.layers * c.gpu_layer_us * 1e-6
+        parts["network"] = self.hops.seconds(tokens, past + tokens, prompt=True) if self.hops else 0.0
         return {name: seconds for name, seconds in parts.items() if seconds}
 
     def uploads(self, tokens: float) -> bool:
@@ -138,13 +142,14 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         on_gpus=min(on_gpus, model.moe_layers),
         in_ram=max(model.moe_layers - on_gpus, 0),
         rank=rank_of(model, checkpoint, replace(recipe, parallel=Parallel())),
+        hops=hops_of(box, model, recipe),
     )
 
 
 def layers_on_gpus(model: Model, recipe: Recipe) -> float:
     """Expert layers on GPUs; a share of every layer counts as so many layers' worth."""
     hybrid = recipe.hybrid
-    if hybrid is None:
+    if hybrid is None or hybrid.split:
         return model.moe_layers
     if hybrid.gpu_experts is not None and model.moe:
         return model.moe_layers * hybrid.gpu_experts / model.moe.experts
