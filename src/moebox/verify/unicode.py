@@ -32,7 +32,7 @@ WIDE = "東🦜"  # three and four bytes: what a tokenizer cuts in pieces, added
 def garbled(want: str, got: str) -> str:
     """ "" or how `got` came of `want`: a change that servers make and models do not."""
     heard = got.strip()
-    if heard == want:
+    if heard == want.strip():
         return ""
     for name, changed in _changes(want):
         if changed != want and changed.strip() == heard:

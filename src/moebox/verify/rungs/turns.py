@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.rung import Warned
 
@@ -72,3 +74,13 @@ async def _prompt_tokens(ask: Asker, turns: Sequence[Turn]) -> int:
     if counted is None:
         raise Skipped("the server counts no tokens")
     return counted
+
+
+async def or_skipped(ask: Asker, turns: list[Any], **more: Any) -> Answer:
+    """An answer; Skipped where the server refuses what is asked."""
+    try:
+        return await ask.chat(turns, odd=True, max_tokens=256, **more)
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            raise Skipped(f"refused: {problem}") from None
+        raise

@@ -1,0 +1,111 @@
+"""Texts that must arrive as they were: characters outside ASCII, blanks and marks, in words, arguments and JSON."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from moebox.phantom import vocabulary as words
+from moebox.verify.ask import REFUSALS, Asker, Skipped
+from moebox.verify.breach import strict_json
+from moebox.verify.kinds import STREAMED
+from moebox.verify.rung import Warned
+from moebox.verify.rungs.turns import or_skipped, user
+from moebox.verify.unicode import EXACT, TEXTS, WIDE, garbled
+
+
+async def characters(ask: Asker) -> str:
+    """Text outside ASCII is read, and comes back as it was."""
+    copied, unread = 0, ""
+    texts = _some(ask)
+    for number, text in enumerate(texts):
+        ask.trial = (number + 1, len(texts))
+        stream = number % 2 == 1
+        heard = await _repeated(ask, text, stream)
+        why = garbled(text, heard)
+        same = text in heard
+        if not (same or why) and text in await _repeated(ask, text, not stream):
+            why = f"{text!r} came back as {heard[:60]!r} {_HOW[stream]}, and as it was {_HOW[not stream]}"
+        ask.tally.add("unicode" + STREAMED * stream, why)
+        copied += same
+        unread = unread or ("" if same or why else f"{text!r} became {heard[:60]!r}")
+    if not copied and unread:
+        raise Skipped(f"model, not server: it cannot copy such text ({unread})")
+    return f"{copied} of {len(texts)} texts copied" + (f"; {unread}" if unread else "")
+
+
+_HOW = {False: "whole", True: "streamed"}
+
+
+async def _repeated(ask: Asker, text: str, stream: bool) -> str:
+    request = ask.body([user(f"Repeat after me: {text}")], max_tokens=128, stream=stream or None)
+    # llama.cpp writes what its grammar says whatever the model knows; others ignore the field
+    exchange = await ask.send(request | {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"})
+    if exchange.status in REFUSALS:
+        exchange = await ask.send(request)
+    return ask.read(exchange, stream=stream, odd=True).content
+
+
+async def in_arguments(ask: Asker) -> str | Warned:
+    """The same in the arguments of a tool whose schema allows nothing else."""
+    return await _forced(ask, _called, "arguments")
+
+
+async def in_json(ask: Asker) -> str | Warned:
+    """The same in JSON whose schema allows nothing else."""
+    return await _forced(ask, _constrained, "JSON")
+
+
+async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: str) -> str | Warned:
+    """Texts that are the only value their schema allows; judged where the server holds to that at all."""
+    plain = words.invented(ask.rng)  # a word that no server spoils shows whether schemas are held to
+    texts = [plain, *(f"{text} {WIDE}" for text in _some(ask)), *EXACT]
+    asked = [(text, stream) for text in texts for stream in (True, False)]
+    kept, changed = 0, ""
+    for number, (text, stream) in enumerate(asked):
+        ask.trial = (number + 1, len(asked))
+        got = await make(ask, text, stream)
+        why = "" if got is None else garbled(text, got)
+        ask.tally.add("unicode" + STREAMED * stream, why)
+        kept += got == text
+        other = got not in (None, text) and not why
+        changed = changed or (f"{text!r} came as {got!r}, where the schema allows nothing else" if other else "")
+        if number == 1 and not kept:
+            raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
+    enforced = kept > len(asked) / 2
+    return Warned(changed) if changed and enforced else f"{kept} of {len(asked)} texts kept"
+
+
+def _some(ask: Asker) -> list[str]:
+    """All texts, or some of them where little is to be asked."""
+    return ask.rng.sample(TEXTS, min(len(TEXTS), ask.options.share(1.0)))
+
+
+async def _called(ask: Asker, text: str, stream: bool) -> str | None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": [text]}}, "required": ["city"]}
+    about = "Get the current weather in a city."
+    tool = {"type": "function", "function": {"name": "get_weather", "description": about, "parameters": schema}}
+    turns = [user("What is the weather in the only city that there is?")]
+    answer = await or_skipped(ask, turns, tools=[tool], tool_choice="required", stream=stream or None)
+    return _city(answer.calls[0].arguments) if answer.calls else None
+
+
+async def _constrained(ask: Asker, text: str, stream: bool) -> str | None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": [text]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
+    turns = [user("Reply with a JSON object with the key city. There is one city only.")]
+    answer = await or_skipped(ask, turns, response_format=form, stream=stream or None)
+    return _city(answer.content)
+
+
+def _city(text: str) -> str | None:
+    try:
+        found = strict_json(text)
+    except ValueError:
+        return None
+    value = found.get("city") if isinstance(found, dict) else None
+    return value if isinstance(value, str) else None
