@@ -92,13 +92,13 @@ async def beside_the_left(ask: Asker) -> str:
     for number in range(rounds):
         ask.trial = (number + 1, rounds)
         task = draw(ask, "count", start=1, end=40)
-        alone = await ask.ask(task, stream=True)
         leaving = asyncio.gather(*(ask.client.cancelled(url, left) for _ in range(ask.options.parallel)))
         beside = await ask.ask(task, stream=True)
         await leaving
-        differs = beside.content != alone.content and (await ask.ask(task, stream=True)).content == alone.content
-        why = f"cut when other streams were left: …{beside.content[-40:]!r}, alone …{alone.content[-20:]!r}"
-        ask.tally.add("crowd", why if differs else "")
+        why = judge(task, beside)
+        if why and judge(task, await ask.ask(task, stream=True)):
+            why = ""  # the model's own
+        ask.tally.add("crowd", f"right alone, and wrong while other streams were left: {why}" if why else "")
     return f"{rounds} streams beside {rounds * ask.options.parallel} that were left"
 
 
