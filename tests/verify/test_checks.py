@@ -1,0 +1,67 @@
+"""The judgements of single checks, without a server."""
+
+import pytest
+
+from moebox.core.verdict import Exchange
+from moebox.phantom.calls import _same
+from moebox.verify.answer import Answer, Token
+from moebox.verify.rungs.anthropic import _unheeded
+from moebox.verify.rungs.sampling import beyond
+from moebox.verify.rungs.streaming import _held_back
+from moebox.verify.unicode import garbled
+
+
+def spelled(*texts: str) -> tuple[Token, ...]:
+    return tuple(Token(text=text, logprob=-0.1) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "good"),
+    [
+        (("1", ",", " 2"), True),  # the stop string's own tokens are left out
+        (("1", ",", " 2", ",", " ", "1", "2"), True),  # they are kept
+        (("1", ",", " 2", ", ", "12,"), True),  # the one that completes it reaches further
+        (("1", ",", " 2", ", ", "12", ","), False),
+    ],
+)
+def test_log_probabilities_end_with_the_stop_string(tokens: tuple[str, ...], good: bool):
+    """What begins after it was never said."""
+    assert (beyond(Answer(content="1, 2, ", tokens=spelled(*tokens)), "12") == "") == good
+
+
+@pytest.mark.parametrize(("first_s", "seconds", "held"), [(1.9, 2.0, True), (0.2, 2.0, False), (0.4, 0.41, False)])
+def test_a_stream_that_begins_when_it_is_complete_is_held_back(first_s: float, seconds: float, held: bool):
+    """Told by the first byte of its body, where it took long enough to tell."""
+    took = Exchange(method="POST", url="", first_s=first_s, seconds=seconds)
+
+    assert bool(_held_back(took)) == held
+
+
+@pytest.mark.parametrize(
+    ("choice", "called", "good"),
+    [
+        ({"type": "any"}, ["f"], True),
+        ({"type": "any"}, [], False),
+        ({"type": "tool", "name": "f"}, ["f"], True),
+        ({"type": "tool", "name": "f"}, ["g"], False),
+        ({"type": "none"}, [], True),
+        ({"type": "none"}, ["f"], False),
+    ],
+)
+def test_tool_choice_of_the_messages_api_is_heeded(choice: dict[str, str], called: list[str], good: bool):
+    """Any, one by name, none."""
+    assert (_unheeded(choice, called) == []) == good
+
+
+def test_an_integer_may_be_written_as_a_float():
+    """JSON Schema takes 3.0 for an integer; another number it is not, nor another key."""
+    assert _same({"minutes": 3.0}, {"minutes": 3})
+    assert _same({"minutes": "3"}, {"minutes": 3})  # the schema's check blames that
+    assert not _same({"minutes": 3.5}, {"minutes": 3})
+    assert not _same({"minutes": 3, "more": 1}, {"minutes": 3})
+
+
+def test_blanks_at_the_ends_of_a_copy_are_no_fault():
+    """Models trim; what is lost within is named."""
+    assert garbled("  a  b\n", "a  b") == ""
+    assert "run together" in garbled("  a  b\n", "a b")
