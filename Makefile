@@ -99,7 +99,7 @@ test-containers: $(READY) ## podman for real: an image built from local files, u
 	@MOEBOX_PODMAN_COMPOSE=$(COMPOSE_VENV)/bin/podman-compose MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) $(BIN)/python -m pytest -m engine tests/containers
 
 test-siege: $(READY) ## Attacks at length: hostile recipes and servers, kill -9 at random moments
-	@$(BIN)/python -m pytest -m siege
+	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m siege
 
 test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGLang, KTransformers, llama.cpp and ik_llama.cpp
 	@bash scripts/llama-build.sh llama $(LLAMA_BUILDS) $(LLAMA_SRC)

@@ -18,9 +18,12 @@ from hypothesis import HealthCheck, settings
 
 from moebox import files
 
-# One profile for all: examples are bounded so that the suite stays quick, and no test asserts a time.
-settings.register_profile("house", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("house")
+# One profile for all: examples are bounded and the same in every run, so that only a change turns the suite red, and no
+# test asserts a time. `HYPOTHESIS_PROFILE=explore` draws others, and more of them.
+_USUAL = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("house", _USUAL, derandomize=True)
+settings.register_profile("explore", _USUAL, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
 
 SUITE = "MOEBOX_SUITE"  # in the environment of every process that a test starts
 SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # vLLM leaves those between its processes behind
@@ -45,6 +48,7 @@ os.environ |= {
     "XDG_CACHE_HOME": str(_CACHE),
     "TMPDIR": str(_SCRATCH),
     SUITE: _FOLDERS.name,
+    "MOEBOX_THREADS": "1",  # workers share the cores, and engines whose threads wait for each other crawl there
 }
 _SCRATCH.mkdir()
 tempfile.tempdir = None  # asks TMPDIR again

@@ -19,6 +19,7 @@ from moebox.core.box import Cpu, Host
 
 _RUNTIMES = {name: [name, "--version"] for name in ("docker", "podman", "nvidia-ctk")}
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
+_LOOK_S = 0.4
 _SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, so its binary is asked last
 
 
@@ -35,6 +36,11 @@ def cpu() -> Cpu:
         threads=psutil.cpu_count() or 0,
         numa_nodes=nodes,
     )
+
+
+def busy_share() -> float:
+    """What share of the cores is in use just now; a load average would remember the last minute."""
+    return psutil.cpu_percent(interval=_LOOK_S) / 100
 
 
 def host(*, driver: str = "", cuda: str = "") -> Host:

@@ -4,15 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from moebox import checkpoint
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.detect import nvml
+from moebox.detect import host, nvml
 from moebox.engines import rooms
 from moebox.flows.calibrate_depths import Depth
 from moebox.serve import preflight
@@ -21,7 +19,6 @@ from moebox.units import gib
 
 FALLBACK = "q4_0"
 BUSY = 0.25  # of the cores, used by others before the engine starts
-LOOK_S = 0.5  # for which that is watched: a load average would still count the boot before
 
 
 def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy: Path) -> Recipe:
@@ -63,7 +60,7 @@ def placed(hybrid: Hybrid | None, model: Model, depth: Depth) -> Hybrid | None:
 def disturbances(recipe: Recipe, box: Box) -> Iterator[str]:
     """What else uses the machine just now, in a line each."""
     if reads_gguf(recipe):
-        used = psutil.cpu_percent(interval=LOOK_S) / 100
+        used = host.busy_share()
         if used > BUSY:
             yield f"the machine was busy: other programs used {used:.0%} of its cores"
     yield from (named(pid, gpu, size) for (gpu, pid), size in on_gpus(recipe, box).items())

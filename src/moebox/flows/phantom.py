@@ -1,12 +1,15 @@
 """The phantom as a recipe: the rehearsal model on the embedded engine, small enough for any machine."""
 
 import dataclasses
+import os
 
 from moebox.checkpoint import resolve
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb, Listen, Recipe, Runtime
+from moebox.detect import host
+from moebox.errors import BadInput
 from moebox.phantom import gguf_path
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
@@ -14,6 +17,9 @@ from moebox.planner.pins import Pins
 NAME = "phantom"
 CONTEXT = 2048  # of each slot; it was trained to read 8,192, but a CPU takes minutes for that
 SLOTS = 4
+THREADS = "MOEBOX_THREADS"  # variable that says how many threads the phantom computes with
+MOST_THREADS = 4  # so small a model gains nothing from more
+QUIET = 0.25  # share of the cores that others may use beside several threads
 
 
 def plan(box: Box) -> Plan:
@@ -31,8 +37,8 @@ def embedded() -> str:
 
 def recipe(planned: Recipe) -> Recipe:
     """The planned recipe, embedded, with a few slots and a short climb."""
-    # One thread: so small a model gains little from more, and threads that spin for each other crawl on a busy machine.
-    hybrid = planned.hybrid and dataclasses.replace(planned.hybrid, threads=1, threads_batch=1, batch=512)
+    count = threads()
+    hybrid = planned.hybrid and dataclasses.replace(planned.hybrid, threads=count, threads_batch=count, batch=512)
     return dataclasses.replace(
         planned,
         name=NAME,
@@ -44,3 +50,14 @@ def recipe(planned: Recipe) -> Recipe:
         reasoning_parser="",
         climb=Climb(contexts=(CONTEXT // 2, CONTEXT), speculate=(), settings={"hybrid.ubatch": [256]}),
     )
+
+
+def threads() -> int:
+    """A few on an idle machine, one on a busy one: llama.cpp's threads spin for each other and crawl without a core."""
+    given = os.environ.get(THREADS, "")
+    if given:
+        if not given.isdecimal() or not int(given):
+            raise BadInput(f"{THREADS}: {given!r} is no number of threads", hint="write it like 2, or unset it")
+        return int(given)
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, MOST_THREADS) if host.busy_share() < QUIET else 1
