@@ -1,6 +1,7 @@
 """A climb with a real engine process: keeps what is better, rolls back the rest, and survives being killed."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from moebox import codec
+from moebox import codec, http
 from moebox.cli import main
+from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows.climb import Effort, climb
+from moebox.flows.pace import Pace
 from moebox.flows.walk import Trial
 from moebox.serve import state
 from moebox.store import Run
@@ -24,7 +27,17 @@ from ..verify.oracle.engine import PACED
 from .pipelines import weights
 
 ROOT = Path(__file__).parents[2]
-LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, parallel=4, patience_s=120)
+
+
+def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> Pace:
+    """The oracle's own word for its speed, with a little scatter: a busy machine would hide what a clock sees."""
+    page = http.get(f"{endpoint.root}/metrics").text
+    rate = concurrency / float(page.rpartition("oracle:word_seconds ")[2])
+    scatter = itertools.islice(itertools.cycle((0.99, 1.01)), rounds)
+    return Pace(concurrency=concurrency, tok_s=tuple(rate * factor for factor in scatter), ttft_ms=(20.0,) * rounds)
+
+
+LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, parallel=4, patience_s=120, pace=told)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def checkpoints(model_name: str) -> tuple[Checkpoint, ...]:
 def checkpoint(model_name: str, name: str) -> Checkpoint:
     """One published form of a model, by its name or repository."""
     known = checkpoints(model_name)
-    for one in known:
-        if name.lower() in (one.name.lower(), one.repo.lower()):
-            return one
-    raise UnknownName(f"checkpoint of {model_name}", name, [one.name for one in known])
+    for form in known:
+        if name.lower() in (form.name.lower(), form.repo.lower()):
+            return form
+    raise UnknownName(f"checkpoint of {model_name}", name, [form.name for form in known])

@@ -99,7 +99,7 @@ class KernelScan:
     @property
     def bad(self) -> tuple[KernelLaunch, ...]:
         """Launches that fail."""
-        return tuple(one for one in self.launches if one.verdict in ("does not fit", "does not compile"))
+        return tuple(launch for launch in self.launches if launch.verdict in ("does not fit", "does not compile"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,50 @@ from dataclasses import dataclass
 from moebox.core.layer_kind import Indexer, LayerKind
 
 
+class Kind:
+    """What most kinds answer; each says where it differs."""
+
+    __slots__ = ()
+    indexer: Indexer | None = None
+
+    @property
+    def growth(self) -> float:
+        """Every token is kept."""
+        return 1.0
+
+    @property
+    def shared_cache(self) -> bool:
+        """Each group of heads has its own."""
+        return False
+
+    @property
+    def index_width(self) -> float:
+        """The selector's key, where there is one."""
+        return self.indexer.cached if self.indexer else 0
+
+    def kept(self) -> int:
+        """No window."""
+        return 0
+
+    def state_bytes(self, tp: int) -> int:
+        """No state."""
+        return 0
+
+    def attended(self, context: float) -> float:
+        """All of it, or what the selector chooses."""
+        return self.selected(context)
+
+    def selected(self, entries: float) -> float:
+        """Entries that are read of so many."""
+        return min(entries, self.indexer.topk) if self.indexer and self.indexer.topk else entries
+
+    def index_flops(self, context: float) -> float:
+        """Every entry's key against the selector's heads."""
+        return self.indexer.flops(context) if self.indexer else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mla:
+class Mla(Kind):
     """Multi-head latent attention: one compressed latent per token, shared by all heads."""
 
     heads: int
@@ -29,19 +71,9 @@ class Mla:
         return self.kv_lora + self.rope
 
     @property
-    def growth(self) -> float:
-        """Every token is kept."""
-        return 1.0
-
-    @property
     def shared_cache(self) -> bool:
         """One latent for all heads."""
         return True
-
-    @property
-    def index_width(self) -> float:
-        """The selector's key."""
-        return self.indexer.cached if self.indexer else 0
 
     def parameters(self, hidden: int) -> int:
         """Weights of one layer, its two inner norms included."""
@@ -67,30 +99,14 @@ class Mla:
         """The latent, the same on every rank."""
         return self.kv_width
 
-    def kept(self) -> int:
-        """No window."""
-        return 0
-
-    def state_bytes(self, tp: int) -> int:
-        """No state."""
-        return 0
-
-    def attended(self, context: float) -> float:
-        """All of it, or what the indexer chooses."""
-        return min(context, self.indexer.topk) if self.indexer and self.indexer.topk else context
-
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """Against the cache MLA works on the latent itself; a prompt is expanded to ordinary heads first."""
         width = self.nope + self.rope + self.v if prompt else self.kv_width + self.kv_lora
         return 2.0 * heads * width
 
-    def index_flops(self, context: float) -> float:
-        """Every token's key against the indexer's heads."""
-        return self.indexer.flops(context) if self.indexer else 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gqa:
+class Gqa(Kind):
     """Grouped-query attention: keys and values per group of heads; with `window` it sees only the last tokens."""
 
     heads: int
@@ -121,16 +137,6 @@ class Gqa:
         """Every token is kept, unless there is a window."""
         return 0.0 if self.window else 1.0
 
-    @property
-    def shared_cache(self) -> bool:
-        """Each group of heads has its own."""
-        return False
-
-    @property
-    def index_width(self) -> float:
-        """The selector's key."""
-        return self.indexer.cached if self.indexer else 0
-
     def parameters(self, hidden: int) -> int:
         """Weights of one layer, its norms of q and k included."""
         q, k, v = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
@@ -160,27 +166,17 @@ class Gqa:
         """The window."""
         return self.window
 
-    def state_bytes(self, tp: int) -> int:
-        """No state."""
-        return 0
-
     def attended(self, context: float) -> float:
         """All, the window, or the blocks the selector chooses."""
-        if self.window:
-            return min(context, self.window)
-        return min(context, self.indexer.topk) if self.indexer and self.indexer.topk else context
+        return min(context, self.window) if self.window else self.selected(context)
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """One product with the key, one with the value."""
         return 2.0 * heads * (self.head_dim + self.value_dim)
 
-    def index_flops(self, context: float) -> float:
-        """Every token's key against the selector's heads."""
-        return self.indexer.flops(context) if self.indexer else 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+class Linear(Kind):
     """Linear attention with a recurrent state: gated delta net (Qwen3.5), or Kimi's with `channel_decay`.
 
     Sources: Qwen3-Next and Kimi-Linear modelling code; the state is kept in float32 (`mamba_ssm_dtype`).
@@ -198,16 +194,6 @@ class Linear:
     def growth(self) -> float:
         """Nothing grows."""
         return 0.0
-
-    @property
-    def shared_cache(self) -> bool:
-        """The state is by head."""
-        return False
-
-    @property
-    def index_width(self) -> float:
-        """No selector."""
-        return 0
 
     @property
     def _mixed(self) -> int:
@@ -233,10 +219,6 @@ class Linear:
         """No entries."""
         return 0
 
-    def kept(self) -> int:
-        """No window."""
-        return 0
-
     def state_bytes(self, tp: int) -> int:
         """The state in float32 and the convolution's last inputs in bf16."""
         state = self.heads * self.key_dim * self.value_dim * 4
@@ -250,13 +232,9 @@ class Linear:
         """Decay, update and read of a key × value state."""
         return 6.0 * heads * self.key_dim * self.value_dim
 
-    def index_flops(self, context: float) -> float:
-        """No selector."""
-        return 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
+class Compressed(Kind):
     """DeepSeek V4: a window of whole entries and, with `ratio`, one entry for that many tokens before it.
 
     Keys and values are one vector shared by all heads. Source: DeepSeek-V4's inference code and config.json.
@@ -280,11 +258,6 @@ class Compressed:
     def shared_cache(self) -> bool:
         """One vector for all heads."""
         return True
-
-    @property
-    def index_width(self) -> float:
-        """The selector's key, once for an entry."""
-        return self.indexer.cached if self.indexer else 0
 
     def parameters(self, hidden: int) -> int:
         """Low-rank queries, the shared vector, grouped low-rank output, sinks, compressor and selector."""
@@ -317,16 +290,9 @@ class Compressed:
         """The window."""
         return self.window
 
-    def state_bytes(self, tp: int) -> int:
-        """No state beside the window."""
-        return 0
-
     def attended(self, context: float) -> float:
         """The window and the compressed entries, or those the selector chooses."""
-        before = context / self.ratio if self.ratio else 0.0
-        if self.indexer and self.indexer.topk:
-            before = min(before, self.indexer.topk)
-        return min(context, self.window) + before
+        return min(context, self.window) + self.selected(self._entries(context))
 
     def pair_flops(self, heads: float, *, prompt: bool) -> float:
         """The shared vector is key and value."""
@@ -334,7 +300,10 @@ class Compressed:
 
     def index_flops(self, context: float) -> float:
         """Every compressed entry's key."""
-        return self.indexer.flops(context / self.ratio) if self.indexer and self.ratio else 0.0
+        return Kind.index_flops(self, self._entries(context))
+
+    def _entries(self, context: float) -> float:
+        return context / self.ratio if self.ratio else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Preset:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that are set."""
-        return {one.name: one.value for one in self.variable if one.set}
+        return {variable.name: variable.value for variable in self.variable if variable.set}
 
 
 @functools.cache

@@ -69,8 +69,8 @@ def registry() -> Registry:
         if there is not other:
             text = f"engine {other.traits.name!r} of {package} is left out: {there.package} has that name"
             problems.append(f"{text}; uninstall one of them")
-    ordered = sorted(found.values(), key=lambda one: (one.traits.rank, one.traits.name))
-    return Registry(engines={one.traits.name: one for one in ordered}, problems=tuple(problems))
+    ordered = sorted(found.values(), key=lambda engine: (engine.traits.rank, engine.traits.name))
+    return Registry(engines={engine.traits.name: engine for engine in ordered}, problems=tuple(problems))
 
 
 def told() -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def names() -> tuple[str, ...]:
 
 def all_traits() -> tuple[Traits, ...]:
     """Every engine's traits, the preferred ones first."""
-    return tuple(one.traits for one in registry().engines.values())
+    return tuple(engine.traits for engine in registry().engines.values())
 
 
 def registered(name: str) -> Registered:

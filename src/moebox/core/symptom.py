@@ -129,7 +129,7 @@ def _admits(listed: tuple[str, ...], value: str) -> bool:
 def foreseen(*, engine: str, version: str = "", sm: str = "", model: str = "", recipe: Recipe) -> tuple[Symptom, ...]:
     """Symptoms worth a warning before this recipe is started on such a card."""
     known = {"engine": engine, "version": version, "sm": sm, "model": model}
-    return tuple(one for one in symptoms() if one.foresee and applies(one, **known, recipe=recipe))
+    return tuple(symptom for symptom in symptoms() if symptom.foresee and applies(symptom, **known, recipe=recipe))
 
 
 def in_range(version: str, wanted: str) -> bool:

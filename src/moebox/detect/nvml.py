@@ -184,15 +184,15 @@ def _link(nvml: Any, ask: Any, handles: list[Any], a: int, b: int) -> Link:
     return Link(a=a, b=b, kind=kind, p2p=p2p, lanes=lanes)
 
 
-def _nvlinks(nvml: Any, ask: Any, one: Any, other: Any) -> int:
-    """Active NVLinks from `one` that end at `other`, or at a switch that both hang on."""
+def _nvlinks(nvml: Any, ask: Any, device: Any, other: Any) -> int:
+    """Active NVLinks from `device` that end at `other`, or at a switch that both hang on."""
     target = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(other).busId).lower(), "")
     direct = switched = 0
     for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
-        if not ask(lambda link=link: nvml.nvmlDeviceGetNvLinkState(one, link), 0):
+        if not ask(lambda link=link: nvml.nvmlDeviceGetNvLinkState(device, link), 0):
             continue
-        kind = ask(lambda link=link: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(one, link), None)
-        remote = ask(lambda link=link: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(one, link).busId).lower(), "")
+        kind = ask(lambda link=link: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link), None)
+        remote = ask(lambda link=link: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId).lower(), "")
         if kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2):
             switched += 1
         elif remote and remote == target:

@@ -58,7 +58,7 @@ class Search:
         self._tail = b""
         self._unfinished = ""  # the symptom whose next line is awaited
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
-        self._watched = [one for one in _gated() if _concerns(one[0], engine)]
+        self._watched = [watched for watched in _gated() if _concerns(watched[0], engine)]
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece; what is newly found in its complete lines."""
@@ -77,7 +77,7 @@ class Search:
     @property
     def cause(self) -> Finding | None:
         """The first known failure, which brought the others about."""
-        return next((one for one in self.findings.values() if one.severity == "fatal"), None)
+        return next((finding for finding in self.findings.values() if finding.severity == "fatal"), None)
 
     @property
     def unexplained(self) -> str:
@@ -103,7 +103,7 @@ class Search:
     def _part(self, part: bytes) -> list[Finding] | None:
         """What a line newly tells; None when no line of its shape can tell anything."""
         words = part[:LONGEST].translate(None, DIGITS).decode("utf-8", "replace")
-        candidates = [one for one in self._watched if any(word in words for word in one[2])]
+        candidates = [watched for watched in self._watched if any(word in words for word in watched[2])]
         if candidates or any(word in words for word in _MAYBE):
             return self._line(part[:LONGEST].decode("utf-8", "replace"), candidates)
         return None
@@ -147,9 +147,9 @@ def _gated() -> tuple[Watched, ...]:
     """Every symptom that a log shows, with its pattern and the words without which it cannot match."""
     no_digits = str.maketrans("", "", "0123456789")
     return tuple(
-        (one, re.compile(one.pattern), tuple(word.translate(no_digits) for word in required(one.pattern)))
-        for one in symptoms()
-        if one.pattern
+        (symptom, re.compile(symptom.pattern), tuple(word.translate(no_digits) for word in required(symptom.pattern)))
+        for symptom in symptoms()
+        if symptom.pattern
     )
 
 

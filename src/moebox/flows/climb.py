@@ -39,7 +39,7 @@ from moebox.flows import answers, guesses, settings
 from moebox.flows.compare_tasks import lost_work
 from moebox.flows.fit import misfit
 from moebox.flows.gain import bracketed, gain
-from moebox.flows.pace import pace
+from moebox.flows.pace import Pace, pace
 from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, pointless, steps
 from moebox.serve import ports, session, state
 from moebox.serve.faults import OUT_OF_MEMORY
@@ -69,6 +69,7 @@ class Effort:
     depths: tuple[float, ...] = (0.02, 0.5, 0.98)
     first: tuple[str, ...] = ()  # rungs of the first step; all when empty, few when it was verified just before
     patience_s: float = session.PATIENCE_S
+    pace: Callable[..., Pace] = pace  # how speed is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +198,9 @@ def _bracketed(trial: Trial, best: Trial, run: Run, effort: Effort, tell: Listen
             deploy(best.recipe), mine, on_news=lambda text: tell("news", text), patience_s=effort.patience_s
         )
         with started as live:
-            speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
+            speed = effort.pace(
+                live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens
+            )
     except MoeboxError as problem:
         run.event(ClimbUnsure(change=trial.change, why=problem.message))
         return dataclasses.replace(trial, gain=None)
@@ -275,7 +278,7 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         guessed = guesses.count(live.endpoint)
         said = answers.collect(live.endpoint, questions=effort.questions)
         mine.write_json("answers.json", said)
-        speed = pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
+        speed = effort.pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
         mine.write_json("measurements/pace.json", speed)
         accepted = guesses.accepted(guessed, guesses.count(live.endpoint))
         if lost := _lost_jobs(live.endpoint, mine, run, best, effort):

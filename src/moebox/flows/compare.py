@@ -104,7 +104,7 @@ def ask_both(a: Endpoint, b: Endpoint, effort: Effort) -> tuple[Side, Side]:
     before = guesses.count(a), guesses.count(b)
     said = collect_both(a, b, questions=effort.questions, seed=effort.seed)
     paces = [_in_turn(a, b, number, effort.rounds) for number in effort.concurrency]
-    accepted = [guesses.accepted(old, guesses.count(one)) for old, one in zip(before, (a, b), strict=True)]
+    accepted = [guesses.accepted(old, guesses.count(endpoint)) for old, endpoint in zip(before, (a, b), strict=True)]
     return (
         Side(name="A", said=tuple(said[0]), paces=tuple(row[0] for row in paces), acceptance=accepted[0]),
         Side(name="B", said=tuple(said[1]), paces=tuple(row[1] for row in paces), acceptance=accepted[1]),
@@ -126,12 +126,13 @@ def _one_at_a_time(a: Recipe, b: Recipe, run: Run, effort: Effort) -> tuple[Side
         second = ask_side("B", endpoint, replace(effort, rounds=early.rounds + late.rounds))
     with live(a, "A2", run) as endpoint:
         third = ask_side("A", endpoint, late)
-    paces = tuple(_joined(one, two) for one, two in zip(first.paces, third.paces, strict=True))
+    paces = tuple(_joined(before, after) for before, after in zip(first.paces, third.paces, strict=True))
     return replace(first, paces=paces), second
 
 
-def _joined(one: Pace, two: Pace) -> Pace:
-    return Pace(concurrency=one.concurrency, tok_s=one.tok_s + two.tok_s, ttft_ms=one.ttft_ms + two.ttft_ms)
+def _joined(before: Pace, after: Pace) -> Pace:
+    tok_s, ttft_ms = before.tok_s + after.tok_s, before.ttft_ms + after.ttft_ms
+    return Pace(concurrency=before.concurrency, tok_s=tok_s, ttft_ms=ttft_ms)
 
 
 def ask_side(name: str, endpoint: Endpoint, effort: Effort) -> Side:

@@ -131,6 +131,6 @@ def _cpu(program: Program) -> float:
     try:
         root = psutil.Process(int(pid or 0))
         family = [root, *root.children(recursive=True)]
-        return float(sum(sum(one.cpu_times()[:2]) for one in family))
+        return float(sum(sum(process.cpu_times()[:2]) for process in family))
     except (psutil.Error, ValueError):
         return 0.0

@@ -124,7 +124,7 @@ def _kubernetes(fleet: Fleet, recipes: dict[str, Recipe], model: str, written: s
     files = {f"{name}.yaml": render(deploy(recipe), "k8s") for name, recipe in recipes.items()}
     name = f"{fleet.name}-router"
     documents = k8s.router(name, fleet.router, start)
-    documents += k8s.members_policy(name, {one: recipe.listen.port for one, recipe in recipes.items()})
+    documents += k8s.members_policy(name, {member: recipe.listen.port for member, recipe in recipes.items()})
     files["router.yaml"] = f"{written}\n" + yaml.documents(documents)
     base = k8s.kustomization(sorted(files), labels={"app.kubernetes.io/part-of": fleet.name})
     return {"kustomization.yaml": f"{written}\n" + yaml.dump(base), **files}

@@ -103,7 +103,7 @@ class Running:
 
     def stop(self) -> None:
         """Router first, then the members; also those that were started again meanwhile."""
-        latest = next((one for one in records() if one.name == self.record.name), self.record)
+        latest = next((fleet for fleet in records() if fleet.name == self.record.name), self.record)
         stop_all([self.router.stop, *(member.stop for member in self.members), lambda: _discard(down(latest))])
 
 
@@ -383,9 +383,9 @@ def _member_status(record: FleetRecord, member: MemberRecord, known: Mapping[str
 
 def down(record: FleetRecord) -> list[str]:
     """Stop the router, then every member that moebox started; their names."""
-    known = {one.id: one for one in state.instances()}
+    known = {instance.id: instance for instance in state.instances()}
     stopped = []
-    for name, instance in (("router", record.instance), *((one.name, one.instance) for one in record.members)):
+    for name, instance in (("router", record.instance), *((member.name, member.instance) for member in record.members)):
         if instance in known:
             stop_instance(known[instance])
             stopped.append(name)

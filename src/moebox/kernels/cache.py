@@ -46,7 +46,7 @@ def read(folder: Path, *, arch_name: str = "") -> tuple[CachedKernel, ...]:
             f"{folder}: holds no kernel that Triton compiled for a GPU moebox knows",
             hint="the crashed server's cache is ~/.triton/cache of its user, in a container that of the container",
         )
-    return tuple(sorted(found, key=lambda one: (-one.shared_bytes, one.kernel, one.folder)))
+    return tuple(sorted(found, key=lambda kernel: (-kernel.shared_bytes, kernel.kernel, kernel.folder)))
 
 
 def _descriptions(folder: Path) -> list[Path]:

@@ -59,9 +59,8 @@ def expected(memory: Memory | None, device: str, what: str) -> float | None:
     if memory is None:
         return None
     digits = "".join(char for char in device if char.isdigit())
-    wanted = "ram" if device == "ram" else f"gpu{digits or 0}"
-    for one in memory.devices:
-        if one.device == wanted:
-            found = {"weights": one.weights_total, "kv": one.kv, "activation": one.activations}.get(what)
-            return float(found) if found else None
-    return None
+    planned = {place.device: place for place in memory.devices}.get("ram" if device == "ram" else f"gpu{digits or 0}")
+    if planned is None:
+        return None
+    figure = {"weights": planned.weights_total, "kv": planned.kv, "activation": planned.activations}.get(what)
+    return float(figure) if figure else None

@@ -114,7 +114,7 @@ def instances() -> list[Instance]:
             continue
         with contextlib.suppress(BadInput, FileNotFoundError):
             found.append(codec.decode(Instance, codec.load_json(path), where=str(path)))
-    return sorted(found, key=lambda one: (one.started, one.id))
+    return sorted(found, key=lambda instance: (instance.started, instance.id))
 
 
 def find(name: str | None) -> Instance:
@@ -173,7 +173,7 @@ def mark(name: str) -> str:
 
 def strays() -> dict[str, list[int]]:
     """Processes of engines whose guard is gone, by instance; those of other state folders are not ours to name."""
-    guarded = {one.id for one in instances() if one.alive}
+    guarded = {instance.id for instance in instances() if instance.alive}
     return {name: pids for name, pids in marked().items() if name not in guarded}
 
 

@@ -41,7 +41,7 @@ def shelf() -> Shelf:
             found.append(read(path))
         except BadInput as problem:
             unreadable.append(problem.message)
-    found.sort(key=lambda one: (one.date, one.id), reverse=True)
+    found.sort(key=lambda calibration: (calibration.date, calibration.id), reverse=True)
     return Shelf(calibrations=tuple(found), unreadable=tuple(unreadable))
 
 
@@ -96,5 +96,9 @@ def remove(name: str) -> Calibration:
 def attached(box: Box) -> Box:
     """`box` with the calibrations that were measured on such a box."""
     here = place_of(box)
-    own = tuple(one for one in shelf().calibrations if one.place.same(here, host=on_host(one.engine)))
+    own = tuple(
+        calibration
+        for calibration in shelf().calibrations
+        if calibration.place.same(here, host=on_host(calibration.engine))
+    )
     return replace(box, calibrations=own) if own else box

@@ -77,8 +77,7 @@ def piece(path: Path, number: int) -> Path:
 
 def pieces(path: Path) -> list[Path]:
     """What there is of a log, oldest first."""
-    numbers = sorted(
-        (int(one.suffix[1:]) for one in path.parent.glob(f"{path.name}.*") if one.suffix[1:].isdigit()), reverse=True
-    )
-    ordered = ([0] if 0 in numbers else []) + [number for number in numbers if number]
-    return [piece(path, number) for number in ordered] + ([path] if path.exists() else [])
+    endings = [part.suffix[1:] for part in path.parent.glob(f"{path.name}.*")]
+    numbers = sorted(int(ending) for ending in endings if ending.isdigit())
+    first, later = numbers[:1] if 0 in numbers else [], [number for number in reversed(numbers) if number]
+    return [piece(path, number) for number in first + later] + ([path] if path.exists() else [])

@@ -158,7 +158,7 @@ def app(given: argparse.Namespace, holds: Holds) -> Starlette:
         count = next(made) if given.spec_type else 0
         counts = {"draft": 100 * count, "accepted": 60 * count}
         lines = [f"llamacpp:spec_decode_num_{name}_tokens_total {number}\n" for name, number in counts.items()]
-        return PlainTextResponse("".join(lines))
+        return PlainTextResponse("".join([*lines, f"oracle:word_seconds {delay}\n"]))
 
     async def props(request: Request) -> Response:
         return JSONResponse({"total_slots": 1, "default_generation_settings": {"n_ctx": given.c}})

@@ -130,8 +130,8 @@ def _kv(value: str, reading: Reading) -> bool:
 
 def _drafting(value: str, reading: Reading) -> bool:
     """--speculative-config, less what presets add to it; one with more in it than a recipe says stays a flag."""
-    added = [presets.preset(name).speculate for name in presets.names()]
-    own = {key: given for key, given in json_object(value).items() if not any(one.get(key) == given for one in added)}
+    added = [item for name in presets.names() for item in presets.preset(name).speculate.items()]
+    own = {key: given for key, given in json_object(value).items() if (key, given) not in added}
     if not own.keys() <= {"method", "model", "num_speculative_tokens"}:
         return False
     tokens = own.get("num_speculative_tokens", 3)

@@ -66,8 +66,8 @@ def _tensors(shape: Shape, name: str, block: list[int] | None, tokens: int, *, q
     fp8 = torch.float8_e4m3fn
     weights = empty(experts, rows, hidden, dtype=fp8)
     if not block:
-        one, each = empty(1, dtype=torch.float32), empty(experts, dtype=torch.float32)
-        return {"A": empty(tokens, hidden, dtype=fp8), "A_scale": one, "B": weights, "B_scale": each}
+        scalar, each = empty(1, dtype=torch.float32), empty(experts, dtype=torch.float32)
+        return {"A": empty(tokens, hidden, dtype=fp8), "A_scale": scalar, "B": weights, "B_scale": each}
     scale = empty(experts, rows // 128, hidden // 128, dtype=torch.float32)
     if not quantised:
         return {"A": empty(tokens, hidden, dtype=torch.bfloat16), "A_scale": None, "B": weights, "B_scale": scale}

@@ -47,8 +47,10 @@ def taken(function: Callable[..., Any], values: Arguments) -> Arguments:
     wanted = inspect.signature(function).parameters
     missing = [
         name
-        for name, one in wanted.items()
-        if one.default is one.empty and name not in values and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        for name, parameter in wanted.items()
+        if parameter.default is parameter.empty
+        and name not in values
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     if missing:
         raise TypeError(f"{function.__name__} wants {', '.join(missing)}, which this moebox does not know")

@@ -61,7 +61,7 @@ def extend(width: int) -> list[Choice]:
     sides, warps = ([16, 32, 64], [2, 4, 8]) if width > 256 else ([16, 32, 64, 128], [4, 8])
     everything = combos(BLOCK_M=sides, BLOCK_N=sides, num_warps=warps, num_stages=[1, 2, 3])
     # What streams through a block alone exceeds SM120's memory by far: not worth compiling.
-    return [one for one in everything if one["num_stages"] * one["BLOCK_N"] * width * 2 <= 130_000]
+    return [choice for choice in everything if choice["num_stages"] * choice["BLOCK_N"] * width * 2 <= 130_000]
 
 
 def decode() -> list[Choice]:
@@ -81,19 +81,19 @@ def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: in
         num_warps=[4, 8],
         num_stages=[2, 3, 4, 5],
     )
-    fitting = [one for one in choices if shared_bytes(kind, one) <= smem]
+    fitting = [choice for choice in choices if shared_bytes(kind, choice) <= smem]
 
-    def cost(one: Choice) -> float:
-        return sum(moe_cost(kind, one, tokens, product, shape=shape, sms=sms) for product in products)
+    def cost(choice: Choice) -> float:
+        return sum(moe_cost(kind, choice, tokens, product, shape=shape, sms=sms) for product in products)
 
     ranked, seen = [], dict.fromkeys(map(tile, fitting), 0)
-    for one in sorted(fitting, key=lambda one: (cost(one), str(one))):
-        seen[tile(one)] += 1
-        if seen[tile(one)] <= PER_TILE:
-            ranked.append(one)
+    for choice in sorted(fitting, key=lambda choice: (cost(choice), str(choice))):
+        seen[tile(choice)] += 1
+        if seen[tile(choice)] <= PER_TILE:
+            ranked.append(choice)
     # The best of each height too: both products of an expert must agree on it.
-    firsts = [next(one for one in ranked if one["BLOCK_SIZE_M"] == height) for height in heights]
-    return list({str(one): one for one in [*ranked[: KEPT[kind]], *firsts]}.values())
+    firsts = [next(choice for choice in ranked if choice["BLOCK_SIZE_M"] == height) for height in heights]
+    return list({str(choice): choice for choice in [*ranked[: KEPT[kind]], *firsts]}.values())
 
 
 def tile(choice: Choice) -> tuple[int, int, int]:

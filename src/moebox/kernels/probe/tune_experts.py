@@ -49,7 +49,7 @@ def vllm_cases(shape: Shape, smem: int, sms: int) -> list[Case]:
             kind=f"moe-{kind}-{sort(tokens)}",
             # vLLM's kernels take SPLIT_K, and its int4 one has no default for it.
             candidates=[
-                {**one, "SPLIT_K": 1} for one in space.moe(kind, tokens, (0, 1), smem=smem, sms=sms, shape=shape)
+                {**choice, "SPLIT_K": 1} for choice in space.moe(kind, tokens, (0, 1), smem=smem, sms=sms, shape=shape)
             ],
             baselines={"the engine's default": {"tokens": tokens}},
             build=functools.partial(build, VllmExperts(), shape, kind, tokens, (0, 1)),
@@ -150,7 +150,7 @@ def build(experts: Any, shape: Shape, kind: str, tokens: int, products: tuple[in
     engine, kernel = experts.open(kind)
     weights = _weights(kind, device, shape)
     inputs = [values(device, tokens, shape.hidden), values(device, tokens * shape.used, shape.intermediate)]
-    quantised = [_quantised(one) if kind.endswith("block") else None for one in inputs]
+    quantised = [_quantised(given) if kind.endswith("block") else None for given in inputs]
     outputs = [
         values(device, tokens, shape.used, 2 * shape.intermediate),
         values(device, tokens, shape.used, shape.hidden),
