@@ -117,11 +117,15 @@ def _parse(cursor: Cursor) -> Header:
     if not possible:
         raise BadInput(f"{path}: claims {tensors:,} tensors and {keys:,} keys, which the file cannot hold")
     header = Header()
-    for _ in range(keys):
-        name = cursor.text()
-        header.metadata[name] = _value(cursor, cursor.take("I"), depth=0)
+    header.metadata = dict(_entry(cursor) for _ in range(keys))
     header.tensors = [_tensor(cursor) for _ in range(tensors)]
     return header
+
+
+def _entry(cursor: Cursor) -> tuple[str, Any]:
+    """A key of the metadata with its value."""
+    name = cursor.text()
+    return name, _value(cursor, cursor.take("I"), depth=0)
 
 
 def _value(cursor: Cursor, kind: int, depth: int) -> Any:

@@ -59,22 +59,28 @@ def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return quant if isinstance(quant, dict) else {}
 
 
+MXFP4 = (4.25, "mxfp4")  # one byte of scale for 32 weights
+NVFP4 = (4.5, "nvfp4")  # one fp8 scale for 16 weights
+
+
 def _bits(quant: dict[str, Any]) -> tuple[float, str]:
     """Bits a weight, scales included, and the scheme's name."""
     method, text = str(quant.get("quant_method", "")), str(quant)[:20_000].lower()
-    if method == "fp8" and str(quant.get("moe_quant_algo", "")).lower() == "nvfp4":
-        return 4.5, "nvfp4"  # modelopt's mixed form: fp8 but for the experts
-    if method == "fp8":
-        return FP8_BLOCK, "fp8-block"
+    if method == "fp8":  # modelopt's mixed form is fp8 but for the experts
+        mixed = str(quant.get("moe_quant_algo", "")).lower() == "nvfp4"
+        return NVFP4 if mixed else (FP8_BLOCK, "fp8-block")
     if method == "mxfp4":
-        return 4.25, "mxfp4"  # one byte of scale for 32 weights
+        return MXFP4
     if method == "modelopt" or "nvfp4" in text:
-        return 4.5, "nvfp4"  # one fp8 scale for 16 weights
-    if method == "compressed-tensors" and "mxfp4" in text:
-        return 4.25, "mxfp4"
-    if method == "compressed-tensors" and "'num_bits': 4" in text:
-        return 4.5, "int4-g32"  # one bf16 scale for 32 weights
-    return 16.0, "bf16"
+        return NVFP4
+    return _compressed(text) if method == "compressed-tensors" else (16.0, "bf16")
+
+
+def _compressed(text: str) -> tuple[float, str]:
+    """compressed-tensors says in its groups what it is."""
+    if "mxfp4" in text:
+        return MXFP4
+    return (4.5, "int4-g32") if "'num_bits': 4" in text else (16.0, "bf16")  # one bf16 scale for 32 weights
 
 
 def _attention_bits(model: Model, bits: float, spared_bits: float, kept: Callable[[str], bool]) -> float:

@@ -39,16 +39,21 @@ def _set(document: dict[str, object], path: str, value: Any) -> None:
     kind: Any = Recipe
     for name in names[:-1]:
         kind = _refuse_unknown(kind, name, path)
-        inside = document.get(name)
-        if not isinstance(inside, dict):
-            inside = document[name] = {}
-        document = inside
+        document = _table(document, name)
     if key is None:
         _refuse_unknown(kind, names[-1], path)
     if value is None and key is not None:
         document.pop(key, None)
     else:
         document[names[-1]] = value
+
+
+def _table(document: dict[str, object], name: str) -> dict[str, object]:
+    """The table called `name`, made where there is none."""
+    inside = document.get(name)
+    if not isinstance(inside, dict):
+        inside = document[name] = {}
+    return inside
 
 
 def _refuse_unknown(kind: Any, name: str, path: str) -> Any:

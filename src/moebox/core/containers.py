@@ -120,6 +120,12 @@ def _plain(path: str, text: str) -> None:
         raise BadInput(f"{path}: {text!r} holds a colon or ..", hint=MOUNTS)
 
 
+def _meant(name: str) -> str:
+    """The option that `name` resembles, or where options of one's own go."""
+    near = suggest(name, [option for option in OPTIONS if option.startswith("--")])
+    return near if name.startswith("-") and "?" in near else RENDER
+
+
 def options(words: tuple[str, ...]) -> list[tuple[str, str]]:
     """The options with their values; BadInput for one that a recipe may not ask for."""
     found: list[tuple[str, str]] = []
@@ -127,9 +133,7 @@ def options(words: tuple[str, ...]) -> list[tuple[str, str]]:
     while rest:
         name, joined, value = rest.pop(0).partition("=")
         if name not in OPTIONS:
-            near = suggest(name, [option for option in OPTIONS if option.startswith("--")])
-            hint = near if name.startswith("-") and "?" in near else RENDER
-            raise BadInput(f"runtime.options: {name!r} is not taken from a recipe", hint=hint)
+            raise BadInput(f"runtime.options: {name!r} is not taken from a recipe", hint=_meant(name))
         takes = OPTIONS[name]
         if takes and not joined:
             value = rest.pop(0) if rest else ""

@@ -132,24 +132,27 @@ class Model:
         """Parameters of each component that the model has."""
         if self.counted:
             return dict(self.counted)
-        moe = self.moe
-        dense = self.dense_layers if moe else self.layers
         parts: dict[Component, int] = {
             "embed": self.vocab * self.hidden,
-            "lm_head": 0 if self.tied else self.vocab * self.hidden,
+            "lm_head": self.vocab * self.hidden * (not self.tied),
             "attention": sum(layers.count * layers.kind.parameters(self.hidden) for layers in self.stack),
-            "dense_ffn": dense * 3 * self.hidden * self.dense_intermediate,
+            "dense_ffn": (self.layers - self.moe_layers) * 3 * self.hidden * self.dense_intermediate,
             "norms": (2 * self.layers + 1) * self.hidden,
             "vision": self.vision,
         }
-        if moe:
-            parts["routed_experts"] = self.moe_layers * moe.experts * self.expert_parameters
-            parts["shared_experts"] = (
-                self.moe_layers * self.hidden * (3 * moe.shared_width + 2 * moe.latent + moe.shared_gate)
-            )
-            bias = moe.experts if moe.router_bias or moe.bias else 0
-            parts["router"] = self.moe_layers * (self.hidden * moe.experts + bias)
+        parts |= self._experts_by_component()
         return {name: parts[name] for name in COMPONENTS if parts.get(name)}
+
+    def _experts_by_component(self) -> dict[Component, int]:
+        moe = self.moe
+        if moe is None:
+            return {}
+        bias = moe.experts if moe.router_bias or moe.bias else 0
+        return {
+            "routed_experts": self.moe_layers * moe.experts * self.expert_parameters,
+            "shared_experts": self.moe_layers * self.hidden * (3 * moe.shared_width + 2 * moe.latent + moe.shared_gate),
+            "router": self.moe_layers * (self.hidden * moe.experts + bias),
+        }
 
     @property
     def total(self) -> int:

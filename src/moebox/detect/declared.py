@@ -150,9 +150,8 @@ def from_file(path: Path) -> Box:
     )
     try:
         box = replace(box, network=parse_rate(short.network) if short.network else 0)
+        return with_ram(box, ram=short.ram, ram_bandwidth=short.ram_bandwidth)
     except ValueError as problem:
         raise BadInput(f"{path}: network: {problem}") from None
-    try:
-        return with_ram(box, ram=short.ram, ram_bandwidth=short.ram_bandwidth)
     except BadInput as problem:
         raise BadInput(f"{path}: {problem.message}") from None

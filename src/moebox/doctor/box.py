@@ -224,21 +224,24 @@ def _limit(name: str, here: int | None, least: int, good: int, mend: str) -> Che
     return Check(name=name, verdict="fail" if here < least else "warn", found=f"{here:,}", mend=mend)
 
 
+HUGE_PAGES = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: experts in RAM stream faster from huge pages"
+NUMA = "sysctl kernel.numa_balancing=0, and --numa distribute (or one node per process) for CPU+GPU engines"
+
+
+def _good_or(name: str, found: str, mend: str) -> Check:
+    """A warning where there is something to mend."""
+    return Check(name=name, verdict="warn" if mend else "pass", found=found, mend=mend)
+
+
 def _pages(box: Box, pages: Pages) -> Iterator[Check]:
     """For engines that keep experts in RAM."""
     if pages.transparent:
-        never = pages.transparent == "never"
-        mend = (
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: experts in RAM stream faster from huge pages"
-        )
         found = f"transparent: {pages.transparent}; {pages.huge_total} reserved"
-        yield Check(name="huge pages", verdict="warn" if never else "pass", found=found, mend=mend if never else "")
+        yield _good_or("huge pages", found, HUGE_PAGES if pages.transparent == "never" else "")
     nodes = box.cpu.numa_nodes
     if nodes > 1:
-        moving = bool(pages.numa_balancing)
-        mend = "sysctl kernel.numa_balancing=0, and --numa distribute (or one node per process) for CPU+GPU engines"
-        found = f"{nodes} nodes, balancing {'on' if moving else 'off'}"
-        yield Check(name="numa", verdict="warn" if moving else "pass", found=found, mend=mend if moving else "")
+        found = f"{nodes} nodes, balancing {'on' if pages.numa_balancing else 'off'}"
+        yield _good_or("numa", found, NUMA if pages.numa_balancing else "")
     if pages.swappiness is not None and pages.swappiness > 60:
         mend = "sysctl vm.swappiness=10: a mapped checkpoint makes the kernel swap out everything else"
         yield Check(name="swap", verdict="warn", found=f"swappiness {pages.swappiness}", mend=mend)

@@ -5,6 +5,7 @@ Nothing is started here. Keys are passed by name only; their values never stand 
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from moebox.core import grammar, presets
@@ -25,22 +26,21 @@ LABEL = "moebox.run"
 def assemble(deployment: Deployment, *, node: Node) -> Launch:
     """The engine's own command with everything it needs around it."""
     recipe, argv = deployment.recipe, rooms.argv(deployment.engine.name)
+    if node.follows and deployment.engine.workers:  # it serves the first node and no client: it gets no key
+        return Launch(argv=argv.worker(deployment, node), env=argv.environment(deployment), rank=int(node.rank))
     inside = contained(recipe)
     host = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host  # noqa: S104
     start = image_entry(deployment) if inside else argv.entry(recipe)
-    if node.follows and deployment.engine.workers:  # it serves the first node and no client: it gets no key
-        return Launch(argv=argv.worker(deployment, node), env=argv.environment(deployment), rank=int(node.rank))
     words = (*start, *flatten(argv.words(deployment, node=node, host=host)))
-    return Launch(
+    launch = Launch(
         argv=argv.guarded(words) if recipe.listen.key_env else words,
         env=argv.environment(deployment),
         secret_env=secrets(deployment),
-        image=image(deployment) if inside else "",
-        mounts=mounts(deployment) if inside else {},
         port=recipe.listen.port,
         host=recipe.listen.host,
         rank=node.rank if isinstance(node.rank, int) else 0,
     )
+    return replace(launch, image=image(deployment), mounts=mounts(deployment)) if inside else launch
 
 
 def contained(recipe: Recipe) -> bool:

@@ -191,11 +191,16 @@ def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
     off = later / sooner - 1
     drifted = abs(off) > DRIFT
     for _ in range(LOOKS - 1):
-        for point in work.doubtful(all_again=drifted):
-            if time.monotonic() + work.takes_s(point) < deadline:
-                work.look(target, point)
+        look_again(work, target, work.doubtful(all_again=drifted), deadline)
     if drifted:
         work.widen(off)
+
+
+def look_again(work: Measuring, target: timing.Target, points: list[Point], deadline: float) -> None:
+    """Every point once more for which there is time."""
+    for point in points:
+        if time.monotonic() + work.takes_s(point) < deadline:
+            work.look(target, point)
 
 
 def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Outside:

@@ -104,8 +104,7 @@ def climb(
     for step in steps(recipe):
         if step.change in tried:
             continue
-        why = pointless(step, best, trials, recipe) or _unwise(recipe, step, best, run, box)
-        if why:
+        if why := pointless(step, best, trials, recipe) or _unwise(recipe, step, best, run, box):
             passed_over[step.change] = why
             run.event(ClimbPassedOver(change=step.change, why=why))
             continue

@@ -294,13 +294,9 @@ def _found(member: Member, model: str) -> MemberRecord:
     if model not in served:
         names = ", ".join(served) or "nothing"
         raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
-    limit = loose.figure(served[model], "max_model_len", "meta.n_ctx")
+    context = member.context or int(loose.figure(served[model], "max_model_len", "meta.n_ctx") or 0)
     return MemberRecord(
-        name=member.name,
-        base_url=endpoint.base_url,
-        engine=member.engine,
-        context=member.context or int(limit or 0),
-        key_env=member.key_env,
+        name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
     )
 
 

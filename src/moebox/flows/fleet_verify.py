@@ -95,12 +95,12 @@ def affinity(record: FleetRecord) -> Verdict:
     if why := _no_affinity(record):
         return Verdict(name="affinity", verdict="skip", reason=why)
     homes = [_conversation(record, number) for number in range(CONVERSATIONS)]
-    later = [(turns[0], name) for turns in homes for name in turns[1:]]
-    kept = sum(first == name != "" for first, name in later)
-    text = f"{kept} of {len(later)} later turns went to the member that had the prefix"
+    later = len(homes) * (TURNS - 1)
+    kept = sum(map(_at_home, homes))
+    text = f"{kept} of {later} later turns went to the member that had the prefix"
     return Verdict(
         name="affinity",
-        verdict="pass" if kept >= AT_HOME * len(later) else "fail",
+        verdict="pass" if kept >= AT_HOME * later else "fail",
         reason=text + _caveats(record, homes),
         seconds=time.monotonic() - began,
         probes=tuple(_turns(number, turns) for number, turns in enumerate(homes, 1)),
@@ -116,6 +116,12 @@ def _no_affinity(record: FleetRecord) -> str:
     if not all("prompt_tokens_total" in counts(record, member) for member in record.members):
         return "a member shows no /metrics, so who served a request is unknown"
     return ""
+
+
+def _at_home(turns: list[str]) -> int:
+    """Later turns that the member of the first one served."""
+    first, *later = turns
+    return later.count(first) if first else 0
 
 
 def _caveats(record: FleetRecord, homes: list[list[str]]) -> str:
@@ -143,7 +149,7 @@ def _conversation(record: FleetRecord, number: int) -> list[str]:
     header = routers.traits()[record.router.kind].session_header
     named = {header: f"moebox-{os.getpid()}-{number}"} if header else {}
     for turn in range(TURNS):
-        before = {member.name: _prompts(counts(record, member)) for member in record.members}
+        before = _prompts_by_member(record)
         body = {"model": endpoint.model, "messages": messages, "max_tokens": 4, "temperature": 0}
         reply = http.post_json(
             f"{endpoint.base_url}/chat/completions",

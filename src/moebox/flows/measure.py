@@ -44,8 +44,6 @@ def measure(
             measured = _level(subject, level, run, short=short, tell=tell)
             if measured.result.failed and not alive():
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
-            if not measured.result.completed:
-                raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
             kept = _keep(run, level, measured)
         rows.append(kept)
         tell(f"{streams(level)}: {_headline(kept)}")
@@ -55,7 +53,9 @@ def measure(
 
 
 def _keep(run: Run, level: int, measured: Measured) -> Measurement:
-    """Write a level down, with its samples beside it."""
+    """Write a level down, with its samples beside it; AnswerIsNo where no request was answered."""
+    if not measured.result.completed:
+        raise AnswerIsNo(f"not one of {ROUNDS * level} requests with {streams(level)} was answered")
     path = NAME.format(level)
     result = replace(measured.result, samples=f"{Path(path).name}.samples")
     run.write(f"{path}.samples", measured.samples.pack())

@@ -82,12 +82,17 @@ def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
         for choice in rows(event, "choices"):
             call.chat(choice)
     if not tools:
-        if not call.text.strip():
-            raise AnswerIsNo(f"{url}: answered with no text", hint="does the reasoning parser swallow the answer?")
-        return Check(protocol="openai chat", url=url, evidence=call.text.strip()[:120], events=call.events)
+        return _spoken(url, call)
     call.judge(url, "read_file")
     evidence = f"{call.name}({call.arguments})"
     return Check(protocol="openai chat with tools", url=url, evidence=evidence, events=call.events)
+
+
+def _spoken(url: str, call: "Called") -> Check:
+    """A reply in words; AnswerIsNo where there are none."""
+    if not call.text.strip():
+        raise AnswerIsNo(f"{url}: answered with no text", hint="does the reasoning parser swallow the answer?")
+    return Check(protocol="openai chat", url=url, evidence=call.text.strip()[:120], events=call.events)
 
 
 @dataclass

@@ -134,10 +134,12 @@ class Conductor:
                     if not self._copy(place, key.fd, rest):
                         selector.unregister(key.fileobj)
                         self._agent_ended(place)
-                if self.stop_at and time.monotonic() >= self.stop_at and not stopped:
+                if stopped:
+                    continue
+                if self.stop_at and time.monotonic() >= self.stop_at:
                     stopped = True
                     self._tell(b"stop\n", close=True)
-                elif not stopped and time.monotonic() - beat > BEAT_S:
+                elif time.monotonic() - beat > BEAT_S:
                     beat = time.monotonic()
                     self._tell(b"\n")
 

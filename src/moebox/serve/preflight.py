@@ -49,8 +49,7 @@ def invents_weights(recipe: Recipe) -> bool:
 def checkpoint(weights: str, recipe: Recipe) -> None:
     """A checkpoint on this machine must be there, whole."""
     path = Path(weights).expanduser()
-    local = weights.startswith(("/", ".", "~")) or weights.endswith(".gguf") or path.exists()
-    if not local or recipe.runtime.mounts:
+    if recipe.runtime.mounts or not _local(weights, path):
         return
     if not path.exists():
         raise Outside(
@@ -68,6 +67,11 @@ def checkpoint(weights: str, recipe: Recipe) -> None:
             f"checkpoint {weights} is incomplete: {', '.join(missing[:3])}{more} of its shards missing or empty",
             hint="download it again; `hf download` fetches only what is missing",
         )
+
+
+def _local(weights: str, path: Path) -> bool:
+    """Whether weights are meant to lie on this machine, and are no repository's name."""
+    return weights.startswith(("/", ".", "~")) or weights.endswith(".gguf") or path.exists()
 
 
 def _holds_weights(folder: Path) -> bool:

@@ -46,12 +46,7 @@ def looks_like_one(folder: Path) -> bool:
 def brief(run: Run) -> Brief:
     """One run in a list."""
     journal = run.journal()
-    notes = list(journal.notes)
-    about: object = None
-    try:
-        about = run.read_json("run.json")
-    except BadInput as problem:
-        notes.append(problem.message)
+    about, problems = _about(run)
     entries = journal.entries
     times = [entry.time for entry in entries if entry.time > 0]
     started = figure(about, "created") or stamp_of(run.id) or min(times, default=0.0)
@@ -64,12 +59,24 @@ def brief(run: Run) -> Brief:
         events=len(entries),
         measurements=len(list(run.path.glob("measurements/*.json"))),
         verdicts=len(list(run.path.glob("verdicts/*.json"))),
-        bytes=sum(file.lstat().st_size for file in run.path.rglob("*") if plain.is_plain(file)),
+        bytes=_bytes(run.path),
         live=run.held,
         simulation=truth(about, "simulation") or any(simulated(entry.event) for entry in entries),
         report=(run.path / "report.html").exists(),
-        notes=tuple(notes),
+        notes=(*journal.notes, *problems),
     )
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if plain.is_plain(file))
+
+
+def _about(run: Run) -> tuple[object, list[str]]:
+    """What run.json holds, and what is wrong with it."""
+    try:
+        return run.read_json("run.json"), []
+    except BadInput as problem:
+        return None, [problem.message]
 
 
 def stamp_of(name: str) -> float:

@@ -200,15 +200,15 @@ class _Heard:
 
     def reply(self, exchange: Exchange) -> Reply:
         """All of it."""
-        usage = next((event.usage for event in reversed(self.seen) if event.usage), (-1, -1, -1, -1))
-        prompt, completion, cached = (count if count >= 0 else None for count in usage[:3])
+        usages = [event.usage for event in self.seen if event.usage]
+        prompt, completion, cached, *_ = map(_count, usages[-1] if usages else NO_USAGE)
         return Reply(
             status=exchange.status,
-            error=next((event.error for event in self.seen if event.error), ""),
+            error=_first(event.error for event in self.seen),
             text="".join(self.said[CONTENT]),
             reasoning="".join(self.said[REASONING]),
             tool_calls=join_tool_calls(event.data for event in self.seen),
-            finish=next((event.finish for event in reversed(self.seen) if event.finish), ""),
+            finish=_first(event.finish for event in reversed(self.seen)),
             done=exchange.done,
             prompt_tokens=prompt,
             completion_tokens=completion,
@@ -220,6 +220,19 @@ class _Heard:
             events=tuple(event.data for event in self.seen),
             headers=exchange.headers,
         )
+
+
+NO_USAGE = (-1, -1, -1)
+
+
+def _count(tokens: int) -> int | None:
+    """A negative number stands for what the server did not count."""
+    return tokens if tokens >= 0 else None
+
+
+def _first(texts: Iterable[str]) -> str:
+    """The first that is not empty."""
+    return next(filter(None, texts), "")
 
 
 def join_tool_calls(events: Iterable[Json]) -> tuple[ToolCall, ...]:

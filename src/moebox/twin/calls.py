@@ -7,6 +7,8 @@ schema; told a tool's result, it answers with text. So a client's loop runs, and
 import json
 from collections.abc import Mapping
 
+from moebox import loose
+
 NESTED = 4  # how deep a schema is filled
 MOST = 16  # properties and items of one place
 PLAINEST: dict[str, object] = {"boolean": False, "null": None}  # of types that have no parts; else a text
@@ -47,13 +49,12 @@ def filled(schema: object, depth: int = 0) -> object:
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         return choices[0]
-    kind = schema.get("type", "object")
-    kind = str(kind[0] if isinstance(kind, list) and kind else kind)
+    kind = next(iter(loose.texts(schema, "type")), "object")
     if kind == "object":
         return _properties(schema, depth)
     if kind == "array":
-        least = schema.get("minItems")
-        return [filled(schema.get("items"), depth + 1)] * (min(least, MOST) if isinstance(least, int) else 0)
+        items = min(int(loose.figure(schema, "minItems") or 0), MOST)
+        return [filled(schema.get("items"), depth + 1)] * items
     if kind in ("integer", "number"):
         least = schema.get("minimum")
         return least if isinstance(least, int | float) else 1

@@ -191,14 +191,14 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
     experts = max(0, model.moe_layers - placed(recipe)) * checkpoint.expert_layer_bytes
     if experts:
         weights["routed_experts"] = experts
-    kv = 0
-    if not on_cards(recipe) or not box.gpus:
+    alone = not on_cards(recipe) or not box.gpus
+    if alone:
         weights |= dense_on_card(model, checkpoint, list(range(model.layers)), last=True)
-        kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * model.layers)
-    activations = placement(recipe).ubatch * MIB // 2
-    overhead = ram_overhead(box)
     held = {name: size for name, size in weights.items() if size}
-    ram = device("ram", box.ram, held, kv=kv, activations=activations, overhead=overhead)
+    kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * model.layers) * alone
+    ram = device(
+        "ram", box.ram, held, kv=kv, activations=placement(recipe).ubatch * MIB // 2, overhead=ram_overhead(box)
+    )
     if box.ram or experts or not box.gpus:
         return ram
     # Nobody said how much RAM there is: enough for a server whose experts all lie on GPUs, nothing beyond.

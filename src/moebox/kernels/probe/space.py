@@ -6,6 +6,7 @@ Pure arithmetic on the standard library: nothing here needs Triton, PyTorch or a
 import functools
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 Choice = dict[str, int]
@@ -69,9 +70,13 @@ def decode() -> list[Choice]:
     return combos(BLOCK_N=[16, 32, 64], num_warps=[2, 4, 8], num_stages=[1, 2, 3])
 
 
+# Heights of a fused-MoE tile by the most tokens of a batch.
+HEIGHTS = ((64, [16]), (1024, [16, 32, 64]), (math.inf, [32, 64, 128]))
+
+
 def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: int, shape: Shape = KIMI) -> list[Choice]:
     """Fused MoE at one batch size, for one product or both: what fits by the closed form, the cheapest by the cost."""
-    heights = [16] if tokens <= 64 else [16, 32, 64] if tokens <= 1024 else [32, 64, 128]
+    heights = next(heights for most, heights in HEIGHTS if tokens <= most)
     choices = combos(
         BLOCK_SIZE_M=heights,
         BLOCK_SIZE_N=[32, 64, 128, 256],
@@ -86,14 +91,21 @@ def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: in
     def cost(choice: Choice) -> float:
         return sum(moe_cost(kind, choice, tokens, product, shape=shape, sms=sms) for product in products)
 
-    ranked, seen = [], dict.fromkeys(map(tile, fitting), 0)
-    for choice in sorted(fitting, key=lambda choice: (cost(choice), str(choice))):
-        seen[tile(choice)] += 1
-        if seen[tile(choice)] <= PER_TILE:
-            ranked.append(choice)
+    ranked = few_of_each_tile(sorted(fitting, key=lambda choice: (cost(choice), str(choice))))
     # The best of each height too: both products of an expert must agree on it.
     firsts = [next(choice for choice in ranked if choice["BLOCK_SIZE_M"] == height) for height in heights]
     return list({str(choice): choice for choice in [*ranked[: KEPT[kind]], *firsts]}.values())
+
+
+def few_of_each_tile(choices: list[Choice]) -> list[Choice]:
+    """The first of those with the same blocks, in their order."""
+    seen: Counter[tuple[int, int, int]] = Counter()
+    kept = []
+    for choice in choices:
+        seen[tile(choice)] += 1
+        if seen[tile(choice)] <= PER_TILE:
+            kept.append(choice)
+    return kept
 
 
 def tile(choice: Choice) -> tuple[int, int, int]:
