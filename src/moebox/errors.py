@@ -50,6 +50,12 @@ class BadInput(MoeboxError):
     exit_code = 2
 
 
+def refuse_if(wrong: object, message: str, *, hint: str | None = None) -> None:
+    """BadInput where something is `wrong`: one rule a line, for what checks many."""
+    if wrong:
+        raise BadInput(message, hint=hint)
+
+
 class UnknownName(BadInput):
     """A name that is in no table; the nearest ones are the hint."""
 

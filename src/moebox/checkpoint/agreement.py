@@ -23,10 +23,11 @@ class Shapes:
 
     def add(self, name: str, dtype: str, shape: list[int]) -> None:
         """Look at one tensor."""
-        if not name.endswith(TELLING) or dtype not in WHOLE or len(shape) != 2 or ".experts." in name:
+        if not name.endswith(TELLING) or ".experts." in name:
             return
-        kind = next(end for end in TELLING if name.endswith(end))
-        self.seen.setdefault("router" if kind in ROUTERS else kind, tuple(shape))
+        kind = next(filter(name.endswith, TELLING))
+        if dtype in WHOLE and len(shape) == 2:
+            self.seen.setdefault("router" if kind in ROUTERS else kind, tuple(shape))
 
 
 def agree(folder: Path, model: Model, by_layer: list[int], shapes: Shapes) -> None:
@@ -47,14 +48,14 @@ def _disagreements(model: Model, shapes: Shapes) -> list[str]:
     """Each as "256 experts, the weights hold 384"."""
     found = []
     rows, hidden = shapes.seen.get(EMBEDDING, (model.vocab, model.hidden))
-    experts, _ = shapes.seen.get("router", (model.moe.experts if model.moe else 0, 0))
+    experts, _ = shapes.seen.get("router", (model.experts, 0))
     heads = _heads(model, shapes)
     if hidden != model.hidden:
         found.append(f"a hidden size of {model.hidden:,}, the weights hold {hidden:,}")
     if not model.vocab <= rows < model.vocab + PADDED:
         found.append(f"a vocabulary of {model.vocab:,}, the weights hold {rows:,}")
-    if experts != (model.moe.experts if model.moe else 0):
-        found.append(f"{model.moe.experts if model.moe else 0} experts, the weights hold {experts}")
+    if experts != model.experts:
+        found.append(f"{model.experts} experts, the weights hold {experts}")
     if heads != model.attention.heads:
         found.append(f"{model.attention.heads} attention heads, the weights hold {heads:g}")
     return found

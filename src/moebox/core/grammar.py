@@ -16,7 +16,7 @@ from moebox import codec
 from moebox.core import containers
 from moebox.core.change import setting
 from moebox.core.recipe import Recipe, Runtime
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.redact import holds_token
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -57,10 +57,16 @@ def refuse(recipe: Recipe) -> None:
     _secrets(recipe)
     _host(recipe)
     _runtime(recipe.runtime)
-    if recipe.runtime.kind in ("docker", "podman") and recipe.checkpoint.startswith("."):
-        raise BadInput(f"checkpoint: a container needs the whole path, not {recipe.checkpoint!r}")
-    if recipe.runtime.kind in ("docker", "podman") and recipe.checkpoint.startswith(("/", "~")):
-        weights = PurePosixPath(recipe.checkpoint)
+    if recipe.runtime.kind in ("docker", "podman"):
+        _weights_inside(recipe.checkpoint)
+
+
+def _weights_inside(checkpoint: str) -> None:
+    """Weights that a container is shown."""
+    relative = checkpoint.startswith(".")
+    refuse_if(relative, f"checkpoint: a container needs the whole path, not {checkpoint!r}")
+    if checkpoint.startswith(("/", "~")):
+        weights = PurePosixPath(checkpoint)
         containers.outside("checkpoint", str(weights.parent if weights.suffix == ".gguf" else weights))
 
 
@@ -84,39 +90,33 @@ def _inner(value: Any) -> Iterable[tuple[str | int, Any]]:
 
 
 def _names(recipe: Recipe) -> None:
-    if not NAME.fullmatch(recipe.name):
-        raise BadInput(
-            f"name: {recipe.name!r} may hold letters, digits, dots and dashes only",
-            hint="it begins with a letter or digit",
-        )
+    text = f"name: {recipe.name!r} may hold letters, digits, dots and dashes only"
+    refuse_if(not NAME.fullmatch(recipe.name), text, hint="it begins with a letter or digit")
     for path in ONE_WORD:
-        text = str(setting(recipe, path) or "")
-        if not WORD.fullmatch(text):
-            raise BadInput(f"{path}: {text!r} is no name of one")
+        word = _text(recipe, path)
+        refuse_if(not WORD.fullmatch(word), f"{path}: {word!r} is no name of one")
     for path in PATHS:
-        text = str(setting(recipe, path) or "")
-        if text.startswith("-"):
-            raise BadInput(f"{path}: {text!r} would be taken for a flag")
-    if re.search(r'["\\]', str(setting(recipe, "speculate.draft") or "")):
-        raise BadInput('speculate.draft: a path or repository holds no " and no \\')
-    if "=" in recipe.runtime.python:
-        raise BadInput(f"runtime.python: {recipe.runtime.python!r} is no path of an interpreter or venv")
+        name = _text(recipe, path)
+        refuse_if(name.startswith("-"), f"{path}: {name!r} would be taken for a flag")
+    draft, python = _text(recipe, "speculate.draft"), recipe.runtime.python
+    refuse_if(re.search(r'["\\]', draft), 'speculate.draft: a path or repository holds no " and no \\')
+    refuse_if("=" in python, f"runtime.python: {python!r} is no path of an interpreter or venv")
+
+
+def _text(recipe: Recipe, path: str) -> str:
+    return str(setting(recipe, path) or "")
 
 
 def _variables(recipe: Recipe) -> None:
     inside = recipe.runtime.kind in ("docker", "podman")
     for name in recipe.env:
-        if not VARIABLE.fullmatch(name):
-            raise BadInput(
-                f"env: {name!r} is no name of a variable", hint="letters, digits and _, as a shell takes them"
-            )
-        if HOOKS.fullmatch(name) or (LOADER.fullmatch(name) and not inside):
-            raise BadInput(
-                f"env.{name}: decides which programs run, so a recipe does not set it",
-                hint="export it yourself before you start the engine",
-            )
-    if recipe.listen.key_env and not VARIABLE.fullmatch(recipe.listen.key_env):
-        raise BadInput("listen.key_env: is the name of a variable, not the key itself")
+        hint = "letters, digits and _, as a shell takes them"
+        refuse_if(not VARIABLE.fullmatch(name), f"env: {name!r} is no name of a variable", hint=hint)
+        decides = HOOKS.fullmatch(name) or (LOADER.fullmatch(name) and not inside)
+        text = f"env.{name}: decides which programs run, so a recipe does not set it"
+        refuse_if(decides, text, hint="export it yourself before you start the engine")
+    key = recipe.listen.key_env
+    refuse_if(key and not VARIABLE.fullmatch(key), "listen.key_env: is the name of a variable, not the key itself")
 
 
 def _secrets(recipe: Recipe) -> None:
@@ -124,11 +124,9 @@ def _secrets(recipe: Recipe) -> None:
     hint = "export it, and name the variable in listen.key_env (HF_TOKEN is passed on by itself)"
     for table, names in (("flags", recipe.flags), ("env", recipe.env)):
         for name in names:
-            if SECRET.search(name.lstrip("-")):
-                raise BadInput(f"{table}.{name}: a recipe holds no secrets", hint=hint)
+            refuse_if(SECRET.search(name.lstrip("-")), f"{table}.{name}: a recipe holds no secrets", hint=hint)
     path = _token(codec.plain(recipe), "")
-    if path:
-        raise BadInput(f"{path}: looks like a key or password, and a recipe holds no secrets", hint=hint)
+    refuse_if(path, f"{path}: looks like a key or password, and a recipe holds no secrets", hint=hint)
 
 
 def _token(value: Any, at: str) -> str:
@@ -183,13 +181,11 @@ def entry(text: str) -> tuple[str, ...]:
     if not words:
         raise BadInput("runtime.entry: names no program", hint=ENTRY)
     program = PurePosixPath(words[0]).name
-    if words[0].startswith("-") or "=" in words[0] or not program:
-        raise BadInput(f"runtime.entry: {words[0]!r} is no program", hint=ENTRY)
-    if SHELLS.fullmatch(program) or any(word in CODE for word in words[1:]):
-        raise BadInput(
-            f"runtime.entry: {program} would run a text, not an engine",
-            hint="put the commands into a file of your own, and name that",
-        )
+    strange = words[0].startswith("-") or "=" in words[0] or not program
+    refuse_if(strange, f"runtime.entry: {words[0]!r} is no program", hint=ENTRY)
+    shell = SHELLS.fullmatch(program) or not set(CODE).isdisjoint(words[1:])
+    hint = "put the commands into a file of your own, and name that"
+    refuse_if(shell, f"runtime.entry: {program} would run a text, not an engine", hint=hint)
     return words
 
 

@@ -12,7 +12,7 @@ from moebox.engines.arguments import canonical, flag_words, spelled
 from moebox.engines.assemble import contained
 from moebox.engines.flags import catalogue
 from moebox.engines.retired import replaced
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 LEAST = {"context": 0, "max_seqs": 1, "batched_tokens": 1} | dict.fromkeys(
     ("parallel.tp", "parallel.pp", "parallel.dcp", "parallel.dp", "parallel.nodes"), 1
@@ -31,42 +31,38 @@ def check(deployment: Deployment) -> None:
 
 
 def _ranges(recipe: Recipe, engine: Traits) -> None:
-    spread = recipe.parallel
-    for path, bound in LEAST.items():
+    spread, share = recipe.parallel, recipe.memory_utilization
+    for path, least in LEAST.items():
         value = setting(recipe, path)
-        if value is not None and value < bound:
-            raise BadInput(f"{path}: {value} is less than {bound}")
-    if recipe.memory_utilization is not None and not 0 < recipe.memory_utilization <= 1:
-        raise BadInput(f"memory_utilization: {recipe.memory_utilization} is not a share between 0 and 1")
+        refuse_if(value is not None and value < least, f"{path}: {value} is less than {least}")
+    refuse_if(share is not None and not 0 < share <= 1, f"memory_utilization: {share} is not a share between 0 and 1")
     _port(recipe.listen.port, engine)
-    if spread.gpus % spread.nodes and not engine.takes_all_gpus:
-        raise BadInput(f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
-    if recipe.kv not in engine.kv:
-        raise BadInput(f"kv: {recipe.engine} has no cache type {recipe.kv!r}", hint=f"use {', '.join(engine.kv)}")
+    uneven = spread.gpus % spread.nodes and not engine.takes_all_gpus
+    refuse_if(uneven, f"parallel.nodes: {spread.gpus} GPUs do not divide over {spread.nodes} nodes")
+    text = f"kv: {recipe.engine} has no cache type {recipe.kv!r}"
+    refuse_if(recipe.kv not in engine.kv, text, hint=f"use {', '.join(engine.kv)}")
 
 
 def _port(port: int, engine: Traits) -> None:
-    if not 0 <= port <= LAST_PORT:  # 0: any that is free
-        raise BadInput(f"listen.port: {port} is not a port")
-    if port > engine.last_port:
-        others = " and ".join(f"{other:,}" for other in engine.ports_of(port)[1:])
-        text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
-        raise BadInput(text, hint=f"{engine.last_port} or less")
+    refuse_if(not 0 <= port <= LAST_PORT, f"listen.port: {port} is not a port")  # 0: any that is free
+    others = " and ".join(f"{other:,}" for other in engine.ports_of(port)[1:])
+    text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
+    refuse_if(port > engine.last_port, text, hint=f"{engine.last_port} or less")
 
 
 def _runtime(recipe: Recipe, engine: Traits) -> None:
     """How it is started: natively, embedded or in a container."""
-    runtime = recipe.runtime
-    inside = contained(recipe)
-    if runtime.kind == "embedded" and not engine.embedded:
-        raise BadInput(f"runtime.kind: only {_titles('embedded')} runs embedded, not {engine.title}")
+    runtime, inside = recipe.runtime, contained(recipe)
+    strange = runtime.kind == "embedded" and not engine.embedded
+    refuse_if(strange, f"runtime.kind: only {_titles('embedded')} runs embedded, not {engine.title}")
     if runtime.preset:
         _preset(runtime.preset, engine, inside=inside)
-    elif inside and not (runtime.image or engine.image):
-        raise BadInput(f"runtime.kind: no image of {engine.title} is known", hint="name one in runtime.image")
-    for path in () if inside else ("setup", "options", "mounts"):
-        if getattr(runtime, path):
-            raise BadInput(f"runtime.{path}: needs a container", hint='runtime.kind = "docker" or "podman"')
+    known = runtime.image or runtime.preset or engine.image
+    text = f"runtime.kind: no image of {engine.title} is known"
+    refuse_if(inside and not known, text, hint="name one in runtime.image")
+    for path in ("setup", "options", "mounts"):
+        outside = getattr(runtime, path) and not inside
+        refuse_if(outside, f"runtime.{path}: needs a container", hint='runtime.kind = "docker" or "podman"')
 
 
 def _titles(trait: str) -> str:
@@ -95,39 +91,43 @@ def _belongs(recipe: Recipe, engine: Traits) -> None:
 def _parallel(recipe: Recipe, engine: Traits) -> None:
     """Ways of dividing a model that the engine has."""
     divided = [name for name in ("tp", "pp", "dcp", "dp", "nodes") if getattr(recipe.parallel, name) != 1]
-    refused = [name for name in divided if not engine.divides(name)]
-    if refused and engine.takes_all_gpus:
-        raise BadInput(f"parallel: {engine.title} spreads layers over the GPUs by itself", hint="leave [parallel] out")
-    if refused:
-        raise BadInput(f"parallel.{refused[0]}: {engine.title} does not divide a model that way", hint="leave it at 1")
-    if recipe.parallel.ep and not engine.divides("ep"):
-        raise BadInput(f"parallel.ep: {engine.title} does not spread whole experts", hint="leave it out")
+    for name in divided:
+        alone = engine.takes_all_gpus and not engine.divides(name)
+        refuse_if(
+            alone, f"parallel: {engine.title} spreads layers over the GPUs by itself", hint="leave [parallel] out"
+        )
+        text = f"parallel.{name}: {engine.title} does not divide a model that way"
+        refuse_if(not engine.divides(name), text, hint="leave it at 1")
+    whole = recipe.parallel.ep and not engine.divides("ep")
+    refuse_if(whole, f"parallel.ep: {engine.title} does not spread whole experts", hint="leave it out")
 
 
 def _draft(draft: Speculate) -> None:
     """A draft that can be: tokens to guess, and a model where the method needs one."""
-    if draft.tokens < 1:
-        raise BadInput(f"speculate.tokens: {draft.tokens} is less than 1")
-    if draft.method.startswith("eagle") and not draft.draft:
-        raise BadInput("speculate.draft: EAGLE needs a draft model", hint='e.g. "lightseekorg/kimi-k2.6-eagle3"')
+    refuse_if(draft.tokens < 1, f"speculate.tokens: {draft.tokens} is less than 1")
+    missing = draft.method.startswith("eagle") and not draft.draft
+    refuse_if(missing, "speculate.draft: EAGLE needs a draft model", hint='e.g. "lightseekorg/kimi-k2.6-eagle3"')
 
 
 def _hybrid(hybrid: Hybrid, engine: Traits) -> None:
     """Placement of experts: fields the engine has, layers given once."""
-    if not engine.offloads:
-        raise BadInput(f"hybrid: {engine.title} keeps no experts in RAM", hint=_engines_with())
+    refuse_if(not engine.offloads, f"hybrid: {engine.title} keeps no experts in RAM", hint=_engines_with())
     for path in ("mla", "attention_buffer", "gpu_experts", "pools", "experts", "split", "ranges"):
-        if path not in engine.hybrid and getattr(hybrid, path) not in (None, ()):
-            raise BadInput(f"hybrid.{path}: {engine.title} has no such flag", hint=_engines_with(path))
-    if hybrid.mla not in (None, 0, 1, 2, 3):
-        raise BadInput(f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
-    if any(count < 0 for count in hybrid.split) or (hybrid.split and not any(hybrid.split)):
-        raise BadInput("hybrid.split: layers by device, none negative", hint="e.g. split = [30, 32]")
-    if hybrid.split and hybrid.experts:
-        raise BadInput("hybrid.split keeps experts with their layers; hybrid.experts cannot name others")
+        foreign = path not in engine.hybrid and getattr(hybrid, path) not in (None, ())
+        refuse_if(foreign, f"hybrid.{path}: {engine.title} has no such flag", hint=_engines_with(path))
+    refuse_if(hybrid.mla not in (None, 0, 1, 2, 3), f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
+    _split(hybrid)
     layers = [layer for gpu in hybrid.experts for layer in gpu]
-    if len(set(layers)) != len(layers):
-        raise BadInput("hybrid.experts: a layer is given to two GPUs")
+    refuse_if(len(set(layers)) != len(layers), "hybrid.experts: a layer is given to two GPUs")
+
+
+def _split(hybrid: Hybrid) -> None:
+    """Layers by device."""
+    split = hybrid.split
+    impossible = split and (min(split) < 0 or not any(split))
+    refuse_if(impossible, "hybrid.split: layers by device, none negative", hint="e.g. split = [30, 32]")
+    both = split and hybrid.experts
+    refuse_if(both, "hybrid.split keeps experts with their layers; hybrid.experts cannot name others")
 
 
 def _engines_with(path: str = "") -> str:
@@ -156,12 +156,11 @@ def _flags(deployment: Deployment) -> None:
     known = catalogue(recipe.engine, recipe.engine_version)
     fields = {canonical(flag, known): path for flag, path in argv.FIELDS.items()}
     for key in recipe.flags:
-        name = canonical(spelled(key, known), known)
-        if name in fields:
-            raise BadInput(f"flags.{key}: the recipe has a field for this", hint=f"set {fields[name]}")
+        path = fields.get(canonical(spelled(key, known), known))
+        refuse_if(path, f"flags.{key}: the recipe has a field for this", hint=f"set {path}")
+    version = recipe.engine_version or known.version
     for name in recipe.env:
-        if told := replaced(recipe.engine, recipe.engine_version, name, "env"):
-            version = recipe.engine_version or known.version
-            raise BadInput(f"env.{name}: {recipe.engine} {version} does not read it", hint=f"use {told}")
+        new = replaced(recipe.engine, recipe.engine_version, name, "env")
+        refuse_if(new, f"env.{name}: {recipe.engine} {version} does not read it", hint=f"use {new}")
     flags.check(recipe.engine, recipe.engine_version, flag_words(recipe.flags, known))
     flags.check(recipe.engine, recipe.engine_version, argv.words(deployment)[1:], where="recipe")

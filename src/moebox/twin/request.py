@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
+from moebox.loose import rows, words
 from moebox.twin import calls, filler
 
 CALL_TOKENS = 12  # a call's name and marks
@@ -63,12 +65,16 @@ def read(body: Json, *, chat: bool, model: str, context: int) -> Asked:
 def _limit(body: Json, count: int, context: int) -> int | None:
     """The most tokens that may be written, where the body says it."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+    if limit is not None and not _positive(limit):
         raise Refused(400, "max_tokens must be 1 or more")
     if count >= context or (limit and count + limit > context):
         wanted = f"{limit} tokens in the completion" if limit else "a completion"
         raise Refused(400, f"This model's maximum context length is {context} tokens: {count} of prompt and {wanted}.")
     return limit
+
+
+def _positive(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _length(limit: int | None, room: int, *, call: tuple[str, str] | None, tools: bool) -> tuple[int, str]:
@@ -84,14 +90,15 @@ def _length(limit: int | None, room: int, *, call: tuple[str, str] | None, tools
 def _chat_prompt(messages: object) -> tuple[str, int]:
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise Refused(400, "messages must be a list of objects with role and content")
-    parts = []
-    for message in messages:
-        content = message.get("content") or ""
-        if isinstance(content, list):
-            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        parts.append(str(content))
+    parts = [_content(message) for message in messages]
     text = "\n".join(parts)
     return text, filler.tokens_in(text) + 4 * len(parts)  # a role and its marks are about four tokens
+
+
+def _content(message: Json) -> str:
+    """A message's text, whole or in parts."""
+    parts = rows(message, "content")
+    return "".join(str(part.get("text", "")) for part in parts) or words(message, "content")
 
 
 def _prompt(prompt: object) -> tuple[str, int]:
