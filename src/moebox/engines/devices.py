@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Component
 from moebox.core.plan import DeviceMemory
+from moebox.core.recipe import Recipe
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import gibibytes, taken
 
@@ -24,6 +25,12 @@ def every_gpu(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[De
     return tuple(
         used[index] if index in used else gpu_list.idle(index, gpu, taken(gpu)) for index, gpu in enumerate(gpus)
     )
+
+
+def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
+    """The first GPU that a recipe runs on: what is said of an engine's memory is said of this one."""
+    used = gpu_list.used_gpus(box, recipe)
+    return gpu_list.all_gpus(box)[used[0]] if used else None
 
 
 def ram_overhead(box: Box) -> int:

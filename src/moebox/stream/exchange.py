@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
@@ -158,23 +158,21 @@ class Exchange:
         return data, (stamp - self._sent) / 1e9
 
 
-def ask(
-    endpoint: Endpoint,
-    body: Mapping[str, object],
-    *,
-    path: str = "/chat/completions",
-    timeout_s: float = 600.0,
-    total_s: float = 7200.0,
-    most_events: int = 1_000_000,
-    headers: dict[str, str] | None = None,
-    target: sockets.Target | None = None,
-) -> Reply:
-    """Send one request, read its stream to the end. `target` stands for the endpoint's URL where TLS needs settings."""
-    limits = {"timeout_s": timeout_s, "total_s": total_s}
+class Options(TypedDict, total=False):
+    """How a request is sent, and when it is given up: what Exchange takes."""
+
+    path: str
+    timeout_s: float
+    total_s: float
+    most_events: int
+    headers: dict[str, str] | None
+    target: sockets.Target | None  # stands for the endpoint's URL where TLS needs settings
+
+
+def ask(endpoint: Endpoint, body: Mapping[str, object], **options: Unpack[Options]) -> Reply:
+    """Send one request, read its stream to the end."""
     heard = _Heard()
-    with Exchange(
-        endpoint, body, path=path, headers=headers, target=target, most_events=most_events, **limits
-    ) as exchange:
+    with Exchange(endpoint, body, **options) as exchange:
         for at, event in exchange:
             heard.add(at, event)
         return heard.reply(exchange)

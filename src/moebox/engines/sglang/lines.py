@@ -6,9 +6,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Line, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines.devices import first_gpu
 from moebox.engines.lines import expert_formula, in_bytes, token_line, weight_lines
 from moebox.engines.sglang import memory as rules
-from moebox.sizing import gpu_list
 from moebox.sizing.constants import constant
 from moebox.units import count
 
@@ -16,10 +16,9 @@ from moebox.units import count
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     """Every step from the GPU's size to the tokens of cache, on the first GPU the recipe uses."""
     box, model, checkpoint, recipe = deployment.facts
-    used = gpu_list.used_gpus(box, recipe)
-    if not used:
+    gpu = first_gpu(box, recipe)
+    if gpu is None:
         return ()
-    gpu = gpu_list.all_gpus(box)[used[0]]
     needs = rules.needs_of(model, checkpoint, recipe, 0)
     before, share = rules.before_loading(gpu), rules.fraction(gpu, model, recipe)
     left = rules.kv_budget(gpu, model, recipe, needs)
@@ -61,10 +60,9 @@ def _own(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, str]
 def reasons(deployment: Deployment, memory: Memory) -> list[str]:
     """Why settings that are SGLang's alone are as they are."""
     box, model, checkpoint, recipe = deployment.facts
-    used = gpu_list.used_gpus(box, recipe)
-    if not used:
+    gpu = first_gpu(box, recipe)
+    if gpu is None:
         return []
-    gpu = gpu_list.all_gpus(box)[used[0]]
     own = rules.automatic_fraction(gpu, model, recipe)
     needs = rules.needs_of(model, checkpoint, recipe, 0)
     tokens = rules.tokens_on(gpu, model, replace(recipe, memory_utilization=None), needs)

@@ -8,9 +8,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Line, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines.devices import first_gpu
 from moebox.engines.lines import in_bytes, norms_formula, token_line, weight_lines
 from moebox.engines.vllm import memory as rules
-from moebox.sizing import gpu_list
 from moebox.sizing.constants import GRAPHS_COUNTED, constant, counts_graphs, generation_of, visible
 from moebox.units import gib
 
@@ -18,10 +18,9 @@ from moebox.units import gib
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     """Every step from the GPU's size to the tokens of cache, on the first GPU the recipe uses."""
     box, model, checkpoint, recipe = deployment.facts
-    used = gpu_list.used_gpus(box, recipe)
-    if not used:
+    gpu = first_gpu(box, recipe)
+    if gpu is None:
         return ()
-    gpu = gpu_list.all_gpus(box)[used[0]]
     needs, generation = rules.needs_of(gpu, model, checkpoint, recipe, 0), generation_of(recipe)
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     claim, block = math.floor(utilization * visible(gpu)), constant("vllm", "block")
@@ -102,10 +101,9 @@ def _workspace(gpu: Gpu, model: Model, recipe: Recipe) -> str:
 def reasons(deployment: Deployment, memory: Memory) -> list[str]:
     """Why settings that are vLLM's alone are as they are."""
     box, model, _, recipe = deployment.facts
-    used = gpu_list.used_gpus(box, recipe)
-    if not used:
+    gpu = first_gpu(box, recipe)
+    if gpu is None:
         return []
-    gpu = gpu_list.all_gpus(box)[used[0]]
     size = rules.workspace_bytes(gpu, model, recipe)
     if not size:
         return []
