@@ -28,6 +28,10 @@ class Family:
     presets: tuple[str, ...] = ()  # patched images made for it
     source: str = ""
 
+    def marked(self, template: str) -> bool:
+        """Whether a chat template holds the family's mark."""
+        return self.marker != "" and self.marker in template
+
 
 @functools.cache
 def families() -> tuple[Family, ...]:
@@ -42,7 +46,7 @@ def family_of(model: Model | None, template: str = "") -> Family | None:
         return None
     alike = [family for family in families() if model.architecture in family.architectures]
     exact = [family for family in alike if family.vocab == model.vocab]
-    marked = [family for family in alike if family.marker and family.marker in template]
+    marked = [family for family in alike if family.marked(template)]
     free = [family for family in alike if not family.vocab]
     return next(iter([*exact, *marked, *free]), None)
 

@@ -103,9 +103,9 @@ def engines() -> dict[str, str]:
     found: dict[str, str] = {}
     for traits in registry.all_traits():
         name = f"{traits.name} (embedded)" if traits.embedded else traits.name
-        for package in (traits.package, *traits.packages):
-            if package and (number := _distribution(package)):
-                found.setdefault(name, number)
+        numbers = filter(None, map(_distribution, (traits.package, *traits.packages)))
+        for number in numbers:
+            found.setdefault(name, number)
     for traits in registry.all_traits():
         if traits.program and traits.name not in found and shutil.which(traits.program[0]):
             found[traits.name] = version([*traits.program, "--version"])
@@ -115,7 +115,7 @@ def engines() -> dict[str, str]:
 def _distribution(package: str) -> str:
     """The version of an installed Python distribution, or ""."""
     try:
-        return metadata.version(package)
+        return metadata.version(package) if package else ""
     except metadata.PackageNotFoundError:
         return ""
 

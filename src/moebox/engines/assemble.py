@@ -21,6 +21,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HUB_CACHE = "~/.cache/huggingface"  # where the Hub's client keeps downloads unless HF_HOME says otherwise
 HUB_CACHE_INSIDE = "/root/.cache/huggingface"
 LABEL = "moebox.run"
+GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
 
 
 def assemble(deployment: Deployment, *, node: Node) -> Launch:
@@ -148,9 +149,7 @@ def _at_home(path: str, home: str) -> str:
 def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     """Devices, shared memory, network and the recipe's own options."""
     recipe = deployment.recipe
-    options = []
-    if uses_gpus(deployment):
-        options = ["--gpus", "all"] if recipe.runtime.kind == "docker" else ["--device", "nvidia.com/gpu=all"]
+    options = [*GPU_OPTIONS[recipe.runtime.kind]] if uses_gpus(deployment) else []
     if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
     preset = presets.of(recipe)

@@ -68,8 +68,7 @@ def others_that_run(deployment: Deployment) -> str:
 def _format(deployment: Deployment) -> list[Caution]:
     """A checkpoint that the engine does not read."""
     engine, known = deployment.engine, deployment.found_checkpoint
-    guessed = "gguf" if deployment.recipe.checkpoint.endswith(".gguf") else ""
-    form = known.format if known else guessed
+    form = format_of(deployment)
     if form and form not in engine.formats:
         wanted = " or ".join(WRITTEN.get(name, name) for name in engine.formats)
         text = f"{engine.title} reads {wanted}, not {WRITTEN.get(form, form)}"
@@ -77,6 +76,13 @@ def _format(deployment: Deployment) -> list[Caution]:
     if known and known.engines and engine.name not in known.engines:
         return [caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source)]
     return []
+
+
+def format_of(deployment: Deployment) -> str:
+    """The checkpoint's format: as known, or by the file's ending; "" where neither tells."""
+    if deployment.found_checkpoint:
+        return deployment.found_checkpoint.format
+    return "gguf" if deployment.recipe.checkpoint.endswith(".gguf") else ""
 
 
 def shapes(recipe: Recipe, model: Model) -> list[Caution]:
@@ -98,14 +104,16 @@ def shapes(recipe: Recipe, model: Model) -> list[Caution]:
 
 def weights_want_newer_gpus(deployment: Deployment) -> list[Caution]:
     """Weight formats that older GPUs unpack instead of computing with."""
-    known, sm, found = deployment.found_checkpoint, major(deployment.box), []
-    quant = (known.quant if known else deployment.recipe.checkpoint).lower()
-    if "nvfp4" in quant and sm and int(sm) < 10:
+    known, sm = deployment.found_checkpoint, int(major(deployment.box) or 0)
+    if not sm:
+        return []
+    found, quant = [], (known.quant if known else deployment.recipe.checkpoint).lower()
+    if "nvfp4" in quant and sm < 10:
         text = "NVFP4 weights want Blackwell; older GPUs unpack them through Marlin: the memory is saved, the speed not"
         found.append(caution("warning", text))
-    if "fp8" in quant and sm == "8":
+    if "fp8" in quant and sm == 8:
         found.append(caution("warning", "fp8 weights run through Marlin, weight-only, below compute capability 8.9"))
-    if sm and int(sm) < 8:
+    if sm < 8:
         found.append(caution("fatal", f"compute capability {sm}.x is too old: Marlin's INT4 kernels begin at 8.0"))
     return found
 

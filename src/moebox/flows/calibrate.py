@@ -177,7 +177,7 @@ class _Work:
                 self.current = Measuring(
                     depth=depth,
                     known=self.done[0] if self.done else known,
-                    chunk=calibrate_recipe.chunk_of(small),
+                    chunk=rehearse.chunk_of(small),
                     sampled=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)

@@ -37,12 +37,6 @@ def reads_gguf(recipe: Recipe) -> bool:
     return "gguf" in registry.traits(recipe.engine).formats
 
 
-def chunk_of(recipe: Recipe) -> int:
-    """Prompt tokens of one step."""
-    own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
-    return own or registry.traits(recipe.engine).step_tokens
-
-
 def quant_of(form: Checkpoint) -> str:
     """The type of the generated experts: the checkpoint's own where ggml has it."""
     return form.quant if type_of(form.quant) is not None else FALLBACK

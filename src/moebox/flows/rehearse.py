@@ -170,8 +170,7 @@ def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
 
 def long_prompt(session: Session, recipe: Recipe) -> RehearsalStep:
     """One prompt that needs more than one prefill step, counted by the server itself."""
-    own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
-    block = own or registry.traits(recipe.engine).step_tokens
+    block = chunk_of(recipe)
     room = (recipe.context or 4096) - DECODE - 1
     wanted = min(block + BEYOND, room)
     began, words, counted = time.monotonic(), max(wanted // 4, 8), 0
@@ -188,6 +187,12 @@ def long_prompt(session: Session, recipe: Recipe) -> RehearsalStep:
     over = "more" if counted > block else "not more, for the context is no longer,"
     detail = f"answered a prompt of {counted:,} tokens ({over} than a prefill block of {block:,})"
     return RehearsalStep(name="long prompt", detail=detail, seconds=time.monotonic() - began)
+
+
+def chunk_of(recipe: Recipe) -> int:
+    """Prompt tokens of one step."""
+    own = recipe.hybrid.ubatch if recipe.hybrid else recipe.batched_tokens
+    return own or registry.traits(recipe.engine).step_tokens
 
 
 def decode(session: Session) -> RehearsalStep:
@@ -213,9 +218,11 @@ def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
 def wrong(ladder: Ladder, engine: str) -> str:
     """The first failure that is no known habit of the engine: such a one is the launch's own."""
     failing = [rung for rung in ladder.rungs if rung.verdict == "fail"]
-    own = next((f"{rung.name}: {why}" for rung in failing if (why := unexplained(engine, rung))), "")
-    if own or failing or ladder.holds:
-        return own
+    for rung in failing:
+        if why := unexplained(engine, rung):
+            return f"{rung.name}: {why}"
+    if failing or ladder.holds:
+        return ""
     return ladder.stopped or "nothing passed"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from moebox.core.kernel import Arch, KernelLaunch
 from moebox.errors import Outside
 from moebox.kernels import scan as scans
-from moebox.kernels.probe.protocol import Constant, LaunchRecord, Search, Variant
+from moebox.kernels.probe.protocol import Answer, Constant, LaunchRecord, Search, Variant
 from moebox.kernels.probe.space import Choice
 
 SIDES = (16, 32, 64, 128)
@@ -53,8 +53,7 @@ def search(request: scans.Request) -> tuple[Remedy, ...]:
     root = scans.engine_root(request)
     python = request.python or Path(sys.executable)
     question = scans.ask(request, root)
-    first = [answer.launch for answer in scans.run(python, question) if answer.launch]
-    bad = {launch.hash: launch for launch in first if launch.shared_bytes > request.arch.smem}
+    bad = _too_large(scans.run(python, question), request.arch)
     if not bad:
         return ()
     searches = [Search(hash=mark, candidates=proposals(launch, request.arch)) for mark, launch in bad.items()]
@@ -63,6 +62,12 @@ def search(request: scans.Request) -> tuple[Remedy, ...]:
         if answer.variant:
             variants[answer.variant.hash].append(answer.variant)
     return tuple(_remedy(launch, variants[mark], request.arch) for mark, launch in bad.items())
+
+
+def _too_large(answers: Sequence[Answer], arch: Arch) -> dict[str, LaunchRecord]:
+    """Launches that ask for more shared memory than there is, by their hash."""
+    launches = [answer.launch for answer in answers if answer.launch]
+    return {launch.hash: launch for launch in launches if launch.shared_bytes > arch.smem}
 
 
 def proposals(launch: LaunchRecord, arch: Arch) -> list[Choice]:
