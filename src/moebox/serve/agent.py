@@ -2,7 +2,8 @@
 
     conductor ──stdin: one JSON line, then a line every few seconds──▶ agent ──▶ engine ──▶ its workers
 
-It is sent as text to a Python on the node, so it uses the standard library alone and imports nothing of moebox.
+It is sent as text to a Python on the node, with node_link.py, so both use the standard library alone and nothing else
+of moebox.
 A head that was killed, a network that was cut and an end that was asked for look the same from here: no more lines.
 Modes: run a rank; `probe` tells what the node is; `reach` tries the way to the first node; `sweep` kills what is left.
 """
@@ -23,15 +24,14 @@ import sys
 import time
 from typing import IO, TypedDict
 
+from moebox.serve.node_link import Answer, ReachOrder, is_open, reach
+
 MARK = "MOEBOX_RANK"  # every process of a rank carries it, and nothing else does
 MASTER = "@MASTER@"  # stands in argv for the first node's address
 PIECE = 1 << 16
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Told by a signal to end (a cancelled allocation, its time limit): Slurm sends SIGKILL 30 s later (KillWait), and what
 # hangs below an agent that has ended by then is nobody's.
 CANCELLED = (("SIGTERM", 3.0), ("SIGKILL", 2.0))
-PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
-Answer = dict[str, object]  # what a node tells, for JSON
 
 
 class RankPart(TypedDict):
@@ -43,7 +43,7 @@ class RankPart(TypedDict):
     waits_for: int
 
 
-class Order(TypedDict):
+class Order(ReachOrder):
     """conduct.Conducted as JSON, with what a mode needs besides."""
 
     mark: str
@@ -51,7 +51,6 @@ class Order(TypedDict):
     rank: int | None
     names: list[str]
     master: str
-    addresses: list[str]
     ranks: list[RankPart]
     secrets: dict[str, str]
     cwd: str
@@ -60,10 +59,6 @@ class Order(TypedDict):
     version: list[str]  # from here on for probe
     weights: str
     first_only: bool
-    port: int  # from here on for reach
-    reach_s: float
-    reach_bytes: int
-    workers_listen: bool
 
 
 def say(text: str) -> None:
@@ -139,8 +134,8 @@ class Rank:
         self.stopping = False
         self.silent = False
         self.cancelled = 0  # the signal that told this agent to end
-        for number in SIGNALS:
-            signal.signal(number, self.cancel)
+        for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(sign, self.cancel)
 
     def cancel(self, number: int, _: object) -> None:
         """End the rank before this agent ends: as long as it is there, it inherits what the rank leaves."""
@@ -213,17 +208,18 @@ class Rank:
         say(f"moebox-agent: rank {self.rank} heard nothing from the head for {self.order['lifeline_s']:g} s")
         return True
 
-    def copy(self) -> None:
-        """What has been printed, in whole lines."""
+    def copy(self) -> bool:
+        """What has been printed, in whole lines; False at its end."""
         try:
             data = os.read(self.out.fileno(), PIECE)
         except BlockingIOError:
-            return
+            return True
         *lines, self.rest = (self.rest + data).split(b"\n")
         if len(self.rest) > PIECE:
             lines, self.rest = [*lines, self.rest], b""
         with contextlib.suppress(OSError):
             os.write(1, b"".join(self.prefix + line + b"\n" for line in lines))
+        return bool(data)
 
     def stop(self) -> None:
         """Ask, ask harder, kill; waits no longer than the ladder says."""
@@ -241,19 +237,11 @@ class Rank:
         """The last words, and nothing left of what it started."""
         until = time.monotonic() + 2.0
         while time.monotonic() < until and select.select([self.out], [], [], 0.05)[0]:
-            before = self.rest
-            self.copy()
-            if self.rest == before and not select.select([self.out], [], [], 0.05)[0]:
+            if not self.copy():
                 break
         kill_all()
         if self.silent and self.rank == 0 and os.environ.get("SLURM_JOB_ID") and shutil.which("scancel"):
             subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=False)
-
-
-def is_open(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
-        return True
-    return False
 
 
 def program_of(part: RankPart) -> str:
@@ -268,22 +256,23 @@ def program_of(part: RankPart) -> str:
 
 def gpus() -> list[str]:
     """Names of the GPUs as the driver tells them."""
-    try:
-        ask = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    ask = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return [line.strip() for line in printed(ask) if line.strip()]
 
 
 def version(words: list[str]) -> str:
     """The engine's version, by the words that ask for it; "" where that is not known."""
+    lines = printed(words) if words else []
+    return lines[-1][:80] if lines else ""
+
+
+def printed(words: list[str]) -> list[str]:
+    """The lines that a program prints; none where it is missing, fails or hangs."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = done.stdout.strip().splitlines()
-    return lines[-1][:80] if lines and done.returncode == 0 else ""
+        return []
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
 def rdma() -> int:
@@ -303,101 +292,11 @@ def probe(order: Order, rank: int) -> Answer:
         "host": socket.gethostname(),
         "time": time.time(),
         "program": program_of(order["ranks"][rank]),
-        "version": version(order["version"]) if order["version"] else "",
+        "version": version(order["version"]),
         "gpus": gpus(),
         "weights": not wanted or os.path.exists(os.path.expanduser(wanted)),
         "rdma": rdma(),
     }
-
-
-def reach(order: Order, rank: int) -> Answer:
-    """Connect where the engine will, send, and time it: the others to the first node, or that to its workers."""
-    first, *others = order["addresses"]
-    if order["workers_listen"]:
-        return listen(order, others[rank - 1], 1) if rank else dial_all(order, others)
-    return dial_all(order, [first]) if rank else listen(order, first, len(others))
-
-
-def listen(order: Order, address: str, callers: int) -> Answer:
-    """Take in what other nodes send."""
-    port = order["port"]
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((address, port))
-        except OSError as problem:
-            return {"problem": f"port {port} on {address}: {problem.strerror}"}
-        listening.listen(64)
-        listening.settimeout(order["reach_s"])
-        return {"reached": serve(listening, callers)}
-
-
-def serve(listening: socket.socket, wanted: int) -> int:
-    """Answer pings, take in what follows; how many came."""
-    came = 0
-    with contextlib.suppress(OSError):
-        while came < wanted:
-            connection, _ = listening.accept()
-            with connection:
-                connection.settimeout(30)
-                for _ in range(PINGS):
-                    connection.sendall(connection.recv(1))
-                while connection.recv(1 << 20):
-                    pass
-                connection.sendall(b"k")
-            came += 1
-    return came
-
-
-def dial_all(order: Order, addresses: list[str]) -> Answer:
-    """The way to each of these nodes, or the first that is closed."""
-    ways: list[Answer] = []
-    for address in addresses:
-        way = dial(address, order["port"], order["reach_bytes"], order["reach_s"])
-        if "problem" in way:
-            return way
-        ways.append(way)
-    return {"ways": ways}
-
-
-def dial(address: str, port: int, size: int, patience: float) -> Answer:
-    """Connect until it works or time is up, and time the way."""
-    until = time.monotonic() + patience
-    problem: OSError | None = None
-    while time.monotonic() < until:
-        try:
-            with socket.create_connection((address, port), timeout=3) as connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.settimeout(30)
-                return {"round_trip_us": round_trip(connection) * 1e6, "rate": send(connection, size)}
-        except OSError as failed:
-            problem = failed
-            time.sleep(0.2)
-    return {"problem": f"cannot reach {address} port {port}: {(problem and problem.strerror) or problem}"}
-
-
-def round_trip(connection: socket.socket) -> float:
-    """Seconds of one byte there and back: the median."""
-    times = []
-    for _ in range(PINGS):
-        began = time.perf_counter()
-        connection.sendall(b"p")
-        if not connection.recv(1):
-            raise OSError("it closed the connection")
-        times.append(time.perf_counter() - began)
-    return sorted(times)[PINGS // 2]
-
-
-def send(connection: socket.socket, size: int) -> float:
-    """Bytes a second, until the other side has them all."""
-    began = time.monotonic()
-    left, piece = size, bytes(1 << 20)
-    while left > 0:
-        connection.sendall(piece)
-        left -= len(piece)
-    connection.shutdown(socket.SHUT_WR)
-    connection.recv(1)
-    return size / max(time.monotonic() - began, 1e-9)
 
 
 def main() -> int:

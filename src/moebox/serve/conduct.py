@@ -24,6 +24,12 @@ BEAT_S = 2.0
 LIFELINE_S = 20.0  # of silence from the head, before a node stops its rank
 SETTLE_S = 3.0  # after the first rank has ended, for the others to say what they saw
 SWEEP_S = 20.0
+# A module that is in sys.modules is imported from there, with or without its package.
+AGENT = """import sys, types
+link = sys.modules["moebox.serve.node_link"] = types.ModuleType("moebox.serve.node_link")
+exec(compile({link!r}, "node_link.py", "exec"), link.__dict__)
+exec(compile({agent!r}, "agent.py", "exec"), {{"__name__": "__main__"}})
+"""
 ENDED = re.compile(rb"moebox-agent: rank (\d+) (?:ended with (-?\d+)|cannot be started: (.*))")
 SLURM_ENDED = re.compile(rb"srun: error: (\S+): task (\d+): (.*)")
 
@@ -61,8 +67,9 @@ class Conducted:
 
 
 def agent_source() -> str:
-    """The agent as text, to be run by a Python on a node."""
-    return (files("moebox.serve") / "agent.py").read_text(encoding="utf-8")
+    """The agent and the module it imports as text, to be run by a Python on a node that has no moebox."""
+    link, agent = ((files("moebox.serve") / name).read_text(encoding="utf-8") for name in ("node_link.py", "agent.py"))
+    return AGENT.format(link=link, agent=agent)
 
 
 def open_agents(order: Conducted, mode: str, **more: object) -> "list[subprocess.Popen[bytes]]":

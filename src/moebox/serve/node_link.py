@@ -1,0 +1,117 @@
+"""The way between two nodes, tried and timed where an engine will use it; sent to nodes as text with agent.py."""
+
+from __future__ import annotations  # a node's own Python may be 3.9
+
+import contextlib
+import socket
+import time
+from typing import TypedDict
+
+PINGS = 50  # there and back, before anything is sent: the middle one is the round trip
+Answer = dict[str, object]  # what a node tells, for JSON
+
+
+class ReachOrder(TypedDict):
+    """Of an agent's order, what this needs."""
+
+    addresses: list[str]
+    port: int
+    reach_s: float
+    reach_bytes: int
+    workers_listen: bool
+
+
+def is_open(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
+
+
+def reach(order: ReachOrder, rank: int) -> Answer:
+    """Connect where the engine will, send, and time it: the others to the first node, or that to its workers."""
+    first, *others = order["addresses"]
+    if order["workers_listen"]:
+        return listen(order, others[rank - 1], 1) if rank else dial_all(order, others)
+    return dial_all(order, [first]) if rank else listen(order, first, len(others))
+
+
+def listen(order: ReachOrder, address: str, callers: int) -> Answer:
+    """Take in what other nodes send."""
+    port = order["port"]
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((address, port))
+        except OSError as problem:
+            return {"problem": f"port {port} on {address}: {problem.strerror}"}
+        listening.listen(64)
+        listening.settimeout(order["reach_s"])
+        return {"reached": serve(listening, callers)}
+
+
+def serve(listening: socket.socket, wanted: int) -> int:
+    """Answer pings, take in what follows; how many came."""
+    came = 0
+    with contextlib.suppress(OSError):
+        while came < wanted:
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(30)
+                for _ in range(PINGS):
+                    connection.sendall(connection.recv(1))
+                while connection.recv(1 << 20):
+                    pass
+                connection.sendall(b"k")
+            came += 1
+    return came
+
+
+def dial_all(order: ReachOrder, addresses: list[str]) -> Answer:
+    """The way to each of these nodes, or the first that is closed."""
+    ways: list[Answer] = []
+    for address in addresses:
+        way = dial(address, order["port"], order["reach_bytes"], order["reach_s"])
+        if "problem" in way:
+            return way
+        ways.append(way)
+    return {"ways": ways}
+
+
+def dial(address: str, port: int, size: int, patience: float) -> Answer:
+    """Connect until it works or time is up, and time the way."""
+    until = time.monotonic() + patience
+    problem: OSError | None = None
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((address, port), timeout=3) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(30)
+                return {"round_trip_us": round_trip(connection) * 1e6, "rate": send(connection, size)}
+        except OSError as failed:
+            problem = failed
+            time.sleep(0.2)
+    return {"problem": f"cannot reach {address} port {port}: {(problem and problem.strerror) or problem}"}
+
+
+def round_trip(connection: socket.socket) -> float:
+    """Seconds of one byte there and back: the median."""
+    times = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        connection.sendall(b"p")
+        if not connection.recv(1):
+            raise OSError("it closed the connection")
+        times.append(time.perf_counter() - began)
+    return sorted(times)[PINGS // 2]
+
+
+def send(connection: socket.socket, size: int) -> float:
+    """Bytes a second, until the other side has them all."""
+    began = time.monotonic()
+    left, piece = size, bytes(1 << 20)
+    while left > 0:
+        connection.sendall(piece)
+        left -= len(piece)
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)
+    return size / max(time.monotonic() - began, 1e-9)
