@@ -137,7 +137,7 @@ def take(tab: Tab, shot: Shot, address: str) -> bytes:
     if shot.printed:
         tab.run("document.body.style.padding = '14mm 13mm'")  # the paper's margins
     if mark:
-        tab.run(f"document.getElementById('{section}')?.scrollIntoView()")
+        tab.run(f"document.getElementById('{section}')?.scrollIntoView({{behavior: 'instant'}})")
     time.sleep(0.4)  # a scroll or an entrance that is animated
     wide = tab.run("document.documentElement.scrollWidth")
     if wide > shot.width and not shot.printed:

@@ -39,6 +39,19 @@ def test_buttons_have_names_and_stand_alone(tmp_path: Path):
     assert '<th scope="col"></th>' not in text
 
 
+def test_long_evidence_scrolls_by_keyboard_and_no_heading_is_empty(tmp_path: Path):
+    """What axe-core calls serious: a box that scrolls and cannot be reached; and headings that say nothing."""
+    run = a_run(tmp_path)
+    exchange = {"method": "POST", "url": "/v1", "request": {}, "status": 200, "response": "line\n" * 200}
+    probe = {"name": "long", "verdict": "fail", "evidence": [exchange]}
+    run.write_json("verdicts/plain.json", {"name": "plain", "verdict": "fail", "probes": [probe]})
+    text = html(page_of([read(run), read(a_run(tmp_path, name="other", factor=2.0))]))
+
+    assert all('tabindex="0"' in tag or 'class="long"' in tag for tag in re.findall(r"<pre[^>]*>", text))
+    assert not re.search(r"<h[1-4][^>]*>\s*</h[1-4]>", text)
+    assert not re.search(r"<th[^>]*>\s*</th>", text)
+
+
 def test_the_font_travels_with_the_page(tmp_path: Path):
     """A mailed report looks the same where Inter is not installed, and asks the network for nothing."""
     text = html(page_of([read(a_run(tmp_path))]))

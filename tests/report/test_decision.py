@@ -11,9 +11,11 @@ from moebox.report.markdown import markdown
 from moebox.report.page import html, page_of
 from moebox.report.reading import read
 from moebox.report.record import Device, ForecastRow, RunRecord
-from moebox.report.sections import compare, memory
+from moebox.report.sections import compare, memory, summary
 from moebox.report.sections.plan import band
+from moebox.report.sections.reproduce import commands
 from moebox.store import Run
+from moebox.store.summary import summarize
 from tests.report.making import a_run, level
 
 
@@ -171,3 +173,46 @@ def test_prompt_speed_and_latency_are_judged_too():
     assert low is not None
     assert high is not None
     assert low < 100.0 < high
+
+
+def test_strip_tile_and_list_name_one_highest_rate(tmp_path: Path):
+    """At 64 the client was the limit: nobody calls that the highest output, nor the run's speed."""
+    run = a_run(tmp_path, levels=(1, 8))
+    run.write_json("measurements/c0064.json", level(64, client_limited=True))
+    record = read(run)
+    tile = next(tile for tile in summary.for_one(record) if tile.label == "highest output")
+
+    assert answers(record)["fast"].text.startswith("80.1 tok/s at 8 requests")
+    assert (tile.figure, tile.detail.partition(",")[0]) == ("80.1", "at 8 concurrent")
+    assert summarize(run).output_tok_s == level(8)["output_throughput"]
+
+
+def test_warnings_are_not_green_anywhere(tmp_path: Path):
+    """The strip warned in yellow beside a green tile that said how many checks passed."""
+    run = a_run(tmp_path)
+    run.write_json("verdicts/03-json.json", {"name": "json", "verdict": "warn", "reason": "once in 12"})
+    record = read(run)
+    tile = next(tile for tile in summary.for_one(record) if tile.label == "checks passed")
+
+    assert (tile.figure, tile.detail, tile.tone) == ("1", "of 2; 1 with warnings", "warn")
+    assert answers(record)["right"].tone == "warn"
+
+
+def test_a_plan_that_failed_is_asked_again_with_what_its_hint_changes(tmp_path: Path):
+    """The same command would fail in the same way."""
+    run = Run.create("kimi", runs=tmp_path)
+    run.release()
+    step = {"name": "plan", "state": "failed", "why": "does not fit", "hint": "--ram 480GiB: with that much it fits"}
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [step]})
+    record = read(run)
+
+    assert answers(record)["next"].text == "moebox plan kimi-k2.6 --ram 480GiB"
+    assert summary.prose([record])[0] == "Plan failed: does not fit. --ram 480GiB: with that much it fits."
+
+
+def test_a_simulation_is_reproduced_as_a_simulation(tmp_path: Path):
+    """`moebox up` of its recipe would want the box that nobody had."""
+    record = replace(read(a_run(tmp_path)), simulation=True)
+
+    assert commands(record).startswith("moebox run kimi-k2.6 --box ")
+    assert commands(record).endswith(" --twin --concurrency 1,8,64")

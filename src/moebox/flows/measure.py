@@ -66,7 +66,7 @@ def _keep(run: Run, level: int, measured: Measured) -> Measurement:
 
 def _headline(result: Measurement) -> str:
     limited = " (the client was the limit)" if result.client_limited else ""
-    return f"{tok_s(result.output_throughput)}, first token after {result.ttft.mean or 0.0:.0f} ms{limited}"
+    return f"{tok_s(result.output_throughput)}, first token after {seconds((result.ttft.mean or 0.0) / 1e3)}{limited}"
 
 
 def _kept(run: Run, name: str) -> Measurement | None:

@@ -4,7 +4,7 @@ Sections decide what to say; templates decide how it looks. A block knows its ow
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from markupsafe import Markup
@@ -149,6 +149,14 @@ def words(text: str, *, tone: Tone = "", colour: int = 0, title: str = "") -> Ce
 def columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[Column, ...]:
     """Headings; those at the places in `text` hold words, the others figures."""
     return tuple(Column(title=title, numeric=place not in text) for place, title in enumerate(titles))
+
+
+def without_empty(table: Table, *, alone: bool) -> Table:
+    """The table without columns that nobody filled, and without the runs' names where there is only one run."""
+    places = [place for place, _ in enumerate(table.columns) if any(row[place].text != DASH for row in table.rows)]
+    kept = [place for place in places if not (alone and table.columns[place].title == "Run")]
+    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[place] for place in kept), rows=rows)
 
 
 def csv(table: Table) -> str:

@@ -19,6 +19,7 @@ from moebox.report.sections.plan import Pair, figures, match
 from moebox.store import Run
 from moebox.units import count
 
+_OPTION = re.compile(r"(--[a-z-]+ [\w.]+)\b")  # what a hint would change, at its beginning
 _COMMAND = re.compile(r"`((?:moebox|pip|apt-get|export|sudo) [^`]+)`")
 
 
@@ -87,7 +88,8 @@ def right(record: RunRecord) -> DecisionCell:
     if record.simulation:
         return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
     if not record.tried:
-        return DecisionCell(name="right", text="not checked yet", tone="quiet")
+        text = "published figures: answers were not checked" if record.imported else "not checked yet"
+        return DecisionCell(name="right", text=text, tone="quiet")
     text = f"{len(record.marked('pass'))} of {len(record.tried)} checks passed"
     failing, warned = record.marked("fail"), record.marked("warn")
     if failing:
@@ -121,10 +123,9 @@ def _against(pair: Pair | None) -> str:
 
 
 def _headline(record: RunRecord) -> Level | None:
-    """The level with the highest rate, one that the client did not limit where there is one."""
-    known = [level for level in record.levels if level.output_tok_s or level.tg_tok_s]
-    honest = [level for level in known if not level.client_limited]
-    return max(honest or known, key=lambda level: level.output_tok_s or level.tg_tok_s or 0.0, default=None)
+    """The level with the highest rate: of serving where that was measured, else of one stream."""
+    level = record.peak() or record.peak("tg_tok_s")
+    return level if level and (level.output_tok_s or level.tg_tok_s) else None
 
 
 def _load(level: Level) -> str:
@@ -187,7 +188,8 @@ def _remedy(record: RunRecord, failure: Failure) -> DecisionCell:
         if command:
             return DecisionCell(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
     if failure.step == "plan" and record.asked:  # the same plan would fail again: the hint changes it
-        text = f"moebox plan {shlex.quote(record.asked)}"
+        option = _OPTION.match(failure.hint)
+        text = f"moebox plan {shlex.quote(record.asked)}{f' {option[1]}' if option else ''}"
     else:
         text = f"moebox run --resume {shlex.quote(record.id)}"
     return DecisionCell(name="next", text=text, command=True, detail=failure.remedy or failure.hint)

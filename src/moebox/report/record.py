@@ -286,6 +286,7 @@ class RunRecord:
         return [check.name for check in self.checks if check.mark == mark]
 
     def peak(self, figure: str = "output_tok_s") -> Level | None:
-        """The level where `figure` is highest."""
+        """The level where `figure` is highest; one that the client did not limit, where there is one."""
         known = [level for level in self.levels if getattr(level, figure) is not None]
-        return max(known, key=lambda level: float(getattr(level, figure))) if known else None
+        honest = [level for level in known if not level.client_limited]
+        return max(honest or known, key=lambda level: float(getattr(level, figure)), default=None)

@@ -204,7 +204,7 @@ def decision(answer: Answer) -> Decision:
     asked, plan = answer.asked, answer.plan
     recipe, memory = plan.recipe, plan.memory
     spread = [f"{name.upper()}{size}" for name in ("tp", "pp", "dcp") if (size := getattr(recipe.parallel, name)) > 1]
-    words = [recipe.engine, Path(recipe.checkpoint).name, " ".join(spread), f"{recipe.kv} cache"]
+    words = [registry.titled(recipe.engine), Path(recipe.checkpoint).name, " ".join(spread), f"{recipe.kv} cache"]
     held = int(memory.kv_tokens // max(asked.context, 1))
     enough = held >= asked.concurrency
     fits = f"{held} requests of {units.count(asked.context)} tokens at a time ({asked.concurrency} asked for)"

@@ -7,7 +7,7 @@ from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
 from moebox.report.bars import PLACES, collapse
 from moebox.report.bars import memory as draw
-from moebox.report.block import Block, Cell, Chart, Charts, Key, Section, Table, cell, columns, words
+from moebox.report.block import Block, Cell, Chart, Charts, Key, Section, Table, cell, columns, without_empty, words
 from moebox.report.format import DASH, change, gib
 from moebox.report.palette import colour
 from moebox.report.record import Device, RunRecord
@@ -69,7 +69,8 @@ def table(records: Sequence[RunRecord]) -> Table:
                 rows.append(line(record, index, kind, devices, tokens))
     notes = list(dict.fromkeys(record.real_note for record in records if record.real_note))
     caption = "The fullest GPU" if any_gpu(records) else "Host memory"
-    return Table(caption=caption, columns=columns(*HEADS, text=(0, 1)), rows=tuple(rows), note=" ".join(notes))
+    table = Table(caption=caption, columns=columns(*HEADS, text=(0, 1)), rows=tuple(rows), note=" ".join(notes))
+    return without_empty(table, alone=len(records) == 1)
 
 
 def sides(record: RunRecord) -> tuple[tuple[str, Sequence[Device], float | None], ...]:
@@ -95,10 +96,21 @@ def line(record: RunRecord, index: int, kind: str, devices: Sequence[Device], to
 
 
 def fullest_of(record: RunRecord, devices: Sequence[Device]) -> Device | None:
-    """The fullest GPU; host memory only where there is no GPU at all."""
-    gpus = [device for device in devices if device.name != "ram"]
-    counted = gpus if gpus or any_gpu([record]) else devices
-    return max(counted, key=used, default=None)
+    """The fullest GPU; all of the host's memory where there is no GPU at all."""
+    if not any_gpu([record]):
+        return together(devices)
+    return max((device for device in devices if device.name != "ram"), key=used, default=None)
+
+
+def together(devices: Sequence[Device]) -> Device | None:
+    """One device of what an engine calls several: mapped and allocated memory of the host."""
+    if not devices:
+        return None
+    parts: dict[str, float] = {}
+    for device in devices:
+        for name, size in device.parts.items():
+            parts[name] = parts.get(name, 0.0) + size
+    return Device(name="ram", total=sum(device.total for device in devices), parts=parts)
 
 
 def weights(device: Device) -> float:

@@ -6,7 +6,7 @@ from moebox import units
 from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.errors import MoeboxError
-from moebox.report.block import Cell, Section, Table, Tone, columns, words
+from moebox.report.block import Cell, Section, Table, Tone, columns, without_empty, words
 from moebox.report.naming import engine_title, model_title, quant_title, spread_title
 from moebox.report.palette import colour
 from moebox.report.record import Outcome, RunRecord
@@ -22,7 +22,7 @@ def section(records: Sequence[RunRecord]) -> Section | None:
         return None
     heads = ("Run", "Model", "Checkpoint", "Size", "Experts", "Engine", "Parallelism", "KV", "Context", "Status")
     table = Table(caption="Configurations", columns=columns(*heads, text=(0, 1, 2, 4, 5, 6, 7, 9)), rows=tuple(rows))
-    return Section(id="models", title="Models tested", blocks=(table,))
+    return Section(id="models", title="Models tested", blocks=(without_empty(table, alone=len(records) == 1),))
 
 
 def row(record: RunRecord, index: int) -> tuple[Cell, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from moebox.report.block import Block, Bullets, Cell, Section, Table, Tone, cell, columns, words
+from moebox.report.block import Block, Bullets, Cell, Section, Table, Tone, cell, columns, without_empty, words
 from moebox.report.format import change, gib, milliseconds, number
 from moebox.report.palette import colour
 from moebox.report.record import Device, ForecastRow, Level, RunRecord
@@ -146,8 +146,11 @@ def sizes(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
         for pair in found
         if not pair.load
     ]
+    if not rows:
+        return None
     heads = ("Run", "Figure", "Planned", "Measured", "Off by")
-    return Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=tuple(rows)) if rows else None
+    table = Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=tuple(rows))
+    return without_empty(table, alone=len(records) == 1)
 
 
 def loads(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:

@@ -74,9 +74,14 @@ def check_tiles(record: RunRecord) -> Iterable[Tile]:
     tried, failed = record.tried, record.marked("fail")
     if not tried or record.simulation:
         return
-    detail = f"{listed(failed)} failed" if failed else f"of {len(tried)}"
-    passed = str(len(record.marked("pass")))
-    yield Tile(figure=passed, label="checks passed", detail=detail, tone="bad" if failed else "good")
+    passed, warned = str(len(record.marked("pass"))), len(record.marked("warn"))
+    if failed:
+        yield Tile(figure=passed, label="checks passed", detail=f"{listed(failed)} failed", tone="bad")
+    elif warned:
+        detail = f"of {len(tried)}; {warned} with warnings"
+        yield Tile(figure=passed, label="checks passed", detail=detail, tone="warn")
+    else:
+        yield Tile(figure=passed, label="checks passed", detail=f"of {len(tried)}", tone="good")
 
 
 def forecast_tiles(record: RunRecord) -> Iterable[Tile]:
@@ -150,9 +155,10 @@ def best(records: Sequence[RunRecord]) -> list[Tile]:
 
 def prose(records: Sequence[RunRecord]) -> list[str]:
     """What ran on what, why a run failed, how it scaled, and the first recommendation."""
-    first = " ".join(openings(records))
+    first = " ".join([*openings(records), *explained(records)])
     paragraphs = [first] if first else []
-    paragraphs += [f"{record.label}: {failed(record)}" for record in records if record.failure]
+    broken = [record for record in records if record.failure]
+    paragraphs += [failed(record) if len(records) == 1 else f"{record.label}: {failed(record)}" for record in broken]
     if not paragraphs:
         paragraphs = ["Nothing was measured in this run yet."]
     grew = [sentence for record in records[:3] for sentence in scaling(record, alone=len(records) == 1)]
@@ -162,6 +168,13 @@ def prose(records: Sequence[RunRecord]) -> list[str]:
     if advice:
         paragraphs.append(f"Recommended: {advice.title[0].lower()}{advice.title[1:]}. {advice.text}")
     return paragraphs
+
+
+def explained(records: Sequence[RunRecord]) -> list[str]:
+    """What a reader cannot know: the phantom is no model of anybody's."""
+    if not any(record.recipe and model_title(record.recipe.model).startswith("phantom") for record in records):
+        return []
+    return ["The phantom is moebox's rehearsal model: 17 M parameters in Kimi's architecture."]
 
 
 def first_advice(records: Sequence[RunRecord]) -> Advice | None:
@@ -176,7 +189,8 @@ def failed(record: RunRecord) -> str:
     failure = record.failure
     assert failure is not None
     parts = [f"{failure.step} failed: {failure.what}", failure.cause, failure.remedy or failure.hint]
-    return ". ".join(part.rstrip(".") for part in parts if part) + "."
+    text = ". ".join(part.rstrip(".") for part in parts if part)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def openings(records: Sequence[RunRecord]) -> list[str]:
