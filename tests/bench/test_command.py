@@ -8,6 +8,7 @@ import pytest
 
 from moebox.bench.samples import read
 from moebox.cli import main
+from moebox.store.summary import summaries
 from tests.bench.server import Peer, good, serving
 
 
@@ -25,6 +26,24 @@ def test_a_sweep_prints_a_table_and_keeps_everything(tmp_path: Path, capsys: pyt
     assert "c2" in shown
     assert [result["max_concurrency"] for result in kept["results"]] == [1, 2]
     assert len(read(tmp_path / kept["results"][1]["samples"])) == 4
+
+
+def test_results_that_nobody_asked_to_keep_are_kept_in_a_run_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is listed, knows its model, and makes a report; a file of the user's own is enough otherwise."""
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path / "runs"))
+    words = ["--model", "m", "--requests", "2", "--output", "3", "--input", "8"]
+    with serving(good) as server:
+        assert main(["bench", server.url, *words, "-o", str(tmp_path / "mine.json")]) == 0
+        assert not summaries()
+        assert main(["bench", server.url, *words]) == 0
+    (row,) = summaries()
+    assert row.model == "m"
+    assert row.output_tok_s
+    assert f"`moebox report {row.id}`" in capsys.readouterr().err
+    assert main(["report", row.id, "-o", str(tmp_path / "report.md")]) == 0
+    assert "tok/s" in (tmp_path / "report.md").read_text()
 
 
 def test_json_is_one_document_in_vllms_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def bench(
         allow_failures: Exit with 0 although requests failed; otherwise any that did makes the exit code 1.
         label: A name for the result.
         output_file: Keep the result here (JSON), and the samples beside it.
-        run: Keep the result in this run's measurements.
+        run: Keep the result in this run's measurements; a run of its own where neither this nor --output-file is given.
         json: Print JSON.
     """
     from moebox.bench.measure import subject_of
@@ -93,7 +93,7 @@ def bench(
     if not json:
         where = f"{printable(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
         talk().print(where, style="dim", markup=False)
-    keeper = Keeper(output_file, run, label or plan.name)
+    keeper = Keeper(output_file, run, label or plan.name, model=endpoint.model)
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}
@@ -194,6 +194,7 @@ def _serve(
             emit(whole)
         else:
             show(people(), results, best=best)
+        _say_where(keeper, json)
     if sweep.interrupted:
         _say_how_to_go_on(sweep, search, words)
         return INTERRUPTED
@@ -209,6 +210,12 @@ def _together(results: list[Document], search: Axis | None, best: int | None) ->
     return results[0] if len(results) == 1 else {"kind": "sweep", "results": results}
 
 
+def _say_where(keeper: Keeper, json: bool) -> None:
+    """The run that was made for the results."""
+    if keeper.own_run and not json:
+        talk().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
+
+
 def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> None:
     """The command for what was not measured yet; a search begins anew."""
     from rich.text import Text
@@ -217,6 +224,8 @@ def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> N
 
     finished = 0 if search else sum(not measured.interrupted for measured in sweep.done)
     words = [*words, *(("--search", search) if search else ())]
+    own_run = sweep.keeper.own_run
+    words += ["--run", own_run] if own_run else []
     plan = sweep.plan
     for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo):
         talk().print(Text(f"go on with: {shlex.join([*words, *flags])}"), soft_wrap=True)
@@ -255,6 +264,7 @@ def _tests(
         emit(document(result))
     else:
         show_rows(people(), document(result))
+    _say_where(keeper, json)
     failed = [row for row in result.rows if row.failed]
     for row in failed:
         talk().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")

@@ -91,7 +91,7 @@ def summarize(run: Run) -> Summary:
     return Summary(
         id=run.id,
         started=stamp_of(run.id),
-        model=_text(recipe, "served_name", "model") or _text(pipeline, "request.model"),
+        model=_text(recipe, "served_name", "model") or _text(pipeline, "request.model") or _text(best, "model_id"),
         engine=_text(recipe, "engine"),
         box=_text(box, "name"),
         verdict=_verdict(run.path),
