@@ -1,5 +1,6 @@
 """The whole loop on a real engine with a model: the phantom does errands."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,4 +29,7 @@ def test_the_phantom_does_errands(tmp_path: Path):
     for result in done.results:
         assert result.solved, (result.end, result.why)
         assert result.turns[0].prompt_tokens
+        # Every turn begins as the one before, thinking and calls included: the slot has all of that already.
+        for before, turn in pairwise(result.turns):
+            assert (turn.cached_tokens or 0) >= (before.prompt_tokens or 0)
         assert {call.tool for turn in result.turns for call in turn.calls} >= {"read_file", "write_file"}

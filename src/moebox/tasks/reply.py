@@ -220,7 +220,8 @@ class _Chat(_Parts):
             self.reasoning.append(event.text)
         self.finish = event.finish or self.finish
         if event.usage:
-            self.usage = list(event.usage[:3])
+            prompt, completion, cached, *_ = event.usage
+            self.usage = [prompt, completion, cached if cached >= 0 else _reused(event.data)]
 
     def calls(self) -> tuple[Called, ...]:
         joined = join_tool_calls(self._data)
@@ -228,6 +229,12 @@ class _Chat(_Parts):
             Called(id=call.id or f"call_{place}", name=call.name, arguments=call.arguments)
             for place, call in enumerate(joined)
         )
+
+
+def _reused(data: Json) -> int:
+    """Prompt tokens that llama.cpp found in its slot, which it tells beside the usage; -1 where nobody does."""
+    reused = figure(data, "timings.cache_n")
+    return -1 if reused is None or reused < 0 else int(reused)
 
 
 class _Anthropic(_Parts):
