@@ -160,27 +160,49 @@ def _one(table: str, key: str, value: str, names: str) -> tuple[Knob, ...]:
     return tuple((table, {key: value}, name) for name in names.split())
 
 
-def _int4(generation: str) -> Knob:
-    return _experts("int4", generation, "bandwidth")[0]
-
-
-def _experts(quant: str, generation: str, names: str) -> tuple[Knob, ...]:
-    return tuple(("experts", {"quant": quant, "generation": generation}, name) for name in names.split())
+def _experts(quant: str, generation: str, names: str, *, kernel: str, before: str = "") -> tuple[Knob, ...]:
+    keys = {"quant": quant, "generation": generation, "kernel": kernel, "before": before}
+    return tuple(("experts", keys, name) for name in names.split())
 
 
 def _cookbook(*names: str) -> Callable[[], list[Case]]:
-    return lambda: [case for name in names for case in published.serving_rows(only=name)]
+    """Rates, and the first token of one request alone: under load it tells how requests queue."""
+    return lambda: [
+        case
+        for name in names
+        for case in published.serving_rows(only=name)
+        if case.group != "ttft" or case.at.startswith("C1 ")
+    ]
 
 
-def _kernel(quant: str) -> Group:
-    """A kernel's fixed cost and shares."""
-    keys = {"quant": quant, "generation": "blackwell-rtx"}
-    knobs: tuple[Knob, ...] = tuple(("experts", keys, name) for name in ("fixed_us", "bandwidth", "flops"))
-    return Group(name=f"{quant} experts", rows=functools.partial(published.expert_kernels, quant=quant), knobs=knobs)
+def _kernel(quant: str, generation: str, kernel: str) -> Group:
+    """A kernel's fixed cost and shares, from timings of the kernel alone: no host's rows have a part in them."""
+    return Group(
+        name=f"{quant} experts, {generation}, {kernel}",
+        rows=functools.partial(published.expert_kernels, quant=quant, generation=generation, kernel=kernel),
+        knobs=_experts(quant, generation, "fixed_us bandwidth flops", kernel=kernel),
+    )
 
 
+ON_B200 = ("jasl DeepSeek-V4-Flash, four B200", "jasl DeepSeek-V4-Flash, two B200")
+TIMED_KERNELS = (
+    ("int4", "blackwell-rtx", "marlin"),
+    ("nvfp4", "blackwell-rtx", "cutlass"),
+    ("fp8", "blackwell-rtx", "triton"),
+    ("int4", "hopper", "marlin"),
+    ("fp8", "hopper", "triton"),
+    ("bf16", "hopper", "triton"),
+    ("mxfp4", "hopper", "triton"),
+    ("int4", "blackwell", "marlin"),
+    ("int4", "blackwell", "trtllm"),
+    ("nvfp4", "blackwell", "trtllm"),
+    ("fp8", "blackwell", "trtllm"),
+    ("fp8", "blackwell", "triton"),
+    ("mxfp4", "blackwell", "trtllm"),
+    ("bf16", "blackwell", "trtllm"),
+)
 GROUPS = (
-    *(_kernel(quant) for quant in ("int4", "nvfp4", "fp8")),
+    *(_kernel(*each) for each in TIMED_KERNELS),
     Group(
         name="tuned rig, decoding",
         rows=published.decode_cells,
@@ -205,65 +227,57 @@ GROUPS = (
         knobs=_engine("sglang", "blackwell-rtx", "layer_us"),
     ),
     Group(
-        name="H200, vLLM, timed steps",
-        rows=published.timed_steps,
+        name="H200, vLLM, timed steps and first tokens",
+        rows=lambda: [*published.timed_steps(), *_serving("h200", "ttft")()],
         knobs=(
             *_engine("vllm", "hopper", "step_us layer_us gemm prefill_attention"),
-            *_experts("int4", "hopper", "bandwidth flops"),
+            *_experts("int4", "hopper", "bandwidth flops", kernel="marlin"),
         ),
         power=2,
     ),
     Group(
-        name="H200, vLLM, first tokens",
+        name="H200, vLLM, first tokens alone",
         rows=_serving("h200", "ttft"),
         knobs=(("intake", {}, "vllm"), *_engine("vllm", "hopper", "request_ms")),
         power=4,
     ),
     Group(
-        name="H100, vLLM, mxfp4",
+        name="H100, vLLM before 0.20, mxfp4",
         rows=_serving("gpustack-h100-tp1", "output", "tpot", "ttft"),
-        knobs=_experts("mxfp4", "hopper", "bandwidth flops"),
+        knobs=_experts("mxfp4", "hopper", "bandwidth flops", kernel="triton", before="0.20"),
     ),
     Group(
         name="B200, vLLM",
-        rows=_serving("lambda", "output", "tpot", "itl", "ttft"),
-        knobs=(*_engine("vllm", "blackwell", "gemm"), _int4("blackwell")),
+        rows=lambda: [*_serving("lambda", "output", "tpot", "itl")(), *_others(*ON_B200)()],
+        knobs=_engine("vllm", "blackwell", "layer_us"),
     ),
     Group(
         name="DeepSeek V4, two RTX PRO 6000",
         rows=_others("jasl DeepSeek-V4-Flash, two GPUs"),
-        knobs=(("kernels", {}, "compressed"), *_experts("mxfp4", "blackwell-rtx", "bandwidth")),
+        knobs=(("kernels", {}, "compressed"), *_experts("mxfp4", "blackwell-rtx", "bandwidth", kernel="marlin")),
     ),
     Group(
         name="B200, SGLang",
         rows=_cookbook("deepseek-r1-b200", "qwen3-235b-b200", "gpt-oss-b200", "minimax-m2.5-b200"),
-        knobs=(
-            *_engine("sglang", "blackwell", "layer_us prompt_us gemm prefill_attention"),
-            *_experts("fp8", "blackwell", "fixed_us bandwidth flops"),
-            *_experts("bf16", "blackwell", "fixed_us bandwidth flops"),
-            *_experts("mxfp4", "blackwell", "fixed_us bandwidth flops"),
-        ),
+        knobs=_engine("sglang", "blackwell", "layer_us prompt_us step_us"),
     ),
     Group(
         name="H100, SGLang",
         rows=_cookbook("minimax-m2.5-h100"),
-        knobs=(
-            *_engine("sglang", "hopper", "layer_us prompt_us"),
-            *_experts("fp8", "hopper", "bandwidth"),
-        ),
+        knobs=_engine("sglang", "hopper", "layer_us prompt_us"),
     ),
     Group(
         name="MI300X, SGLang",
         rows=_cookbook("deepseek-v3.1-mi300x", "minimax-m2-mi300x"),
         knobs=(
-            *_engine("sglang", "cdna", "layer_us prompt_us gemm prefill_attention"),
-            *_experts("fp8", "cdna", "bandwidth flops"),
+            *_engine("sglang", "cdna", "layer_us prompt_us"),
+            *_experts("fp8", "cdna", "bandwidth flops", kernel="aiter"),
         ),
     ),
     Group(
         name="CDNA, vLLM",
         rows=functools.partial(published.serving_rows, only="inferencex"),
-        knobs=(*_engine("vllm", "cdna", "layer_us gemm"), _int4("cdna")),
+        knobs=(*_engine("vllm", "cdna", "layer_us gemm"), *_experts("int4", "cdna", "bandwidth", kernel="triton")),
     ),
     *(
         Group(

@@ -127,11 +127,21 @@ def _fall_back(group: fit_speed.Group) -> set[spreads.Key]:
         if table_name == "engine" and others:
             gone |= {key for key, row in spreads.stored() if key[0] == table_name and _same(row, keys)}
             rows[:] = others
-        if table_name == "experts" and any(row["quant"] == keys["quant"] for row in others):
+        if table_name == "experts" and not _timed_alone(keys) and any(row["quant"] == keys["quant"] for row in others):
             rows[:] = others
     constants.forget()
     published.forget()
     return gone
+
+
+def _timed_alone(keys: dict[str, object]) -> bool:
+    """Fit a kernel again to its own timings, where there are any: a host's steps had only the last word on it."""
+    names = {(quant, generation, kernel) for quant, generation, kernel in fit_speed.TIMED_KERNELS}
+    if (keys["quant"], keys["generation"], keys["kernel"]) not in names or keys["before"]:
+        return False
+    place = fit_speed.TIMED_KERNELS.index((keys["quant"], keys["generation"], keys["kernel"]))
+    fit_speed.fit(fit_speed.GROUPS[place], quiet=True)
+    return True
 
 
 def _same(row: dict[str, object], keys: dict[str, object]) -> bool:

@@ -18,10 +18,13 @@ from moebox.core.quant import CheckpointRow, checkpoint_of
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.detect.declared import from_name
 from moebox.planner.simulate import Outcome, Workload, rules_of, simulate
-from moebox.planner.speed import Speed
+from moebox.planner.speed import Speed, constants
+from moebox.planner.speed.step import expert_seconds
+from moebox.sizing.rank import Rank, rank_of
 
 PLENTY = 2_000_000  # cache tokens where a run does not say and the cache was not what limited it
 OUT_OF_CACHE = 8  # tokens: fewer read so little that it lies in the 128 MB cache from the run before
+BITS = {"int4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "fp8": 8.0, "bf16": 16.0}  # of an expert's weight, with scales
 UNFITTED = ("gpustack-h100-tp2", "vllm-30326")
 LONG = 2048  # tokens of a prompt whose time is mostly reading it
 # A run with a broken NCCL topology.
@@ -143,15 +146,22 @@ def prefill_cells(*, tp: int = 8) -> Iterator[Case]:
             )
 
 
-def expert_kernels(*, quant: str) -> Iterator[Case]:
-    """NVIDIA aiconfigurator's timings of expert kernels with 384 experts on RTX PRO 6000 Server.
+def expert_kernels(*, quant: str, generation: str, kernel: str) -> Iterator[Case]:
+    """NVIDIA aiconfigurator's timings of one expert kernel on GPUs of a generation.
 
-    Runs whose weights fit the GPU's second-level cache are left out: a real step finds none of them there.
+    On RTX, runs whose weights fit the GPU's second-level cache are left out: a real step finds none of them there.
     """
     for row in _csv("experts.csv"):
-        if row["quant"] == quant and int(row["tokens"]) >= OUT_OF_CACHE:
-            at = f"tp{row['tp']} {row['tokens']} tokens"
+        if (row["quant"], row["kernel"], _generation(row["gpu"])) != (quant, kernel, generation):
+            continue
+        if generation != "blackwell-rtx" or int(row["tokens"]) >= OUT_OF_CACHE:
+            at = f"{row['gpu']} {row['model']} tp{row['tp']} ep{row['ep']} {row['tokens']} tokens"
             yield Case("experts", f"{row['run']} {quant}", at, float(row["kernel_us"]), functools.partial(_kernel, row))
+
+
+@functools.cache
+def _generation(gpu: str) -> str:
+    return catalogue.gpu(gpu).generation
 
 
 def timed_steps() -> Iterator[Case]:
@@ -336,12 +346,21 @@ def _prefill(speed: Callable[[], Speed], row: dict[str, str]) -> float:
 
 
 def _kernel(row: dict[str, str]) -> float:
-    model = "kimi-k2-instruct" if row["quant"] == "fp8" else "kimi-k2.6"
-    recipe = recipe_of("vllm", model, row["quant"], parallel=Parallel(tp=int(row["tp"])))
-    cards = speed_of(box_of(f"{row['tp']}x-rtx-pro-6000-server"), recipe).gpu_step
-    assert cards is not None
-    alone = replace(cards, constants=replace(cards.constants, experts=1.0))
-    return alone.experts(float(row["tokens"])) / cards.rank.model.moe_layers * 1e6
+    rank = _expert_rank(row["model"], row["quant"], int(row["tp"]), int(row["ep"]))
+    gpu = catalogue.gpu(row["gpu"])
+    kernel = constants.kernel_named(row["quant"], gpu.generation, row["kernel"])
+    return expert_seconds(rank, gpu, kernel, float(row["tokens"])) / rank.model.moe_layers * 1e6
+
+
+@functools.cache
+def _expert_rank(name: str, quant: str, tp: int, ep: int) -> Rank:
+    """A rank of a model whose experts have that quantisation, whether or not somebody published such weights."""
+    model = catalogue.model(name)
+    form = CheckpointRow(
+        name=quant, models=(name,), format="safetensors", quant=quant, other=16.0, routed_experts=BITS[quant]
+    )
+    recipe = recipe_of("vllm", name, quant, parallel=Parallel(tp=tp * ep, ep=ep > 1))
+    return rank_of(model, checkpoint_of(model, form), recipe)
 
 
 @functools.cache

@@ -123,6 +123,11 @@ class Gqa(Kind):
     indexer: Indexer | None = None  # chooses blocks of tokens (MiniMax M3)
 
     @property
+    def reduces(self) -> bool:
+        """Whether the norms of q and k go over all heads, so that ranks of tensor parallelism add up their parts."""
+        return self.head_norm > 2 * self.head_dim
+
+    @property
     def value_dim(self) -> int:
         """Elements of a head's value."""
         return self.v_dim or self.head_dim

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from moebox.planner.speed import Speed
+from moebox.planner.workload import GOLDEN
 
 # SGLang reserves a share of each request's remaining output on admission; the share falls while decoding goes well
 # (sglang scheduler: init_new_token_ratio 0.7, min 0.14 of it, 600 steps from one to the other).
@@ -34,6 +35,11 @@ class Request:
     read: int = 0  # prompt tokens in the cache
     since: float = 0.0  # decode steps the engine had done when this one began decoding
     preempted: int = 0
+
+    @property
+    def rank(self) -> float:
+        """Its place among all requests in how well drafts suit it, 0 to 1: spread evenly, whatever their number."""
+        return round((self.id + 0.5) * GOLDEN % 1, 3)
 
     @property
     def prompt(self) -> int:
@@ -83,7 +89,8 @@ class Scheduler:
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _running: dict[int, Request] = field(default_factory=dict)
     _outputs: float = 0.0  # sum over running of what they had still to make when they began
-    _made: float = 0.0  # sum over running of (made - gain × since): tokens made = this + batch × gain × done_steps
+    _gains: float = 0.0  # sum over running of what each gains in a step
+    _made: float = 0.0  # sum over running of -(its gain × since): tokens made = this + gains × done_steps
 
     @property
     def running(self) -> int:
@@ -98,7 +105,7 @@ class Scheduler:
     @property
     def grown(self) -> float:
         """Cache tokens of what the running sequences have made."""
-        return self._made + len(self._running) * self.gain * self.done_steps
+        return self._made + self._gains * self.done_steps
 
     @property
     def gain(self) -> float:
@@ -108,7 +115,11 @@ class Scheduler:
     def made(self, request: Request) -> float:
         """Tokens a request has made by now."""
         steps = self.done_steps - request.since if request.id in self._running else 0.0
-        return min(request.made + self.gain * steps, float(request.output))
+        return min(request.made + self._gain_of(request) * steps, float(request.output))
+
+    def _gain_of(self, request: Request) -> float:
+        """Tokens it gains in a step: drafts suit some requests better, so replies of one length do not end together."""
+        return self.gain / self.speed.slower_by(request.rank)
 
     def submit(self, request: Request) -> bool:
         """Put a request in the queue; False when it is longer than the cache or the engine's context."""
@@ -157,7 +168,7 @@ class Scheduler:
         """Tokens that admitted requests will still need and that admission counts."""
         unread = sum(request.prompt - request.read for request in self.reading)
         if not self.rules.reserves:
-            return unread + self.running * self.gain
+            return unread + self._gains
         coming = sum(request.output - request.made for request in self.reading)
         return unread + coming + self.reserve * max(self._outputs - self.grown, 0.0)
 
@@ -167,7 +178,7 @@ class Scheduler:
         """One step that reads as many prompt tokens as the budget leaves; others decode beside it where engines do."""
         batch = 0 if self.rules.prompts_first else self.running
         budget = self.rules.budget - (self._decode_tokens() if batch else 0)
-        fits = self.rules.kv_tokens - self.used - batch * self.gain
+        fits = self.rules.kv_tokens - self.used - (self._gains if batch else 0.0)
         fresh, past, ready = 0, 0.0, []
         while self.reading and budget > 0 and fits > 0:
             request = self.reading[0]
@@ -204,22 +215,26 @@ class Scheduler:
             request.made = 1.0
         # A prompt read again after preemption holds what was made before; its cache is counted under `held`.
         request.since = self.done_steps
-        self._made += -self.gain * self.done_steps
+        gain = self._gain_of(request)
+        self._gains += gain
+        self._made -= gain * self.done_steps
         self._running[request.id] = request
         self._outputs += request.output - request.made
-        steps = math.ceil((request.output - request.made) / self.gain - 1e-9)
+        steps = math.ceil((request.output - request.made) / gain - 1e-9)
         heapq.heappush(self._heap, (self.done_steps + steps, next(self._order), request))
 
     def _leave(self, request: Request) -> None:
         """A running sequence ends and gives its cache back."""
         steps = self.done_steps - request.since
+        gain = self._gain_of(request)
         self._outputs -= request.output - request.made
-        request.made = min(request.made + self.gain * steps, float(request.output))
-        self._made += self.gain * request.since
+        request.made = min(request.made + gain * steps, float(request.output))
+        self._gains -= gain
+        self._made += gain * request.since
         self.held -= request.read
         del self._running[request.id]
         if not self._running:
-            self._made = self._outputs = 0.0
+            self._made = self._outputs = self._gains = 0.0
 
     # -- decoding
 
@@ -228,8 +243,7 @@ class Scheduler:
         return self.running * (1 + guesses)
 
     def _decode(self, most: float, within: float) -> Slice:
-        batch = self.running
-        grows = batch * self.gain
+        batch, grows = self.running, self._gains
         room = math.floor((self.rules.kv_tokens - self.used) / grows + 1e-9)
         if room < 1 and batch + len(self.reading) > 1:
             return self._make_room()
@@ -243,7 +257,7 @@ class Scheduler:
             steps = min(steps, 16)  # the reserve falls while it decodes: look again soon
         steps = max(int(steps), 1)
         # Attention is linear in context, or nearly: the middle step times their number is the sum.
-        middle = self.speed.step_s(batch, context + self.gain * (steps - 1) / 2) if steps > 1 else now
+        middle = self.speed.step_s(batch, context + grows / batch * (steps - 1) / 2) if steps > 1 else now
         self.reserve = max(self.reserve - steps * (RESERVE - RESERVE_LEAST) / RESERVE_STEPS, RESERVE_LEAST)
         return Slice(seconds=middle * steps, steps=steps, batch=batch, finished=tuple(self._gained(steps)))
 

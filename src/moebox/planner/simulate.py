@@ -15,7 +15,7 @@ from moebox.engines import rooms
 from moebox.planner.histogram import Histogram
 from moebox.planner.schedule import Request, Rules, Scheduler, Slice
 from moebox.planner.speed import Speed
-from moebox.planner.workload import GOLDEN, Workload
+from moebox.planner.workload import Workload
 
 __all__ = ["Histogram", "Outcome", "Workload", "rules_of", "simulate"]
 
@@ -217,9 +217,7 @@ class _Run:
         self.output_tokens += request.output
         self.e2el.add(self.now - request.arrival)
         if request.output > 1:
-            rank = round((request.id + 0.5) * GOLDEN % 1, 3)
-            each = (self.now - request.first) / (request.output - 1)
-            self.tpot.add(each * self.scheduler.speed.slower_by(rank))
+            self.tpot.add((self.now - request.first) / (request.output - 1))
         self._go_on(request)
 
     def _outcome(self) -> Outcome:

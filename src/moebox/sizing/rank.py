@@ -37,6 +37,7 @@ class Rank:
     expert_bytes: float  # one expert of one layer, all ranks together
     expert_flops: float  # of one token in the experts it uses, in one layer, all ranks together
     layers: tuple[RankLayers, ...]
+    narrow: bool = False  # attention weights of fewer than 16 bits: what goes into a product is quantised first
 
     def distinct(self, tokens: float) -> float:
         """Expected distinct experts a batch wakes in one layer: E(1 - (1 - k/E)^B)."""
@@ -91,6 +92,7 @@ def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
         expert_bytes=checkpoint.bytes_by_component.get("routed_experts", 0) / experts,
         expert_flops=2 * model.expert_parameters * (moe.used if moe else 0),
         layers=layers_of(model, recipe, tp),
+        narrow=checkpoint.bytes_by_component.get("attention", 0) < 1.5 * model.by_component.get("attention", 0),
     )
 
 

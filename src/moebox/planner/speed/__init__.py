@@ -90,13 +90,16 @@ class Speed:
             rank=rank_of(model, checkpoint, recipe),
             gpu=gpu,
             constants=row,
-            kernel=tables.expert_kernel(checkpoint.quant, gpu.generation),
+            kernel=tables.expert_kernel(
+                checkpoint.quant, gpu.generation, recipe.engine, model.architecture, recipe.engine_version
+            ),
             fabric=fabric(box, gpu, row, recipe.parallel.tp),
             draft=tables.draft(guess.method) if guess else None,
             guesses=guess.tokens if guess else 0,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
             host=1 / tables.cpu(box.cpu.model).host,
             overhead=tables.overhead(recipe.engine, recipe.engine_version),
+            fused=tables.fused_norms(recipe.engine, recipe.engine_version, gpu.generation, model.architecture),
         )
         return cls(
             gpu_step=step,

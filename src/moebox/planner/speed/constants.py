@@ -26,6 +26,7 @@ NEAREST = {
     "ampere": ("ampere", "hopper", "blackwell"),
     "cdna": ("cdna", "hopper", "blackwell"),
 }
+NEWEST = "999"
 STEP_AWAY = 1.35  # the band widens by this much for each step to a neighbour
 
 
@@ -73,11 +74,26 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FusedNorm:
+    """Where an engine's all-reduce does the norm after it in the same kernel."""
+
+    engine: str
+    generations: tuple[str, ...]
+    architectures: tuple[str, ...]
+    since: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel:
     """One mixture-of-experts kernel: fixed cost, share of bandwidth, share of the bf16 rate."""
 
     quant: str
     generation: str
+    kernel: str = ""  # whose: marlin, triton, cutlass, trtllm
+    engine: str = ""  # only under this engine; "": any
+    architectures: tuple[str, ...] = ()  # only for these; (): all
+    before: str = ""  # only in versions before this one; "": in all
     fixed_us: float
     bandwidth: float
     flops: float
@@ -127,6 +143,8 @@ class HostSide:
     gpu_bw: float  # of the GPU's bandwidth, one token at a time
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
     core_gb_s: float  # bytes/s one core can unpack
+    core_attention: float = 0.0  # operations/s of one core in attention where there is no GPU; 0: core_flops
+    shares_unpacking: bool = True  # the tokens of a batch share one unpacking of weights; False: each has its own
     upload: float  # of the PCIe rate, copying experts to the GPU for a large batch
     upload_tokens: float  # experts are copied to the GPU for at least this many tokens at once
     upload_each: bool  # … this many for each expert on average
@@ -168,7 +186,35 @@ def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Effici
         if best is None or (away, steps) < best[:2]:
             best = away, steps, row
     assert best is not None, f"efficiency.toml has no row near {generation}"
-    return best[2], best[0]
+    return _as_engine(best[2], engine, near), best[0]
+
+
+def _as_engine(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> Efficiency:
+    """Another engine's row as `engine` would have it: the shares are the GPUs', host and scheduler are the engine's.
+
+    Times of a layer keep the ratio that the two engines have on the nearest GPUs where both were measured.
+    """
+    if row.engine == engine:
+        return row
+    plain = {(each.engine, each.generation): each for each in _rows("engine", Efficiency) if not each.preset}
+    pairs = (
+        (plain[engine, name], plain[row.engine, name])
+        for name in near
+        if (engine, name) in plain and (row.engine, name) in plain
+    )
+    own, other = next(pairs, (None, None))
+    if own is None or other is None:
+        return row
+    return replace(
+        row,
+        layer_us=row.layer_us * own.layer_us / other.layer_us,
+        piecewise_us=own.piecewise_us,
+        eager_us=own.eager_us,
+        prompt_us=own.prompt_us,
+        step_us=own.step_us,
+        request_ms=own.request_ms,
+        link=own.link,
+    )
 
 
 def overhead(engine: EngineName, version: str) -> Overhead | None:
@@ -177,19 +223,56 @@ def overhead(engine: EngineName, version: str) -> Overhead | None:
     return next((row for row in rows if version and in_range(version, f"<{row.before}")), None)
 
 
+def fused_norms(engine: EngineName, version: str, generation: str, architecture: str) -> bool:
+    """Whether the engine does a layer's norms inside its all-reduces; a version nobody names is the newest."""
+    return any(
+        architecture in row.architectures and in_range(version or NEWEST, f">={row.since}")
+        for row in _rows("fused_norm", FusedNorm)
+        if row.engine == engine and generation in row.generations
+    )
+
+
 def widened(row: Efficiency, away: int) -> Efficiency:
     """The same constants with the band of a guess `away` steps from what was measured."""
     factor = STEP_AWAY**away
     return replace(row, decode_spread=row.decode_spread * factor, prefill_spread=row.prefill_spread * factor)
 
 
-def expert_kernel(quant: str, generation: str) -> ExpertKernel:
-    """The expert kernel for a quantisation, on this generation or the nearest that was measured."""
+def expert_kernel(
+    quant: str, generation: str, engine: str = "", architecture: str = "", version: str = ""
+) -> ExpertKernel:
+    """The expert kernel for a quantisation, on this generation or the nearest that was measured.
+
+    Engines differ in which kernel they take: what is told of this version and architecture goes before the rest.
+    """
     family = next((name for name in ("nvfp4", "mxfp4", "fp8", "int4", "bf16") if name in quant.lower()), "int4")
-    rows = [row for row in _rows("experts", ExpertKernel) if row.quant == family]
+    rows = (row for row in _rows("experts", ExpertKernel) if row.quant == family)
+    meant = [row for row in rows if _is_meant(row, engine, architecture, version)]
     near = NEAREST.get(generation, ("blackwell-rtx",))
     order = {name: place for place, name in enumerate(near)}
-    return min(rows, key=lambda row: order.get(row.generation, len(order)))
+    return min(
+        meant,
+        key=lambda row: (
+            order.get(row.generation, len(order)),
+            not row.before,
+            not row.architectures,
+            not row.engine,
+        ),
+    )
+
+
+def _is_meant(row: ExpertKernel, engine: str, architecture: str, version: str) -> bool:
+    if row.engine not in ("", engine):
+        return False
+    if row.architectures and architecture not in row.architectures:
+        return False
+    return not row.before or (bool(version) and in_range(version, f"<{row.before}"))
+
+
+def kernel_named(quant: str, generation: str, kernel: str) -> ExpertKernel:
+    """The row of one kernel, whoever uses it."""
+    rows = (row for row in _rows("experts", ExpertKernel) if (row.quant, row.generation) == (quant, generation))
+    return next(row for row in rows if row.kernel == kernel and not row.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

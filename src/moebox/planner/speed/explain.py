@@ -52,7 +52,7 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
     here = max(batch / (rank.pp * rank.dp), 1.0)  # stages and data-parallel groups work at the same time
     tokens = here * (1 + step.guesses)
     memory, compute = f"{gpu.bandwidth / 1e9:.0f} GB/s", f"{gpu.bf16 / 1e12:.1f} TFLOP/s"
-    work = (step.dense(tokens) + step.experts(tokens * rank.dp)) * 1e3
+    work = step.dense(tokens) * 1e3
     size = tokens * model.hidden * 2
     one = step.fabric.all_reduce(rank.tp, size) * 1e3
     rest = step.reduce(tokens) * 1e3 - 2 * model.layers * one
@@ -63,7 +63,7 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
         "host": _host(step, here),
         "small kernels": (
             f"√(({step.kernels:.1f} × {c.layer_us / 1e3:.6f} ms)² + ({work:.6f} ms)²) - {work:.6f} ms; "
-            "work hides the least time of layers",
+            "reading weights hides a part of it",
             c.source,
         ),
         "dense weights": (
@@ -127,25 +127,38 @@ def _experts(step: GpuStep, tokens: float, memory: str, compute: str) -> tuple[s
 
 
 def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, str]]:
-    c = shared.constants
+    c, each = shared.constants, shared.rank.expert_bytes / 1e6
     woken = shared.distinct(batch)
-    device = shared.gpu.bandwidth * c.gpu_bw if shared.gpu else shared.ram
+    device = shared.gpu.bandwidth * c.gpu_bw * shared.ranks if shared.gpu else shared.ram
+    dense = f"{shared.rank.dense_bytes / 1e9:.2f} GB / {device / 1e9:.0f} GB/s"
+    if not shared.gpu and batch > 1 and not c.shares_unpacking:
+        dense = f"{batch} × {dense}; each token unpacks them"
     return {
-        "experts in RAM": (
-            f"{shared.in_ram} layers × ({woken:.1f} experts × {shared.rank.expert_bytes / 1e6:.2f} MB / "
-            f"{shared.ram / 1e9:.0f} GB/s + {c.layer_us:.0f} us)",
-            c.source,
-        ),
+        "experts in RAM": (_expert_layers(shared, batch), c.source),
         "experts on GPUs": (
-            f"{shared.on_gpus} layers × {woken:.1f} × {shared.rank.expert_bytes / 1e6:.2f} MB "
-            f"/ {device / 1e9:.0f} GB/s",
+            f"{shared.on_gpus} layers × {woken:.1f} × {each:.2f} MB / {device / 1e9:.0f} GB/s",
             c.source,
         ),
-        "dense weights": (f"{shared.rank.dense_bytes / 1e9:.2f} GB / {device / 1e9:.0f} GB/s", c.source),
+        "dense weights": (dense, c.source),
         "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", c.source),
-        "attention": (
-            f"{batch} × {shared.rank.cache_read(context) / 1e6:.1f} MB of cache at {context} tokens",
-            c.source,
-        ),
+        "attention": (_cache(shared, batch, context), c.source),
         "network": (shared.hops.formula(batch, context) if shared.hops else "", "llama.cpp's ggml-rpc.cpp, counted"),
     }
+
+
+def _expert_layers(shared: Shared, batch: int) -> str:
+    c, each = shared.constants, shared.rank.expert_bytes / 1e6
+    moe, layers = shared.model.moe, f"{shared.in_ram:g} layers"
+    if batch > 1 and moe and not c.shares_unpacking:
+        rate = f"{shared.unpack / 1e9:.0f} GB/s"
+        return f"{layers} × ({batch} × {moe.used} experts × {each:.2f} MB unpacked at {rate} + {c.layer_us:.0f} us)"
+    woken = shared.distinct(batch)
+    return f"{layers} × ({woken:.1f} experts × {each:.2f} MB / {shared.ram / 1e9:.0f} GB/s + {c.layer_us:.0f} us)"
+
+
+def _cache(shared: Shared, batch: int, context: int) -> str:
+    read = f"{batch} × {shared.rank.cache_read(context) / 1e6:.1f} MB of cache at {context} tokens"
+    if shared.gpu:
+        return read
+    rate = shared.constants.core_attention or shared.core_flops
+    return f"{read}, or their operations at {shared.threads} × {rate / 1e9:.0f} GFLOP/s"

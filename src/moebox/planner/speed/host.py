@@ -23,9 +23,10 @@ class Shared:
     model: Model
     constants: HostSide
     gpu: Gpu | None
-    ram: float  # bytes/s of experts the CPU gets through
-    unpacking: bool  # the threads are what limits that, not RAM
-    cores: int
+    memory: float  # bytes/s of weights that RAM gives
+    unpack: float  # and that the threads which decode can unpack
+    cores: int  # that read prompts
+    threads: int  # that decode
     core_flops: float  # operations/s of one core on quantised experts, a batch at a time
     mla: int | None  # mode of latent attention, where the engine has modes
     ubatch: int
@@ -40,21 +41,46 @@ class Shared:
         """Expected distinct experts a batch wakes in one layer."""
         return self.rank.distinct(tokens)
 
+    @property
+    def ram(self) -> float:
+        """Bytes/s of experts the CPU gets through for one token."""
+        return min(self.memory, self.unpack)
+
+    @property
+    def unpacking(self) -> bool:
+        """Whether the threads are what limits that, not RAM."""
+        return self.memory > self.unpack
+
     def decode_parts(self, batch: float, context: float) -> dict[str, float]:
         """Seconds by part of one step of `batch` sequences at `context`."""
         c = self.constants
         woken = self.distinct(batch) * self.rank.expert_bytes
-        flops = batch * self._token_flops()
-        unpack = flops / (self._cpu_flops())
         parts = {
-            "experts in RAM": self.in_ram * (max(woken / self.ram, unpack) + c.layer_us * 1e-6),
+            "experts in RAM": self.in_ram * (self.expert_s(batch) + c.layer_us * 1e-6),
             "experts on GPUs": self.on_gpus * woken / self._gpu_rate(),
-            "dense weights": self.rank.dense_bytes / self._gpu_rate(),
+            "dense weights": self.dense_s(batch),
             "fixed": self.model.layers * c.gpu_layer_us * 1e-6,
             "attention": self._attention(batch, context),
             "network": self.hops.seconds(batch, context) if self.hops else 0.0,
         }
         return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def expert_s(self, batch: float) -> float:
+        """Seconds of one layer's experts on the CPU: read once for the batch, unpacked, multiplied."""
+        moe, each = self.model.moe, self.rank.expert_bytes
+        woken = self.distinct(batch) * each
+        unpacked = woken if self.constants.shares_unpacking or not moe else batch * moe.used * each
+        flops = batch * self._token_flops()
+        return max(woken / self.memory, unpacked / self.unpack, flops / (self.threads * self.core_flops))
+
+    def dense_s(self, batch: float) -> float:
+        """Seconds of the weights that every token goes through: on the GPUs, or on the CPU like experts."""
+        size = self.rank.dense_bytes
+        if self.gpu:
+            return size / self._gpu_rate()
+        unpacked = size if self.constants.shares_unpacking else batch * size
+        flops = batch * self.rank.dense_flops
+        return max(size / self.memory, unpacked / self.unpack, flops / (self.threads * self.core_flops))
 
     def prefill_parts(self, tokens: float, past: float) -> dict[str, float]:
         """Seconds by part of one micro-batch of a prompt that has `past` tokens before it."""
@@ -70,9 +96,10 @@ class Shared:
         else:
             parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self._cpu_flops()))
         rate = gpu.bf16 * c.prompt_flops * self.ranks if gpu else self._cpu_flops()
+        pairs = rate if gpu else self.cores * (c.core_attention or self.core_flops)
         parts["experts on GPUs"] = self.on_gpus * flops / rate
         parts["dense weights"] = tokens * self.rank.dense_flops / rate
-        parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / rate
+        parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / pairs
         parts["fixed"] = self.model.layers * c.gpu_layer_us * 1e-6
         parts["network"] = self.hops.seconds(tokens, past + tokens, prompt=True) if self.hops else 0.0
         return {name: seconds for name, seconds in parts.items() if seconds}
@@ -101,7 +128,8 @@ class Shared:
 
     def _attention(self, batch: float, context: float) -> float:
         read = batch * self.rank.cache_read(context) / self._gpu_rate()
-        rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else self._cpu_flops()
+        here = self.threads * (self.constants.core_attention or self.core_flops)
+        rate = self.gpu.bf16 * self.constants.attention_flops if self.gpu else here
         return max(read, batch * self._attention_flops(context, prompt=False) / rate)
 
     def _attention_flops(self, context: float, *, prompt: bool) -> float:
@@ -127,13 +155,15 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
     on_gpus = layers_on_gpus(model, recipe) if box.gpus else 0.0
     threads = hybrid.threads if hybrid and hybrid.threads else None
     cores = box.cpu.cores or threads or CORES
+    decoding = min(threads or cores, cores)
     return Shared(
         model=model,
         constants=constants,
         gpu=box.gpu,
-        ram=ram_rate(box, constants, min(threads or cores, cores)),
-        unpacking=memory_rate(box, constants) > unpack_rate(constants, min(threads or cores, cores)),
+        memory=memory_rate(box, constants),
+        unpack=unpack_rate(constants, decoding),
         cores=cores,
+        threads=decoding,
         core_flops=cpu(box.cpu.model).core_flops or constants.core_flops,
         mla=hybrid.mla if hybrid else None,
         ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
@@ -154,11 +184,6 @@ def layers_on_gpus(model: Model, recipe: Recipe) -> float:
     if hybrid.gpu_experts is not None and model.moe:
         return model.moe_layers * hybrid.gpu_experts / model.moe.experts
     return sum(len(layers) for layers in hybrid.experts)
-
-
-def ram_rate(box: Box, constants: HostSide, threads: int) -> float:
-    """Bytes of experts a second that the CPU gets through: RAM's rate, or what the threads can unpack."""
-    return min(memory_rate(box, constants), unpack_rate(constants, threads))
 
 
 def memory_rate(box: Box, constants: HostSide) -> float:

@@ -14,6 +14,7 @@ from moebox.sizing.rank import Rank, RankLayers
 # differ by one layer and the head, and engines schedule them less tightly.
 STAGE_LOSS = 0.1
 HALF = 2  # bytes of an activation between ranks (bf16)
+FULL = 4  # and of a sum of squares (float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class GpuStep:
     guesses: int = 0
     graphs: bool = True
     host: float = 1.0  # host time of this CPU over that of the one the constants were fitted on
+    fused: bool = False  # all-reduces do the norms after them
     overhead: Overhead | None = None  # what this version of the engine needs more of the host
 
     def parts(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> dict[str, float]:
@@ -46,7 +48,7 @@ class GpuStep:
         experts = self.experts(tokens * self.rank.dp)
         parts = {
             "host": self.hosting(batch),
-            "small kernels": self.small_kernels(dense + experts, fresh),
+            "small kernels": self.small_kernels(dense, fresh),
             "dense weights": dense,
             "experts": experts,
             "attention": self.cached_attention(batch, context) + self.prompt_attention(fresh, past),
@@ -73,15 +75,21 @@ class GpuStep:
             micro += self.overhead.step_us + self.overhead.sequence_us * batch
         return micro * self.host * 1e-6
 
-    def small_kernels(self, work: float, fresh: float) -> float:
-        """What kernels too short to matter one by one add to `work`: they take a least time that more work hides."""
+    def small_kernels(self, dense: float, fresh: float) -> float:
+        """What the kernels around the experts add to `dense`, the reading of their weights, which hides a part of it.
+
+        Expert kernels hide nothing: they run alone, and their own least time is in their row.
+        """
         each = max(self.constants.layer_us, self.constants.piecewise_us) if fresh else self.constants.layer_us
-        return math.hypot(self.kernels * each * 1e-6, work) - work
+        return math.hypot(self.kernels * each * 1e-6, dense) - dense
 
     @property
     def kernels(self) -> float:
-        """Layers, weighed by how many kernels their attention is."""
-        return sum(layers.count * _kernels(layers.kind) for layers in self.rank.layers)
+        """Layers, weighed by how many kernels each is beside one of plain attention and 16-bit weights."""
+        counts, narrow = kernel_counts(), self.rank.narrow
+        less = counts["norms"] / counts["plain"] if self.fused and self.rank.tp > 1 and self.rank.dp == 1 else 0.0
+        each = ((layers.count, kernels_of(layers.kind, counts, narrow=narrow)) for layers in self.rank.layers)
+        return sum(count * (kernels - less) for count, kernels in each)
 
     def launching(self, *, prompt: bool) -> float:
         """Host time to launch a step outside graphs; 0 inside them."""
@@ -100,11 +108,7 @@ class GpuStep:
         """The expert kernels of all layers."""
         if not self.rank.model.moe:
             return 0.0
-        read = self.rank.expert_read(tokens) / (
-            self.gpu.bandwidth * min(self.kernel.bandwidth * self.constants.experts, 1.0)
-        )
-        work = self.rank.expert_work(tokens) / (self.gpu.bf16 * self.kernel.flops)
-        return self.rank.model.moe_layers * self.kernel.fixed_us * 1e-6 + math.hypot(read, work)
+        return expert_seconds(self.rank, self.gpu, self.kernel, tokens, share=self.constants.experts)
 
     def cached_attention(self, batch: float, context: float) -> float:
         """Decoding attention: reads the cache, and works on it for every query token."""
@@ -124,11 +128,13 @@ class GpuStep:
         choosing = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm)
         if not kind.shared_cache:
             return read + choosing  # a group of heads shares each key: never enough work to matter beside the reading
-        heads = layers.heads * dcp
+        # Joint queries: the heads of all draft tokens of a sequence lie in one tile, and each tile goes over the cache.
+        heads = layers.heads * dcp * (1 + self.guesses if c.joint_queries else 1)
+        tiles = batch if c.joint_queries else queries
         tile = c.head_tile if heads <= c.head_tile else c.wide_tile
         padded = math.ceil(heads / tile) * tile
-        filled = 1 - math.exp(-queries * padded / c.head_tile / c.attention_fill)
-        work = queries * local * kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
+        filled = 1 - math.exp(-tiles * padded / c.head_tile / c.attention_fill)
+        work = tiles * local * kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
         return max(work, read) / filled + choosing
 
     def prompt_attention(self, fresh: float, past: float) -> float:
@@ -143,13 +149,19 @@ class GpuStep:
         return fresh * seconds
 
     def reduce(self, tokens: float) -> float:
-        """Two all-reduces a layer of the hidden state; hops between pipeline stages."""
+        """Two all-reduces a layer of the hidden state, one more where norms go over all heads; hops between stages."""
         size = tokens * self.rank.model.hidden * HALF
         seconds = 2 * self.rank.model.layers * self.fabric.all_reduce(self.rank.tp, size)
+        seconds += self.norm_reduces * self.fabric.all_reduce(self.rank.tp, 2 * FULL * tokens)
         if self.rank.model.moe and self.rank.dp > 1:
             ranks = self.rank.expert_ranks
             seconds += 2 * self.rank.model.moe_layers * self.fabric.all_gather(ranks, size * self.rank.dp)
         return seconds + self.fabric.stages(self.rank.pp, size, self.rank.tp)
+
+    @property
+    def norm_reduces(self) -> int:
+        """Layers whose norms of q and k go over all heads: ranks add up their squares (MiniMax M2)."""
+        return sum(layers.count for layers in self.rank.layers if isinstance(layers.kind, Gqa) and layers.kind.reduces)
 
     def context_parallel(self, queries: float) -> float:
         """With a divided cache every layer gathers the queries of the group and brings its outputs back together."""
@@ -172,6 +184,13 @@ class GpuStep:
         return self.guesses * (read + talk + self.draft.pass_us * 1e-6)
 
 
+def expert_seconds(rank: Rank, gpu: Gpu, kernel: ExpertKernel, tokens: float, *, share: float = 1.0) -> float:
+    """Expert kernels of all layers for `tokens`: a fixed time, and reading or operations, whichever weighs more."""
+    read = rank.expert_read(tokens) / (gpu.bandwidth * min(kernel.bandwidth * share, 1.0))
+    work = rank.expert_work(tokens) / (gpu.bf16 * kernel.flops)
+    return rank.model.moe_layers * kernel.fixed_us * 1e-6 + math.hypot(read, work)
+
+
 def longer(launching: float, device: float) -> float:
     """Seconds of a step whose kernels the host launches one by one while the GPU works: the longer of the two.
 
@@ -181,8 +200,17 @@ def longer(launching: float, device: float) -> float:
     return float(most * (1 + (min(launching, device) / most) ** 4) ** 0.25) if most else 0.0
 
 
-def _kernels(kind: LayerKind) -> float:
-    counts = kernel_counts()
+def kernels_of(kind: LayerKind, counts: dict[str, float], *, narrow: bool) -> float:
+    """Kernels of a layer without its experts and all-reduces, over those of the plainest layer.
+
+    `narrow`: its weights have fewer than 16 bits, so what goes into each product is quantised by a kernel of its own.
+    """
     if isinstance(kind, Gqa):
-        return 1.0
-    return counts["compressed"] if isinstance(kind, Compressed) else counts["latent"]
+        here = counts["plain"] + narrow * counts["plain_narrow"]
+        if kind.head_norm:
+            here += counts["whole_norm"] if kind.reduces else counts["head_norm"]
+    elif isinstance(kind, Compressed):
+        here = counts["compressed"]
+    else:
+        here = counts["latent"] + narrow * counts["latent_narrow"]
+    return here / counts["plain"]
