@@ -43,6 +43,7 @@ def test_prefill_rows(capsys: pytest.CaptureFixture[str]) -> None:
 def test_serving_rows_have_the_serving_benchmarks_names(capsys: pytest.CaptureFixture[str]) -> None:
     """Lambda's run on eight B200: 1,408 tok/s published; ours within 20%, under vLLM's field names."""
     words = ["kimi-k2.6", "--box", "8x-b200", "--engine", "vllm", "--tp", "8", "--speculate", "eagle3", "--kv", "fp8"]
+    words += ["--checkpoint", "int4"]
     load = ["--input", "8192", "--output", "2048", "--concurrency", "32", "--requests", "512"]
     (row,) = told(capsys, *words, *load)["rows"]
 

@@ -4,14 +4,17 @@ The choice is the candidate that is worth most. Every discount hangs on the cand
 else fits, so a larger box or a looser pin, which only add candidates, never lead to a choice that is worth less.
 """
 
+import functools
+import math
 from dataclasses import dataclass
 
-from moebox.core import registry
+from moebox.core import catalogue, registry
 from moebox.planner.weigh import Weighed
 
 # An engine that is not the first choice must be forecast this much better: the forecast's own error is about as large.
 TOLERANCE = 0.85
 THIRD_PARTY = 0.90  # weights somebody else made smaller
+ROUNDED_TWICE = 0.75  # the same, where the makers' own have as few bits: nothing is saved, and they are rounded again
 OTHER_FORM = 0.97  # a smaller form from the makers themselves
 ROUNDED_CACHE = 0.93
 UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
@@ -41,15 +44,14 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
         if registry.traits(recipe.engine).rank > first_rank():
             found.append(Discount(TOLERANCE, f"{_first_title()} is preferred where speeds are close"))
         if not checkpoint.native and not checkpoint.path:
-            own = _owner(checkpoint.repo) == _owner(weighed.model.repo)
-            reason = "a smaller form of its makers" if own else "weights that a third party made smaller"
-            found.append(Discount(OTHER_FORM if own else THIRD_PARTY, reason))
+            found.append(_other_form(weighed))
     step = weighed.speed.gpu_step
     if step and not step.kernel.measured and not weighed.speed.measured:
         found.append(Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs"))
     usual = "fp8" if recipe.runtime.preset else "bf16"
     if recipe.kv in ("fp8", "q8_0", "q4_0") and recipe.kv != usual:
-        found.append(Discount(ROUNDED_CACHE, f"an {recipe.kv} cache rounds"))
+        article = "an" if recipe.kv == "fp8" else "a"
+        found.append(Discount(ROUNDED_CACHE, f"{article} {recipe.kv} cache rounds keys and values"))
     if parallel.dcp > 1:
         found.append(Discount(DIVIDED, "a cache divided by DCP is less proven"))
     spreads = {"pipeline stages add": parallel.pp > 1, "expert parallelism adds": parallel.ep}
@@ -59,6 +61,23 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
     if recipe.runtime.preset:
         found.append(Discount(LAST_RESORT, "a third party's patched image"))
     return tuple(found)
+
+
+def _other_form(weighed: Weighed) -> Discount:
+    """What weights count that are not as the makers published them."""
+    model, checkpoint = weighed.model, weighed.checkpoint
+    if _owner(checkpoint.repo) == _owner(model.repo):
+        return Discount(OTHER_FORM, "a smaller form of its makers")
+    if native_bits(model.name) <= 1.05 * checkpoint.bits_per_weight(model):
+        return Discount(ROUNDED_TWICE, "a third party rounded the makers' rounded weights once more")
+    return Discount(THIRD_PARTY, "weights that a third party made smaller")
+
+
+@functools.cache
+def native_bits(name: str) -> float:
+    """Bits a weight of the smallest form that a model's makers published; without end where none is known."""
+    own = [checkpoint for checkpoint in catalogue.checkpoints(name) if checkpoint.native]
+    return min((checkpoint.bits_per_weight(catalogue.model(name)) for checkpoint in own), default=math.inf)
 
 
 def first_rank() -> int:

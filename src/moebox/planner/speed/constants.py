@@ -97,7 +97,7 @@ class ExpertKernel:
     fixed_us: float
     bandwidth: float
     flops: float
-    measured: bool = True  # false where no row says, and a neighbour's figures stand in
+    measured: bool = True  # false where no engine's result says: a neighbour's figures, or the kernel timed alone
     source: str = ""
 
 

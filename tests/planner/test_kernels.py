@@ -1,0 +1,144 @@
+"""What a layer is made of: kernels counted from its shape, norms inside all-reduces, expert kernels by engine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebox.checkpoint import deploy, from_file
+from moebox.core import catalogue
+from moebox.core.box import Box, Cpu
+from moebox.core.deployment import Deployment
+from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
+from moebox.detect.declared import box_of
+from moebox.planner.schedule import Request, Rules, Scheduler
+from moebox.planner.speed import Speed, constants
+from moebox.planner.speed.step import GpuStep
+
+PHANTOM = Path(__file__).parents[2] / "src" / "moebox" / "phantom" / "weights" / "phantom-q8_0.gguf"
+
+
+def step(model: str, checkpoint: str, *, engine: str = "sglang", gpu: str = "b200", version: str = "") -> GpuStep:
+    """The step of a model on eight GPUs."""
+    recipe = Recipe(
+        name="t",
+        engine=engine,  # type: ignore[arg-type]
+        model=model,
+        checkpoint=checkpoint,
+        served_name="t",
+        engine_version=version,
+        parallel=Parallel(tp=8),
+    )
+    found = Speed.of(deploy(recipe, box_of(f"8x-{gpu}"))).gpu_step
+    assert found is not None
+    return found
+
+
+def test_kernels_are_counted_from_the_shape() -> None:
+    """gpt-oss is the plainest layer; norms, quantised inputs and latent attention add kernels, in that order."""
+    models = {
+        "gpt-oss-120b": "mxfp4",
+        "qwen3-235b": "bf16",
+        "glm-4.7": "fp8",
+        "kimi-k2.6": "int4",
+        "deepseek-r1": "fp8",
+    }
+    each = [step(name, form, engine="vllm") for name, form in models.items()]
+    weights = [one.kernels / one.rank.model.layers for one in each]
+    assert weights == sorted(weights)
+    assert weights[0] == pytest.approx(1.0)
+    assert weights[-1] == pytest.approx(22 / 8)
+
+
+def test_norms_over_all_heads_cost_an_all_reduce() -> None:
+    """MiniMax M2 normalises q and k over all heads: ranks add up squares once more a layer (sglang minimax_m2.py)."""
+    minimax, qwen = step("minimax-m2.5", "fp8"), step("qwen3-235b", "bf16")
+    assert minimax.norm_reduces == 62
+    assert qwen.norm_reduces == 0
+    two = 2 * 62 * minimax.fabric.all_reduce(8, 3072 * 2)
+    assert minimax.reduce(1) == pytest.approx(two + 62 * minimax.fabric.all_reduce(8, 8))
+
+
+def test_norms_inside_all_reduces_go_by_version_and_architecture() -> None:
+    """SGLang fuses them for DeepSeek on SM100 since 0.5.5, for Qwen3 later, for MiniMax never."""
+    assert step("deepseek-r1", "fp8", version="0.5.6").fused
+    assert not step("qwen3-235b", "bf16", version="0.5.6").fused
+    assert step("qwen3-235b", "bf16").fused
+    assert not step("minimax-m2.5", "fp8").fused
+    assert not step("deepseek-r1", "fp8", engine="vllm").fused
+
+
+def test_the_expert_kernel_is_the_engines() -> None:
+    """On B200 SGLang leaves MiniMax's fp8 experts to Triton and vLLM does not; old vLLM had slower mxfp4 on Hopper."""
+    assert step("minimax-m2.5", "fp8").kernel.kernel == "triton"
+    assert step("minimax-m2.5", "fp8", engine="vllm").kernel.kernel == "trtllm"
+    assert step("deepseek-r1", "fp8").kernel.kernel == "trtllm"
+    old = step("gpt-oss-120b", "mxfp4", engine="vllm", gpu="h100", version="0.10.2").kernel
+    new = step("gpt-oss-120b", "mxfp4", engine="vllm", gpu="h100").kernel
+    assert old.before
+    assert old.bandwidth < new.bandwidth
+
+
+def test_another_engines_row_keeps_this_engines_host() -> None:
+    """vLLM on a GPU where only SGLang was measured reads prompts in graphs still: shares are the GPU's alone."""
+    kept = [row for row in constants._rows("engine", constants.Efficiency) if not row.preset]
+    sglang = next(row for row in kept if (row.engine, row.generation) == ("sglang", "hopper"))
+    as_vllm = constants._as_engine(sglang, "vllm", ("hopper", "blackwell"))
+    vllm = next(row for row in kept if (row.engine, row.generation) == ("vllm", "hopper"))
+    assert as_vllm.prompt_us == vllm.prompt_us == 0
+    assert as_vllm.attention_bw == sglang.attention_bw
+    assert constants._as_engine(vllm, "vllm", ("hopper",)) is vllm
+
+
+def test_joint_queries_share_a_tile() -> None:
+    """Eight heads of four draft tokens fill half a tile of 64: attention takes as long as for one token."""
+    plain = step("kimi-k2.6", "int4", engine="vllm")
+    drafting = replace(plain, guesses=3)
+    assert drafting.cached_attention(32, 8192) == pytest.approx(plain.cached_attention(32, 8192), rel=0.05)
+
+
+def test_replies_whose_drafts_suit_less_end_later() -> None:
+    """Two replies of one length do not end together under speculation; without it they do."""
+    recipe = Recipe(
+        name="t",
+        engine="vllm",
+        model="kimi-k2.6",
+        checkpoint="int4",
+        served_name="t",
+        parallel=Parallel(tp=8),
+        speculate=Speculate(tokens=3),
+    )
+    for speculate, apart in ((recipe.speculate, True), (None, False)):
+        speed = Speed.of(deploy(replace(recipe, speculate=speculate), box_of("8x-b200")))
+        rules = Rules(kv_tokens=10**6, context=8192, max_seqs=8, budget=8192, prompts_first=False, reserves=False)
+        scheduler = Scheduler(speed=speed, rules=rules)
+        for number in range(4):
+            scheduler.submit(Request(id=number, input=100, output=200))
+        ends = []
+        while (done := scheduler.advance()) is not None:
+            ends += [scheduler.done_steps for _ in done.finished]
+        assert (len(set(ends)) > 1) is apart
+        assert scheduler.used == pytest.approx(0, abs=1e-6)
+
+
+def test_a_cpu_gains_little_by_streams() -> None:
+    """The embedded engine on two cores: 153 tok/s of one stream and 164 of eight were measured, 1,032 was forecast.
+
+    Every token unpacks the weights for itself and goes over its own cache, by one thread.
+    """
+    resolved = from_file(PHANTOM)
+    recipe = Recipe(
+        name="t",
+        engine="llama.cpp",
+        model=resolved.model.name,
+        checkpoint=str(PHANTOM),
+        served_name="t",
+        kv="f16",
+        hybrid=Hybrid(threads=1, ubatch=512),
+    )
+    box = Box(name="t", cpu=Cpu(cores=2, threads=2), ram=24 * 2**30)
+    speed = Speed.of(Deployment.of(recipe, resolved.model, resolved.checkpoints[0], box))
+    low, high = speed.band
+    for streams, measured in ((1, 153), (8, 164)):
+        rate = speed.decode_tok_s(streams, 1000)
+        assert rate * low <= measured <= rate * high, (streams, rate)
