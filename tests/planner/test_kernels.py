@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from moebox.checkpoint import deploy, from_file
-from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
