@@ -78,4 +78,4 @@ def test_a_climb_restarts_and_verifies_the_real_engine(rehearsal: Recipe, run: R
     ], [trial.why for trial in summit.trials]
     assert all(trial.output_tok_s > 0 and trial.kv_tokens > 0 for trial in summit.trials)
     assert summit.trials[-1].acceptance is not None
-    assert "guesses accepted" in summit.trials[-1].why
+    assert "draft tokens accepted" in summit.trials[-1].why

@@ -10,8 +10,8 @@ from moebox.core.gain import Gain
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
 from moebox.errors import BadInput
+from moebox.flows.acceptance import Drafts, accepted, read
 from moebox.flows.gain import bracketed, gain
-from moebox.flows.guesses import Guesses, accepted, read
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
 from moebox.verify.rungs import NAMES
@@ -169,6 +169,6 @@ def test_acceptance_is_read_from_the_engines_counters():
     vllm = read(VLLM_METRICS)
 
     assert (vllm.made, vllm.accepted) == (102, 54)
-    assert accepted(vllm, Guesses(made=302, accepted=174)) == pytest.approx(0.6)
-    assert accepted(Guesses(), read('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
-    assert accepted(Guesses(), Guesses()) is None
+    assert accepted(vllm, Drafts(drafted=302, accepted=174)) == pytest.approx(0.6)
+    assert accepted(Drafts(), read('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
+    assert accepted(Drafts(), Drafts()) is None

@@ -24,7 +24,7 @@ LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "netw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pcie:
-    """A card's slot: generation and lanes now and at most."""
+    """A GPU's slot: generation and lanes now and at most."""
 
     generation: int
     width: int
@@ -40,7 +40,7 @@ class Pcie:
 
     @property
     def degraded(self) -> bool:
-        """Fewer lanes than the card and slot could have. (Generation drops at idle, so it does not count.)"""
+        """Fewer lanes than the GPU and slot could have. (Generation drops at idle, so it does not count.)"""
         return self.width < self.max_width
 
 
@@ -150,7 +150,7 @@ class Box:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The smallest card: the one that decides, on a mixed box."""
+        """The smallest GPU: the one that decides, on a mixed box."""
         return min(self.gpus, key=lambda gpu: (gpu.memory, gpu.bandwidth)) if self.gpus else None
 
     @property

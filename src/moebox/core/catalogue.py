@@ -24,7 +24,7 @@ def table(name: str) -> Mapping[str, Any]:
 
 @functools.cache
 def gpus() -> dict[str, Gpu]:
-    """Every card in the catalogue by name."""
+    """Every GPU in the catalogue by name."""
     rows = table("gpus")["gpu"]
     return {row["name"]: codec.decode(Gpu, row, where=f"gpus.toml [{row['name']}]") for row in rows}
 
@@ -37,7 +37,7 @@ def models() -> dict[str, Model]:
 
 
 def gpu(name: str) -> Gpu:
-    """The card called `name`."""
+    """The GPU called `name`."""
     found = gpus().get(name)
     if found is None:
         raise UnknownName("GPU", name, gpus())

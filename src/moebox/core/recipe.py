@@ -39,19 +39,19 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculate:
-    """A draft that guesses ahead."""
+    """Speculative decoding: draft tokens, and who makes them."""
 
     method: str = "eagle3"
     draft: str = ""  # repository or path of the draft model
-    tokens: int = 3  # guesses per step
+    tokens: int = 3  # drafted per step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """llama.cpp's and ik_llama.cpp's way: experts in RAM, the rest and some expert layers on the cards."""
+    """llama.cpp's and ik_llama.cpp's way: experts in RAM, the rest and some expert layers on the GPUs."""
 
-    experts: tuple[tuple[int, ...], ...] = ()  # expert layers by card; all others stay in RAM
-    gpu_layers: int = 999  # -ngl: layers whose dense part is on the cards
+    experts: tuple[tuple[int, ...], ...] = ()  # expert layers by GPU; all others stay in RAM
+    gpu_layers: int = 999  # -ngl: layers whose dense part is on the GPUs
     threads: int | None = None
     threads_batch: int | None = None
     batch: int = 2048  # -b
@@ -140,5 +140,5 @@ class Recipe:
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens guessed ahead in a step; 0 without speculative decoding."""
+        """Tokens drafted per step; 0 without speculative decoding."""
         return self.speculate.tokens if self.speculate else 0

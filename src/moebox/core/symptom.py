@@ -127,7 +127,7 @@ def _admits(listed: tuple[str, ...], value: str) -> bool:
 
 
 def foreseen(*, engine: str, version: str = "", sm: str = "", model: str = "", recipe: Recipe) -> tuple[Symptom, ...]:
-    """Symptoms worth a warning before this recipe is started on such a card."""
+    """Symptoms worth a warning before this recipe is started on such a GPU."""
     known = {"engine": engine, "version": version, "sm": sm, "model": model}
     return tuple(symptom for symptom in symptoms() if symptom.foresee and applies(symptom, **known, recipe=recipe))
 

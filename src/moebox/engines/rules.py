@@ -103,7 +103,7 @@ def _parallel(recipe: Recipe, engine: Traits) -> None:
 
 
 def _draft(draft: Speculate) -> None:
-    """A draft that can be: tokens to guess, and a model where the method needs one."""
+    """A draft that can be: tokens to draft, and a model where the method needs one."""
     refuse_if(draft.tokens < 1, f"speculate.tokens: {draft.tokens} is less than 1")
     missing = draft.method.startswith("eagle") and not draft.draft
     refuse_if(missing, "speculate.draft: EAGLE needs a draft model", hint='e.g. "lightseekorg/kimi-k2.6-eagle3"')

@@ -35,7 +35,7 @@ from moebox.core.event import (
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
-from moebox.flows import answers, guesses, settings
+from moebox.flows import acceptance, answers, settings
 from moebox.flows.compare_tasks import lost_work
 from moebox.flows.fit import misfit
 from moebox.flows.gain import bracketed, gain
@@ -274,12 +274,12 @@ def _measured(trial: Trial, step: Step, best: Trial | None, run: Run, effort: Ef
         trial = _verified(trial, step, live.endpoint, mine, effort, tell)
         if trial.verdict == "fail":
             return trial
-        guessed = guesses.count(live.endpoint)
+        drafted = acceptance.count(live.endpoint)
         said = answers.collect(live.endpoint, questions=effort.questions)
         mine.write_json("answers.json", said)
         speed = effort.pace(live.endpoint, concurrency=effort.concurrency, rounds=effort.rounds, tokens=effort.tokens)
         mine.write_json("measurements/pace.json", speed)
-        accepted = guesses.accepted(guessed, guesses.count(live.endpoint))
+        accepted = acceptance.accepted(drafted, acceptance.count(live.endpoint))
         if lost := _lost_jobs(live.endpoint, mine, run, best, effort):
             trial = dataclasses.replace(trial, verdict="fail", why=lost)
     before = _answers_of(run, best)

@@ -13,7 +13,7 @@ from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
-from moebox.flows import guesses
+from moebox.flows import acceptance
 from moebox.flows.answers import QUESTIONS, Judgement, Said, collect, collect_both, judge
 from moebox.flows.gain import CONFIDENCE, paired
 from moebox.flows.pace import ROUNDS, Pace, Pacer, in_turn, pace
@@ -101,10 +101,12 @@ def live(target: Target, name: str, run: Run) -> Iterator[Endpoint]:
 
 def ask_both(a: Endpoint, b: Endpoint, effort: Effort) -> tuple[Side, Side]:
     """Two servers that are both up, or one that is compared with itself."""
-    before = guesses.count(a), guesses.count(b)
+    before = acceptance.count(a), acceptance.count(b)
     said = collect_both(a, b, questions=effort.questions, seed=effort.seed)
     paces = [_in_turn(a, b, number, effort.rounds) for number in effort.concurrency]
-    accepted = [guesses.accepted(old, guesses.count(endpoint)) for old, endpoint in zip(before, (a, b), strict=True)]
+    accepted = [
+        acceptance.accepted(old, acceptance.count(endpoint)) for old, endpoint in zip(before, (a, b), strict=True)
+    ]
     return (
         Side(name="A", said=tuple(said[0]), paces=tuple(row[0] for row in paces), acceptance=accepted[0]),
         Side(name="B", said=tuple(said[1]), paces=tuple(row[1] for row in paces), acceptance=accepted[1]),
@@ -137,10 +139,10 @@ def _joined(before: Pace, after: Pace) -> Pace:
 
 def ask_side(name: str, endpoint: Endpoint, effort: Effort) -> Side:
     """Ask and measure one server that is up."""
-    before = guesses.count(endpoint)
+    before = acceptance.count(endpoint)
     said = tuple(collect(endpoint, questions=effort.questions, seed=effort.seed)) if effort.questions else ()
     paces = tuple(pace(endpoint, concurrency=number, rounds=effort.rounds) for number in effort.concurrency)
-    return Side(name=name, said=said, paces=paces, acceptance=guesses.accepted(before, guesses.count(endpoint)))
+    return Side(name=name, said=said, paces=paces, acceptance=acceptance.accepted(before, acceptance.count(endpoint)))
 
 
 def compare(a: Side, b: Side) -> Comparison:

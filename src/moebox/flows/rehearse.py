@@ -137,11 +137,11 @@ def fewest(model: Model, recipe: Recipe) -> int:
 
 
 def placed(hybrid: Hybrid | None, kept: int) -> Hybrid | None:
-    """The same cards with those of their expert layers that are kept."""
+    """The same GPUs with those of their expert layers that are kept."""
     if hybrid is None:
         return None
-    cards = tuple(tuple(layer for layer in layers if layer < kept) for layers in hybrid.experts)
-    return dataclasses.replace(hybrid, experts=cards)
+    experts = tuple(tuple(layer for layer in layers if layer < kept) for layers in hybrid.experts)
+    return dataclasses.replace(hybrid, experts=experts)
 
 
 def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:

@@ -51,14 +51,14 @@ class Trial:
     right: int = 0  # of `asked` questions with known answers
     asked: int = 0
     same: int = 0  # answers word for word as those of the last good step
-    acceptance: float | None = None  # of tokens guessed ahead, where the engine counts them
+    acceptance: float | None = None  # of draft tokens, where the engine counts them
     rungs: dict[str, Mark] = field(default_factory=dict)
     seconds: float = 0.0
     folder: str = ""  # of this step's engine, in the run
 
 
 def beginning(recipe: Recipe) -> Recipe:
-    """Where the climb starts: the first context of the walk, no guessing ahead."""
+    """Where the climb starts: the first context of the walk, no speculative decoding."""
     start = changed(recipe, "context", recipe.climb.contexts[0]) if recipe.climb.contexts else recipe
     return changed(start, "speculate", "none") if "none" in recipe.climb.speculate else start
 

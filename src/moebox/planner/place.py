@@ -64,7 +64,7 @@ def _room(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, all
     room: list[int] = []
     for slot, gpu in enumerate(box.gpus):
         last = slot == len(box.gpus) - 1
-        device = llama.card_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=last)
+        device = llama.gpu_budget(slot, gpu, model, checkpoint, bare, owners[slot], slot, last=last)
         free = device.free + staging - gibibytes("llama", "margin")
         room.append(max(0, free // checkpoint.expert_layer_bytes))
     return room

@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 CLEAN_S = 30.0  # at most, for processes that were killed to be gone
 DRAIN_S = 2.0  # after the last process has gone, for what is still in the pipe
 
-# What an engine is asked, in order, and how long it may take over it. vLLM needs some seconds to free eight cards.
+# What an engine is asked, in order, and how long it may take over it. vLLM needs some seconds to free eight GPUs.
 LADDER: tuple[tuple[signal.Signals, float], ...] = (
     (signal.SIGINT, 15.0),
     (signal.SIGTERM, 10.0),

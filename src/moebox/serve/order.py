@@ -1,4 +1,4 @@
-"""What will be run, decided before anything is: argv, environment, address, cards."""
+"""What will be run, decided before anything is: argv, environment, address, GPUs."""
 
 import dataclasses
 import os

@@ -55,7 +55,7 @@ def _on_host(device: str) -> bool:
 
 
 def expected(memory: Memory | None, device: str, what: str) -> float | None:
-    """The plan's figure for that device: "CUDA1", "TP1" and "gpu1" are the same card."""
+    """The plan's figure for that device: "CUDA1", "TP1" and "gpu1" are the same GPU."""
     if memory is None:
         return None
     digits = "".join(char for char in device if char.isdigit())

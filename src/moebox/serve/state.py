@@ -1,4 +1,4 @@
-"""What runs now: one small record per engine, and the ports and cards they hold.
+"""What runs now: one small record per engine, and the ports and GPUs they hold.
 
     STATE/instances/ID.json       who it is: run, recipe, engine, address (written by `up`)
     STATE/instances/ID.life.json  how it is: processes, exit code (written by its guard)
@@ -192,7 +192,7 @@ def marked() -> dict[str, list[int]]:
 
 
 class Lease:
-    """A port or a card that one engine holds."""
+    """A port or a GPU that one engine holds."""
 
     def __init__(self, name: str, holder: str) -> None:
         folder = state_dir() / "leases"

@@ -27,7 +27,7 @@ HYBRID: dict[str, str] = {
 KV = {"f16": "f16", "bf16": "bf16", "q8_0": "q8_0", "q4_0": "q4_0"}
 # The model's own template, and figures for whoever watches: a benchmark, `moebox watch`, Prometheus.
 ALWAYS = ("--jinja", "--metrics")
-ALL_LAYERS = 999  # more than any model has: every layer's dense part on the cards
+ALL_LAYERS = 999  # more than any model has: every layer's dense part on the GPUs
 
 
 def mainline_words(deployment: Deployment) -> list[Word]:
@@ -57,7 +57,7 @@ def context_words(recipe: Recipe) -> list[Word]:
 
 
 def hybrid_words(recipe: Recipe) -> list[Word]:
-    """Threads, batches and where the experts go; without a hybrid part everything is on the cards."""
+    """Threads, batches and where the experts go; without a hybrid part everything is on the GPUs."""
     hybrid = recipe.hybrid
     if hybrid is None:
         return [("-ngl", str(ALL_LAYERS))]
@@ -72,7 +72,7 @@ def hybrid_words(recipe: Recipe) -> list[Word]:
 
 
 def placement(recipe: Recipe) -> tuple[str, ...]:
-    """Rules that say which tensors go where; the first that matches wins, so the cards come before RAM.
+    """Rules that say which tensors go where; the first that matches wins, so the GPUs come before RAM.
 
     Layers are named one by one: -ncmoe counts from the front in llama.cpp and otherwise in ik_llama.cpp.
     """
@@ -81,12 +81,12 @@ def placement(recipe: Recipe) -> tuple[str, ...]:
         return ()
     if hybrid.ranges or hybrid.split:  # split: experts lie with their layers
         return hybrid.ranges
-    cards = [
-        rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps=CUDA{card}"
-        for card, layers in enumerate(hybrid.experts)
+    placed = [
+        rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps=CUDA{gpu}"
+        for gpu, layers in enumerate(hybrid.experts)
         if layers
     ]
-    return (*cards, "exps=CPU")
+    return (*placed, "exps=CPU")
 
 
 RULE = re.compile(r"blk\\\.\(([\d|]+)\)\\\.ffn_\.\*_exps=CUDA(\d+)")

@@ -1,7 +1,7 @@
-"""llama.cpp's and ik_llama.cpp's memory: every tensor has a device, and cache stays with the layer's card.
+"""llama.cpp's and ik_llama.cpp's memory: every tensor has a device, and cache stays with the layer's GPU.
 
-Dense tensors of a layer lie on the card that owns the layer; expert tensors where the recipe's placement says, else in
-RAM; the token embedding in RAM. Beside them each card needs a compute buffer and, while a large batch is prefilled, a
+Dense tensors of a layer lie on the GPU that owns the layer; expert tensors where the recipe's placement says, else in
+RAM; the token embedding in RAM. Beside them each GPU needs a compute buffer and, while a large batch is prefilled, a
 place to which the experts of one layer are copied from RAM.
 """
 
@@ -22,17 +22,15 @@ from moebox.sizing.kv import layer_bytes, token_bytes
 
 
 def budget(deployment: Deployment) -> Memory:
-    """Every card's bytes and the RAM's; the cache is as large as the recipe asks for."""
+    """Every GPU's bytes and the RAM's; the cache is as large as the recipe asks for."""
     box, model, checkpoint, recipe = deployment.facts
     gpus, used = box.gpus, used_here(box, recipe)
     owners = owned_layers(model, [gpus[index] for index in used])
-    on_gpus = {
-        index: card_budget(
-            index, gpus[index], model, checkpoint, recipe, owners[slot], slot, last=slot == len(used) - 1
-        )
+    budgets = {
+        index: gpu_budget(index, gpus[index], model, checkpoint, recipe, owners[slot], slot, last=slot == len(used) - 1)
         for slot, index in enumerate(used)
     }
-    devices = (*every_gpu(gpus, on_gpus), ram_budget(box, model, checkpoint, recipe))
+    devices = (*every_gpu(gpus, budgets), ram_budget(box, model, checkpoint, recipe))
     short = max(-place.free for place in devices)
     return Memory(
         devices=devices,
@@ -45,13 +43,13 @@ def budget(deployment: Deployment) -> Memory:
 
 def used_here(box: Box, recipe: Recipe) -> list[int]:
     """GPUs of the first node that the recipe puts layers on."""
-    if not on_cards(recipe):
+    if not on_gpus(recipe):
         return []
     return [index for index in gpu_list.used_gpus(box, recipe) if index < len(box.gpus)]
 
 
-def on_cards(recipe: Recipe) -> bool:
-    """Whether any layer goes to a card."""
+def on_gpus(recipe: Recipe) -> bool:
+    """Whether any layer goes to a GPU."""
     return placement(recipe).gpu_layers > 0
 
 
@@ -66,7 +64,7 @@ def cache_tokens(recipe: Recipe) -> int:
 
 
 def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:
-    """Layers of each card: shares by free memory, the output counting as one more layer at the end."""
+    """Layers of each GPU: shares by free memory, the output counting as one more layer at the end."""
     if not gpus:
         return []
     sizes = [max(1, visible(gpu) - taken(gpu)) for gpu in gpus]
@@ -77,7 +75,7 @@ def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:
     return owned
 
 
-def card_budget(
+def gpu_budget(
     index: int,
     gpu: Gpu,
     model: Model,
@@ -88,10 +86,10 @@ def card_budget(
     *,
     last: bool,
 ) -> DeviceMemory:
-    """One card's bytes; `slot` is its place among those used."""
+    """One GPU's bytes; `slot` is its place among those used."""
     alone = last and slot == 0
     experts = placement(recipe).experts
-    weights = dense_on_card(model, checkpoint, layers, last=last)
+    weights = dense_on_gpu(model, checkpoint, layers, last=last)
     count = len(experts[slot]) if slot < len(experts) else 0
     if count:
         weights["routed_experts"] = count * checkpoint.expert_layer_bytes
@@ -101,8 +99,8 @@ def card_budget(
     return device(f"gpu{index}", gpu.memory, weights, kv=kv, activations=activations, overhead=overhead)
 
 
-def dense_on_card(model: Model, checkpoint: Checkpoint, layers: list[int], *, last: bool) -> dict[Component, int]:
-    """Bytes of everything but routed experts in `layers`, with the output on the last card."""
+def dense_on_gpu(model: Model, checkpoint: Checkpoint, layers: list[int], *, last: bool) -> dict[Component, int]:
+    """Bytes of everything but routed experts in `layers`, with the output on the last GPU."""
     sizes = checkpoint.bytes_by_component
     shares = layers_by_component(model, layers)
     out: dict[Component, float] = {
@@ -128,10 +126,10 @@ def layers_by_component(model: Model, layers: list[int]) -> dict[Component, tupl
 
 
 def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> int:
-    """The compute buffer of one card, by micro-batch: the logits where they are made, attention elsewhere.
+    """The compute buffer of one GPU, by micro-batch: the logits where they are made, attention elsewhere.
 
-    llama.cpp b11669 on Kimi K2.6 shapes at -c 131072 (llama-fit-params): one card 504 MiB at -ub 512 and 4,032 at 4096;
-    of two cards the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
+    llama.cpp b11669 on Kimi K2.6 shapes at -c 131072 (llama-fit-params): one GPU 504 MiB at -ub 512 and 4,032 at 4096;
+    of two GPUs the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
     """
     ubatch, context = placement(recipe).ubatch, recipe.context
     wide = 3 * model.attention.heads * model.mla.kv_width * 4 if model.mla else 16 * model.hidden
@@ -160,7 +158,7 @@ def attention_buffer(model: Model, recipe: Recipe) -> int:
 
 
 def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
-    """Room for experts copied to a card while a large batch is prefilled; 0 when all experts lie on cards already.
+    """Room for experts copied to a GPU while a large batch is prefilled; 0 when all experts lie on GPUs already.
 
     With a whole layer the VRAM of the EPYC 9175F report comes out: 42 and 43 GiB for 3+3 layers at -ub 4096, where its
     author saw 43 and 44.
@@ -174,26 +172,26 @@ def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
 
 
 def offload_threshold(model: Model) -> int:
-    """Tokens from which ik_llama.cpp computes RAM experts on a card: each is then used often enough to pay its copy."""
+    """Tokens from which ik_llama.cpp computes RAM experts on a GPU: each is then used often enough to pay its copy."""
     assert model.moe is not None
     return int(constant("llama", "threshold") * model.moe.experts // model.moe.used)
 
 
 def placed(recipe: Recipe) -> int:
-    """Expert layers on cards."""
+    """Expert layers on GPUs."""
     return sum(len(layers) for layers in placement(recipe).experts)
 
 
 def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> DeviceMemory:
-    """What stays in RAM: the embedding, the experts of all other layers, and without cards everything."""
+    """What stays in RAM: the embedding, the experts of all other layers, and without GPUs everything."""
     sizes = checkpoint.bytes_by_component
     weights: dict[Component, int] = {"embed": sizes.get("embed", 0)}
     experts = max(0, model.moe_layers - placed(recipe)) * checkpoint.expert_layer_bytes
     if experts:
         weights["routed_experts"] = experts
-    alone = not on_cards(recipe) or not box.gpus
+    alone = not on_gpus(recipe) or not box.gpus
     if alone:
-        weights |= dense_on_card(model, checkpoint, list(range(model.layers)), last=True)
+        weights |= dense_on_gpu(model, checkpoint, list(range(model.layers)), last=True)
     held = {name: size for name, size in weights.items() if size}
     kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * model.layers) * alone
     ram = device(

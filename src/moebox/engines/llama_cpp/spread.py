@@ -79,7 +79,7 @@ def budget(deployment: Deployment) -> Memory:
 def room(place: Place, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, *, last: bool) -> int:
     """Whole layers that a device has room for, beside its buffers and a margin."""
     empty = held_by(place, box, model, checkpoint, recipe, range(0), last=last)
-    dense = sum(rules.dense_on_card(model, checkpoint, [model.layers - 1], last=False).values())
+    dense = sum(rules.dense_on_gpu(model, checkpoint, [model.layers - 1], last=False).values())
     cache = round(rules.cache_tokens(recipe) * layer_bytes(model, recipe))
     each = checkpoint.expert_layer_bytes + dense + cache
     return max(0, empty.free - gibibytes("llama", "margin")) // max(each, 1)
@@ -92,7 +92,7 @@ def held_by(
     if place.gpu is None:
         return _ram(place, box, model, checkpoint, recipe, layers, last=last)
     whole = _all_on_devices(model, recipe)
-    bare = rules.card_budget(
+    bare = rules.gpu_budget(
         int(place.name(box)[3:]),
         box.gpus[place.gpu],
         model,
@@ -111,7 +111,7 @@ def _ram(
     place: Place, box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, layers: range, *, last: bool
 ) -> DeviceMemory:
     """A node's RAM: its layers, their cache, and what the machine itself needs."""
-    weights: dict[Component, int] = dict(rules.dense_on_card(model, checkpoint, list(layers), last=last))
+    weights: dict[Component, int] = dict(rules.dense_on_gpu(model, checkpoint, list(layers), last=last))
     if experts := _expert_bytes(model, checkpoint, layers):
         weights["routed_experts"] = experts
     if not place.node:

@@ -3,7 +3,7 @@
     KV budget = free before loading × mem_fraction_static - weights
 
 The rest serves activations, CUDA graphs and the table of requests. Left to itself SGLang picks the fraction from the
-card's size and the prefill chunk, and lowers it by a tenth and more for models with a vision tower.
+GPU's size and the prefill chunk, and lowers it by a tenth and more for models with a vision tower.
 """
 
 import math
@@ -41,12 +41,12 @@ class Needs:
 
 
 def budget(deployment: Deployment) -> Memory:
-    """Every card's bytes under SGLang, and the tokens the cache holds."""
+    """Every GPU's bytes under SGLang, and the tokens the cache holds."""
     box, model, checkpoint, recipe = deployment.facts
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)
     needs = [needs_of(model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp)]
-    alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # GPUs of one kind and stage have one budget
     tokens = min((tokens_on(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
     short = max((_missing(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
     kinds = {(gpu, s): _device(gpu, model, recipe, needs[s], tokens) for gpu, s in alike}
@@ -84,7 +84,7 @@ def before_loading(gpu: Gpu) -> int:
 
 
 def chunk(gpu: Gpu, recipe: Recipe) -> tuple[int, int]:
-    """Prefill chunk in tokens and largest CUDA-graph batch that SGLang takes for this card."""
+    """Prefill chunk in tokens and largest CUDA-graph batch that SGLang takes for this GPU."""
     gib = gpu.memory / GIB
     tier = next(((c, small, large) for below, c, small, large in TIERS if gib < below), LARGEST_TIER)
     return recipe.batched_tokens or tier[0], tier[2] if recipe.parallel.tp >= 4 else tier[1]
@@ -123,7 +123,7 @@ def kv_budget(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
 
 
 def tokens_on(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs) -> int:
-    """Tokens the cache holds on one card, times the data-parallel ranks."""
+    """Tokens the cache holds on one GPU, times the data-parallel ranks."""
     return max(0, kv_budget(gpu, model, recipe, needs)) // needs.token * recipe.parallel.dp
 
 

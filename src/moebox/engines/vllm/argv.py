@@ -55,7 +55,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
     if tower and not recipe.vision:
         out.append(("--language-model-only",))
     elif tower and recipe.parallel.tp > 1:
-        out.append(("--mm-encoder-tp-mode", "data"))  # the tower is small: a copy per card beats slicing it
+        out.append(("--mm-encoder-tp-mode", "data"))  # the tower is small: a copy per GPU beats slicing it
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)

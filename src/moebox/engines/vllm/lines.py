@@ -83,9 +83,9 @@ def _graphs(model: Model, recipe: Recipe) -> str:
     if rules.alone(recipe) and not recipe.speculate:
         layers = f"{constant('vllm', 'alone_graph_layer')} × {model.layers} layers"
         return f"{constant('vllm', 'alone_graph_base')} + {layers} GiB"
-    guesses = 1 + recipe.draft_tokens
+    tokens_a_step = 1 + recipe.draft_tokens
     draft = f" + {constant('vllm', 'graph_speculative')} with a draft" if recipe.speculate else ""
-    each = f"{constant('vllm', 'graph_per_dcp_token')} × DCP {recipe.parallel.dcp} × {guesses}"
+    each = f"{constant('vllm', 'graph_per_dcp_token')} × DCP {recipe.parallel.dcp} × {tokens_a_step}"
     return f"{constant('vllm', 'graph_base')} + {each}{draft} GiB"
 
 

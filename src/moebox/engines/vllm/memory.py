@@ -1,4 +1,4 @@
-"""vLLM's memory: a share of the card is claimed, what weights and the profiled peak leave of it becomes cache.
+"""vLLM's memory: a share of the GPU is claimed, what weights and the profiled peak leave of it becomes cache.
 
     KV budget = utilization × visible - weights - draft - peak activations - non-torch [- CUDA graphs, where estimated]
 
@@ -51,13 +51,13 @@ class Needs:
 
 
 def budget(deployment: Deployment) -> Memory:
-    """Every card's bytes under vLLM, and the tokens the cache holds."""
+    """Every GPU's bytes under vLLM, and the tokens the cache holds."""
     box, model, checkpoint, recipe = deployment.facts
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)
     needs = [needs_of(gpus[used[0]], model, checkpoint, recipe, stage) for stage in sorted(set(stages.values()))]
-    alike = {(gpus[index], stage) for index, stage in stages.items()}  # cards of one kind and stage have one budget
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # GPUs of one kind and stage have one budget
     claims = {gpu: math.floor(utilization * visible(gpu)) for gpu, _ in alike}
     tokens = min((tokens_in(claims[gpu] - needs[s].inside, needs[s], recipe) for gpu, s in alike), default=0)
     short = max((_missing(gpu, claims[gpu], needs[s], recipe) for gpu, s in alike), default=0)
@@ -124,7 +124,7 @@ def step_tokens(gpu: Gpu, recipe: Recipe) -> int:
 
 
 def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generation) -> int:
-    """The peak the profiling run sees: a full prefill step or the sampler, and what guessing adds."""
+    """The peak the profiling run sees: a full prefill step or the sampler, and what drafts add."""
     tokens = step_tokens(gpu, recipe)
     seqs = max_seqs(gpu, recipe)
     peak = tokens * 2 * live_elements(model, recipe, model.experts_used)
@@ -132,8 +132,8 @@ def activation_bytes(gpu: Gpu, model: Model, recipe: Recipe, generation: Generat
     if model.mla and model.mla.indexer:
         peak += gibibytes("vllm", "sparse_indexer_patched" if recipe.runtime.preset else "sparse_indexer")
     if recipe.speculate:
-        guesses = 1 + recipe.speculate.tokens
-        peak += round(seqs * guesses * model.vocab * 4 * constant("vllm", "draft_logits") * generation.rejection)
+        tokens_a_step = 1 + recipe.speculate.tokens
+        peak += round(seqs * tokens_a_step * model.vocab * 4 * constant("vllm", "draft_logits") * generation.rejection)
         peak += round(generation.speculative * GIB)
     return int(peak)
 
@@ -168,8 +168,10 @@ def graph_bytes(model: Model, recipe: Recipe) -> int:
     if alone(recipe) and not recipe.speculate:
         layers = model.layers * float(constant("vllm", "alone_graph_layer"))
         return round((float(constant("vllm", "alone_graph_base")) + layers) * GIB)
-    guesses = 1 + recipe.draft_tokens
-    size = constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * guesses
+    tokens_a_step = 1 + recipe.draft_tokens
+    size = (
+        constant("vllm", "graph_base") + constant("vllm", "graph_per_dcp_token") * recipe.parallel.dcp * tokens_a_step
+    )
     size += constant("vllm", "graph_speculative") if recipe.speculate else 0
     return round(float(size) * generation_of(recipe).graphs * GIB)
 
@@ -209,7 +211,7 @@ def _device(gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> 
     kv = tokens // (recipe.parallel.dcp * recipe.parallel.dp) * needs.token + needs.window
     activations = needs.activations + needs.graphs + needs.later
     weights = sum(needs.weights.values()) + needs.draft
-    # What the claim leaves out of the card is overhead, less what later comes from it.
+    # What the claim leaves out of the GPU is overhead, less what later comes from it.
     outside = gpu.memory - claim - needs.later
     overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + taken(gpu))
     free = gpu.memory - weights - kv - activations - overhead

@@ -1,4 +1,4 @@
-"""Tokens guessed ahead, as the engine itself counts them in /metrics."""
+"""Draft tokens and how many of them were accepted, as the engine itself counts them in /metrics."""
 
 import re
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ _GAUGE = re.compile(r"^sglang:spec_accept_rate(?:\{[^}]*\})? ([\d.e+-]+)$", re.M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guesses:
+class Drafts:
     """What the counters stood at; zeros where there are none."""
 
-    made: float = 0.0
+    drafted: float = 0.0
     accepted: float = 0.0
     rate: float | None = None  # SGLang's own, of its last steps
 
 
-def count(endpoint: Endpoint) -> Guesses:
+def count(endpoint: Endpoint) -> Drafts:
     """Read them now."""
     page = http.get(f"{endpoint.root}/metrics", headers=endpoint.headers)
     return read(page.text if page.ok else "")
 
 
-def read(text: str) -> Guesses:
+def read(text: str) -> Drafts:
     """The counters in a page of Prometheus metrics."""
     sums = {"draft": 0.0, "accepted": 0.0}
     for kind, value in _COUNTER.findall(text):
         sums[kind] += float(value)
     gauge = _GAUGE.search(text)
-    return Guesses(made=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
+    return Drafts(drafted=sums["draft"], accepted=sums["accepted"], rate=float(gauge[1]) if gauge else None)
 
 
-def accepted(before: Guesses, after: Guesses) -> float | None:
-    """The share of guessed tokens that were accepted in between; None where nothing was guessed."""
-    made = after.made - before.made
-    return (after.accepted - before.accepted) / made if made > 0 else after.rate
+def accepted(before: Drafts, after: Drafts) -> float | None:
+    """The share of draft tokens that were accepted in between; None where there were none."""
+    drafted = after.drafted - before.drafted
+    return (after.accepted - before.accepted) / drafted if drafted > 0 else after.rate
