@@ -168,7 +168,7 @@ def test_acceptance_is_read_from_the_engines_counters():
     """Accepted over guessed; SGLang's own rate where it has no counters."""
     vllm = read(VLLM_METRICS)
 
-    assert (vllm.made, vllm.accepted) == (102, 54)
+    assert (vllm.drafted, vllm.accepted) == (102, 54)
     assert accepted(vllm, Drafts(drafted=302, accepted=174)) == pytest.approx(0.6)
     assert accepted(Drafts(), read('sglang:spec_accept_rate{model_name="k2"} 0.7\n')) == 0.7
     assert accepted(Drafts(), Drafts()) is None
