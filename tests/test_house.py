@@ -38,5 +38,5 @@ def test_no_figure_of_the_house_rises(house: ModuleType) -> None:
 
 
 UNTYPED = 59  # dict[str, Any]: under 60 was asked; 53 when this was written
-MEAN = 3.8
+MEAN = 3.75
 MEDIAN = 6

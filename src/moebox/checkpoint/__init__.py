@@ -112,13 +112,15 @@ def _form(name: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
 
 def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
     """Weights at a path of another machine: the form that the path's name tells, or the published one."""
-    if not is_path(recipe.checkpoint):
+    path = recipe.checkpoint
+    if not is_path(path):
         return None
-    wanted = "gguf" if recipe.checkpoint.endswith(".gguf") else "safetensors"
-    alike = [form for form in forms if form.format == wanted]
-    named = [form for form in alike if form.quant.lower() in recipe.checkpoint.lower()]
-    form = next(iter([*named, *(form for form in alike if form.native)]), None)
-    return replace(form, path=recipe.checkpoint) if form and (named or wanted == "safetensors") else None
+    gguf = path.endswith(".gguf")
+    alike = [form for form in forms if (form.format == "gguf") == gguf]
+    named = [form for form in alike if form.quant.lower() in path.lower()]
+    published = [] if gguf else [form for form in alike if form.native]
+    form = next(iter(named + published), None)
+    return replace(form, path=path) if form else None
 
 
 def from_file(path: Path) -> Resolved:

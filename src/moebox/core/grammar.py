@@ -73,13 +73,22 @@ def _weights_inside(checkpoint: str) -> None:
 def _texts(value: Any, at: str) -> None:
     """Every character of every text shows: a line break ends a line of a rendered file, and in YAML so does U+2028."""
     if isinstance(value, str):
-        hidden = next((mark for mark in value if not mark.isprintable()), None)
-        if hidden is not None:
-            raise BadInput(f"{at}: holds a control character (U+{ord(hidden):04X})", hint="write it on one line")
+        _printable(value, at)
     for key, item in _inner(value):
         if isinstance(key, str):
-            _texts(key, f"{at}.{key!r}" if at else repr(key))
-        _texts(item, f"{at}.{key}" if at else str(key))
+            _printable(key, _below(at, repr(key)))
+        _texts(item, _below(at, str(key)))
+
+
+def _below(at: str, key: str) -> str:
+    """The path of a key."""
+    return f"{at}.{key}" if at else key
+
+
+def _printable(text: str, at: str) -> None:
+    hidden = next((mark for mark in text if not mark.isprintable()), None)
+    if hidden is not None:
+        raise BadInput(f"{at}: holds a control character (U+{ord(hidden):04X})", hint="write it on one line")
 
 
 def _inner(value: Any) -> Iterable[tuple[str | int, Any]]:
@@ -136,7 +145,7 @@ def _token(value: Any, at: str) -> str:
     for key, item in _inner(value):
         if isinstance(key, str) and holds_token(key):
             return f"a key of {at or 'the recipe'}"
-        path = _token(item, f"{at}.{key}" if at else str(key))
+        path = _token(item, _below(at, str(key)))
         if path:
             return path
     return ""

@@ -4,6 +4,7 @@ Files carry the flat field names of vLLM's serving benchmark (`mean_ttft_ms`); `
 `prefill_decode` read them. Files that other tools wrote are not read here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -268,10 +269,12 @@ def document(result: Measurement | PrefillDecode) -> dict[str, object]:
         flat["steady"] = _flat(plain["steady"])
     if plain["server"] is not None:
         flat["server"] = {key: value for key, value in plain["server"].items() if value is not None}
-    flat["speed_by_position"] = [
-        {"from": part["first"], "to": part["last"], "tok_s": part["tok_s"]} for part in plain["speed_by_position"]
-    ]
+    flat["speed_by_position"] = [_part(part) for part in plain["speed_by_position"]]
     return flat
+
+
+def _part(part: Mapping[str, object]) -> dict[str, object]:
+    return {"from": part["first"], "to": part["last"], "tok_s": part["tok_s"]}
 
 
 def measurement(values: Json, where: str) -> Measurement:

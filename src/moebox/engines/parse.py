@@ -111,9 +111,7 @@ def _option_word(rest: list[str]) -> tuple[str, bool, str]:
 
 def _option(option: str, value: str, joined: bool, reading: Reading) -> None:
     """One option of docker or podman: the recipe's own, one that moebox adds by itself, or kept as it is."""
-    if option in UNSAID or (option, value) == ("--ipc", "host"):
-        return
-    if option == "--device" and value.startswith("nvidia.com/gpu"):
+    if _added(option, value):
         return
     if option in OWN and OWN[option](option, value, reading):
         return
@@ -121,6 +119,13 @@ def _option(option: str, value: str, joined: bool, reading: Reading) -> None:
         reading.options.append(f"{option}={value}")
     else:
         reading.options += [option, value] if value else [option]
+
+
+def _added(option: str, value: str) -> bool:
+    """Whether moebox adds the option by itself."""
+    if option == "--device":
+        return value.startswith("nvidia.com/gpu")
+    return option in UNSAID or (option, value) == ("--ipc", "host")
 
 
 def _mount(option: str, value: str, reading: Reading) -> bool:

@@ -142,13 +142,16 @@ def _trust(recipe: Recipe, model: Model | None) -> None:
         return
     if model is not None and model.name not in models() and model.trust_remote_code:
         return
-    listed = [known for known in models().values() if known.trust_remote_code]
-    names = {name for known in listed for name in (known.name, known.repo.lower(), *known.aliases)}
-    if not names & {recipe.model.lower(), recipe.checkpoint.lower()}:
-        raise BadInput(
-            f"trust_remote_code: {recipe.model} is not on the list of models whose own code may run",
-            hint="the list is `trust_remote_code` in models.toml; set it to false to go on without",
-        )
+    listed = not _trusted().isdisjoint((recipe.model.lower(), recipe.checkpoint.lower()))
+    text = f"trust_remote_code: {recipe.model} is not on the list of models whose own code may run"
+    hint = "the list is `trust_remote_code` in models.toml; set it to false to go on without"
+    refuse_if(not listed, text, hint=hint)
+
+
+def _trusted() -> set[str]:
+    """Every name of a model whose own code may run."""
+    listed = [model for model in models().values() if model.trust_remote_code]
+    return {name for model in listed for name in (model.name, model.repo.lower(), *model.aliases)}
 
 
 def _flags(deployment: Deployment) -> None:

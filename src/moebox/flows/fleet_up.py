@@ -61,6 +61,11 @@ class FleetRecord:
     started: float
     twins: bool = False
 
+    def is_called(self, name: str) -> bool:
+        """By its own name, by the file it was started from, or by any where none is given."""
+        file = str(Path(name).resolve()) if name.endswith(".toml") else ""
+        return name in ("", self.name) or file == self.file
+
     @property
     def context(self) -> int:
         """Tokens that every member takes; 0 when one does not say."""
@@ -135,8 +140,7 @@ def records() -> list[FleetRecord]:
 def find(name: str) -> FleetRecord:
     """The fleet called so, started from that file, or the only one."""
     known = records()
-    path = str(Path(name).resolve()) if name.endswith(".toml") else ""
-    meant = [fleet for fleet in known if name in ("", fleet.name) or path == fleet.file]
+    meant = [fleet for fleet in known if fleet.is_called(name)]
     if len(meant) == 1:
         return meant[0]
     names = [fleet.name for fleet in meant or known]

@@ -44,8 +44,9 @@ def compiled(scan: KernelScan) -> KernelFindings:
 def looked_up(deployment: Deployment) -> KernelFindings | None:
     """What the table of scanned releases says of a recipe; None where no Triton kernels are foreseen."""
     recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.place.gpu
-    triton = not deployment.engine.offloads and gpu is not None and gpu.sm
-    if not triton or gpu is None or model is None or model.mla is None:
+    if deployment.engine.offloads or gpu is None or not gpu.sm:
+        return None
+    if model is None or model.mla is None:
         return None
     version, kv = recipe.engine_version or engines.newest(recipe.engine), "fp8" if recipe.kv == "fp8" else "bf16"
     name = f"sm_{gpu.sm.replace('.', '')}"

@@ -18,7 +18,7 @@ from moebox.core.event import RehearsalStep, RehearseFinished, RehearseStarted
 from moebox.core.habits import unexplained
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.core.verdict import Ladder
+from moebox.core.verdict import Ladder, Mark, Verdict
 from moebox.engines import rooms
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.serve import ask
@@ -217,7 +217,7 @@ def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
 
 def wrong(ladder: Ladder, engine: str) -> str:
     """The first failure that is no known habit of the engine: such a one is the launch's own."""
-    failing = [rung for rung in ladder.rungs if rung.verdict == "fail"]
+    failing = _marked(ladder, "fail")
     for rung in failing:
         if why := unexplained(engine, rung):
             return f"{rung.name}: {why}"
@@ -226,10 +226,13 @@ def wrong(ladder: Ladder, engine: str) -> str:
     return ladder.stopped or "nothing passed"
 
 
+def _marked(ladder: Ladder, mark: Mark) -> list[Verdict]:
+    return [rung for rung in ladder.rungs if rung.verdict == mark]
+
+
 def answered(ladder: Ladder, engine: str) -> str:
     """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
-    skipped = [rung for rung in ladder.rungs if rung.verdict == "skip"]
-    failing = [rung.name for rung in ladder.rungs if rung.verdict == "fail"]
+    skipped, failing = _marked(ladder, "skip"), [rung.name for rung in _marked(ladder, "fail")]
     late = [rung.name for rung in skipped if rung.reason.startswith(OUT_OF_TIME)]
     tried = len(ladder.rungs) - len(skipped)
     count = f"{tried - len(failing)} of {tried}" if failing else f"{tried}"

@@ -82,13 +82,16 @@ def missing_shards(path: Path) -> list[str]:
     """Files that the checkpoint names and that are not there, or are empty."""
     if path.is_file():
         return [name for name in _parts(path.name) if not filled(path.parent / name)]
-    named: set[str] = set()
-    for index in path.glob("*.safetensors.index.json"):
-        shards = within(codec.load_json(index), "weight_map")
-        if not isinstance(shards, dict):
-            raise BadInput(f"{index}: has no weight_map")
-        named |= {str(name) for name in shards.values()}
+    named = {name for index in path.glob("*.safetensors.index.json") for name in _named_in(index)}
     return sorted(name for name in named if not filled(path / name))
+
+
+def _named_in(index: Path) -> set[str]:
+    """Files that an index says tensors lie in."""
+    shards = within(codec.load_json(index), "weight_map")
+    if not isinstance(shards, dict):
+        raise BadInput(f"{index}: has no weight_map")
+    return {str(name) for name in shards.values()}
 
 
 def _parts(name: str) -> list[str]:

@@ -372,9 +372,11 @@ def _ended(name: str) -> bool:
     """Whether no engine of this run lives; one whose moebox was killed gets the time its guard takes to stop it."""
     until = time.monotonic() + sum(wait for _, wait in LADDER) + GRACE_S
     while True:
-        alive = [instance for instance in state.instances() if instance.id == name and instance.alive]
-        if not alive or alive[0].detached or time.monotonic() > until:
-            return not alive
+        alive = {instance.id: instance for instance in state.instances() if instance.alive}.get(name)
+        if alive is None:
+            return True
+        if alive.detached or time.monotonic() > until:
+            return False
         time.sleep(LOOK_S)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core.box import Box
-from moebox.core.calibration import FORMAT, Calibration, on_host, place_of
-from moebox.errors import BadInput, Outside, UnknownName
+from moebox.core.calibration import FORMAT, Boot, Calibration, on_host, place_of
+from moebox.errors import BadInput, Outside, UnknownName, refuse_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +53,13 @@ def read(path: Path) -> Calibration:
         raise BadInput(f"{path}: not a calibration of format {FORMAT}", hint="`moebox calibrations export` writes them")
     found = codec.decode(Calibration, value, where=str(path))
     for boot in found.boots:
-        times = [*(step.seconds for step in boot.decode), *(prompt.seconds for prompt in boot.prefill)]
-        if boot.layers < 1 or any(not 0 < seconds < 3600 for seconds in times):
-            raise BadInput(f"{path}: a boot of {boot.layers} layers has impossible times")
+        refuse_if(not _possible(boot), f"{path}: a boot of {boot.layers} layers has impossible times")
     return found
+
+
+def _possible(boot: Boot) -> bool:
+    times = [*(step.seconds for step in boot.decode), *(prompt.seconds for prompt in boot.prefill)]
+    return boot.layers >= 1 and all(0 < seconds < 3600 for seconds in times)
 
 
 def get(name: str) -> Calibration:

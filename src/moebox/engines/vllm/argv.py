@@ -45,17 +45,14 @@ VARIABLES = {
 
 def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -> list[Word]:
     """The command line after the entry, word by word."""
-    node, recipe, tower = node or Node(), deployment.recipe, deployment.vision_tower
+    node, recipe = node or Node(), deployment.recipe
     known = catalogue(TRAITS.name, recipe.engine_version)
     out: list[Word] = [_model_word(deployment), *field_words(recipe, FIELDS, known, host=host)]
     if recipe.tool_parser:
         out.append(("--enable-auto-tool-choice",))
     if recipe.kv != "auto":
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
-    if tower and not recipe.vision:
-        out.append(("--language-model-only",))
-    elif tower and recipe.parallel.tp > 1:
-        out.append(("--mm-encoder-tp-mode", "data"))  # the tower is small: a copy per GPU beats slicing it
+    out += _tower_words(deployment)
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
@@ -63,6 +60,15 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
     preset = presets.of(recipe)
     out = merge(out, flag_words(preset.flags, known), known) if preset else out
     return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
+
+
+def _tower_words(deployment: Deployment) -> list[Word]:
+    """What becomes of a vision tower; it is small, so a copy per GPU beats slicing it."""
+    if not deployment.vision_tower:
+        return []
+    if not deployment.recipe.vision:
+        return [("--language-model-only",)]
+    return [("--mm-encoder-tp-mode", "data")] if deployment.recipe.parallel.tp > 1 else []
 
 
 def _model_word(deployment: Deployment) -> Word:
@@ -88,7 +94,8 @@ def _for_node(out: list[Word], recipe: Recipe, node: Node) -> list[Word]:
     """One machine's share of a launch over several, by vLLM's own multiprocessing (no Ray)."""
     if recipe.parallel.nodes == 1 and node.count is None:
         return out
-    kept = [word for word in out if word[0] != "--nnodes" and not (node.follows and word[0] in ("--host", "--port"))]
+    left_out = ("--nnodes", "--host", "--port") if node.follows else ("--nnodes",)
+    kept = [word for word in out if word[0] not in left_out]
     kept += [("--nnodes", str(node.count or recipe.parallel.nodes)), ("--node-rank", str(node.rank))]
     kept.append(("--master-addr", node.master))
     return [*kept, ("--headless",)] if node.follows else kept
