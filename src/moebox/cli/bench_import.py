@@ -1,11 +1,13 @@
 """`moebox bench import`: results of other tools beside ours."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people
+from moebox.loose import Document
 
 
 def import_(
@@ -23,19 +25,31 @@ def import_(
         json: Print JSON.
     """
     from moebox.bench.importers import load
-    from moebox.cli.bench_view import show, show_rows
 
     results = [result for path in files for result in load(path)]
     if run:
-        from moebox.store import Run
-
-        folder = Run.open(run)
-        for place, result in enumerate(results):
-            stem = Path(result["source"]).stem.replace(" ", "-")
-            folder.write_json(f"measurements/{stem}-{place}.json", result)
+        _keep(results, run)
     if json:
         emit({"kind": "sweep", "results": results})
-        return 0
+    else:
+        _show(results)
+    return 0
+
+
+def _keep(results: Sequence[Document], run: str) -> None:
+    """In the run's measurements, so that its report shows them."""
+    from moebox.store import Run
+
+    folder = Run.open(run)
+    for place, result in enumerate(results):
+        stem = Path(str(result["source"])).stem.replace(" ", "-")
+        folder.write_json(f"measurements/{stem}-{place}.json", result)
+
+
+def _show(results: Sequence[Document]) -> None:
+    """Serving results in one table, prefill and decode alone in one each."""
+    from moebox.cli.bench_view import show, show_rows
+
     console = people()
     serving = [result for result in results if result.get("kind") == "serving"]
     if serving:
@@ -45,4 +59,3 @@ def import_(
         if result.get("kind") == "pp-tg":
             console.print(f"{result['tool']} {result.get('model_id', '')}", style="dim")
             show_rows(console, result)
-    return 0

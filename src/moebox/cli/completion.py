@@ -46,20 +46,19 @@ def candidates(words: list[str]) -> list[str]:
 
 
 def _all(before: list[str], begun: str) -> Iterable[str]:
+    """What may stand there: a command, an option, the value of one, a subcommand, or what the command takes."""
     typed = [word for word in before if not word.startswith("-")]
     if not typed:
         return {name.partition(" ")[0] for name in COMMANDS}
-    name = " ".join(typed[:2]) if " ".join(typed[:2]) in COMMANDS else typed[0]
+    pair = " ".join(typed[:2])
+    name = pair if pair in COMMANDS else typed[0]
     if begun.startswith("-"):
         return options(name)
-    asked = VALUES.get(before[-1]) if before[-1].startswith("-") else None
-    if asked:
-        return _quietly(asked)
-    subcommands = [each.partition(" ")[2] for each in COMMANDS if each.startswith(f"{typed[0]} ")]
-    if typed[0] in GROUPS and len(typed) == 1:
-        return subcommands
-    positional = POSITIONAL.get(name)
-    return _quietly(positional) if positional else ()
+    if before[-1] in VALUES:
+        return _quietly(VALUES[before[-1]])
+    if len(typed) == 1 and name in GROUPS:
+        return [command.partition(" ")[2] for command in COMMANDS if command.startswith(f"{name} ")]
+    return _quietly(POSITIONAL[name]) if name in POSITIONAL else ()
 
 
 def _quietly(source: Callable[[], Iterable[str]]) -> Iterable[str]:

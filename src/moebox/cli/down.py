@@ -1,11 +1,15 @@
 """`moebox down`: stop an engine, and everything that came from it."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people
 from moebox.errors import BadInput
+from moebox.loose import Document
+
+if TYPE_CHECKING:
+    from moebox.serve.state import Instance
 
 
 def down(
@@ -22,24 +26,12 @@ def down(
         all_: Stop every engine, and remove what earlier ones left behind.
         json: Print JSON.
     """
-    from moebox.serve import state
-    from moebox.serve.stop import containers, remove_container, stop, sweep
-
     if all_ and name:
         raise BadInput("either a name or --all")
-    strays, boxes = state.strays(), containers()
-    known = {one.id for one in state.instances()}
-    left = {*strays, *boxes} - known
-    if name in left:
-        chosen, left = [], {str(name)}
-    else:
-        chosen = state.instances() if all_ else [state.find(name)]
-        left = left if all_ else set()
-    stopped = [{"id": one.id, "was": one.status, "signals": stop(one)} for one in chosen]
-    for one_left in sorted(left):
-        if one_left in boxes:
-            remove_container(*boxes[one_left])
-        stopped.append({"id": one_left, "was": "left behind", "signals": ["SIGKILL"] * bool(sweep(one_left))})
+    left = _without_owner()  # before anything is stopped: what an engine leaves now is its own
+    ownerless = sorted(left if all_ else left & {name or ""})
+    stopped = [_stopped(instance) for instance in _chosen(name, all_=all_, ownerless=bool(ownerless))]
+    stopped += [_swept(name) for name in ownerless]
     if json:
         emit({"stopped": stopped})
         return 0
@@ -48,3 +40,36 @@ def down(
     if not stopped:
         people().print("nothing was running")
     return 0
+
+
+def _chosen(name: str | None, *, all_: bool, ownerless: bool) -> "list[Instance]":
+    """The engines to stop; none where the name is of something left behind."""
+    from moebox.serve import state
+
+    if all_:
+        return state.instances()
+    return [] if ownerless else [state.find(name)]
+
+
+def _without_owner() -> set[str]:
+    """Names of processes and containers that no record tells of."""
+    from moebox.serve import state
+    from moebox.serve.stop import containers
+
+    return {*state.strays(), *containers()} - {instance.id for instance in state.instances()}
+
+
+def _stopped(instance: "Instance") -> Document:
+    from moebox.serve.stop import stop
+
+    return {"id": instance.id, "was": instance.status, "signals": stop(instance)}
+
+
+def _swept(name: str) -> Document:
+    """Its container removed and its processes ended."""
+    from moebox.serve.stop import containers, remove_container, sweep
+
+    found = containers()
+    if name in found:
+        remove_container(*found[name])
+    return {"id": name, "was": "left behind", "signals": ["SIGKILL"] if sweep(name) else []}

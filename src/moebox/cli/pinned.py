@@ -1,17 +1,16 @@
 """The settings a person may pin on the command line of `plan` and `forecast`, and the box they are for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from moebox.core.plan import Goal
-from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
-from moebox.planner.pins import Pins, experts_of
+from moebox.planner.pins import Pins, Settings, experts_of
 from moebox.units import parse_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pinned:
+class Pinned(Settings):
     """What is given is honoured, even where it is known to crash; what is not is chosen.
 
     Attributes:
@@ -35,46 +34,23 @@ class Pinned:
         threads: CPU+GPU engines: threads.
     """
 
-    engine: EngineName | None = None
-    checkpoint: str | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None
-    dcp: int | None = None
-    kv: str | None = None
-    memory_utilization: float | None = None
-    speculate: str | None = None
     context: str | None = None
     concurrency: str | None = None
     image: Literal["stock", "community"] | None = None
     experts_on_gpu: str | None = None
     ub: int | None = None
-    mla: int | None = None
-    threads: int | None = None
 
     def pins(self, *, goal: Goal = "throughput", bold: bool = False) -> Pins:
         """The same as the planner takes it."""
         return Pins(
+            **{field.name: getattr(self, field.name) for field in fields(Settings)},
             goal=goal,
             bold=bold,
-            engine=self.engine,
-            checkpoint=self.checkpoint,
-            tp=self.tp,
-            pp=self.pp,
-            dp=self.dp,
-            ep=self.ep,
-            dcp=self.dcp,
-            kv=self.kv,
-            memory_utilization=self.memory_utilization,
-            speculate=self.speculate,
             context=tokens(self.context, "--context"),
             concurrency=whole(self.concurrency, "--concurrency"),
             image=self.image,
             experts=None if self.experts_on_gpu is None else experts_of(self.experts_on_gpu),
             ubatch=self.ub,
-            mla=self.mla,
-            threads=self.threads,
         )
 
 

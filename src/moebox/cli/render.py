@@ -34,18 +34,19 @@ def render(
     asked = deploy(recipes.read(recipe))
     files = rendering.render_files(asked, form)
     warnings = refusals(asked)
-    for name, text in files.items() if output else ():
-        assert output is not None
-        write(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
+    if output:
+        for name, text in files.items():
+            write(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
     if json:
         shown = {"text": files[""]} if "" in files else {"files": files}
         emit({"form": form, **shown, "output": str(output) if output else None, "warnings": warnings})
         return 0
-    for name, text in files.items() if not output else ():
-        sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
-    for one in warnings:
-        remedy = f" ({one.remedy})" if one.remedy else ""
-        print(printable(f"{one.severity}: {one.text}{remedy}"), file=sys.stderr)
+    if not output:
+        for name, text in files.items():
+            sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
+    for warning in warnings:
+        remedy = f" ({warning.remedy})" if warning.remedy else ""
+        print(printable(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)
     return 0
 
 

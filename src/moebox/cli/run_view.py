@@ -1,7 +1,6 @@
 """The pipeline as it is told: a ladder of steps with their state, the figures as they come, and the time left."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -11,6 +10,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
 from moebox.flows.pipeline import STEPS, Pipeline, Step
 from moebox.store import Run
@@ -34,7 +34,7 @@ _ABOUT = {
 }
 
 
-class View:
+class View(Drawn):
     """Hears the pipeline and draws it: live on a terminal, a line a step elsewhere."""
 
     def __init__(
@@ -45,7 +45,6 @@ class View:
         self.until, self.simulated = pipeline.request.until, pipeline.simulated
         self.started: dict[str, float] = {}
         self.lines: list[str] = []  # of the running step
-        self.live: Live | None = None
         self.spinner = Spinner("dots")
 
     def __enter__(self) -> "View":
@@ -56,13 +55,9 @@ class View:
             talk().print(f"run {self.run.path}", soft_wrap=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live:
-            self.live.__exit__(kind, value, trace)
-            self.live = None
-            people().print(self.ladder())
+    def leave(self) -> None:
+        """Every step as it ended."""
+        people().print(self.ladder())
 
     def __rich__(self) -> RenderableType:
         return self.ladder()

@@ -4,7 +4,6 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox import codec
+from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
 from moebox.core.verdict import Score
 from moebox.tasks import runner
@@ -25,7 +25,7 @@ SHOWN = 12  # finished jobs kept in the live view
 INDENT, MOST_LINES = 4, 4  # of the reason below a job; its transcript has all of it
 
 
-class View:
+class View(Drawn):
     """Hears of jobs from several threads."""
 
     def __init__(self, task_run: TaskRun, *, quiet: bool) -> None:
@@ -33,7 +33,6 @@ class View:
         self.running: dict[str, tuple[float, int, str]] = {}  # job: since, turns, what it does
         self.done: list[JobResult] = []
         self.lock = threading.Lock()
-        self.live: Live | None = None
 
     def listener(self) -> runner.Listener:
         """What the runner tells."""
@@ -45,14 +44,10 @@ class View:
             self.live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live:
-            self.live.__exit__(kind, value, trace)
-            self.live = None
-            for result in self.done:
-                people().print(line(result, people().width))
+    def leave(self) -> None:
+        """Every job, and why it is not solved."""
+        for result in self.done:
+            people().print(line(result, people().width))
 
     def began(self, name: JobName) -> None:
         """A job begins."""

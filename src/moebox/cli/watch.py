@@ -2,7 +2,7 @@
 
 import itertools
 import time as clock
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -10,6 +10,12 @@ from moebox.cli import target as targets
 from moebox.cli.output import emit, people, talk
 from moebox.errors import INTERRUPTED, BadInput
 from moebox.units import parse_seconds
+
+if TYPE_CHECKING:
+    from moebox.cli.watch_view import Screen
+    from moebox.flows.watch import Watcher
+
+LAST_CHECK_S = 120.0  # a check under way may still end
 
 
 def watch(
@@ -37,43 +43,45 @@ def watch(
         json: Print what was seen as one JSON document at the end; needs --time.
     """
     from moebox.cli.watch_view import Screen
-    from moebox.flows.watch import CANARIES, Watcher
+    from moebox.flows.watch import Watcher
 
-    pause, rung_s, long_s = _seconds("--every", every), _seconds("--canary", canary), _seconds("--time", time or "0")
+    pause, check_s, long_s = _seconds("--every", every), _seconds("--canary", canary), _seconds("--time", time or "0")
     if not 0.1 <= pause <= 3600:
         raise BadInput(f"--every {every} is out of range", hint="from 0.1s to 1h")
     if json and not long_s:
         raise BadInput("--json prints at the end, and there is none without --time", hint="--time 1m")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     watcher = Watcher(endpoint)
-    began, rungs = clock.monotonic(), itertools.cycle(CANARIES)
-    next_rung = began if rung_s else float("inf")
-    code = 0
+    interrupted = False
     try:
         with Screen(talk() if json else people(), watcher, quiet=json) as screen:
-            while not long_s or clock.monotonic() - began < long_s:
-                looked = clock.monotonic()
-                if looked >= next_rung:
-                    next_rung = looked + rung_s
-                    watcher.climb(next(rungs))
-                watcher.look()
-                screen.show()
-                clock.sleep(max(pause - (clock.monotonic() - looked), 0.0))
-            watcher.finish(120.0)
-            screen.show()
+            _look(watcher, screen, pause_s=pause, check_s=check_s, long_s=long_s)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        interrupted = True
     if json:
-        emit(
-            {
-                "url": endpoint.base_url,
-                "model": endpoint.model,
-                "looks": list(watcher.looks),
-                "alerts": watcher.alerts,
-                "canaries": watcher.canaries,
-            }
-        )
-    return code or (1 if watcher.alerts else 0)
+        seen = {"looks": list(watcher.looks), "alerts": watcher.alerts, "canaries": watcher.canaries}
+        emit({"url": endpoint.base_url, "model": endpoint.model, **seen})
+    if interrupted:
+        return INTERRUPTED
+    return 1 if watcher.alerts else 0
+
+
+def _look(watcher: "Watcher", screen: "Screen", *, pause_s: float, check_s: float, long_s: float) -> None:
+    """Look again and again, with a check now and then, until time is up; for ever where `long_s` is 0."""
+    from moebox.flows.watch import CANARIES
+
+    began, checks = clock.monotonic(), itertools.cycle(CANARIES)
+    next_check = began if check_s else float("inf")
+    while not long_s or clock.monotonic() - began < long_s:
+        looked = clock.monotonic()
+        if looked >= next_check:
+            next_check = looked + check_s
+            watcher.climb(next(checks))
+        watcher.look()
+        screen.show()
+        clock.sleep(max(pause_s - (clock.monotonic() - looked), 0.0))
+    watcher.finish(LAST_CHECK_S)
+    screen.show()
 
 
 def _seconds(flag: str, text: str) -> float:

@@ -1,7 +1,6 @@
 """What `moebox watch` draws: a line of small bars a figure, then alerts and rungs; plain lines where it cannot."""
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -9,6 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from moebox.cli.drawn import Drawn
 from moebox.flows.watch import SHOWN, Look, Watcher
 from moebox.units import seconds
 
@@ -17,7 +17,7 @@ WIDE = 40  # looks shown
 PLAIN_EVERY_S = 10.0  # between lines where nothing can be drawn over
 
 
-class Screen:
+class Screen(Drawn):
     """Redraws itself in a terminal, prints a line now and then elsewhere."""
 
     def __init__(self, console: Console, watcher: Watcher, *, quiet: bool = False) -> None:
@@ -30,12 +30,6 @@ class Screen:
         if self.live:
             self.live.__enter__()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live:
-            self.live.__exit__(kind, value, trace)
 
     def show(self) -> None:
         """The newest look."""

@@ -15,11 +15,9 @@ LONGEST = 2**31  # tokens; more is a typing error, not a context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Settings that must hold in the recipe; None is free."""
+class Settings:
+    """What the planner takes as the command line writes it; None is free."""
 
-    goal: Goal = "throughput"
-    bold: bool = False
     engine: EngineName | None = None
     checkpoint: str | None = None
     tp: int | None = None
@@ -30,13 +28,21 @@ class Pins:
     kv: str | None = None
     memory_utilization: float | None = None
     speculate: str | None = None
+    mla: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins(Settings):
+    """Settings that must hold in the recipe; None is free."""
+
+    goal: Goal = "throughput"
+    bold: bool = False
     context: int | None = None
     concurrency: int | None = None
     image: str | None = None
     experts: tuple[int, ...] | None = None  # expert layers by GPU
     ubatch: int | None = None
-    mla: int | None = None
-    threads: int | None = None
 
     def __post_init__(self) -> None:
         _known("goal", self.goal, get_args(Goal))

@@ -69,29 +69,31 @@ def holds(record: RunRecord, level: Level) -> float | None:
 
 def queueing(index: int, record: RunRecord) -> list[Advice]:
     """The cache is too small for the load, so requests wait for it."""
+    rule = (
+        "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at the lowest."
+    )
     found = []
     for levels in sweeps(record):
         low, high = levels[0], levels[-1]
-        fit = holds(record, high)
-        waits = low.ttft.middle and high.ttft.middle and high.ttft.middle > TAIL * low.ttft.middle
-        if not fit or not high.concurrency or fit > high.concurrency * 0.75 or not waits:
+        fit, load = holds(record, high), high.concurrency or 0.0
+        if not fit or fit > load * 0.75 or not waits(low, high):
             continue
         text = (
             f"{record.label}: the cache holds {units.count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
-            "requests of this length. "
-            f"Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
-            f"{number(low.concurrency)} to "
-            f"{milliseconds(high.ttft.middle)} at {number(high.concurrency)}."
-        )
-        rule = (
-            "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at "
-            "the lowest."
+            f"requests of this length. Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
+            f"{number(low.concurrency)} to {milliseconds(high.ttft.middle)} at {number(high.concurrency)}."
         )
         spare = reclaim(record)
         title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
-        share = min(fit / high.concurrency, 0.9)
-        found.append(Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=1 + share))
+        weight = 1 + min(fit / load, 0.9)
+        found.append(Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=weight))
     return found
+
+
+def waits(low: Level, high: Level) -> bool:
+    """Whether the first token comes so much later at the higher load that requests must have queued."""
+    before, after = low.ttft.middle, high.ttft.middle
+    return bool(before and after) and (after or 0.0) > TAIL * (before or 0.0)
 
 
 def reclaim(record: RunRecord) -> str:
@@ -112,32 +114,32 @@ def reclaim(record: RunRecord) -> str:
 
 def knee(index: int, record: RunRecord) -> list[Advice]:
     """Where more load stops paying."""
+    rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
     found = []
     for levels in sweeps(record):
-        top = max(levels, key=lambda level: level.output_tok_s or 0)
-        stop = next(level for level in levels if (level.output_tok_s or 0) >= KNEE * (top.output_tok_s or 0))
-        if stop is top or len(levels) < 3:
-            continue
-        share = (stop.output_tok_s or 0) / (top.output_tok_s or 1)
-        gain = (
-            f"{share * 100:.0f}% of the highest output ({number(stop.output_tok_s)} of {number(top.output_tok_s)} "
-            "tok/s)"
-        )
-        wait = ""
-        if stop.ttft.middle and top.ttft.middle:
-            wait = f" with a mean TTFT of {milliseconds(stop.ttft.middle)} instead of {milliseconds(top.ttft.middle)}"
-        text = f"{record.label}: {number(stop.concurrency)} concurrent requests already give {gain}{wait}."
-        rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
-        found.append(
-            Advice(
-                title=f"Limit concurrency to {number(stop.concurrency)}",
-                text=text,
-                rule=rule,
-                runs=(index,),
-                weight=3,
-            )
-        )
+        top = max(levels, key=rate)
+        stop = next(level for level in levels if rate(level) >= KNEE * rate(top))
+        if stop is not top and len(levels) > 2:
+            title = f"Limit concurrency to {number(stop.concurrency)}"
+            text = f"{record.label}: {number(stop.concurrency)} concurrent requests already give {enough(stop, top)}."
+            found.append(Advice(title=title, text=text, rule=rule, runs=(index,), weight=3))
     return found
+
+
+def rate(level: Level) -> float:
+    """Output tokens per second."""
+    return level.output_tok_s or 0.0
+
+
+def enough(stop: Level, top: Level) -> str:
+    """How much of the highest output a lower load gives, and how much less it waits."""
+    share = rate(stop) / (rate(top) or 1.0)
+    rates = f"{number(stop.output_tok_s)} of {number(top.output_tok_s)} tok/s"
+    gain = f"{share * 100:.0f}% of the highest output ({rates})"
+    if not stop.ttft.middle or not top.ttft.middle:
+        return gain
+    waits = f"{milliseconds(stop.ttft.middle)} instead of {milliseconds(top.ttft.middle)}"
+    return f"{gain} with a mean TTFT of {waits}"
 
 
 def patience(index: int, record: RunRecord) -> list[Advice]:

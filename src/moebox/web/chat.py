@@ -17,6 +17,7 @@ from moebox.serve import state
 from moebox.web.gate import Site
 from moebox.web.pages import form_of, page
 
+ROLES = ("system", "user", "assistant")
 MOST_MESSAGES = 200
 LONGEST_S = 900.0
 
@@ -47,12 +48,17 @@ def messages_of(text: str) -> list[Json]:
         rows = json.loads(text)
     except ValueError:
         raise BadInput("the conversation is not JSON") from None
-    if not isinstance(rows, list) or not rows or len(rows) > MOST_MESSAGES:
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_MESSAGES:
         raise BadInput(f"a conversation has 1 to {MOST_MESSAGES} messages")
-    good = [row for row in rows if isinstance(row, dict) and row.get("role") in ("system", "user", "assistant")]
-    if len(good) != len(rows) or not all(isinstance(row.get("content"), str) for row in good):
+    return [_message(row) for row in rows]
+
+
+def _message(row: object) -> Json:
+    """One message, checked."""
+    role, content = (row.get("role"), row.get("content")) if isinstance(row, dict) else (None, None)
+    if role not in ROLES or not isinstance(content, str):
         raise BadInput("a message has a role and a text")
-    return [{"role": row["role"], "content": row["content"]} for row in good]
+    return {"role": role, "content": content}
 
 
 async def send(request: Request, *, site: Site) -> Response:

@@ -23,14 +23,16 @@ from moebox.flows import boxes
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
-from moebox.report.bars import PLACES, collapse
-from moebox.report.bars import memory as draw
-from moebox.report.block import Block, Bullets, Chart, Charts, Key, Part, Tile, Tiles
+from moebox.report.bars import collapse
+from moebox.report.block import Block, Bullets, Chart, Charts, Part, Tile, Tiles
 from moebox.report.charts import Axis, Series, line, thousands
 from moebox.report.decision import Decision, DecisionCell
 from moebox.report.format import milliseconds, number, short
 from moebox.report.palette import colour
 from moebox.report.reading.planned import planned_of
+from moebox.report.sections.memory import drawn
+from moebox.report.sections.performance import legend
+from moebox.report.sections.plan import joined
 from moebox.store import calibrations
 
 CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576
@@ -176,11 +178,11 @@ def blocks(answer: Answer) -> list[Block]:
     forecast = curve(answer)
     shown += [Charts(charts=(forecast,))] if forecast else []
     if plan.warnings:
-        texts = (f"{one.text}{' – ' + one.remedy if one.remedy else ''}" for one in plan.warnings)
+        texts = (joined(caution.text, " – ", caution.remedy) for caution in plan.warnings)
         shown.append(Bullets(title="Warnings", items=tuple(texts)))
     shown.append(Bullets(title="Why", items=plan.reasons))
     if plan.alternatives:
-        others = (f"{one.title}: {one.loses}" for one in plan.alternatives[:MOST_RUNNERS_UP])
+        others = (f"{other.title}: {other.loses}" for other in plan.alternatives[:MOST_RUNNERS_UP])
         shown.append(Bullets(title="Runners-up", items=tuple(others)))
     text = codec.to_toml(plan.recipe)
     shown.append(Part(kind="recipe", data={"name": plan.recipe.name, "text": text}))
@@ -276,33 +278,29 @@ def bars(plan: Plan) -> list[Chart]:
     """Memory of every GPU, and of the host where weights lie there (its scale differs)."""
     planned = planned_of({"memory": codec.plain(plan.memory)})
     rows = [(name, "planned", device) for name, device in collapse(planned.devices if planned else ())]
-    charts = []
-    for title, host in (("Memory per GPU", False), ("Host memory", True)):
-        some = [row for row in rows if (row[2].name == "ram") == host]
-        parts = {name for _, _, device in some for name in device.parts}
-        keys = tuple(Key(name=name, colour=place, family="m") for name, place in PLACES.items() if name in parts)
-        svg = draw(some, label=f"{title}, planned")
-        if svg and (not host or parts - {"free", "unused", "in use"}):
-            charts.append(Chart(title=title, svg=svg, legend=keys, wide=True))
-    return charts
+    host = [row for row in rows if row[2].name == "ram"]
+    held = {part for _, _, device in host for part in device.parts} - {"free", "unused", "in use"}
+    charts = [drawn("Memory per GPU", [row for row in rows if row not in host])]
+    charts += [drawn("Host memory", host)] if held else []
+    return [chart for chart in charts if chart]
 
 
 def curve(answer: Answer) -> Chart | None:
     """Decode rate over concurrency at a few contexts, as far as the cache holds them."""
-    speed, tokens = answer.speed, answer.plan.memory.kv_tokens
-    most = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
-    series = []
-    for place, context in enumerate(sorted({1024, 8192, 32768, answer.asked.context})):
-        loads = [load for load in CONCURRENCIES if load * context <= tokens and load <= most]
-        points = [(float(load), speed.decode_tok_s(load, context)) for load in loads]
-        low, high = speed.band
-        band = (
-            tuple((load, rate * low, rate * high) for load, rate in points) if context == answer.asked.context else ()
-        )
-        series.append(
-            Series(name=f"{units.count(context)} tokens", colour=colour(place), points=tuple(points), band=band)
-        )
+    contexts = sorted({1024, 8192, 32768, answer.asked.context})
+    series = [decode_series(answer, context, place) for place, context in enumerate(contexts)]
     x = Axis(title="concurrent streams", log=True, ticks=tuple(map(float, CONCURRENCIES)), format=thousands)
     svg = line(series, x=x, y=Axis(title="decode tok/s"), label="Forecast decode rate against streams, by context")
-    keys = tuple(Key(name=one.name, colour=one.colour) for one in series if one.points)
-    return Chart(title="Forecast by context behind each stream", svg=svg, legend=keys) if svg else None
+    return Chart(title="Forecast by context behind each stream", svg=svg, legend=legend(series)) if svg else None
+
+
+def decode_series(answer: Answer, context: int, place: int) -> Series:
+    """The rate at one context; the band is drawn for the one that is asked for."""
+    most = answer.plan.recipe.max_seqs or CONCURRENCIES[-1]
+    held = answer.plan.memory.kv_tokens // context
+    loads = [load for load in CONCURRENCIES if load <= min(most, held)]
+    points = tuple((float(load), answer.speed.decode_tok_s(load, context)) for load in loads)
+    low, high = answer.speed.band
+    band = tuple((load, rate * low, rate * high) for load, rate in points)
+    shown = band if context == answer.asked.context else ()
+    return Series(name=f"{units.count(context)} tokens", colour=colour(place), points=points, band=shown)

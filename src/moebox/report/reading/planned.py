@@ -33,6 +33,14 @@ PARTS = (
     "unused",
     "free",
 )
+# What else lies on a device, by the names it was given over time.
+OTHERS = {
+    "in use": ("used_bytes",),
+    "KV cache": ("kv", "kv_bytes"),
+    "unused": ("unused", "unused_bytes"),
+    "free": ("free", "free_bytes"),
+}
+ACTIVATIONS = ("activations", "activations_bytes", "compute_bytes", "activation_bytes", "graph_bytes")
 
 
 def planned_of(document: Any) -> Planned | None:
@@ -57,26 +65,29 @@ def planned_of(document: Any) -> Planned | None:
 
 def device_of(row: Json) -> Device:
     """One device's bar, its weights by group where they are told apart."""
-    parts: dict[str, float] = {}
-    for name, size in inner(row, "weights", "by_component").items():
-        if isinstance(size, int | float) and size > 0:
-            group = GROUPS.get(name, "other weights")
-            parts[group] = parts.get(group, 0.0) + size
-    if not parts:
-        put(parts, "weights", figure(row, "weights_bytes", "weights"))  # the draft's are among these
-    else:
+    parts = grouped(inner(row, "weights", "by_component"))
+    if parts:
         put(parts, "draft", figure(row, "draft", "draft_bytes"))
-    put(parts, "in use", figure(row, "used_bytes"))
-    put(parts, "KV cache", figure(row, "kv", "kv_bytes"))
-    for name in ("activations", "activations_bytes", "compute_bytes", "activation_bytes", "graph_bytes"):
+    else:
+        put(parts, "weights", figure(row, "weights_bytes", "weights"))  # the draft's are among these
+    for name, keys in OTHERS.items():
+        put(parts, name, figure(row, *keys))
+    for name in ACTIVATIONS:
         put(parts, "activations", figure(row, name))
     both = figure(row, "overhead_bytes")  # activations included, where those are given apart
     put(parts, "overhead", figure(row, "overhead") if both is None else both - (figure(row, "activations_bytes") or 0))
-    put(parts, "unused", figure(row, "unused", "unused_bytes"))
-    put(parts, "free", figure(row, "free", "free_bytes"))
     total = figure(row, "total", "total_bytes") or sum(parts.values())
     ordered = {name: parts[name] for name in PARTS if name in parts}
     return Device(name=words(row, "device", "name") or "gpu", total=total, parts=ordered)
+
+
+def grouped(weights: Json) -> dict[str, float]:
+    """Components of weights summed up by the groups that are drawn."""
+    parts: dict[str, float] = {}
+    for name, size in weights.items():
+        if isinstance(size, int | float):
+            put(parts, GROUPS.get(name, "other weights"), size)
+    return parts
 
 
 def put(parts: dict[str, float], name: str, size: float | None) -> None:

@@ -141,15 +141,20 @@ def card(index: int, gpu: Gpu, *, named: bool) -> Card:
 
 def switches(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
     """GPUs of one node grouped by the PCIe switch they share."""
-    switch = {index: index for index in members}
-    for link in box.links:
-        if link.kind in NEAR and link.a in switch and link.b in switch:
-            old, new = switch[link.b], switch[link.a]
-            switch = {index: new if home == old else home for index, home in switch.items()}
-    groups = [[index for index in members if switch[index] == root] for root in dict.fromkeys(switch.values())]
+    groups = joined(members, [(link.a, link.b) for link in box.links if link.kind in NEAR])
     if all(len(group) == 1 for group in groups):
         return [("", members)]
     return [("PCIe switch" if len(group) > 1 else "", group) for group in groups]
+
+
+def joined(members: list[int], pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Members in groups: two that are a pair are in one, and so is whatever hangs on either."""
+    group = {index: index for index in members}
+    for a, b in pairs:
+        if a in group and b in group:
+            old, new = group[b], group[a]
+            group = {index: new if home == old else home for index, home in group.items()}
+    return [[index for index in members if group[index] == root] for root in dict.fromkeys(group.values())]
 
 
 def host(box: Box) -> str:

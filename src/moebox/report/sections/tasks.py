@@ -119,14 +119,17 @@ def context(result: JobResult, limit: int | None) -> Chart | None:
     turns = [turn for turn in result.turns if turn.prompt_tokens]
     if len(turns) < 2:
         return None
-    whole = tuple(
-        (float(turn.number), float((turn.prompt_tokens or 0) + (turn.completion_tokens or 0))) for turn in turns
-    )
-    cached = tuple((float(turn.number), float(turn.cached_tokens)) for turn in turns if turn.cached_tokens is not None)
-    series = [Series(name="conversation", colour=1, points=whole)]
+    whole = [(turn.number, (turn.prompt_tokens or 0) + (turn.completion_tokens or 0)) for turn in turns]
+    cached = [(turn.number, turn.cached_tokens) for turn in turns if turn.cached_tokens is not None]
+    series = [Series(name="conversation", colour=1, points=floats(whole))]
     if cached:
-        series.append(Series(name="from the cache", colour=2, points=cached, dashed=True))
+        series.append(Series(name="from the cache", colour=2, points=floats(cached), dashed=True))
     title = f"Context by turn: {result.id}"
     svg = line(series, x=Axis(title="turn", log=False), y=Axis(title="tokens", format=short), label=title)
     caption = f"The server's context is {limit:,} tokens." if limit else ""
     return Chart(title=title, svg=svg, caption=caption, legend=legend(series)) if svg else None
+
+
+def floats(points: Sequence[tuple[int, int]]) -> tuple[tuple[float, float], ...]:
+    """Counts as a chart takes them."""
+    return tuple((float(at), float(value)) for at, value in points)
