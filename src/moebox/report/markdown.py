@@ -1,6 +1,6 @@
 """A report as Markdown: the same sections, tables as tables, drawings by their captions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from moebox.escape import code_block
@@ -12,6 +12,8 @@ from moebox.report.record import Attempt, CheckResult, Problem
 from moebox.report.rules import Advice
 from moebox.report.sections.hardware import Drawing
 from moebox.report.sections.ladder import SIGNS
+
+Entry = Mapping[str, Any]  # what a template of blocks.html is given
 
 
 def markdown(page: Page) -> str:
@@ -112,7 +114,7 @@ def topology(data: Drawing) -> list[str]:
     return [f"**{escape(data.title)}**", "", *(f"- {escape(name)}: {escape(value)}" for name, value in data.facts)]
 
 
-def ladder(data: dict[str, Any]) -> list[str]:
+def ladder(data: Entry) -> list[str]:
     """Each check with its verdict."""
     return [*heading(data["name"]), *map(check, data["checks"])]
 
@@ -122,19 +124,19 @@ def check(result: CheckResult) -> str:
     return f"- {SIGNS[result.mark]} **{escape(result.name)}** {escape(result.detail)} {escape(result.score)}".rstrip()
 
 
-def attempts(rows: list[dict[str, Any]]) -> list[str]:
+def attempts(rows: Sequence[Entry]) -> list[str]:
     """Each try at a launch."""
     return [f"{row['attempt'].number}. **{row['attempt'].outcome}** {escape(sentence(row))}" for row in rows]
 
 
-def sentence(row: dict[str, Any]) -> str:
+def sentence(row: Entry) -> str:
     """An attempt in one line."""
     attempt: Attempt = row["attempt"]
     parts = [row["run"] or attempt.model, attempt.configuration, attempt.why]
     return ": ".join(part for part in parts if part)
 
 
-def problems(cards: list[dict[str, Any]]) -> list[str]:
+def problems(cards: Sequence[Entry]) -> list[str]:
     """Each problem with cause and remedy."""
     return [line for card in cards for line in problem(card["problem"])][:-1]
 
@@ -147,7 +149,7 @@ def problem(met: Problem) -> list[str]:
     return [*lines, *([*code_block(met.excerpt), ""] if met.excerpt else [])]
 
 
-def advice(rows: list[dict[str, Any]]) -> list[str]:
+def advice(rows: Sequence[Entry]) -> list[str]:
     """Each recommendation with its rule."""
     given: list[Advice] = [row["advice"] for row in rows]
     return [f"- **{escape(item.title)}.** {escape(item.text)} *Rule: {escape(item.rule)}*" for item in given]
