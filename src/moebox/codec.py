@@ -7,6 +7,7 @@ setting that is silently ignored is the worst kind of setting.
 import dataclasses
 import functools
 import json
+import re
 import stat
 import tomllib
 import types
@@ -20,6 +21,8 @@ from moebox.errors import BadInput, suggest
 
 T = TypeVar("T")
 LARGEST = 16 * 2**20  # bytes; a hand-written file larger than this is not one of ours
+MOST_PARTS = 100  # of a dotted key; tomllib takes time with the square of them
+_LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
 
 def decode(kind: type[T], value: Any, *, where: str) -> T:
@@ -43,9 +46,11 @@ def load_toml(path: Path) -> dict[str, object]:
 
 def parse_toml(text: str, *, where: str) -> dict[str, object]:
     """TOML text as plain dicts."""
+    if _LONG_KEY.search(text):
+        raise BadInput(f"{where}: not valid TOML: a key of more than {MOST_PARTS} parts")
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError: also numbers and dates beyond Python's own
         raise BadInput(f"{where}: not valid TOML: {problem}") from None
 
 
@@ -67,9 +72,11 @@ def read_text(path: Path) -> str:
     try:
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):  # <(…) is meant
             raise BadInput(f"{path}: is a pipe, not a file")
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"{path}: {path.stat().st_size:,} bytes is too large for a settings file")
-        return path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)  # a device has no size, and perhaps no end
+        if len(data) > LARGEST:
+            raise BadInput(f"{path}: more than {LARGEST:,} bytes, too large for a settings file")
+        return data.decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except IsADirectoryError:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,70 @@ def unwritable(run: Run) -> None:
     (run.path / "verdicts").write_text("a file")
 
 
+SECRET = "nobody-may-read-this-93ab41"
+FOLDERS = ("measurements", "verdicts", "configs", "patches", "kernels", "recipes")
+
+
+def elsewhere(run: Run) -> Path:
+    """Files of the person who looks at the folder, none of anybody's business."""
+    folder = run.path.parent.parent / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    secret = {"name": SECRET, "verdict": "fail", "evidence": SECRET, "label": SECRET, "output_throughput": 99.0}
+    (folder / "secret.json").write_text(json.dumps({**secret, "completed": 1}))
+    (folder / "secret.log").write_text(f"{SECRET}\n" * 20)
+    (folder / "secret.toml").write_text(f'name = "{SECRET}"\n')
+    return folder
+
+
+def linked(name: str, target: str) -> Callable[[Run], None]:
+    """A link to one of those files, or to a folder of them."""
+
+    def attack(run: Run) -> None:
+        path = run.path / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(elsewhere(run) / target)
+
+    return attack
+
+
+def linked_folders(run: Run) -> None:
+    """Every folder of the run is somebody else's."""
+    for name in FOLDERS:
+        linked(name, "")(run)
+
+
+def strange_names(run: Run) -> None:
+    """Names of files that break lines, drive a terminal, and are markup."""
+    for name in ("a\n# forged", "\x1b[2J\x1b]0;owned\x07", "<script>alert(1)<", "`$(id)`", "\u202egnp"):
+        for folder in (*FOLDERS, "."):
+            (run.path / folder).mkdir(exist_ok=True)
+            (run.path / folder / f"{name}.json").write_text("[")
+            (run.path / folder / f"{name}.bin").write_text("[")
+
+
+def halved(run: Run) -> None:
+    """As a power cut leaves them: every file ends in the middle."""
+    for path in [*files(run), *run.path.glob("*.toml")]:
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def marked_up(run: Run) -> None:
+    """Markup and escapes in every text."""
+
+    def spoilt(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: spoilt(inner, name) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [spoilt(inner) for inner in value]
+        return ESCAPES if isinstance(value, str) and key not in ("kind", "state", "format") else value
+
+    for path in files(run):
+        text = path.read_text()
+        documents = text.splitlines() if path.suffix == ".jsonl" else [text]
+        path.write_text("".join(json.dumps(spoilt(json.loads(document))) + "\n" for document in documents))
+
+
 FIGURES = b'{"completed": %s, "output_throughput": %s, "max_concurrency": %s, "mean_ttft_ms": %s}'
 JOURNAL, RECIPE, ROW = "events.jsonl", "recipe.toml", "measurements/x.json"
 RUNS: dict[str, Callable[[Run], None]] = {
@@ -145,4 +210,20 @@ RUNS: dict[str, Callable[[Run], None]] = {
     "a link for a box": instead("box.toml", lambda path: path.symlink_to("/etc/passwd")),
     "a loop of links": instead("measurements/loop.json", lambda path: path.symlink_to(path)),
     "folders for files": unwritable,
+    "a pipe for a lock": instead(".lock", os.mkfifo),
+    "a pipe for a journal": instead(JOURNAL, os.mkfifo),
+    "a pipe for a pipeline": instead(PIPELINE, os.mkfifo),
+    "a pipe for a report": instead("report.html", os.mkfifo),
+    "a journal without end": instead(JOURNAL, lambda path: path.symlink_to("/dev/zero")),
+    "a recipe without end": instead(RECIPE, lambda path: path.symlink_to("/dev/zero")),
+    "a recipe with a key of a million parts": replaced(RECIPE, b"a" + b".a" * 1_000_000 + b" = 1"),
+    "a link for a log": linked("engine.log", "secret.log"),
+    "a link for a journal": linked(JOURNAL, "secret.log"),
+    "a link for a lock": linked(".lock", "secret.log"),
+    "a link for a recipe": linked(RECIPE, "secret.toml"),
+    "a link for a report": linked("report.html", "secret.log"),
+    "links for folders": linked_folders,
+    "names that break lines": strange_names,
+    "half of every file": halved,
+    "markup in every text": marked_up,
 }

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from moebox.cli import main
 from moebox.store import Run
 from tests.hangs import no_longer_than
-from tests.siege.runs import RUNS, VALUES, files, good, spoil
+from tests.siege.runs import RUNS, SECRET, VALUES, elsewhere, files, good, spoil
 
 PATIENCE_S = 900  # for all commands on one folder, on a machine with thirty others at work: a hang, not a figure
+FENCED = re.compile(r"^(`{3,})\n.*?^\1$", re.MULTILINE | re.DOTALL)  # code in Markdown, where markup is text
 NONSENSE = re.compile(r"(?<![\w./\"'-])-?(nan|infinity|inf)(?![\w\"'-])|\d{25,}|e\+?(30|308)\b", re.IGNORECASE)
 
 
@@ -32,6 +33,7 @@ def commands(run: Run, out: Path) -> list[list[str]]:
         ["runs", "--runs", str(run.path.parent)],
         ["report", here, "--md", "-o", str(out / "report.html")],
         ["report", here, here, "--md", "-o", str(out / "two.html")],
+        ["report", here],
         ["pack", here, "-o", str(out / "pack")],
         ["run", "--resume", here, "--until", "plan", "--yes"],
     ]
@@ -42,12 +44,15 @@ def judged(words: list[str], capsys: pytest.CaptureFixture[str], out: Path) -> N
     code = main(words)
     shown = capsys.readouterr()
     made = "".join(path.read_text(errors="replace") for path in out.glob("*.md"))
+    written = made + "".join(path.read_text(errors="replace") for path in out.rglob("*") if path.is_file())
     assert code in (0, 1, 2, 3), words
+    assert SECRET not in shown.out + shown.err + written, words
+    assert "<script>alert" not in "".join(path.read_text() for path in out.glob("*.html"))
     assert "Traceback" not in shown.err, words
     assert shown.err.count("error:") == (code in (2, 3)), shown.err
     assert "root:" not in shown.out + shown.err + made
     assert "\x1b" not in shown.out + shown.err + made
-    assert "<script>alert" not in made
+    assert "<script>alert" not in FENCED.sub("", made)
     for line in (shown.out + made).splitlines():
         assert not NONSENSE.search(line), (words, line)
 
@@ -55,8 +60,11 @@ def judged(words: list[str], capsys: pytest.CaptureFixture[str], out: Path) -> N
 def besiege(run: Run, capsys: pytest.CaptureFixture[str], out: Path) -> None:
     """Every command on one folder."""
     out.mkdir()
+    theirs = elsewhere(run)
+    before = {path: path.read_bytes() for path in theirs.iterdir()}
     for words in commands(run, out):
         judged(words, capsys, out)
+    assert {path: path.read_bytes() for path in theirs.iterdir()} == before, "written to through a link"
 
 
 def test_there_are_enough_of_them() -> None:
@@ -78,6 +86,9 @@ SOME = (
     "figures that are none",
     "names that move the cursor",
     "folders for files",
+    "a pipe for a lock",
+    "links for folders",
+    "names that break lines",
 )
 
 
@@ -98,16 +109,29 @@ def test_every_hostile_folder(name: str, tmp_path: Path, capsys: pytest.CaptureF
     besiege(run, capsys, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["a pipe for a log", "a link for a log"])
+def test_a_log_that_is_none_is_not_printed(
+    name: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Neither waited for nor followed to where it leads."""
+    run = good(tmp_path / "runs")
+    RUNS[name](run)
+    here = str(run.path)
+    for words in (["logs", here], ["logs", here, "-n", "5"], ["doctor", "logs", here]):
+        assert main(words) == 2
+        said = capfdbinary.readouterr()
+        assert said.out == b""
+        assert said.err.count(b"error:") == 1
+
+
 PLACES = st.tuples(st.integers(0, 99), st.integers(0, 999), st.sampled_from(VALUES))  # file, place, value
 
 
 @pytest.mark.siege
 @settings(max_examples=60)
 @given(
-    spoilt=st.lists(
-        st.tuples(st.integers(0, 99), st.integers(0, 999), st.sampled_from(VALUES)), min_size=1, max_size=3
-    ),
-    which=st.integers(0, 5),
+    spoilt=st.lists(PLACES, min_size=1, max_size=3),
+    which=st.integers(0, 6),
 )
 def test_any_value_anywhere(
     spoilt: list[tuple[int, int, object]], which: int, tmp_path_factory: pytest.TempPathFactory

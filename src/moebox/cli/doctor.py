@@ -53,6 +53,7 @@ def logs(
 def search_run(folder: Path, engine: str) -> "Search":
     """The log of a run, all the pieces that are kept of it."""
     from moebox.doctor.logs import Search, read_pieces
+    from moebox.store import plain
     from moebox.store.log import pieces
 
     parts = pieces(folder / "engine.log")
@@ -60,6 +61,7 @@ def search_run(folder: Path, engine: str) -> "Search":
         raise BadInput(f"{folder}: has no engine.log")
     found = Search(engine=engine)
     for part in parts:
+        plain.refuse_strange(part)
         read_pieces(found, part)
     found.finish()
     return found

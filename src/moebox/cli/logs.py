@@ -33,8 +33,11 @@ def logs(
         raise BadInput(f"--lines {lines}: must not be negative")
     path, alive = source(name)
     from moebox.serve.tail import Tail
+    from moebox.store import plain
     from moebox.store.log import pieces
 
+    for piece in pieces(path):
+        plain.refuse_strange(piece)
     if lines is None:
         for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
             with open(piece, "rb") as file:

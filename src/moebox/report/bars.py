@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from moebox import units
 from moebox.report.format import number
 from moebox.report.record import Device
-from moebox.report.svg import Scale, picture, tag, text, ticks
+from moebox.report.svg import Scale, hint, picture, tag, text, ticks
 
 WIDTH = 1080.0
 # part -> place among m1 … m8
@@ -88,9 +88,7 @@ def stack(device: Device, across: Scale, y: float, height: float, kind: str, wid
         colour = f"var(--m{PLACES.get(name, 7)})"
         words = f"{name} {units.gib(size)} ({size / device.total * 100:.1f}% of {units.gib(device.total)}, {kind})"
         look = {"fill": colour, "stroke": "var(--panel)", "stroke_width": 1}
-        inner = tag("title", str(escape(words))) + tag(
-            "rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look
-        )
+        inner = hint(words) + tag("rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look)
         short = f"{size / unit:.1f}" if end - start < 92 else f"{name} {size / unit:.1f}"
         if end - start > 30:
             ink = "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
@@ -113,7 +111,7 @@ def ranked(rows: Sequence[tuple[str, int, float, str]], *, label: str, unit: str
     body, y = "", 2.0
     for name, colour, value, remark in rows:
         end = across.at(value)
-        title = tag("title", str(escape(f"{name}: {number(value)} {unit} {remark}".strip())))
+        title = hint(f"{name}: {number(value)} {unit} {remark}".strip())
         inner = title + text(0, y + 11, f"{name}{', ' + remark if remark else ''}", fill="var(--ink)")
         inner += tag("rect", x=0, y=y + 16, width=max(end, 1), height=bar, fill=f"var(--s{colour})", rx=1.5)
         inner += text(end + 6, y + 27, number(value), fill="var(--ink)", font_weight=600)
@@ -132,7 +130,7 @@ def phases(spans: Sequence[tuple[str, float, float]], *, label: str) -> Markup |
     body, y = "", 4.0
     for name, opened, closed in spans:
         a, b = across.at(opened - start), across.at(closed - start)
-        title = tag("title", str(escape(f"{name}: {units.seconds(closed - opened)}")))
+        title = hint(f"{name}: {units.seconds(closed - opened)}")
         inner = title + text(112, y + 13, name[:18], text_anchor="end", fill="var(--ink)")
         inner += tag("rect", x=a, y=y, width=max(b - a, 1.5), height=17, fill="var(--m2)", rx=1.5)
         inner += text(b + 6, y + 13, units.seconds(closed - opened), fill="var(--soft)")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from moebox.report.format import number, short
-from moebox.report.svg import Scale, picture, spread, tag, text, ticks
+from moebox.report.svg import Scale, hint, picture, spread, tag, text, ticks
 
 WIDTH, HEIGHT = 540, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 26, 40
@@ -171,7 +171,7 @@ def _stroke(curve: Series, places: Sequence[Point], colour: str) -> str:
 
 def _marked(curve: Series, point: Point, place: Point, x: Axis, y: Axis) -> str:
     """One point with what it says when the mouse rests on it."""
-    title = tag("title", str(escape(f"{curve.name}: {y.format(point[1])} at {x.format(point[0])}")))
+    title = hint(f"{curve.name}: {y.format(point[1])} at {x.format(point[0])}")
     return tag("g", title + marker(curve.colour, *place, colour=f"var(--s{curve.colour})", hollow=curve.dashed))
 
 

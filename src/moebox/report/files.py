@@ -8,7 +8,7 @@ from moebox.errors import Outside
 from moebox.report.expect import foretold
 from moebox.report.page import Page, html, page_of
 from moebox.report.reading import read
-from moebox.store import Run
+from moebox.store import Run, plain
 
 
 def report(runs: Sequence[Run], *, title: str = "") -> Page:
@@ -20,6 +20,9 @@ def write_report(
     runs: Sequence[Run], target: Path, *, pdf: bool = False, markdown: bool = False, title: str = ""
 ) -> list[Path]:
     """Write the report of `runs` to `target`, in the form that its suffix says, and beside it; the paths written."""
+    for name in (target, target.with_suffix(".md"), target.with_suffix(".pdf")):
+        if name.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
+            plain.refuse_strange(name)
     page = report(runs, title=title)
     suffix = target.suffix.lower()
     paths: list[Path] = []

@@ -101,10 +101,12 @@ def copy_run(run: Run, folder: Path, left_out: list[str]) -> None:
     copy(run.path / "events.jsonl", folder / "logs" / "events.jsonl", left_out)
     for piece in pieces(run.path / "engine.log"):
         copy(piece, folder / "logs" / piece.name, left_out)
-    for log in sorted(run.path.glob("*.log")):
+    for log in plain.entries(run.path, "*.log"):
         copy(log, folder / "logs" / log.name, left_out)
     for name in FOLDERS:
-        for path in sorted((run.path / name).rglob("*")):
+        if (run.path / name).is_symlink():
+            left_out.append(f"{name}: is a link or no plain file")
+        for path in plain.entries(run.path / name, "**/*"):
             if not path.is_dir() and not path.name.startswith("."):
                 copy(path, folder / name / path.relative_to(run.path / name), left_out)
 

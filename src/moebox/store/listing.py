@@ -1,6 +1,7 @@
 """The runs there are, each in one line, without reading more of them than that takes."""
 
 import calendar
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,8 @@ def briefs(runs: Path | None = None) -> list[Brief]:
 
 
 def looks_like_one(folder: Path) -> bool:
-    """A folder with anything of ours in it."""
-    return any((folder / name).exists() for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
+    """A folder with anything of ours in it; one that may not be looked into has nothing."""
+    return any(os.path.exists(folder / name) for name in ("run.json", "events.jsonl", "recipe.toml", "measurements"))
 
 
 def brief(run: Run) -> Brief:
@@ -57,8 +58,8 @@ def brief(run: Run) -> Brief:
         last=max(times, default=started),
         last_kind=entries[-1].kind if entries else "",
         events=len(entries),
-        measurements=len(list(run.path.glob("measurements/*.json"))),
-        verdicts=len(list(run.path.glob("verdicts/*.json"))),
+        measurements=len(plain.entries(run.path / "measurements", "*.json")),
+        verdicts=len(plain.entries(run.path / "verdicts", "*.json")),
         bytes=_bytes(run.path),
         live=run.held,
         simulation=truth(about, "simulation") or any(simulated(entry.event) for entry in entries),

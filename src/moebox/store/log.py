@@ -80,4 +80,4 @@ def pieces(path: Path) -> list[Path]:
     endings = [part.suffix[1:] for part in path.parent.glob(f"{path.name}.*")]
     numbers = sorted(int(ending) for ending in endings if ending.isdigit())
     first, later = numbers[:1] if 0 in numbers else [], [number for number in reversed(numbers) if number]
-    return [piece(path, number) for number in first + later] + ([path] if path.exists() else [])
+    return [piece(path, number) for number in first + later] + ([path] if os.path.lexists(path) else [])

@@ -3,10 +3,11 @@
 A link would show a file from elsewhere in the report, and a pipe or a device would never end.
 """
 
+import errno
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from moebox import codec
 from moebox.errors import BadInput
@@ -22,21 +23,54 @@ def is_plain(path: Path) -> bool:
         return False
 
 
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """What a folder holds by this pattern, sorted; nothing where it is a link, which may lead anywhere."""
+    return [] if os.path.islink(folder) else sorted(folder.glob(pattern))
+
+
+def refuse_strange(path: Path) -> None:
+    """BadInput where something else than a plain file stands, or would be written to through a link."""
+    if os.path.islink(path) or (path.exists() and not is_plain(path)):
+        what = "a link" if os.path.islink(path) else "not a plain file"
+        raise BadInput(f"{path}: is {what}", hint="moebox writes plain files only; remove it")
+
+
+def refuse_strange_within(folder: Path, *, but: str = "") -> None:
+    """The same for all that a folder holds, at any depth; what stands below `but` is somebody else's."""
+    for place, names, file_names in os.walk(folder):
+        if but and Path(place) == folder / but:
+            names.clear()
+            continue
+        for name in (*names, *file_names):
+            path = Path(place, name)
+            if os.path.islink(path) or name not in names:
+                refuse_strange(path)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A plain file, open for reading; OSError where it is none or cannot be opened."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return open(descriptor, "rb")
+
+
 def read_bytes(path: Path, *, most: int = LARGEST) -> bytes:
     """The bytes of a plain file; FileNotFoundError where there is none, BadInput for what is not plain."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_bytes(path)
     except FileNotFoundError:
         raise
     except OSError as problem:
-        why = "is a link" if path.is_symlink() else f"cannot be read: {problem.strerror}"
+        why = f"cannot be read: {problem.strerror}"
+        if os.path.islink(path) or problem.errno == errno.EINVAL:
+            why = "is a link" if os.path.islink(path) else "is not a plain file"
         raise BadInput(f"{path}: {why}", hint="moebox writes plain files only; put one in its place") from None
-    with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise BadInput(f"{path}: is not a plain file", hint="moebox writes plain files only; put one in its place")
-        if about.st_size > most:
-            raise BadInput(f"{path}: {about.st_size:,} bytes is more than moebox writes")
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise BadInput(f"{path}: {size:,} bytes is more than moebox writes")
         return file.read(most)
 
 

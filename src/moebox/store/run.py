@@ -95,6 +95,8 @@ class Run:
         if len(matches) > 1:
             names = ", ".join(folder.name for folder in matches[:5])
             raise BadInput(f"{len(matches)} runs are called {name!r}…", hint=names)
+        if not os.access(matches[0], os.R_OK | os.X_OK, effective_ids=True):
+            raise BadInput(f"{matches[0]}: may not be read", hint="ask whoever owns it")
         return cls(matches[0])
 
     @property
@@ -105,6 +107,7 @@ class Run:
     def hold(self) -> bool:
         """Mark the run as being worked on until this process ends; False when another one holds it."""
         if self._lock is None:
+            plain.refuse_strange_within(self.path, but="tasks")  # a stranger's folder: we are about to write into it
             lock = open(self.path / ".lock", "ab")  # noqa: SIM115  (held open on purpose)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +129,7 @@ class Run:
         if self._lock is not None:
             return True
         try:
-            with open(self.path / ".lock", "rb") as lock:
+            with plain.open_bytes(self.path / ".lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -178,7 +181,7 @@ class Run:
     def read_json(self, name: str) -> Any:
         """A JSON file of the run, or None where there is none."""
         path = self.path / name
-        return plain.load_json(path) if path.is_symlink() or path.exists() else None
+        return plain.load_json(path) if os.path.lexists(path) else None
 
     def read_pipeline(self) -> Any:
         """The file of `moebox run`, also under its earlier name; None where the run is no pipeline."""

@@ -7,7 +7,6 @@ user's cache and can be deleted at any time.
 import hashlib
 import json
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ from typing import Literal
 from moebox import codec, files
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, rows, truth, words
+from moebox.store import plain
 from moebox.store.listing import looks_like_one, stamp_of
 from moebox.store.run import PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
@@ -107,7 +107,7 @@ def _verdict(folder: Path) -> Verdict:
     """The ladder's own, or the worst of its rungs."""
     marks = {_text(_json(folder / "verify.json"), "verdict")}
     if not marks & {"pass", "warn", "fail"}:
-        marks = {_text(_json(path), "verdict") for path in sorted(folder.glob("verdicts/*.json"))[:64]}
+        marks = {_text(_json(path), "verdict") for path in plain.entries(folder / "verdicts", "*.json")[:64]}
     for mark in ("fail", "warn", "pass"):
         if mark in marks:
             return mark
@@ -116,7 +116,7 @@ def _verdict(folder: Path) -> Verdict:
 
 def _fastest(folder: Path) -> Json:
     """The measurement with the highest output; one that the client did not limit, where there is one."""
-    documents = [_json(path) for path in sorted(folder.glob("*.json"))[:256]]
+    documents = [_json(path) for path in plain.entries(folder, "*.json")[:256]]
     return max(documents, key=_honest_rate, default={})
 
 
@@ -144,11 +144,8 @@ def _text(document: Json, *names: str) -> str:
 def _read(path: Path) -> bytes:
     """A plain file of reasonable size; anything else reads as empty."""
     try:
-        stat = os.lstat(path)
-        if not os.path.isfile(path) or os.path.islink(path) or stat.st_size > LARGEST:
-            return b""
-        return path.read_bytes()
-    except OSError:
+        return plain.read_bytes(path, most=LARGEST)
+    except (OSError, BadInput):
         return b""
 
 
@@ -161,8 +158,8 @@ def _json(path: Path) -> Json:
 
 def _toml(path: Path) -> Json:
     try:
-        return tomllib.loads(_read(path).decode("utf-8", "replace"))
-    except tomllib.TOMLDecodeError:
+        return codec.parse_toml(_read(path).decode("utf-8", "replace"), where=path.name)
+    except BadInput:
         return {}
 
 

@@ -1,6 +1,7 @@
 """A run as it happens: its steps, what is measured, the engine's log explained, the journal."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from moebox.report.naming import labelled
 from moebox.report.reading import read
 from moebox.report.sections import attempts, climb, ladder, performance, problems, tables
 from moebox.report.svg import sparkline
-from moebox.store import PIPELINE, PIPELINE_BEFORE, Run
+from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
 from moebox.units import seconds
 
 LOOK_S = 0.3  # how often the folder is looked at
@@ -124,10 +125,9 @@ def left(run: Run, document: Json) -> str:
 
 def log(run: Run) -> list[LogLine]:
     """The last lines of the engine's log."""
-    path = run.path / "engine.log"
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
+        with plain.open_bytes(run.path / "engine.log") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             text = file.read(TAIL).decode("utf-8", "replace")
     except OSError:
         return []
@@ -159,8 +159,9 @@ def state(run: Run) -> tuple[int, ...]:
     """Changes whenever something was written: sizes and times of what the page shows."""
     names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log")
     paths = [run.path / name for name in names]
-    paths += [*run.path.glob("verdicts/*.json"), *run.path.glob("measurements/*.json")]
-    stats = [path.stat() for path in paths if path.exists()]
+    for folder in ("verdicts", "measurements"):
+        paths += plain.entries(run.path / folder, "*.json")
+    stats = [path.lstat() for path in paths if plain.is_plain(path)]
     return (run.held, len(stats), *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)))
 
 

@@ -13,7 +13,7 @@ from moebox import __version__
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.report import palette
 from moebox.report.block import Block, Prose
-from moebox.report.page import style, ticked
+from moebox.report.page import shown, style, ticked
 from moebox.web.gate import Site
 
 POLICY = (
@@ -32,7 +32,14 @@ class NotThere(BadInput):
 def templates() -> Environment:
     """The pages' own templates and the report's blocks."""
     loaders = ChoiceLoader([PackageLoader("moebox.web"), PackageLoader("moebox.report")])
-    made = Environment(loader=loaders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=loaders,
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters["ticked"] = ticked
     return made
 

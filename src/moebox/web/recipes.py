@@ -1,7 +1,6 @@
 """Recipes on the page: looked at, edited, checked as `up` would check them, saved under a name."""
 
 import re
-import tomllib
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -36,11 +35,7 @@ async def edited(request: Request, *, site: Site) -> Response:
 
 def checked(text: str) -> Recipe:
     """The recipe in `text`; BadInput names the first thing that cannot be meant, as `moebox up` would."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as problem:
-        raise BadInput(f"not valid TOML: {problem}") from None
-    recipe = codec.decode(Recipe, document, where="recipe")
+    recipe = codec.decode(Recipe, codec.parse_toml(text, where="recipe"), where="recipe")
     engines.check(deploy(recipe))
     return recipe
 

@@ -76,7 +76,7 @@ def run_of(name: str, site: Site) -> Run:
     folder = _home(site) / name
     if not NAME.fullmatch(name) or name.startswith(".") or not folder.is_dir() or folder.is_symlink():
         raise NotThere(f"no run called {name!r}", hint="the list of runs names them all")
-    return Run(folder)
+    return Run.open(name, runs=_home(site))
 
 
 async def one(request: Request, *, site: Site) -> Response:

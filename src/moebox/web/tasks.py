@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from moebox.errors import MoeboxError
 from moebox.report.sections.tasks import share
-from moebox.store import Run, runs_dir
+from moebox.store import Run, plain, runs_dir
 from moebox.tasks import runner
 from moebox.tasks.result import FamilyScore
 from moebox.tasks.score import families, interval
@@ -44,7 +44,7 @@ def folders_with_jobs(home: Path) -> list[Path]:
     """Run folders that hold results of jobs, newest first; nothing of them is read."""
     if not home.is_dir():
         return []
-    return sorted((folder for folder in home.iterdir() if (folder / FILE).is_file()), reverse=True)
+    return sorted((folder for folder in home.iterdir() if plain.is_plain(folder / FILE)), reverse=True)
 
 
 def row_of(folder: Path) -> TaskRow | None:

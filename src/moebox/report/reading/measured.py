@@ -19,7 +19,7 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
     """Every level in `folder`, by load; and what could not be read."""
     levels: list[Level] = []
     gaps: list[str] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in plain.entries(folder, "*.json"):
         try:
             document = plain.load_json(path)
         except BadInput as problem:

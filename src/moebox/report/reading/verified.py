@@ -40,7 +40,7 @@ def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
     """Every check's latest verdict, in the order of the files; and what could not be read."""
     latest: dict[str, CheckResult] = {}
     gaps: list[str] = []
-    for path in sorted(folder.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
+    for path in sorted(plain.entries(folder, "*.json"), key=lambda path: (path.lstat().st_mtime, path.name)):
         try:
             document = plain.load_json(path)
         except BadInput as problem:
