@@ -67,6 +67,7 @@ def at_context(
 ) -> tuple[list[Weighed], list[Weighed]]:
     """All candidates for one context, group by group of engines until something fits, and those that fit."""
     tried: list[Weighed] = []
+    able: list[Weighed] = []
     for engines in engines_for(box, pins):
         found = list(candidates(box, model, checkpoints, replace(pins, context=context), engines))
         weighed = weigh(box, model, found, pins)
@@ -74,9 +75,11 @@ def at_context(
         fitting = [one for one in weighed if one.memory.fits]
         if not fitting and pins.memory_utilization is None:
             fitting = _claiming_more(box, model, found, pins)
-        if fitting:
-            return tried, fitting
-    return tried, []
+        able += fitting
+        # Where the longest cache is asked for, engines that keep experts in RAM may hold more even if others fit.
+        if able and pins.goal != "context":
+            break
+    return tried, able
 
 
 def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
@@ -98,7 +101,7 @@ def _claiming_more(box: Box, model: Model, found: list[Candidate], pins: Pins) -
 def pick(fitting: list[Weighed]) -> Weighed:
     """What is worth most of those that start; when pins leave only what is known to crash, of that."""
     usable = [weighed for weighed in fitting if not weighed.refused] or fitting
-    served = [weighed for weighed in usable if weighed.recipe.hybrid is None]
+    served = [weighed for weighed in usable if weighed.recipe.hybrid is None or weighed.pins.goal == "context"]
     return max(served or usable, key=lambda weighed: (prefer.worth(weighed), weighed.score))
 
 

@@ -39,7 +39,7 @@ def problem(
     place = f"on {box.name}" if box.gpus else "here without a GPU"
     text = (
         f"{model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
-        f"{_shape(nearest)}{count(recipe.context)} tokens) lacks {gb(short)} on {where}"
+        f"{_shape(nearest)}{count(recipe.context)} tokens) lacks {gb(short)} {'of' if where == 'RAM' else 'on'} {where}"
     )
     return DoesNotFit(text, shortfall=short, hint=hint)
 

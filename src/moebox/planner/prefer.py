@@ -57,9 +57,9 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
     spreads = {"pipeline stages add": parallel.pp > 1, "expert parallelism adds": parallel.ep}
     found += [Discount(LESS_PLAIN, f"{name} what can go wrong") for name, used in spreads.items() if used]
     if recipe.speculate:
-        found.append(Discount(LAST_RESORT, "a draft, to be tried once it runs"))
+        found.append(Discount(LAST_RESORT, "drafts are tried once it runs"))
     if recipe.runtime.preset:
-        found.append(Discount(LAST_RESORT, "a third party's patched image"))
+        found.append(Discount(LAST_RESORT, "the image is a third party's patch"))
     return tuple(found)
 
 

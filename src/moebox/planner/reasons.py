@@ -203,8 +203,9 @@ def _shared_out(recipe: Recipe) -> str:
 def _loses(one: Weighed, best: Weighed) -> str:
     """Why it was not taken, and how its cache compares."""
     parts = [lost(one, best)]
-    if one.memory.kv_tokens and best.memory.kv_tokens and one.memory.kv_tokens != best.memory.kv_tokens:
-        parts.append(f"{one.memory.kv_tokens / best.memory.kv_tokens:.2g}× the cache")
+    share = f"{one.memory.kv_tokens / best.memory.kv_tokens:.2g}" if best.memory.kv_tokens else "0"
+    if share not in ("0", "1"):
+        parts.append(f"{share}× the cache")
     return "; ".join(parts)
 
 
@@ -214,7 +215,7 @@ def lost(one: Weighed, best: Weighed) -> str:
     text = compared(one, best)
     if not reasons or text.endswith("slower"):
         return text
-    return f"{text}, but {', '.join(reasons)}"
+    return f"{text}, but {'; '.join(reasons)}"
 
 
 def compared(one: Weighed, best: Weighed) -> str:

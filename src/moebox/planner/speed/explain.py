@@ -3,7 +3,7 @@
 from moebox.core.plan import Line
 from moebox.planner.speed.host import Shared
 from moebox.planner.speed.measured import Measured
-from moebox.planner.speed.step import STAGE_LOSS, GpuStep
+from moebox.planner.speed.step import GpuStep
 
 
 def explain(
@@ -86,7 +86,7 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
             f"{rank.dcp} ranks gathered",
             step.fabric.wire.source,
         ),
-        "waiting for stages": (f"{STAGE_LOSS:.0%} for each of {rank.pp - 1} further stages", "assumed"),
+        "waiting for stages": (f"{step.stage_loss(batch):.0%} of the above, {rank.pp} stages", "assumed"),
         "waiting for launches": _launches(step, batch, context),
     }
     if model.moe:

@@ -37,6 +37,7 @@ class GpuStep:
         """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens
         that have `past` tokens before them."""
         # Pipeline stages and data-parallel groups work on their own share of the sequences at the same time.
+        lost = self.stage_loss(batch)
         batch, fresh = batch / (self.rank.pp * self.rank.dp), fresh / self.rank.dp
         if fresh and batch < 1:
             batch = 0.0
@@ -56,13 +57,18 @@ class GpuStep:
             "context parallel": self.context_parallel(queries),
             "draft": self.drafting(batch, fresh),
         }
-        if self.rank.pp > 1 and batch > 1:
-            parts["waiting for stages"] = sum(parts.values()) * STAGE_LOSS * (self.rank.pp - 1)
+        if lost:
+            parts["waiting for stages"] = sum(parts.values()) * lost
         launching = self.launching(prompt=fresh > 0)
         if launching:
             device = sum(parts.values())
             parts["waiting for launches"] = longer(launching, device) - device
         return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def stage_loss(self, batch: float) -> float:
+        """What stages lose by waiting for each other, of a step: nothing with one sequence, all once each has one."""
+        others = self.rank.pp - 1
+        return STAGE_LOSS * others * min(max(batch / self.rank.dp - 1, 0.0) / others, 1.0) if others else 0.0
 
     def seconds(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
         """Seconds of one step."""
