@@ -102,20 +102,8 @@ def _command(words: list[str]) -> int:
     debug = "--debug" in words
     if "--plain" in words:
         os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
-    words = [word for word in words if word not in ("--debug", "--plain")]
-    from cyclopts import CycloptsError
-
-    from moebox.cli.app import build
-    from moebox.cli.signals import as_interrupt
-
     try:
-        check_command(words)
-        app = build(tuple(word for word in words if not word.startswith("-")))
-        with as_interrupt(words):
-            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as problem:
-        show(BadInput(usage_problem(problem), hint="`--help` after the command shows what it takes"))
-        return BadInput.exit_code
+        return _called([word for word in words if word not in ("--debug", "--plain")])
     except MoeboxError as problem:
         if debug:
             raise
@@ -128,6 +116,23 @@ def _command(words: list[str]) -> int:
         return INTERRUPTED
     finally:
         tell_problems()
+
+
+def _called(words: list[str]) -> int:
+    """The command's exit code; BadInput for words that do not make one."""
+    from cyclopts import CycloptsError
+
+    from moebox.cli.app import build
+    from moebox.cli.signals import as_interrupt
+
+    check_command(words)
+    app = build(tuple(word for word in words if not word.startswith("-")))
+    try:
+        with as_interrupt(words):
+            code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as problem:
+        hint = "`--help` after the command shows what it takes"
+        raise BadInput(usage_problem(problem), hint=hint) from None
     return code if isinstance(code, int) else 0
 
 
@@ -135,11 +140,12 @@ def check_command(words: Sequence[str]) -> None:
     """UnknownName for a command that does not exist; options, and what a command does with its words, come later."""
     first, second = (*words, "", "")[:2]
     known = {name.partition(" ")[0] for name in COMMANDS}
-    if not first.startswith("-") and first not in known:
+    if first not in known and not first.startswith("-"):
         raise UnknownName("command", first, known)
+    if first not in GROUPS or first in COMMANDS or not second or second.startswith("-"):
+        return
     grouped = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{first} ")]
-    bare = first in COMMANDS or not grouped
-    if second and not bare and not second.startswith("-") and second not in grouped:
+    if second not in grouped:
         raise UnknownName(f"{first} command", second, grouped)
 
 

@@ -10,8 +10,10 @@ from moebox.errors import BadInput
 from moebox.units import count, seconds, tok_s
 
 if TYPE_CHECKING:
+    from moebox.core.recipe import Recipe
     from moebox.flows.climb import Summit
     from moebox.flows.walk import Trial
+    from moebox.store import Run
 
 _MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 
@@ -46,12 +48,8 @@ def climb(
         json: Print JSON.
     """
     from moebox import codec
-    from moebox.checkpoint import deploy
     from moebox.detect.machine import detect
     from moebox.flows import climb as flow
-    from moebox.flows import recipes
-    from moebox.serve.order import refuse_missing
-    from moebox.store import Run
 
     if bool(recipe) == bool(resume):
         raise BadInput("name a recipe, or a run with --resume", hint="`moebox climb recipe.toml`")
@@ -59,15 +57,7 @@ def climb(
         raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
     if not 1 <= jobs <= 1000:
         raise BadInput("--jobs is 1 to 1000")
-    if recipe:
-        chosen = recipes.read(recipe)
-        refuse_missing(deploy(chosen))
-        run = Run.create(f"climb-{chosen.name}")
-    else:
-        run = Run.open(resume)
-        chosen = flow.recipe_of(run)
-        if not run.hold():
-            raise BadInput(f"{run.path} is being climbed by another moebox")
+    chosen, run = _begun(recipe) if recipe else _resumed(resume)
     effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions, jobs=jobs if by == "task" else 0)
     talk().print(f"run: {run.path}", soft_wrap=True)
     summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
@@ -80,6 +70,30 @@ def climb(
     else:
         _show(summit, output or run.path / flow.BEST)
     return 0
+
+
+def _begun(name: str) -> "tuple[Recipe, Run]":
+    """A new climb; an engine that is not installed is named before a folder is made."""
+    from moebox.checkpoint import deploy
+    from moebox.flows import recipes
+    from moebox.serve.order import refuse_missing
+    from moebox.store import Run
+
+    recipe = recipes.read(name)
+    refuse_missing(deploy(recipe))
+    return recipe, Run.create(f"climb-{recipe.name}")
+
+
+def _resumed(name: str) -> "tuple[Recipe, Run]":
+    """A climb to go on with, held against any other moebox."""
+    from moebox.flows import climb as flow
+    from moebox.store import Run
+
+    run = Run.open(name)
+    recipe = flow.recipe_of(run)
+    if not run.hold():
+        raise BadInput(f"{run.path} is being climbed by another moebox")
+    return recipe, run
 
 
 def _silent(kind: str, news: Any) -> None:

@@ -86,10 +86,11 @@ def compare(
 
 
 def _streams(given: list[str] | None) -> tuple[int, ...]:
+    words = [word for part in given or ("1,4",) for word in part.split(",") if word.strip()]
     try:
-        streams = tuple(int(word) for part in given or ["1", "4"] for word in part.split(",") if word.strip())
+        streams = tuple(map(int, words))
     except ValueError:
-        raise BadInput(f"--concurrency {','.join(given or ())}: write it like 1,4,16") from None
+        raise BadInput(f"--concurrency {','.join(words)}: write it like 1,4,16") from None
     if not streams or not all(1 <= number <= 256 for number in streams):
         raise BadInput("--concurrency is 1 to 256, like 1,4,16")
     return streams

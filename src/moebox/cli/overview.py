@@ -29,19 +29,19 @@ def text(about: dict[str, str], version: str, width: int = 0) -> str:
 
 
 def _lines(about: dict[str, str], width: int) -> Iterator[str]:
-    order = [*SECTIONS, "More"]
-    for title in order:
-        names = [name for name in SECTIONS.get(title, ()) if name in about]
-        names += [name for name in about if title == "More" and section_of(name) == "More"]
-        if not names:
-            continue
-        yield ""
-        yield title
+    rest = tuple(name for name in about if section_of(name) == "More")
+    for title, names in {**SECTIONS, "More": rest}.items():
+        yield from ("", title)
         for name in names:
-            first, *rest = textwrap.wrap(about[name], width - COLUMN) or [""]
-            yield f"  {name:<{COLUMN - 2}}{first}"
-            yield from (" " * COLUMN + line for line in rest)
+            yield from _entry(name, about[name], width)
     yield ""
     yield "`moebox COMMAND --help` explains one. --json prints one document for scripts,"
     yield "--plain no colour and no live view, --debug a traceback. Exit codes: 0 good,"
     yield "1 the answer is no, 2 bad input, 3 something outside failed, 130 interrupted."
+
+
+def _entry(name: str, sentence: str, width: int) -> Iterator[str]:
+    """A command and its sentence, which wraps in its own column."""
+    first, *rest = textwrap.wrap(sentence, width - COLUMN) or [""]
+    yield f"  {name:<{COLUMN - 2}}{first}"
+    yield from (" " * COLUMN + line for line in rest)

@@ -37,30 +37,32 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     if not found:
         people().print(f"no runs in {runs or runs_dir()} yet", soft_wrap=True)
         return 0
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    widest = min(max(len(one.id) for one in found), LONGEST_ID)
-    table.add_column("run", overflow="fold", width=widest)
-    wide = people().width >= WIDE
-    for name in ("state", *(("last event",) if wide else ())):
-        table.add_column(name, overflow="fold")
-    rows = [(str(one.verdicts), str(one.measurements), f"{one.bytes / 1e6:.1f}") for one in found]
-    for name, cells in zip(("checks", "benches", "MB"), zip(*rows, strict=True), strict=True):
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, (name, *cells))))
-    for one, figures in zip(found, rows, strict=True):
-        table.add_row(one.id, state(one), *((one.last_kind,) if wide else ()), *figures)
-    people().print(table)
+    people().print(listing(found, wide=people().width >= WIDE))
     return 0
 
 
-def state(one: Brief) -> str:
+def listing(found: "Sequence[Brief]", *, wide: bool) -> "Table":
+    """A row a run; what happened last only where there is room for it."""
+    from rich.table import Table
+
+    texts = ("state", "last event") if wide else ("state",)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold", width=min(max(len(row.id) for row in found), LONGEST_ID))
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    rows = [(str(row.verdicts), str(row.measurements), f"{row.bytes / 1e6:.1f}") for row in found]
+    for name, cells in zip(("checks", "benches", "MB"), zip(*rows, strict=True), strict=True):
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, (name, *cells))))
+    for row, figures in zip(found, rows, strict=True):
+        told = (state(row), row.last_kind)[: len(texts)]
+        table.add_row(row.id, *told, *figures)
+    return table
+
+
+def state(row: Brief) -> str:
     """In a few words."""
-    words = ["running" if one.live else "ended"]
-    words += ["simulation"] if one.simulation else []
-    words += ["reported"] if one.report else []
-    words += ["incomplete"] if one.notes else []
-    return ", ".join(words)
+    marks = {"simulation": row.simulation, "reported": row.report, "incomplete": bool(row.notes)}
+    return ", ".join(["running" if row.live else "ended", *(word for word, holds in marks.items() if holds)])
 
 
 def show(
@@ -149,20 +151,29 @@ def rm(
     """
     if not run:
         raise BadInput("name the runs to delete", hint="`moebox runs` lists them")
-    found = [Run.open(name, runs=runs) for name in run]
-    for one, name in zip(found, run, strict=True):
-        if one.id != Path(name).name:
-            raise BadInput(f"{name!r} is not a full name", hint=f"deleting asks for the whole of it: {one.id}")
-        if not looks_like_one(one.path):
-            raise BadInput(f"{one.path}: is not a run's folder, so it is left alone")
-        if one.held:
-            raise Outside(f"{one.id} is being worked on", hint="stop that first")
-    if not yes:
-        answer = input(f"delete {', '.join(one.id for one in found)}? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
-            people().print("nothing deleted")
-            return 1
-    for one in found:
-        shutil.rmtree(one.path)
-        people().print(f"deleted {one.id}", soft_wrap=True)
+    found = [_deletable(name, runs) for name in run]
+    if not yes and not _sure(found):
+        people().print("nothing deleted")
+        return 1
+    for folder in found:
+        shutil.rmtree(folder.path)
+        people().print(f"deleted {folder.id}", soft_wrap=True)
     return 0
+
+
+def _deletable(name: str, runs: Path | None) -> Run:
+    """The run of that whole name, if it may go."""
+    folder = Run.open(name, runs=runs)
+    if folder.id != Path(name).name:
+        raise BadInput(f"{name!r} is not a full name", hint=f"deleting asks for the whole of it: {folder.id}")
+    if not looks_like_one(folder.path):
+        raise BadInput(f"{folder.path}: is not a run's folder, so it is left alone")
+    if folder.held:
+        raise Outside(f"{folder.id} is being worked on", hint="stop that first")
+    return folder
+
+
+def _sure(found: "Sequence[Run]") -> bool:
+    """Ask a person."""
+    answer = input(f"delete {', '.join(folder.id for folder in found)}? [y/N] ")
+    return answer.strip().lower() in ("y", "yes")

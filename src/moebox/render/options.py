@@ -60,31 +60,50 @@ def compose_keys(recipe: Recipe) -> dict[str, str]:
     lists: dict[str, list[str]] = {}
     logging: dict[str, str] = {}
     for name, value in containers.options(recipe.runtime.options):
-        if name in TEXTS:
-            keys[TEXTS[name]] = _text(value)
-        elif name in NUMBERS:
-            keys[NUMBERS[name]] = str(int(value))
-        elif name in FLAGS:
-            keys[FLAGS[name]] = "true"
-        elif name in LISTS:
-            lists.setdefault(LISTS[name], []).append(_text(value))
-        elif name == "--device" and value.startswith("/dev/"):
-            lists.setdefault("devices", []).append(_text(f"{value}:{value}"))
-        elif name == "--ulimit":
-            lists.setdefault("ulimits", []).append(_ulimit(value))
-        elif name == "--log-opt":
+        if name == "--log-opt":
             option, _, given = value.partition("=")
             logging[option] = given
+        elif item := _item(name, value):
+            lists.setdefault(item[0], []).append(item[1])
         else:
-            keys |= _single(name, value)
-    keys |= {
-        key: f"{{{', '.join(items)}}}" if key == "ulimits" else f"[{', '.join(items)}]" for key, items in lists.items()
-    }
+            keys |= _key(name, value)
+    keys |= {key: _listed(key, items) for key, items in lists.items()}
     if logging:
-        pairs = ", ".join(f"{option}: {_text(given)}" for option, given in logging.items())
-        driver = keys.get("logging", "").removeprefix("{").removesuffix("}")
-        keys["logging"] = f"{{{driver}{', ' if driver else ''}options: {{{pairs}}}}}"
+        keys["logging"] = _logging(keys.get("logging", ""), logging)
     return keys
+
+
+def _item(name: str, value: str) -> tuple[str, str] | None:
+    """The list that an option adds to, and what it adds; None for one that is no list."""
+    if name in LISTS:
+        return LISTS[name], _text(value)
+    if name == "--ulimit":
+        return "ulimits", _ulimit(value)
+    if name == "--device" and value.startswith("/dev/"):
+        return "devices", _text(f"{value}:{value}")
+    return None
+
+
+def _key(name: str, value: str) -> dict[str, str]:
+    """An option that is one key of the service."""
+    if name in TEXTS:
+        return {TEXTS[name]: _text(value)}
+    if name in NUMBERS:
+        return {NUMBERS[name]: str(int(value))}
+    return {FLAGS[name]: "true"} if name in FLAGS else _single(name, value)
+
+
+def _listed(key: str, items: list[str]) -> str:
+    """A list as YAML; limits are a mapping."""
+    text = ", ".join(items)
+    return f"{{{text}}}" if key == "ulimits" else f"[{text}]"
+
+
+def _logging(driver: str, options: dict[str, str]) -> str:
+    """The driver with its options."""
+    pairs = ", ".join(f"{option}: {_text(given)}" for option, given in options.items())
+    inner = driver.removeprefix("{").removesuffix("}")
+    return f"{{{inner}{', ' if inner else ''}options: {{{pairs}}}}}"
 
 
 def _single(name: str, value: str) -> dict[str, str]:

@@ -71,36 +71,48 @@ def pieces(deployment: Deployment, *, node: Node | None = None, variable: bool =
     names = argv.VARIABLES if variable else {}
     args = tuple(_piece(word, names, place, recipe) for place, word in enumerate(words))
     drafting = _draft_words(deployment, variable=variable)
-    draft = tuple(tuple(_split(part, deployment) if variable else (part,) for part in word) for word in drafting)
-    variables = {part.name: part for piece in args for value in piece for part in value if isinstance(part, Var)}
-    if draft and variable:
-        given = recipe.speculate.draft if recipe.speculate else ""
-        variables["ENABLE_EAGLE3"] = _var("ENABLE_EAGLE3", "1" if recipe.speculate else "0")
-        variables["EAGLE3_MODEL"] = _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model))
+    draft = tuple(_draft_piece(word, deployment, variable=variable) for word in drafting)
+    explained = zip((*args, *draft), (*words, *drafting), strict=True)
     return Pieces(
         recipe=recipe,
         engine=deployment.engine,
         version=recipe.engine_version or newest(recipe.engine),
         args=args,
         draft=draft,
-        variables=tuple(sorted(variables.values(), key=lambda variable: list(ABOUT).index(variable.name))),
+        variables=_variables(args, deployment, drafts=bool(draft) and variable),
         inside=inside,
-        why={
-            piece: flag_reason(deployment, word)
-            for piece, word in zip((*args, *draft), (*words, *drafting), strict=True)
-        },
+        why={piece: flag_reason(deployment, word) for piece, word in explained},
     )
 
 
+def _draft_piece(word: Word, deployment: Deployment, *, variable: bool) -> Piece:
+    """A word of the draft, its name a variable where the file has any."""
+    return tuple(_split(part, deployment) if variable else (part,) for part in word)
+
+
+def _variables(args: tuple[Piece, ...], deployment: Deployment, *, drafts: bool) -> tuple[Var, ...]:
+    """The variables of a file, in the order of ABOUT: those of its words, and the draft's two."""
+    parts = (part for piece in args for value in piece for part in value)
+    found = {part.name: part for part in parts if isinstance(part, Var)}
+    if drafts:
+        speculate = deployment.recipe.speculate
+        given = speculate.draft if speculate else ""
+        found["ENABLE_EAGLE3"] = _var("ENABLE_EAGLE3", "1" if speculate else "0")
+        found["EAGLE3_MODEL"] = _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model))
+    order = list(ABOUT)
+    return tuple(sorted(found.values(), key=lambda variable: order.index(variable.name)))
+
+
 def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
+    flag, *values = word
     if place == 0 and names:
-        flag, weights = word[:-1], word[-1]
-        return (*((part,) for part in flag), (_var("MODEL_PATH", weights),))
-    if word[0] in names and len(word) == 2:
-        slots = (recipe.max_seqs or 1) if word[0] == "-c" else 1
-        default = str(int(word[1]) // slots) if word[0] == "-c" else word[1]
-        return ((word[0],), (_var(names[word[0]], default, times=slots),))
-    return tuple((part,) for part in word)
+        return (*((part,) for part in word[:-1]), (_var("MODEL_PATH", word[-1]),))
+    if flag not in names or len(values) != 1:
+        return tuple((part,) for part in word)
+    if flag == "-c":  # llama.cpp divides it over its slots
+        slots = recipe.max_seqs or 1
+        return ((flag,), (_var(names[flag], str(int(values[0]) // slots), times=slots),))
+    return ((flag,), (_var(names[flag], values[0]),))
 
 
 def _draft_words(deployment: Deployment, *, variable: bool) -> list[Word]:

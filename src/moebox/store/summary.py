@@ -22,7 +22,7 @@ Verdict = Literal["", "pass", "warn", "fail"]
 LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements")
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
