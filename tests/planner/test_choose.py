@@ -12,6 +12,7 @@ from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
+from moebox.detect.declared import box_of
 from moebox.engines import check, launch
 from moebox.errors import BadInput, DoesNotFit, UnknownName
 from moebox.planner.choose import choose
@@ -261,3 +262,16 @@ def test_a_larger_box_never_fits_less(count: int, ram: int, more: int) -> None:
         return
     if ram:  # no RAM given means that it is unknown, not that there is none
         assert plan(box=large).memory.fits
+
+
+def test_nvfp4_is_not_chosen_on_amd() -> None:
+    """A neighbour's figures made NVIDIA's format look twice as fast on MI300X, where no kernel reads it."""
+    found = plan("kimi-k2-thinking", box_of("8x-mi300x"))
+    assert found.recipe.checkpoint == "int4"
+    assert any("no kernel for it runs on AMD" in reason for reason in found.refused.values())
+
+
+def test_bold_does_not_take_what_is_known_to_be_slow() -> None:
+    """SGLang with an fp8 cache gave 16 tok/s on SM120 where bf16 gave 90; the forecast knows no reason for it."""
+    found = plan("kimi-k2.6", box_of("8x-rtx-pro-6000-server"), bold=True)
+    assert (found.recipe.engine, found.recipe.kv) != ("sglang", "fp8")

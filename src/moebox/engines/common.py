@@ -105,9 +105,14 @@ def shapes(recipe: Recipe, model: Model) -> list[Caution]:
 def weights_want_newer_gpus(deployment: Deployment) -> list[Caution]:
     """Weight formats that older GPUs unpack instead of computing with."""
     known, sm = deployment.found_checkpoint, int(major(deployment.box) or 0)
+    quant = (known.quant if known else deployment.recipe.checkpoint).lower()
+    gpu = deployment.box.gpu if deployment.box else None
+    if "nvfp4" in quant and gpu and gpu.generation == "cdna":
+        text = "NVFP4 is a format of NVIDIA's GPUs: no kernel for it runs on AMD's"
+        return [caution("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")]
     if not sm:
         return []
-    found, quant = [], (known.quant if known else deployment.recipe.checkpoint).lower()
+    found = []
     if "nvfp4" in quant and sm < 10:
         text = "NVFP4 weights want Blackwell; older GPUs unpack them through Marlin: the memory is saved, the speed not"
         found.append(caution("warning", text))

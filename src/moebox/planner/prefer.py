@@ -21,6 +21,8 @@ UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism: more that can go wrong
 DIVIDED = 0.90  # decode context parallelism: rows of one rig only
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
+KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
+SLOW = ("kv-fp8-sglang-slow",)  # such symptoms
 LEAST_BITS = 3.5  # a weight; below, perplexity leaves the original's (makers' model cards)
 FEW_BITS = 0.5  # and what a form below that counts, once more for each whole bit below
 
@@ -56,11 +58,17 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
         found.append(Discount(DIVIDED, "a cache divided by DCP is less proven"))
     spreads = {"pipeline stages add": parallel.pp > 1, "expert parallelism adds": parallel.ep}
     found += [Discount(LESS_PLAIN, f"{name} what can go wrong") for name, used in spreads.items() if used]
+    found += _known_slow(weighed)
     if recipe.speculate:
         found.append(Discount(LAST_RESORT, "drafts are tried once it runs"))
     if recipe.runtime.preset:
         found.append(Discount(LAST_RESORT, "the image is a third party's patch"))
     return tuple(found)
+
+
+def _known_slow(weighed: Weighed) -> list[Discount]:
+    slow = any(trouble.symptom in SLOW for trouble in weighed.troubles)
+    return [Discount(KNOWN_SLOW, "known to run at a fraction of this")] if slow else []
 
 
 def _other_form(weighed: Weighed) -> Discount:
@@ -95,6 +103,7 @@ def worth(weighed: Weighed) -> float:
     value = float(weighed.memory.kv_tokens) if weighed.pins.goal == "context" else weighed.score
     if weighed.pins.bold:
         bits = weighed.checkpoint.bits_per_weight(weighed.model)
+        value *= KNOWN_SLOW if _known_slow(weighed) else 1.0
         return value if bits >= LEAST_BITS else value * FEW_BITS ** (1 + LEAST_BITS - bits)
     for discount in discounts(weighed):
         value *= discount.factor

@@ -250,7 +250,7 @@ def expert_kernel(
     meant = [row for row in rows if _is_meant(row, engine, architecture, version)]
     near = NEAREST.get(generation, ("blackwell-rtx",))
     order = {name: place for place, name in enumerate(near)}
-    return min(
+    found = min(
         meant,
         key=lambda row: (
             order.get(row.generation, len(order)),
@@ -259,6 +259,7 @@ def expert_kernel(
             not row.engine,
         ),
     )
+    return found if found.generation == near[0] else replace(found, measured=False)
 
 
 def _is_meant(row: ExpertKernel, engine: str, architecture: str, version: str) -> bool:
