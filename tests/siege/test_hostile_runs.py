@@ -89,6 +89,8 @@ SOME = (
     "a pipe for a lock",
     "links for folders",
     "names that break lines",
+    "a link for a journal",
+    "a link for a report",
 )
 
 
