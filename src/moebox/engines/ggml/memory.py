@@ -12,13 +12,16 @@ from itertools import accumulate
 from moebox.core import registry
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
-from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.devices import device, every_gpu, ram_overhead
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import MIB, constant, gibibytes, taken, visible
 from moebox.sizing.kv import layer_bytes, token_bytes
+
+USUAL_AMB = 256  # MiB, where ik_llama.cpp is given no -amb
+AMB_TAKES = 1.625  # times -amb are allocated where it limits
 
 
 def budget(deployment: Deployment) -> Memory:
@@ -132,11 +135,10 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     of two GPUs the first 344 and 2,752, the last 460 and 3,686. ik_llama.cpp: 2,672 at -ub 4096 with -amb 512.
     """
     ubatch, context = placement(recipe).ubatch, recipe.context
-    wide = 3 * model.attention.heads * model.mla.kv_width * 4 if model.mla else 16 * model.hidden
     if "mla" in registry.traits(recipe.engine).hybrid:
-        attention = attention_buffer(model, recipe) + ubatch * wide // 2
-        return max(ubatch * (model.vocab * 4 + model.hidden * 4), attention) if last else attention
-    attention = ubatch * (wide + 2 * context)
+        attention = fork_attention_bytes(model, recipe)
+        return max(ubatch * (model.vocab * 4 + model.hidden * 8), attention) if last else attention
+    attention = ubatch * (attention_width(model) + 2 * context)
     if not last:
         return attention
     if alone:
@@ -144,17 +146,34 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     return max(ubatch * (model.vocab * 4 + 40 * model.hidden), attention)
 
 
-def attention_buffer(model: Model, recipe: Recipe) -> int:
-    """What ik_llama.cpp's attention needs beside its inputs: -amb where set, else scores of every head."""
+def attention_width(model: Model) -> int:
+    """Bytes of a token while attention computes: queries, their product with the cache, and the result."""
+    if model.mla:
+        return 3 * model.mla.heads * model.mla.kv_width * 4
+    kind = model.attention
+    return 4 * (3 * kind.heads * kind.head_dim + model.hidden) if isinstance(kind, Gqa) else 16 * model.hidden
+
+
+def experts_width(model: Model) -> int:
+    """Bytes of a token while its experts compute: what goes in, between and out of each of them."""
+    return 4 * model.moe.used * 2 * (model.hidden + model.moe.intermediate) if model.moe else 0
+
+
+def fork_attention_bytes(model: Model, recipe: Recipe) -> int:
+    """What ik_llama.cpp's attention needs: the mask of the whole cache, and by -mla latent or decompressed heads.
+
+    -mla 2 and 3 decompress keys and values of so many heads at a time as -amb allows. Read from the August 2026 build's
+    log on Kimi K2.6 shapes with -mla 3 -amb 512 at -ub 512: 928 MiB at -c 16384, 976 at 65536, 1,040 at 131072; with
+    -amb 256 (its default) and 1024 at 65536: 570 and 1,808.
+    """
     hybrid, mla = placement(recipe), model.mla
-    if mla is None:
-        return 0
-    if hybrid.attention_buffer:
-        return hybrid.attention_buffer * MIB
-    if hybrid.mla in (2, 3, None):
-        # Keys and values of every head, decompressed for the whole context, f16 (12 to 14 GiB at 131,072 seen).
-        return recipe.context * mla.heads * (mla.nope + mla.v) * 2 * 3
-    return hybrid.ubatch * recipe.context * 4
+    mask = hybrid.ubatch * 2 * cache_tokens(recipe)
+    if mla is None or hybrid.mla == 1:
+        return mask + hybrid.ubatch * attention_width(model)
+    heads = hybrid.ubatch * mla.heads * 2 * (mla.nope + mla.rope + mla.v) * 4
+    whole = cache_tokens(recipe) * mla.heads * (mla.nope + mla.v) * 2 * 3
+    limit = round(AMB_TAKES * (hybrid.attention_buffer or USUAL_AMB) * MIB)
+    return mask + heads + min(whole, limit)
 
 
 def staging_bytes(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
@@ -182,6 +201,20 @@ def placed(recipe: Recipe) -> int:
     return sum(len(layers) for layers in placement(recipe).experts)
 
 
+def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
+    """The compute buffer in RAM: experts beside GPUs; without GPUs everything, and ik_llama.cpp's logits.
+
+    llama.cpp b21e4de on the CPU, three expert layers, -ub 512, -c 4096: 180 MiB on Qwen3-235B, 270 on Kimi K2.6.
+    """
+    ubatch = placement(recipe).ubatch
+    experts = ubatch * experts_width(model)
+    if not alone:
+        return experts
+    if "mla" in registry.traits(recipe.engine).hybrid:
+        return max(experts, compute_bytes(model, recipe, last=True, alone=True))
+    return max(experts, ubatch * attention_width(model)) + ubatch * 2 * recipe.context
+
+
 def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> DeviceMemory:
     """What stays in RAM: the embedding, the experts of all other layers, and without GPUs everything."""
     sizes = checkpoint.bytes_by_component
@@ -194,9 +227,8 @@ def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -
         weights |= dense_on_gpu(model, checkpoint, list(range(model.layers)), last=True)
     held = {name: size for name, size in weights.items() if size}
     kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * model.layers) * alone
-    ram = device(
-        "ram", box.ram, held, kv=kv, activations=placement(recipe).ubatch * MIB // 2, overhead=ram_overhead(box)
-    )
+    activations = cpu_compute_bytes(model, recipe, alone=alone)
+    ram = device("ram", box.ram, held, kv=kv, activations=activations, overhead=ram_overhead(box))
     if box.ram or experts or not box.gpus:
         return ram
     # Nobody said how much RAM there is: enough for a server whose experts all lie on GPUs, nothing beyond.
