@@ -69,7 +69,8 @@ def search_run(folder: Path, engine: str) -> "Search":
 
 def document(found: "Search") -> Document:
     """The search as JSON."""
-    rows = [{**codec.document(one), "count": found.counts[one.symptom]} for one in found.findings.values()]
+    findings = found.findings.values()
+    rows = [{**codec.document(finding), "count": found.counts[finding.symptom]} for finding in findings]
     reason = {"text": found.exception, "line": found.exception_line} if found.exception else None
     return {
         "lines": found.lines,
@@ -90,19 +91,19 @@ def show(found: "Search", *, every: bool) -> None:
         out.print(f"  {found.exception}", markup=False)
     else:
         out.print("no known failure in it", markup=False)
-    for one in found.findings.values():
-        if one is not cause and (every or one.severity == "warning"):
-            _finding(one.severity, one)
+    for finding in found.findings.values():
+        if finding is not cause and (every or finding.severity == "warning"):
+            _finding(finding.severity, finding)
 
 
-def _finding(title: str, one: "Finding") -> None:
+def _finding(title: str, finding: "Finding") -> None:
     out = people()
-    out.print(f"\n{title}: {one.cause}", markup=False)
-    out.print(f"  line {one.line}: {one.text}", markup=False)
-    out.print(f"  remedy: {one.remedy}", markup=False)
-    if one.change:
-        out.print(f"  in the recipe: {one.change_text}", markup=False)
-    out.print(f"  source: {one.source}  [{one.symptom}]", markup=False)
+    out.print(f"\n{title}: {finding.cause}", markup=False)
+    out.print(f"  line {finding.line}: {finding.text}", markup=False)
+    out.print(f"  remedy: {finding.remedy}", markup=False)
+    if finding.change:
+        out.print(f"  in the recipe: {finding.change_text}", markup=False)
+    out.print(f"  source: {finding.source}  [{finding.symptom}]", markup=False)
 
 
 def box(
@@ -129,12 +130,12 @@ def box(
         raise BadInput(f"--need: {problem}") from None
     here = detect.box(box)
     found = checks.examine(here, need=size) if box else checks.examine_here(here, need=size)
-    failed = sum(one.verdict == "fail" for one in found)
+    failed = sum(check.verdict == "fail" for check in found)
     if json:
         emit({"box": here.name, "checks": found, "verdict": "fail" if failed else "pass"})
         return 1 if failed else 0
     people().print(listing(found))
-    warned = sum(one.verdict == "warn" for one in found)
+    warned = sum(check.verdict == "warn" for check in found)
     people().print(f"\n{len(found)} checks: {failed} failed, {warned} to look at")
     return 1 if failed else 0
 

@@ -40,9 +40,7 @@ def logs(
         plain.refuse_strange(piece)
     if lines is None:
         for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
-            with open(piece, "rb") as file:
-                while data := file.read(65536):
-                    show(data)
+            show_file(piece)
     tail = Tail(path, start=last_lines(path, lines) if lines is not None else 0)
     while True:
         data = tail.read()
@@ -52,6 +50,13 @@ def logs(
             return 0
         else:
             time.sleep(0.2)
+
+
+def show_file(path: Path) -> None:
+    """A piece of a log from its beginning to its end."""
+    with open(path, "rb") as file:
+        while data := file.read(65536):
+            show(data)
 
 
 def show(data: bytes) -> None:

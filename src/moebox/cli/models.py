@@ -87,22 +87,22 @@ def document(model: Model, checkpoints: tuple[Checkpoint, ...]) -> Document:
         "source": model.source,
         "checkpoints": [
             {
-                "name": one.name,
-                "repo": one.repo,
-                "path": one.path,
-                "format": one.format,
-                "quant": one.quant,
-                "bytes": one.bytes,
-                "bits_per_weight": round(one.bits_per_weight(model), 3),
-                "by_component": one.bytes_by_component,
-                "shards": one.shards,
-                "engines": one.engines,
-                "native": one.native,
-                "how": one.how,
-                "note": one.note,
-                "source": one.source,
+                "name": form.name,
+                "repo": form.repo,
+                "path": form.path,
+                "format": form.format,
+                "quant": form.quant,
+                "bytes": form.bytes,
+                "bits_per_weight": round(form.bits_per_weight(model), 3),
+                "by_component": form.bytes_by_component,
+                "shards": form.shards,
+                "engines": form.engines,
+                "native": form.native,
+                "how": form.how,
+                "note": form.note,
+                "source": form.source,
             }
-            for one in checkpoints
+            for form in checkpoints
         ],
     }
 

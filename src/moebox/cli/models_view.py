@@ -22,7 +22,7 @@ def listing(models: list[Model], *, width: int = 80) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("native checkpoint", no_wrap=True)
     for model in models:
-        native = next((one for one in catalogue.checkpoints(model.name) if one.native), None)
+        native = next((form for form in catalogue.checkpoints(model.name) if form.native), None)
         kinds = " + ".join(dict.fromkeys(kind_name(layers) for layers in model.stack))
         table.add_row(
             model.name,
@@ -98,24 +98,26 @@ def attention(layers: Layers) -> str:
 
 def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     """Parameters by component, and bytes in each form (the first four)."""
+    shown = checkpoints[:4]
     table = Table(box=None, pad_edge=False)
     table.add_column("component")
     table.add_column("parameters", justify="right")
     table.add_column("share", justify="right")
-    shown = checkpoints[:4]
-    for one in shown:
-        table.add_column(one.name if len(one.name) < 16 else one.quant, justify="right", overflow="fold")
+    for form in shown:
+        table.add_column(form.name if len(form.name) < 16 else form.quant, justify="right", overflow="fold")
     parts = model.by_component
-    for name in COMPONENTS:
-        if any(name in one.bytes_by_component for one in shown) or name in parts:
-            sizes = [
-                gb(one.bytes_by_component.get(name, 0)) if name in one.bytes_by_component else "-" for one in shown
-            ]
-            table.add_row(
-                name.replace("_", " "), params(parts.get(name, 0)), percent(parts.get(name, 0) / model.total), *sizes
-            )
-    table.add_row("total", params(model.total), "", *(gb(one.bytes) for one in shown), style="bold")
+    there = {*parts, *(name for form in shown for name in form.bytes_by_component)}
+    for name in (name for name in COMPONENTS if name in there):
+        number = parts.get(name, 0)
+        sizes = (_size(form, name) for form in shown)
+        table.add_row(name.replace("_", " "), params(number), percent(number / model.total), *sizes)
+    table.add_row("total", params(model.total), "", *(gb(form.bytes) for form in shown), style="bold")
     return table
+
+
+def _size(form: Checkpoint, component: str) -> str:
+    """Bytes of a component in one form; a dash where it has none."""
+    return gb(form.bytes_by_component[component]) if component in form.bytes_by_component else "-"
 
 
 def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
@@ -125,12 +127,14 @@ def forms(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
     for name, width in (("size", 8), ("bits/w", 6)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     table.add_column("where", overflow="fold")
-    for one in checkpoints:
-        readers = one.engines or tuple(engine.name for engine in registry.all_traits() if one.format in engine.formats)
-        table.add_row(
-            one.name + (" (native)" if one.native and not one.path else ""),
-            gb(one.bytes),
-            f"{one.bits_per_weight(model):.2f}",
-            f"{one.repo or one.path or '-'}, {'unverified' if one.unverified else _HOW[one.how]}; {', '.join(readers)}",
-        )
+    for form in checkpoints:
+        native = " (native)" if form.native and not form.path else ""
+        table.add_row(form.name + native, gb(form.bytes), f"{form.bits_per_weight(model):.2f}", _where(form))
     return table
+
+
+def _where(form: Checkpoint) -> str:
+    """Where it is, how its size is known, and who reads it."""
+    readers = form.engines or tuple(engine.name for engine in registry.all_traits() if form.format in engine.formats)
+    known = "unverified" if form.unverified else _HOW[form.how]
+    return f"{form.repo or form.path or '-'}, {known}; {', '.join(readers)}"

@@ -101,7 +101,7 @@ def document(chosen: Plan) -> dict[str, Any]:
         "goal": chosen.goal,
         "recipe": chosen.recipe,
         "memory": {
-            "per_device": [device(one) for one in memory.devices],
+            "per_device": [device(budget) for budget in memory.devices],
             "kv_tokens": memory.kv_tokens,
             "kv_bytes_per_token": memory.kv_bytes_per_token,
             "requests_of_context": memory.kv_tokens // max(chosen.recipe.context, 1),
@@ -117,16 +117,16 @@ def document(chosen: Plan) -> dict[str, Any]:
     }
 
 
-def device(one: DeviceMemory) -> dict[str, Any]:
+def device(budget: DeviceMemory) -> dict[str, Any]:
     """One device's bytes; the five parts sum to its total."""
     return {
-        "device": one.device,
-        "total_bytes": one.total,
-        "weights_bytes": one.weights_total + one.draft,
-        "kv_bytes": one.kv,
-        "overhead_bytes": one.activations + one.overhead,
-        "free_bytes": one.free,
-        "by_component": one.weights,
-        "draft_bytes": one.draft,
-        "activations_bytes": one.activations,
+        "device": budget.device,
+        "total_bytes": budget.total,
+        "weights_bytes": budget.weights_total + budget.draft,
+        "kv_bytes": budget.kv,
+        "overhead_bytes": budget.activations + budget.overhead,
+        "free_bytes": budget.free,
+        "by_component": budget.weights,
+        "draft_bytes": budget.draft,
+        "activations_bytes": budget.activations,
     }

@@ -1,5 +1,6 @@
 """A plan as a page for the terminal: bars of memory, forecast, runners-up, warnings, and what to type next."""
 
+import itertools
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -87,43 +88,46 @@ def memory(plan: Plan) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
-    for name, one in groups(plan.memory.devices):
-        table.add_row(name, Bar(one), gib(one.total))
+    for name, device in groups(plan.memory.devices):
+        table.add_row(name, Bar(device), gib(device.total))
     return Group(table, figures(plan), holds(plan))
 
 
 def groups(devices: tuple[DeviceMemory, ...]) -> list[tuple[str, DeviceMemory]]:
-    """Runs of devices with equal budgets as ("gpu0-7", budget); RAM that is not there is left out."""
-    runs: list[tuple[str, str, DeviceMemory, tuple[object, ...]]] = []
-    for one in devices:
-        if one.device == "ram" and not one.total:
-            continue
-        key = (one.total, *amounts(one), tuple(one.weights.items()))
-        if runs and runs[-1][3] == key and one.device.startswith("gpu"):
-            runs[-1] = (runs[-1][0], one.device, one, key)
-        else:
-            runs.append((one.device, one.device, one, key))
-    return [(a if a == b else f"{a}-{b.removeprefix('gpu')}", one) for a, b, one, _ in runs]
+    """Devices next to each other with equal budgets as ("gpu0-7", budget); RAM that is not there is left out."""
+    there = [device for device in devices if device.total or device.device != "ram"]
+    alike = [list(members) for _, members in itertools.groupby(there, key=_budget)]
+    return [(_named(members[0].device, members[-1].device), members[0]) for members in alike]
 
 
-def amounts(one: DeviceMemory) -> tuple[int, ...]:
+def _budget(device: DeviceMemory) -> tuple[object, ...]:
+    """What devices of one group share; RAM never stands with a GPU."""
+    return device.device.startswith("gpu"), device.total, amounts(device), tuple(device.weights.items())
+
+
+def _named(first: str, last: str) -> str:
+    """ "gpu0-7", or the one name."""
+    return first if first == last else f"{first}-{last.removeprefix('gpu')}"
+
+
+def amounts(device: DeviceMemory) -> tuple[int, ...]:
     """Bytes of each part of a bar, in the order of PARTS."""
-    weights = [sum(one.weights.get(name, 0) for name in names) for _, _, _, names in PARTS if names]
-    return (*weights, one.draft, one.kv, one.activations, one.overhead, max(0, one.free))
+    weights = [sum(device.weights.get(name, 0) for name in names) for _, _, _, names in PARTS if names]
+    return (*weights, device.draft, device.kv, device.activations, device.overhead, max(0, device.free))
 
 
 class Bar:
     """A stacked bar as wide as there is room."""
 
-    def __init__(self, one: DeviceMemory) -> None:
-        self.one = one
+    def __init__(self, device: DeviceMemory) -> None:
+        self.device = device
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         bar, done, shown = Text(no_wrap=True), 0, 0
-        for (_, letter, colour, _), size in zip(PARTS, amounts(self.one), strict=True):
+        for (_, letter, colour, _), size in zip(PARTS, amounts(self.device), strict=True):
             done += size
-            edge = round(width * done / max(self.one.total, 1))
+            edge = round(width * done / max(self.device.total, 1))
             cells = max(0, min(edge, width) - shown)
             bar.append(letter * cells, style=f"black on {colour}")  # letters tell the parts apart without colour
             shown += cells
@@ -139,7 +143,7 @@ def figures(plan: Plan) -> RenderableType:
     for name, _ in shown:
         table.add_column(name, justify="right")
     for index, (part, letter, colour, _) in enumerate(PARTS):
-        sizes = [amounts(one)[index] for _, one in shown]
+        sizes = [amounts(device)[index] for _, device in shown]
         if any(sizes):
             cells = [f"{size / 2**30:,.2f}" if size else "-" for size in sizes]
             table.add_row(Text(letter, style=f"black on {colour}"), part, *cells)
@@ -161,27 +165,27 @@ def forecast(rows: tuple[Forecast, ...], measured: str = "") -> RenderableType:
     """Decode by context and concurrency with the band, and the time to read a prompt of that length."""
     streams = sorted({row.concurrency for row in rows})
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("context", justify="right")
-    for number in streams:
-        table.add_column(f"{number} stream" if number == 1 else str(number), justify="right")
-    table.add_column("prompt read in", justify="right")
-    table.add_column("at tok/s", justify="right")
+    heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
+    for head in ("context", *heads, "prompt read in", "at tok/s"):
+        table.add_column(head, justify="right")
     for context in sorted({row.context for row in rows}):
         cells = {row.concurrency: row for row in rows if row.context == context}
         first = next(iter(cells.values()))
-        table.add_row(
-            count(context),
-            *(tok_s(cells[n].decode_tok_s).removesuffix(" tok/s") if n in cells else "-" for n in streams),
-            seconds(first.ttft_s),
-            count(first.prefill_tok_s),
-        )
-    one = max(rows, key=lambda row: row.decode_tok_s)  # rates are rounded: the largest has the truest ratio
-    low, high = one.low_tok_s / one.decode_tok_s - 1, one.high_tok_s / one.decode_tok_s - 1
-    basis = f"expect {low:+.0%} to {high:+.0%} (80% of results on other hosts)"
-    if measured:
-        basis = f"{measured}; expect {low:+.0%} to {high:+.0%}"
-    note = f"decode tok/s of all streams; {basis}"
-    return Group(table, Text(note, style="dim"))
+        rates = (_decode(cells.get(number)) for number in streams)
+        table.add_row(count(context), *rates, seconds(first.ttft_s), count(first.prefill_tok_s))
+    return Group(table, Text(f"decode tok/s of all streams; {_basis(rows, measured)}", style="dim"))
+
+
+def _decode(row: Forecast | None) -> str:
+    return tok_s(row.decode_tok_s).removesuffix(" tok/s") if row else "-"
+
+
+def _basis(rows: tuple[Forecast, ...], measured: str) -> str:
+    """How far off it may be, and what it rests on."""
+    largest = max(rows, key=lambda row: row.decode_tok_s)  # rates are rounded: the largest has the truest ratio
+    low, high = (edge / largest.decode_tok_s - 1 for edge in (largest.low_tok_s, largest.high_tok_s))
+    band = f"expect {low:+.0%} to {high:+.0%}"
+    return f"{measured}; {band}" if measured else f"{band} (80% of results on other hosts)"
 
 
 def runners(plan: Plan) -> RenderableType:
@@ -191,10 +195,9 @@ def runners(plan: Plan) -> RenderableType:
     table.add_column("answers", justify="right", no_wrap=True)
     table.add_column("cache", justify="right", no_wrap=True)
     table.add_column("why not", ratio=4)
-    for one in plan.alternatives:
-        table.add_row(
-            Text(one.title), tok_s(one.answer_tok_s).removesuffix(" tok/s"), count(one.kv_tokens), Text(one.loses)
-        )
+    for other in plan.alternatives:
+        rate = tok_s(other.answer_tok_s).removesuffix(" tok/s")
+        table.add_row(Text(other.title), rate, count(other.kv_tokens), Text(other.loses))
     note = "answers: tok/s while requests of 4,096 tokens are read and answered with 1,024, as many as the goal asks"
     return Group(table, Text(note, style="dim"))
 
@@ -210,13 +213,13 @@ def dropped(refused: dict[str, str]) -> RenderableType:
 def cautions(plan: Plan) -> RenderableType:
     """Warnings with their remedies."""
     table = Table.grid(padding=(0, 1))
-    for one in plan.warnings:
-        mark, style = MARKS[one.severity]
-        text = Text(one.text)
-        if one.remedy:
-            text.append(f"\n→ {one.remedy}", style="green")
-        if one.source:
-            text.append(f"\n  {one.source}", style="dim")
+    for caution in plan.warnings:
+        mark, style = MARKS[caution.severity]
+        text = Text(caution.text)
+        if caution.remedy:
+            text.append(f"\n→ {caution.remedy}", style="green")
+        if caution.source:
+            text.append(f"\n  {caution.source}", style="dim")
         table.add_row(Text(mark, style=style), text)
     return table
 

@@ -62,16 +62,9 @@ def line(look: Look) -> str:
 def page(watcher: Watcher) -> RenderableType:
     """The whole screen."""
     looks = list(watcher.looks)[-WIDE:]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for _ in range(3):
-        table.add_column(no_wrap=True)
-    for name, title, word in SHOWN:
-        values = [look.figures.get(name) for look in looks]
-        if any(value is not None for value in values):
-            last = next(value for value in reversed(values) if value is not None)
-            table.add_row(title, word(last), bars(values))
     state = Text("answers", style="green") if looks[-1].answered else Text("no answer", style="bold red")
     head = Text.assemble(f"{watcher.endpoint.model} at {watcher.endpoint.base_url}  ", state)
+    table = figures(looks)
     parts: list[RenderableType] = [head, Text(), table]
     if not table.row_count:
         parts.append(Text("it shows no metrics: only its answers are watched", style="dim"))
@@ -81,6 +74,19 @@ def page(watcher: Watcher) -> RenderableType:
         for canary in watcher.canaries[-4:]
     ]
     return Group(*parts)
+
+
+def figures(looks: list[Look]) -> Table:
+    """A row for each figure that the engine shows: its name, its newest value, and how it went."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    for name, title, word in SHOWN:
+        values = [look.figures.get(name) for look in looks]
+        known = [value for value in values if value is not None]
+        if known:
+            table.add_row(title, word(known[-1]), bars(values))
+    return table
 
 
 def bars(values: list[float | None]) -> str:

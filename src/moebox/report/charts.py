@@ -203,8 +203,8 @@ def marker(shape: int, a: float, b: float, *, colour: str, hollow: bool = False,
 
 def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
     """What the script shows at each x: place, heading, and each series' value there."""
-    xs = sorted({point[0] for one in shown for point in one.points})
-    tables = [dict(one.points) for one in shown]
+    xs = sorted({point[0] for curve in shown for point in curve.points})
+    tables = [dict(curve.points) for curve in shown]
     stops = [
         [
             round(across.at(value), 1),
@@ -213,7 +213,7 @@ def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
         ]
         for value in xs
     ]
-    names = [[one.name, one.colour] for one in shown]
+    names = [[curve.name, curve.colour] for curve in shown]
     return json.dumps(
         {"x": x.title, "y": y.title, "series": names, "stops": stops}, ensure_ascii=False, separators=(",", ":")
     )

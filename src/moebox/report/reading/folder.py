@@ -169,13 +169,18 @@ def absent(folder: Path, *, levels: bool, checks: bool) -> list[str]:
     notes = [] if levels else ["measurements/: none, so there are no throughput or latency figures"]
     notes += [] if checks else ["verdicts/: none, so nothing is said about whether the answers are right"]
     notes += [f"{name}: not there" for name in ("recipe.toml", "box.toml", "plan.json") if not (folder / name).exists()]
-    links = sorted(path.name for path in folder.iterdir() if path.is_symlink() and path.is_dir())
-    notes += [f"{name}: is a link, and was not followed" for name in links]
-    foreign = sorted(path.name for path in folder.iterdir() if not ours(path))
-    if foreign:
-        more = " …" if len(foreign) > 8 else ""
-        notes.append(f"left aside, not written by moebox: {', '.join(foreign[:8])}{more}")
-    return notes
+    return notes + strange(sorted(folder.iterdir()))
+
+
+def strange(paths: Sequence[Path]) -> list[str]:
+    """Links to folders, and what moebox did not write."""
+    links = [path.name for path in paths if path.is_symlink() and path.is_dir()]
+    notes = [f"{name}: is a link, and was not followed" for name in links]
+    foreign = [path.name for path in paths if not ours(path)]
+    if not foreign:
+        return notes
+    more = " …" if len(foreign) > 8 else ""
+    return [*notes, f"left aside, not written by moebox: {', '.join(foreign[:8])}{more}"]
 
 
 def ours(path: Path) -> bool:
