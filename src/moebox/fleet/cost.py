@@ -83,21 +83,30 @@ def cost(outcome: "FleetOutcome", prices: Prices, *, box: str, gpu_watts: float)
     """What the simulated fleet of boxes called `box` costs."""
     known = prices.box.get(box)
     tally, hours = outcome.tally, outcome.seconds / 3600
-    draw = sum(known.watts if known and known.watts else watts(gpu_watts, one.busy) for one in outcome.boxes)
+    measured = known.watts if known else 0.0
+    draw = sum(measured or watts(gpu_watts, member.busy) for member in outcome.boxes)
     hour = _hour(known, len(outcome.boxes), draw, prices)
-    tokens = (tally.input_tokens + tally.output_tokens) / hours / 1e6 * prices.hours_per_day / 24
-    output = tally.output_tokens / hours / 1e6 * prices.hours_per_day / 24
+    in_use = prices.hours_per_day / 24
+    output = tally.output_tokens / hours / 1e6 * in_use
+    tokens = (tally.input_tokens + tally.output_tokens) / hours / 1e6 * in_use
     api = _api(tally.input_tokens, tally.cached_tokens, tally.output_tokens, prices)
-    api_hour = api / hours * prices.hours_per_day / 24 if api is not None else None
+    api_hour = _over(api, hours / in_use)
     return Cost(
         watts=draw,
         box_hour=hour,
-        per_million=hour / tokens if hour is not None and tokens else None,
-        per_million_output=hour / output if hour is not None and output else None,
-        api_per_million=api_hour / tokens if api_hour is not None and tokens else None,
+        per_million=_over(hour, tokens),
+        per_million_output=_over(hour, output),
+        api_per_million=_over(api_hour, tokens),
         api_hour=api_hour,
-        break_even=hour / api_hour if hour is not None and api_hour else None,
+        break_even=_over(hour, api_hour),
     )
+
+
+def _over(amount: float | None, of: float | None) -> float | None:
+    """Their ratio; None where one is not known, or the second is nothing."""
+    if amount is None or not of:
+        return None
+    return amount / of
 
 
 def _hour(price: BoxPrice | None, boxes: int, draw: float, prices: Prices) -> float | None:

@@ -67,11 +67,8 @@ def read_hosts(path: Path) -> tuple[NodeAt, ...]:
     nodes: list[NodeAt] = []
     for number, line in enumerate(codec.read_text(path).splitlines(), 1):
         words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if len(words) > 2 or not all(HOST.fullmatch(word) for word in words):
-            raise BadInput(f"{path}: line {number}: a node is a name and, if need be, its address", hint="n1 10.0.0.1")
-        nodes.append(NodeAt(name=words[0], address=words[-1].rpartition("@")[2]))
+        if words:
+            nodes.append(_node(words, where=f"{path}: line {number}"))
     names = [node.name for node in nodes]
     twice = next((name for name in names if names.count(name) > 1), "")
     if twice:
@@ -79,6 +76,12 @@ def read_hosts(path: Path) -> tuple[NodeAt, ...]:
     if not nodes:
         raise BadInput(f"{path}: lists no node")
     return tuple(nodes)
+
+
+def _node(words: list[str], *, where: str) -> NodeAt:
+    if len(words) > 2 or not all(HOST.fullmatch(word) for word in words):
+        raise BadInput(f"{where}: a node is a name and, if need be, its address", hint="n1 10.0.0.1")
+    return NodeAt(name=words[0], address=words[-1].rpartition("@")[2])
 
 
 def over_ssh(hosts: tuple[NodeAt, ...], count: int, *, python: str) -> Nodes:
@@ -100,10 +103,10 @@ def over_slurm(count: int, gpus: int, asked: Where, *, name: str) -> Nodes:
     argv += [f"--account={asked.account}"] if asked.account else []
     argv += [f"--time={asked.time_limit}"] if asked.time_limit else []
     said = _granted(argv, count)
-    found = re.search(r"Granted job allocation (\d+)", said)
-    if not found:
+    granted = re.search(r"Granted job allocation (\d+)", said)
+    if not granted:
         raise Outside(f"Slurm granted nothing: {last_line(said)}")
-    job = found[1]
+    job = granted[1]
     try:
         return Nodes(nodes=_allocated(job), job=job, python=asked.node_python)
     except BaseException:
@@ -137,8 +140,8 @@ def _allocated(job: str) -> tuple[NodeAt, ...]:
 
 def _address(name: str) -> str:
     """Where Slurm itself reaches the node: it need not have a name that resolves."""
-    told = re.search(r"NodeAddr=(\S+)", _run(["scontrol", "show", "node", name, "--oneliner"], what="scontrol"))
-    return told[1] if told else name
+    address = re.search(r"NodeAddr=(\S+)", _run(["scontrol", "show", "node", name, "--oneliner"], what="scontrol"))
+    return address[1] if address else name
 
 
 def release(nodes: Nodes) -> None:
@@ -223,16 +226,7 @@ def _rank(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> Rank
 def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
     """What the guard runs here: the conductor, which runs an agent on every node."""
     recipe = deployment.recipe
-    if recipe.runtime.kind != "native":
-        raise BadInput(
-            f"over several nodes the engine runs natively, not in {recipe.runtime.kind}",
-            hint='runtime.kind = "native", or `moebox render --as k8s`',
-        )
-    if not recipe.listen.port:
-        raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
-    engines.check(deployment)
-    if deployment.engine.workers and any(_is_v6(node.address) for node in nodes.nodes):
-        raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
+    _check_spanning(deployment, nodes)
     address = nodes.nodes[0].address
     # The other ranks and this machine must reach it: it listens on the address they use, which is no public one.
     listen = replace(recipe.listen, host=recipe.listen.host if recipe.listen.host != "127.0.0.1" else address)
@@ -253,6 +247,21 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
         nodes=tuple(node.name for node in nodes.nodes),
         job=nodes.job,
     )
+
+
+def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:
+    """BadInput for what cannot run over several nodes."""
+    recipe = deployment.recipe
+    if recipe.runtime.kind != "native":
+        raise BadInput(
+            f"over several nodes the engine runs natively, not in {recipe.runtime.kind}",
+            hint='runtime.kind = "native", or `moebox render --as k8s`',
+        )
+    if not recipe.listen.port:
+        raise BadInput("listen.port: an engine on other nodes needs a port that is known", hint="e.g. 8000")
+    engines.check(deployment)
+    if deployment.engine.workers and any(_is_v6(node.address) for node in nodes.nodes):
+        raise BadInput(f"{deployment.engine.title}'s workers are named by IPv4 addresses or host names, not by IPv6")
 
 
 def _is_v6(address: str) -> bool:

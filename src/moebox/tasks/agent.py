@@ -62,14 +62,9 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
     system = f"{SYSTEM if job.tools else ALONE}\n\n{job.system}".strip()
     memory = _Memory()
     for number in range(1, job.turns + 1):
-        end = _over(bounds)
-        if end:
-            done.end, done.why = end, "" if end == "stopped" else f"before reply {number}"
-            return done
         started = time.monotonic()
-        most = _most(job, bounds.context, done, system)
-        if most < 1:
-            done.end, done.why = "context", f"{bounds.context} tokens are full before reply {number}"
+        most = _allowed(job, bounds, done, system, number)
+        if not most:
             return done
         got = _reply(ask, system, done, box, bounds, most)
         done.text = got.text
@@ -83,10 +78,7 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
             done.end, done.why = "tool", died
             return done
         verdict = _ended(got, calls, memory, bounds)
-        if got.calls and not got.problem:
-            done.messages += tool_results(ask.api, got, results)
-        else:
-            done.messages.append({"role": "assistant", "content": got.text})
+        done.messages += _told(ask, got, results)
         if verdict:
             done.end, done.why = verdict
             return done
@@ -94,6 +86,25 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
             done.messages[-1] = {"role": "assistant", "content": got.text or "…"}
             done.messages.append({"role": "user", "content": NUDGE})
     return done
+
+
+def _allowed(job: Job, bounds: Bounds, done: Work, system: str, number: int) -> int:
+    """Tokens that the next reply may have; 0, and the end noted, where there is to be none."""
+    end = _over(bounds)
+    if end:
+        done.end, done.why = end, "" if end == "stopped" else f"before reply {number}"
+        return 0
+    most = _most(job, bounds.context, done, system)
+    if most < 1:
+        done.end, done.why = "context", f"{bounds.context} tokens are full before reply {number}"
+    return max(most, 0)
+
+
+def _told(ask: Ask, got: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
+    """A reply and what its calls brought, as the conversation keeps them."""
+    if got.calls and not got.problem:
+        return tool_results(ask.api, got, results)
+    return [{"role": "assistant", "content": got.text}]
 
 
 def _reply(ask: Ask, system: str, done: Work, box: Toolbox, bounds: Bounds, most: int) -> Reply:
