@@ -5,6 +5,7 @@ The nodes here are this machine, reached without ssh or Slurm; tests/cluster doe
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from moebox.core.event import NodeFacts
 from moebox.errors import MoeboxError
 from moebox.serve import node_checks
 from moebox.serve.agent import MASTER, marked
-from moebox.serve.conduct import Conducted, RankOrder, agent_source, open_agents
+from moebox.serve.conduct import Conducted, Conductor, RankOrder, agent_source, open_agents
 from moebox.serve.node_checks import alike, reach
 from moebox.serve.nodes import read_hosts
 from moebox.serve.preflight import free_port
@@ -47,6 +48,27 @@ def order(tmp_path: Path, *, mode: str = "", lifeline_s: float = 20.0) -> Conduc
         ladder=(("SIGINT", 1.0), ("SIGKILL", 5.0)),
         lifeline_s=lifeline_s,
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "rank"),
+    [
+        (["RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.2]", "0 1", "1 1"], 1),
+        (["0 1", "[1 b] torch.distributed.DistBackendError: ncclRemoteError", "1 1"], 0),
+        (["RuntimeError: Connection reset by peer", "0 1", "1 -9"], 1),
+        (["1 1", "0 1"], 1),
+    ],
+)
+def test_a_rank_that_lost_another_is_not_the_cause_whichever_is_heard_first(
+    lines: list[str], rank: int, tmp_path: Path
+) -> None:
+    conductor = Conductor(order(tmp_path))
+    for line in lines:
+        ended = re.fullmatch(r"(\d) (-?\d+)", line)
+        text = f"moebox-agent: rank {ended[1]} ended with {ended[2]}" if ended else line
+        conductor.hear(text.encode())
+
+    assert conductor.cause().rank == rank
 
 
 @contextlib.contextmanager

@@ -31,6 +31,11 @@ exec(compile({link!r}, "node_link.py", "exec"), link.__dict__)
 exec(compile({agent!r}, "agent.py", "exec"), {{"__name__": "__main__"}})
 """
 ENDED = re.compile(rb"moebox-agent: rank (\d+) (?:ended with (-?\d+)|cannot be started: (.*))")
+# A rank that says so ended because another did: gloo, NCCL, and llama.cpp's RPC. Which end is heard of first is chance.
+LOST_ANOTHER = re.compile(
+    rb"Connection (?:closed|reset) by peer|remote process exit|ncclRemoteError|Remote RPC server crashed", re.IGNORECASE
+)
+OF_RANK = re.compile(rb"\[(\d+) ")  # before what ranks other than the first print
 SLURM_ENDED = re.compile(rb"srun: error: (\S+): task (\d+): (.*)")
 
 
@@ -104,6 +109,7 @@ class Conductor:
     def __init__(self, order: Conducted) -> None:
         self.order = order
         self.ends: list[RankEnd] = []  # in the order they were heard of, before the others were told to stop
+        self.lost_another: set[int] = set()  # ranks that said so
         self.stop_at = 0.0  # when the others are told, once one has ended or we were asked
         self.asked = False
 
@@ -117,13 +123,15 @@ class Conductor:
         finally:
             self._end()
         if self.ends and not self.asked:
-            # A rank that was killed or never started brings others down with an error of their own, which may be
-            # heard first.
-            cause = min(self.ends, key=lambda end: not end.struck)
+            cause = self.cause()
             others = "" if len(self.order.names) == 1 else "; the other ranks were stopped"
             print(f"moebox: rank {cause.rank} on {self.order.names[cause.rank]} {cause.how}{others}", flush=True)
             return cause.code or 1
         return 0
+
+    def cause(self) -> RankEnd:
+        """The end that brought the others about: one from outside, or else one of a rank that lost no other."""
+        return min(self.ends, key=lambda end: (not end.struck, end.rank in self.lost_another))
 
     def _ask(self) -> None:
         self.asked, self.stop_at = True, time.monotonic()
@@ -160,13 +168,17 @@ class Conductor:
         *lines, left = bytes(rest).split(b"\n") if data else [*bytes(rest).split(b"\n"), b""]
         rest[:] = left
         for line in lines:
-            self._hear(line)
+            self.hear(line)
             if line or data:
                 sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
         return bool(data)
 
-    def _hear(self, line: bytes) -> None:
+    def hear(self, line: bytes) -> None:
+        """What a line tells of ranks that ended."""
+        if LOST_ANOTHER.search(line):
+            rank = OF_RANK.match(line)
+            self.lost_another.add(int(rank[1]) if rank else 0)
         told = ENDED.search(line)
         if told and told[2] is not None:
             code = int(told[2])
