@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moebox import codec
+from moebox import codec, loose
 from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Gqa, Linear, Mla
 from moebox.core.model import Checkpoint, Model
@@ -47,16 +47,14 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
 
 
 def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    text = config.get("text_config")
-    nested = text.get("quantization_config") if isinstance(text, dict) else None
-    quant = config.get("quantization_config") or nested
+    quant = loose.inner(config, "quantization_config", "text_config.quantization_config")
     beside = folder / "hf_quant_config.json"
-    if not quant and beside.is_file():
-        document = codec.load_json(beside)
-        if not isinstance(document, dict) or not isinstance(document.get("quantization"), dict):
-            raise BadInput(f"{beside}: quantization is missing")
-        quant = {"quant_method": "modelopt", **document["quantization"]}
-    return quant if isinstance(quant, dict) else {}
+    if quant or not beside.is_file():
+        return dict(quant)
+    stated = loose.inner(codec.load_json(beside), "quantization")
+    if not stated:
+        raise BadInput(f"{beside}: quantization is missing")
+    return {"quant_method": "modelopt", **stated}
 
 
 MXFP4 = (4.25, "mxfp4")  # one byte of scale for 32 weights

@@ -3,9 +3,14 @@
 A gigabyte of log is searched for a hundred patterns; nearly all of it contains none of their words.
 """
 
+import re
+
 SHORTEST = 5  # characters; shorter words are in every log
+_PART = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\{[^}]*\}|.", re.DOTALL)  # an escape, a class, a count, or one character
+_DEPTH = {"(": 1, ")": -1}
+_SPECIAL = (".", "^", "$", "?", "*", "+", "(", ")", "[", "{", "}")
+_OPTIONAL = ("?", "*", "{")  # what stands before one of these need not be there
 _CLASSES = "dDwWsSbBAZ"
-_OPTIONAL = "?*{"
 
 
 def required(pattern: str) -> tuple[str, ...]:
@@ -21,47 +26,31 @@ def required(pattern: str) -> tuple[str, ...]:
 
 def ways(pattern: str) -> list[str]:
     """The alternatives of a pattern at its top level."""
-    found, depth, inside, start, at = [], 0, False, 0, 0
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            at += 1
-        elif inside:
-            inside = char != "]"
-        elif char == "[":
-            inside = True
-            at += pattern[at + 1 : at + 2] in ("]", "^")
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-        elif char == "|" and depth == 0:
-            found.append(pattern[start:at])
-            start = at + 1
-        at += 1
-    return [*found, pattern[start:]]
+    found, depth = [""], 0
+    for part in _PART.findall(pattern):
+        depth += _DEPTH.get(part, 0)
+        if part == "|" and depth == 0:
+            found.append("")
+        else:
+            found[-1] += part
+    return found
 
 
 def runs(way: str) -> list[str]:
     """Stretches of plain characters outside groups and classes that every match contains."""
-    found, run, depth, at = [], "", 0, 0
-    while at < len(way):
-        char, following = way[at], way[at + 1 : at + 2]
-        plain = ""
-        if char == "\\":
-            at += 1
-            plain = "" if following in _CLASSES or following.isdigit() else following
-        elif char == "[":
-            at = way.index("]", at + 2)
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-        elif char not in ".^$?*+{}":
-            plain = char
-        elif char == "{":
-            at = way.index("}", at)
-        following = way[at + 1 : at + 2]
-        if plain and depth == 0 and (not following or following not in _OPTIONAL):
-            run += plain
+    found, depth, tokens = [""], 0, _PART.findall(way)
+    for part, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        depth += _DEPTH.get(part, 0)
+        plain = _plain(part)
+        if plain and depth == 0 and not following.startswith(_OPTIONAL):
+            found[-1] += plain
         else:
-            found.append(run)
-            run = ""
-        at += 1
-    return [*found, run]
+            found.append("")
+    return found
+
+
+def _plain(part: str) -> str:
+    """The character that a part stands for; "" where that may be another, or none."""
+    if part.startswith("\\"):
+        return "" if part[1] in _CLASSES or part[1].isdigit() else part[1]
+    return "" if part.startswith(_SPECIAL) else part

@@ -19,6 +19,7 @@ from moebox.errors import Outside
 from moebox.loose import Json
 from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
+from moebox.stream.events import Event
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
 BLOCK_STEPS = 8  # steps of a block at least: a pause of the server spoils one block alone
@@ -75,15 +76,25 @@ def streamed(target: Target, body: Json, out: Stream) -> None:
     try:
         with Exchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
             for at, event in exchange:
-                if event.error:
-                    out.error = event.error
-                elif event.usage and event.usage[2] > CACHED * event.usage[0]:
-                    prompt, _, cached, _ = event.usage
-                    out.error = f"{cached:,} of {prompt:,} prompt tokens came from the server's prefix cache"
-                elif event.data.get("choices") and not (event.finish and not event.text):
+                problem = event.error or cached(event)
+                out.error = problem or out.error
+                if not problem and brings_token(event):
                     out.times.append(sent + at)
     except Outside as problem:
         out.error = problem.message
+
+
+def cached(event: Event) -> str:
+    """That the prompt was not read, where the usage says so."""
+    prompt, _, known, _ = event.usage or (0, 0, 0, 0)
+    return (
+        f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if known > CACHED * prompt else ""
+    )
+
+
+def brings_token(event: Event) -> bool:
+    """Whether an event of a completion is a token: one that only says why it ends is none."""
+    return bool(event.data.get("choices")) and (bool(event.text) or not event.finish)
 
 
 def together(target: Target, bodies: Sequence[Json]) -> list[Stream]:

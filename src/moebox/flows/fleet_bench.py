@@ -58,13 +58,11 @@ def bench(record: FleetRecord, sizes: tuple[int, ...], load: BenchLoad, *, tell:
     if not sizes or min(sizes) < 1 or max(sizes) > len(record.members):
         raise BadInput(f"{record.name} has {len(record.members)} members", hint="--members 1,2")
     steps: list[Step] = []
-    alone = 0.0
     for size in sizes:
-        tell(f"{size} member{'s' if size > 1 else ''} behind {record.router.kind}")
-        step = _step(record, size, load)
-        alone = alone or step.output_throughput / size
-        steps.append(replace(step, scaling=step.output_throughput / (alone * size) if alone else 0.0))
-    return steps
+        tell(f"{size} member{'s' * (size > 1)} behind {record.router.kind}")
+        steps.append(_step(record, size, load))
+    alone = next((step.output_throughput / step.members for step in steps if step.output_throughput), 1.0)
+    return [replace(step, scaling=step.output_throughput / (alone * step.members)) for step in steps]
 
 
 def _step(record: FleetRecord, size: int, load: BenchLoad) -> Step:

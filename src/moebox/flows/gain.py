@@ -16,7 +16,7 @@ def gain(before: Sequence[float], after: Sequence[float]) -> Gain | None:
     """Welch's interval on the logarithms; None where there is too little to say anything."""
     if min(len(before), len(after)) < 2 or min(*before, *after) <= 0:
         return None
-    old, new = [math.log(value) for value in before], [math.log(value) for value in after]
+    old, new = list(map(math.log, before)), list(map(math.log, after))
     middle = statistics.fmean(new) - statistics.fmean(old)
     parts = [statistics.variance(values) / len(values) for values in (old, new)]
     spread = math.sqrt(sum(parts))
