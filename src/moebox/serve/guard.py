@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,24 +122,27 @@ class Guard:
 
     def watch(self, wake: int) -> None:
         """Copy output and obey until the engine's first process has ended."""
-        lifeline = sys.stdin.fileno()
+        heed: dict[int, Callable[[int], bool]] = {sys.stdin.fileno(): self.obey, wake: self.woken}
+        heed[self.output] = lambda _: self.copy()
         poll = select.poll()
-        for source in (lifeline, wake, self.output):
+        for source in heed:
             poll.register(source, select.POLLIN)
         told = time.monotonic()
         while self.life.code is None and not self.life.error:
             for source, _ in poll.poll(200 if self.step >= 0 else 1000):
-                if source == self.output and not self.copy():
-                    poll.unregister(source)
-                elif source == wake and b"\x0f" in os.read(wake, 512):  # 15: SIGTERM
-                    self.stop()
-                elif source == lifeline and not self.obey(lifeline):
+                if not heed[source](source):
                     poll.unregister(source)
             self.reap()
             self.climb()
             if time.monotonic() - told > 1.0:
                 told = time.monotonic()
                 self.note()
+
+    def woken(self, wake: int) -> bool:
+        """Signals came, a byte each: SIGTERM means stop."""
+        if signal.SIGTERM in os.read(wake, 512):
+            self.stop()
+        return True
 
     def obey(self, lifeline: int) -> bool:
         """Do what moebox says; its silence for good means stop, unless it let go before. False when it is gone."""

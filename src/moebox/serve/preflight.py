@@ -194,8 +194,10 @@ def said(argv: list[str]) -> str:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=VERSION_WAIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    lines = (done.stdout if done.returncode == 0 and done.stdout.strip() else done.stderr).strip().splitlines()
-    return next((line for line in lines if "version:" in line), lines[-1] if lines and done.returncode == 0 else "")
+    well = done.returncode == 0
+    lines = ((well and done.stdout.strip()) or done.stderr.strip()).splitlines()
+    named = [line for line in lines if "version:" in line]
+    return next(iter(named), "".join(lines[-1:]) if well else "")
 
 
 def ports(deployment: Deployment, launch: Launch) -> None:

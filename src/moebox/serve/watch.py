@@ -92,16 +92,15 @@ class Watch:
 
     def _event(self, event: Event) -> None:
         before = (self.seen.phase, self.seen.done)
-        if event.facts:
-            place = self.seen.devices.setdefault(event.device, {}) if event.device else self.seen.facts
-            place.update(event.facts)
-        if event.kind == "ready":
-            self.seen.ready = True
+        place = self.seen.devices.setdefault(event.device, {}) if event.device and event.facts else self.seen.facts
+        place.update(event.facts)
+        self.seen.ready = self.seen.ready or event.kind == "ready"
         if event.phase and event.kind in ("phase", "progress", "ready"):
             self._phase(event)
-        if event.kind != "progress" or (self.seen.phase, self.seen.done) != before:
+        moved = (self.seen.phase, self.seen.done) != before
+        if moved or event.kind != "progress":
             self._tell(event)
-        if (self.seen.phase, self.seen.done) != before:
+        if moved:
             self.progress()
 
     def _phase(self, event: Event) -> None:
