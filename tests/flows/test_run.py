@@ -94,7 +94,7 @@ def test_a_simulated_story_is_marked_everywhere(capsys: pytest.CaptureFixture[st
         (["kimi-k2.6", "--box", "8x-b200"], "is not this machine"),
         (["--twin"], "name one with --box"),
         (["--concurrency", "1,x"], "--concurrency"),
-        (["--concurrency", "0"], "at least 1"),
+        (["--concurrency", "0"], "from 1 to"),
         (["--resume", "nothing"], "no run called"),
         (["kimi-k26"], "kimi-k2.6"),
     ],
