@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.render import FORMS, Form, render
 from moebox.serve.order import prepare
+from tests import shellcheck
 from tests.serve.rendered import recipes
 from tests.siege import readback, slurm
 from tests.siege.hostile import FREE, many
 
-SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 FEW = 60
 ALL = 2000
 PIECE = 100  # of them in one test: each tells of itself, and a piece can be run alone
@@ -186,14 +185,11 @@ def test_hostile_recipes_run_nothing_and_parse(tmp_path: Path):
 def test_two_thousand_hostile_recipes(start: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """All of them, and what systemd, Slurm and shellcheck say of the files."""
     siege = attack(PIECE, tmp_path, start=start)
-    checked = subprocess.run(
-        [SHELLCHECK, "--severity=error", *siege.scripts], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout[:3000]
     verify(siege.units)
     if slurm.installed():
         with slurm.controller(tmp_path / "slurm") as env:
             assert not [told for job in siege.jobs if (told := slurm.refusal(job, env))]
+    assert not shellcheck.complaints(*siege.scripts, severity="error")[:3000]
     with capsys.disabled():
         print(f"\n{start}-{start + PIECE - 1}: {dict(siege.counts)}; 0 commands run, 0 files that do not parse", end="")
 
