@@ -123,7 +123,7 @@ ESCAPES = {
     "vsock": "import socket\nsocket.socket(40, socket.SOCK_STREAM)",
     "raw packets": "import socket\nsocket.socket(17, socket.SOCK_RAW, 0)",
     "a program in memory": "import os\nfd = os.memfd_create('x')\nos.write(fd, b'#!')\nos.execve(fd, ['x'], {})",
-    "write another's memory": "import ctypes\nassert ctypes.CDLL(None).syscall(PROCESS_VM_WRITEV, MOEBOX, *[0] * 5) >= 0",
+    "write its memory": "import ctypes\nassert ctypes.CDLL(None).syscall(PROCESS_VM_WRITEV, MOEBOX, *[0] * 5) >= 0",
     "open by handle": "import ctypes\nassert ctypes.CDLL(None).syscall(OPEN_BY_HANDLE_AT, -100, b'\\0' * 64, 0) >= 0",
     "watch files": "import ctypes\nassert ctypes.CDLL(None).syscall(FANOTIFY_INIT, 0, 0) >= 0",
     "another's limits": "import ctypes\nassert ctypes.CDLL(None).syscall(PRLIMIT64, MOEBOX, 7, 0, b'\\0' * 16) == 0",
