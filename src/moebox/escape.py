@@ -46,7 +46,7 @@ def markdown(text: str) -> str:
 
 def code_block(text: str) -> list[str]:
     """Lines of a fenced block that nothing in the text can close."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [fence, visible(text.strip("\n")), fence]
 

@@ -69,6 +69,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def plural(number: float, noun: str) -> str:
+    """So many of something: "1 request", "1,200 requests"."""
+    return f"{number:,.0f} {noun}" + "s" * (number != 1)
+
+
 def params(number: float) -> str:
     """Parameters as people say them: "1,026.4 B", "416.9 M"."""
     return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"

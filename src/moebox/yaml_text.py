@@ -17,7 +17,7 @@ def dump(value: Any, *, indent: int = 0) -> str:
 
 def documents(values: list[Any]) -> str:
     """Several documents in one file."""
-    return "---\n".join(dump(value) for value in values)
+    return "---\n".join(map(dump, values))
 
 
 def _lines(value: Any, indent: int) -> list[str]:

@@ -49,6 +49,19 @@ def test_it_says_why_not_fp8_and_what_the_patched_image_gains() -> None:
     assert any(one.recipe.runtime.preset == "community" for one in chosen.alternatives)
 
 
+def test_a_checkpoint_is_pinned_by_its_quantisation_too() -> None:
+    """What an unknown name's error lists is what the planner takes, in any case."""
+    assert plan("kimi-k2.6", checkpoint="INT4-G32").recipe.checkpoint == "int4"
+
+
+def test_one_expert_layer_is_one() -> None:
+    """A runner-up with a single expert layer on the GPU is not told of in the plural."""
+    titles = [each.title for each in plan("kimi-k2.6", ATTIC, engine="llama.cpp").alternatives]
+
+    assert titles
+    assert not any(" 1 expert layers" in title for title in titles)
+
+
 def test_a_crash_that_is_pinned_is_honoured_with_its_warning() -> None:
     """--kv fp8 --image stock is planned as asked, and the plan says that it will not start."""
     chosen = plan(engine="vllm", kv="fp8", image="stock")

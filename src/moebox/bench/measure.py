@@ -177,7 +177,7 @@ def _flagged(subject: Subject, job: Job, samples: Samples, result: Measurement) 
         prompts_cached=bool(cached),
         prompts_repeated=repeated,
         counts_doubtful=bool(fewer or doubtful),
-        flags=tuple(flag for flag in (cached, again, fewer, doubtful) if flag),
+        flags=tuple(filter(None, (cached, again, fewer, doubtful))),
     )
 
 

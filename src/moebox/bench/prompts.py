@@ -49,7 +49,7 @@ def load_trace(name: str) -> list[Row]:
                 at_s=float(item["timestamp"]) / 1e3,
                 input_tokens=int(item["input_length"]),
                 output_tokens=max(1, int(item["output_length"])),
-                blocks=tuple(int(block) for block in item.get("hash_ids") or ()),
+                blocks=tuple(map(int, item.get("hash_ids") or ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise BadInput(

@@ -135,7 +135,7 @@ class Scraper:
             return  # no driver, no GPU
         while handles:
             try:
-                watts = sum(pynvml.nvmlDeviceGetPowerUsage(handle) for handle in handles) / 1e3
+                watts = sum(map(pynvml.nvmlDeviceGetPowerUsage, handles)) / 1e3
                 used = sum(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
             except pynvml.NVMLError:
                 return

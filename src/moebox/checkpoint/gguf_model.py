@@ -124,7 +124,7 @@ def _windowed(meta: Metadata, layers: int) -> tuple[Layers, ...]:
     window = meta.whole("attention.sliding_window", default=0)
     pattern = meta.values.get(f"{meta.architecture}.attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        count = sum(bool(entry) for entry in pattern[:layers])
+        count = sum(map(bool, pattern[:layers]))
     else:
         count = layers // 2 if meta.architecture == "gpt-oss" else 0
     return (Layers(count=count, gqa=replace(_gqa(meta), window=window)),) if window and count else ()

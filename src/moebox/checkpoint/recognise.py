@@ -75,7 +75,7 @@ def _named(alike: list[Model], names: tuple[str, ...]) -> Model | None:
 
 def _words(known: Model) -> tuple[str, ...]:
     repository = known.repo.rpartition("/")[2]
-    return tuple(word for word in (_letters(repository), _letters(known.name)) if word)
+    return tuple(filter(None, (_letters(repository), _letters(known.name))))
 
 
 def _letters(text: str) -> str:

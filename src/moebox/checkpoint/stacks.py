@@ -165,7 +165,7 @@ def _blocks(fields: Fields) -> Indexer | None:
         return None
     inner = Fields(sparse, f"{fields.where}: sparse_attention_config")
     pattern = sparse.get("sparse_attention_freq")
-    own = sum(bool(entry) for entry in pattern) if isinstance(pattern, list) else 0
+    own = sum(map(bool, pattern)) if isinstance(pattern, list) else 0
     return Indexer(
         heads=inner.whole("sparse_num_index_heads", least=1),
         dim=inner.whole("sparse_index_dim", least=1),

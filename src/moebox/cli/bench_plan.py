@@ -239,7 +239,7 @@ def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:
 def counts(flag: str, text: str | None) -> tuple[int, ...]:
     """Numbers written like "1,8,32"."""
     try:
-        found = tuple(parse_tokens(part) for part in text.split(",")) if text else ()
+        found = tuple(map(parse_tokens, text.split(","))) if text else ()
     except ValueError:
         raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32") from None
     if any(value < 1 or value > 60_000 * 20 for value in found):
@@ -249,7 +249,7 @@ def counts(flag: str, text: str | None) -> tuple[int, ...]:
 
 def _rates(text: str | None) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in (text or "").split(","))
+        found = tuple(map(float, (text or "").split(",")))
     except ValueError:
         found = ()
     if not found or any(not 0 < rate < 1e6 for rate in found):

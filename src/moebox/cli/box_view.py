@@ -11,7 +11,7 @@ from rich.text import Text
 
 from moebox.core.box import Box, Gpu, Link
 from moebox.planner.speed.links import between_nodes
-from moebox.units import gb, gib, rate
+from moebox.units import gb, gib, plural, rate
 
 _SHORT = {"nvlink": "NV", "pix": "PIX", "pxb": "PXB", "phb": "PHB", "node": "NODE", "sys": "SYS"}
 _MEANING = {
@@ -144,7 +144,7 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
     cpu = box.cpu
     if cpu.model or cpu.cores:
         nodes = f", {cpu.numa_nodes} NUMA nodes" if cpu.numa_nodes > 1 else ""
-        sockets = "1 socket" if cpu.sockets == 1 else f"{cpu.sockets} sockets"
+        sockets = plural(cpu.sockets, "socket")
         yield "CPU", f"{cpu.model}, {sockets}, {cpu.cores} cores{nodes}"
     if box.ram:
         free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""

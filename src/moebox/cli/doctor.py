@@ -10,7 +10,7 @@ from moebox.cli.output import emit, people
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
 from moebox.loose import Document
-from moebox.units import count, parse_size
+from moebox.units import parse_size, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +83,7 @@ def document(found: "Search") -> Document:
 def show(found: "Search", *, every: bool) -> None:
     """The cause with its remedy, then the rest in the order of the log."""
     out, cause = people(), found.cause
-    out.print(f"{count(found.lines)} line{'s' * (found.lines != 1)} read", markup=False)
+    out.print(f"{plural(found.lines, 'line')} read", markup=False)
     if cause:
         _finding("cause", cause)
     elif found.exception:

@@ -276,7 +276,7 @@ def _seconds(flag: str, text: str) -> float:
 
 def _rates(text: str) -> tuple[float, ...]:
     try:
-        rates = tuple(float(part) for part in text.split(","))
+        rates = tuple(map(float, text.split(",")))
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate <= 1e6 for rate in rates):

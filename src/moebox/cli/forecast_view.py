@@ -9,7 +9,7 @@ from rich.text import Text
 from moebox.cli.subject import Subject
 from moebox.core.registry import titled
 from moebox.planner.speed.links import between_nodes
-from moebox.units import count, seconds
+from moebox.units import count, plural, seconds
 
 Row = dict[str, Any]
 
@@ -55,7 +55,7 @@ def note(mode: str, subject: Subject) -> Text:
 def decode(rows: list[Row]) -> Table:
     """Contexts down, streams across; tok/s of all streams."""
     streams = sorted({row["concurrency"] for row in rows})
-    table = _table("context", *(f"{many} stream{'s' * (many > 1)}" for many in streams))
+    table = _table("context", *(plural(many, "stream") for many in streams))
     for context in sorted({row["context"] for row in rows}):
         line = {row["concurrency"]: row for row in rows if row["context"] == context}
         table.add_row(count(context), *(_rate(line[many]) for many in streams))

@@ -23,7 +23,7 @@ def listing(models: list[Model], *, width: int = 80) -> RenderableType:
     table.add_column("native checkpoint", no_wrap=True)
     for model in models:
         native = next((form for form in catalogue.checkpoints(model.name) if form.native), None)
-        kinds = " + ".join(dict.fromkeys(kind_name(layers) for layers in model.stack))
+        kinds = " + ".join(dict.fromkeys(map(kind_name, model.stack)))
         table.add_row(
             model.name,
             f"{model.total / 1e9:,.0f} B",

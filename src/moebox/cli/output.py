@@ -38,7 +38,7 @@ def console(*, stderr: bool = False) -> "Console":
 
     class Safe(Console):
         def _render_buffer(self, buffer: "Iterable[Segment]") -> str:
-            return super()._render_buffer(_shown(segment) for segment in buffer)
+            return super()._render_buffer(map(_shown, buffer))
 
     def _shown(segment: "Segment") -> "Segment":
         if segment.control:  # rich's own: the cursor of a progress display

@@ -76,7 +76,7 @@ def counts(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isdigit() and int(word) > 0 for word in words):
         raise BadInput(f"--layers {text}: must be a number of layers, or two with --measure, such as 4,8")
-    return tuple(int(word) for word in words)
+    return tuple(map(int, words))
 
 
 def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, runs: Path | None, json: bool) -> int:

@@ -128,7 +128,7 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
 def listed(given: list[str] | None) -> list[str]:
     """Names with commas between them, or one flag each."""
     names = [name.strip() for part in given or () for name in part.split(",")]
-    return [name for name in names if name]
+    return list(filter(None, names))
 
 
 def levels(text: str) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def levels(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     try:
-        found = tuple(int(part) for part in text.split(","))
+        found = tuple(map(int, text.split(",")))
     except ValueError:
         raise BadInput(f"--concurrency {text!r}: write it like 1,8,32") from None
     if not all(1 <= level <= MOST_STREAMS for level in found):

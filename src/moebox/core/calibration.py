@@ -177,7 +177,7 @@ def layout_of(recipe: Recipe) -> Layout:
         dcp=spread.dcp,
         ep=spread.ep,
         kv="" if recipe.kv in SIXTEEN_BIT else recipe.kv,
-        graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
+        graphs=not any(map(recipe.flags.get, EAGER_FLAGS)),
         chunk=(hybrid.ubatch if hybrid else recipe.batched_tokens) or 0,
         threads=(hybrid.threads if hybrid else 0) or 0,
         preset=recipe.runtime.preset,
@@ -186,7 +186,7 @@ def layout_of(recipe: Recipe) -> Layout:
 
 def gpu_experts_of(recipe: Recipe) -> int:
     """Layers whose experts the recipe puts on GPUs while others' stay in RAM."""
-    return sum(len(layers) for layers in recipe.hybrid.experts) if recipe.hybrid else 0
+    return sum(map(len, recipe.hybrid.experts)) if recipe.hybrid else 0
 
 
 def shape_of(model: Model) -> str:

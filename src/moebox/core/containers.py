@@ -95,7 +95,7 @@ def outside(path: str, text: str) -> None:
 
 
 def _machines_own(folder: PurePosixPath) -> bool:
-    return any(folder.is_relative_to(place) for place in (*KEPT, *KEPT_PROGRAMS))
+    return any(map(folder.is_relative_to, (*KEPT, *KEPT_PROGRAMS)))
 
 
 def _persons_own(folder: PurePosixPath) -> bool:

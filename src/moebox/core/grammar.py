@@ -156,7 +156,7 @@ def _host(recipe: Recipe) -> None:
     if _address(host):
         return
     labels = host.removesuffix(".").split(".")
-    if len(host) > 253 or not all(LABEL.fullmatch(label) for label in labels):
+    if len(host) > 253 or not all(map(LABEL.fullmatch, labels)):
         raise BadInput(f"listen.host: {host!r} is no address or host name", hint="e.g. 127.0.0.1, 0.0.0.0 or ::1")
     if recipe.runtime.kind in ("docker", "podman") and host != "localhost":
         raise BadInput(f"listen.host: a container's port is published on an address, not on {host!r}")

@@ -55,7 +55,7 @@ def shown(engine: str, rung: str, probe: Probe) -> tuple[Habit, ...]:
         return ()
     reasons = (probe.reason, *(slip.example for slip in probe.slips))
     seen = [recognised(engine, rung, probe.name, reason) for reason in reasons]
-    return tuple(dict.fromkeys(habit for habit in seen if habit))
+    return tuple(dict.fromkeys(filter(None, seen)))
 
 
 def unexplained(engine: str, rung: Verdict) -> str:

@@ -230,6 +230,14 @@ class Checkpoint:
         """What people call it: a folder's own name says nothing of its form, so it goes by its quantisation."""
         return self.quant if self.path and self.format == "safetensors" else self.name
 
+    def called(self, text: str) -> bool:
+        """Whether a person means this form by `text`: its name, repository, path or quantisation."""
+        return text.lower() in {name.lower() for name in (self.name, self.repo, self.path, self.quant)}
+
+    def made_for(self, engine: str) -> bool:
+        """Whether an engine that reads the format loads this form."""
+        return not self.engines or engine in self.engines
+
     def bits_per_weight(self, model: Model) -> float:
         """Mean bits per parameter, over the components that this form carries."""
         carried = sum(n for name, n in model.by_component.items() if name in self.bytes_by_component)

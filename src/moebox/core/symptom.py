@@ -157,7 +157,7 @@ def _compare(sign: str, here: tuple[int, ...], there: tuple[int, ...]) -> bool:
 def _numbers(version: str) -> tuple[int, ...]:
     """ "0.25.1rc2" as (0, 25, 1); "b11549" as (11549,)."""
     match = re.match(r"[a-zA-Z]*(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in match.group(1).split(".")) if match else ()
+    return tuple(map(int, match.group(1).split("."))) if match else ()
 
 
 def _any_holds(value: Any, wanted: tuple[str, ...]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from moebox.core.box import Box, Gpu, Host, Link
-from moebox.units import gb, gib
+from moebox.units import gb, gib, plural
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 GIB = 2**30
@@ -85,9 +85,7 @@ def _gpus(box: Box) -> Iterator[Check]:
         )
         return
     mixed = " of different kinds; the smallest decides" if box.mixed else ""
-    yield Check(
-        name="gpus", verdict="warn" if mixed else "pass", found=f"{len(box.gpus)} GPU{'s' * (len(box.gpus) > 1)}{mixed}"
-    )
+    yield Check(name="gpus", verdict="warn" if mixed else "pass", found=f"{plural(len(box.gpus), 'GPU')}{mixed}")
     for number, gpu in enumerate(box.gpus):
         yield from _gpu(number, gpu)
 

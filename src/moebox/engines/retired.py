@@ -59,4 +59,4 @@ def was_there(engine: EngineName, version: str, name: str) -> bool:
 
 def order(version: str) -> tuple[int, ...]:
     """A version as numbers that sort: "0.5.23" is (0, 5, 23), "b11669" (11669,), "2026-04" (2026, 4)."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(map(int, re.findall(r"\d+", version)))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moebox.core.recipe import Recipe
+from moebox.units import plural
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (256, 4096, 16384)
@@ -25,7 +26,7 @@ class Point:
         """In a few words."""
         if not self.batch:
             return f"a prompt of {self.context:,} tokens"
-        return f"{self.batch} stream{'s' * (self.batch > 1)} at {self.context:,} tokens"
+        return f"{plural(self.batch, 'stream')} at {self.context:,} tokens"
 
 
 def grid(recipe: Recipe, *, chunk: int, longest: int, cache_tokens: int) -> list[Point]:

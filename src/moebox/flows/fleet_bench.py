@@ -12,6 +12,7 @@ from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput
 from moebox.flows.fleet_up import FleetRecord, interpreter, start_router
 from moebox.serve.program import Program
+from moebox.units import plural
 
 Tell = Callable[[str], None]
 
@@ -59,7 +60,7 @@ def bench(record: FleetRecord, sizes: tuple[int, ...], load: BenchLoad, *, tell:
         raise BadInput(f"{record.name} has {len(record.members)} members", hint="--members 1,2")
     steps: list[Step] = []
     for size in sizes:
-        tell(f"{size} member{'s' * (size > 1)} behind {record.router.kind}")
+        tell(f"{plural(size, 'member')} behind {record.router.kind}")
         steps.append(_step(record, size, load))
     alone = next((step.output_throughput / step.members for step in steps if step.output_throughput), 1.0)
     return [replace(step, scaling=step.output_throughput / (alone * step.members)) for step in steps]

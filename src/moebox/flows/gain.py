@@ -32,7 +32,7 @@ def bracketed(before: Sequence[float], after: Sequence[float], again: Sequence[f
     A machine that became faster or slower meanwhile widens it, and is not taken for the setting's doing.
     """
     sides = [gain(before, after), gain(again, after)]
-    known = [side for side in sides if side]
+    known = list(filter(None, sides))
     if len(known) < len(sides):
         return None
     middle = statistics.fmean(math.log1p(side.share) for side in known)

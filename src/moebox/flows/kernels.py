@@ -14,7 +14,7 @@ from moebox.errors import BadInput, UnknownName
 from moebox.kernels.judged import judged
 from moebox.loose import rows
 from moebox.store import Run
-from moebox.units import count
+from moebox.units import count, plural
 
 FILE = "kernels.json"
 # A table row counts these, and does not name them.
@@ -66,7 +66,7 @@ def looked_up(deployment: Deployment) -> KernelFindings | None:
 
 def _scanned(findings: KernelFindings, scan: KnownScan, limit: int) -> KernelFindings:
     others = [bad for bad in scan.bad if bad not in scan.attention]
-    left_out = f"{scan.not_covered} case{'s' * (scan.not_covered != 1)} of the scan"
+    left_out = f"{plural(scan.not_covered, 'case')} of the scan"
     return replace(
         findings,
         triton=scan.triton,

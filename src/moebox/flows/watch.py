@@ -150,7 +150,7 @@ class Watcher:
     @property
     def _counted_live(self) -> bool:
         """Whether the engine counts tokens as they come, and not only when a request ends."""
-        return any(metrics.counted_live(name) for name in self._counters)
+        return any(map(metrics.counted_live, self._counters))
 
     def _alert_after(self, name: str, wrong: bool, seconds: float, text: str) -> None:
         if not wrong:

@@ -197,7 +197,7 @@ def check_triton(python: Path) -> None:
             hint="`pip install moebox[kernels] torch`, or name the engine's own Python with --python",
         )
     words = done.stdout.split()
-    version = tuple(int(part) for part in re.findall(r"\d+", words[0])[:2])
+    version = tuple(map(int, re.findall(r"\d+", words[0])[:2]))
     if not TRITON_LEAST <= version <= TRITON_MOST:
         known = f"{TRITON_LEAST[0]}.{TRITON_LEAST[1]} to {TRITON_MOST[0]}.{TRITON_MOST[1]}"
         raise Unsupported(f"Triton {words[0]} is not one the kernel doctor knows ({known})")

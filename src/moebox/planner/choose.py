@@ -17,7 +17,7 @@ HIGHER = (0.92, 0.94, 0.95)  # claims to try when 0.90 does not hold the model
 
 def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Plan:
     """The plan for `model` on `box` within `pins`; DoesNotFit when nothing holds it."""
-    if pins.checkpoint and not any(pins.checkpoint.lower() in _names(one) for one in checkpoints):
+    if pins.checkpoint and not any(form.called(pins.checkpoint) for form in checkpoints):
         raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
     tried, fitting = search(box, model, checkpoints, pins)
     if not fitting:
@@ -103,7 +103,3 @@ def pick(fitting: list[Weighed]) -> Weighed:
     usable = [weighed for weighed in fitting if not weighed.refused] or fitting
     served = [weighed for weighed in usable if weighed.recipe.hybrid is None or weighed.pins.goal == "context"]
     return max(served or usable, key=lambda weighed: (prefer.worth(weighed), weighed.score))
-
-
-def _names(one: Checkpoint) -> tuple[str, ...]:
-    return one.name.lower(), one.repo.lower(), one.path.lower(), one.quant.lower()

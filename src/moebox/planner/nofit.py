@@ -1,15 +1,14 @@
 """What to say when nothing fits: how much is missing, and what would fix it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import SHORTER, START_UTILIZATION, Candidate, candidates, cannot_run, engines_for, forms
-from moebox.planner.pins import Pins
+from moebox.planner.candidates import SHORTER, START_UTILIZATION, candidates, cannot_run, engines_for, forms
+from moebox.planner.pins import Pins, sharing
 from moebox.planner.prefer import LEAST_BITS
 from moebox.planner.weigh import Weighed, weigh
 from moebox.sizing.constants import gibibytes
@@ -17,102 +16,157 @@ from moebox.units import count, gb, gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB
 MOST_RAM = 2**42  # no host has more
+LARGER = (2, 4, 8, 16, 32, 64)  # numbers of GPUs that boxes come with
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for: a model in some forms, on a box, within pins."""
+
+    box: Box
+    model: Model
+    checkpoints: tuple[Checkpoint, ...]
+    pins: Pins
+
+    def within(self, **pins: object) -> "Asked":
+        """The same with other pins."""
+        return replace(self, pins=replace(self.pins, **pins))  # type: ignore[arg-type]
+
+    def weighed(self) -> Iterator[Weighed]:
+        """Candidates of all engines, each weighed when it is looked at."""
+        for engines in engines_for(self.box, self.pins):
+            for candidate in candidates(self.box, self.model, self.checkpoints, self.pins, engines):
+                yield from weigh(self.box, self.model, [candidate], self.pins)
+
+    def fitting(self) -> Iterator[Weighed]:
+        """Those that fit."""
+        return (weighed for weighed in self.weighed() if weighed.memory.fits)
+
+    @property
+    def fits(self) -> bool:
+        """Whether one does; stops at the first."""
+        return next(self.fitting(), None) is not None
+
+    @property
+    def offloads(self) -> bool:
+        """Whether an engine that keeps experts in RAM may be meant."""
+        return not self.pins.engine or registry.traits(self.pins.engine).offloads
 
 
 def problem(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
 ) -> MoeboxError:
     """The error for a box that holds no candidate."""
+    asked = Asked(box, model, checkpoints, pins)
     if not tried:
-        return nothing_to_try(box, model, checkpoints, pins)
-    have, asked = len(box.gpus) * box.nodes, min(one.recipe.parallel.gpus for one in tried)
-    if asked > have and not tried[0].recipe.hybrid:
+        return nothing_to_try(asked)
+    have, least = len(box.gpus) * box.nodes, min(one.recipe.parallel.gpus for one in tried)
+    if least > have and not tried[0].recipe.hybrid:
         groups = f" × dp {pins.dp}" if pins.dp else ""
-        text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {asked} GPUs and {box.name} has {have}"
+        text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {least} GPUs and {box.name} has {have}"
         return DoesNotFit(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
-    hint = "; ".join(list(remedies(box, model, checkpoints, pins, tried))[:3]) or None
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
-    short, recipe = nearest.memory.shortfall, nearest.recipe
-    where = "RAM" if recipe.hybrid and _worst(nearest).startswith("ram") else "each GPU"
-    if recipe.parallel.pp > 1 or (recipe.hybrid and where != "RAM"):
-        where = "the fullest GPU"
-    place = f"on {box.name}" if box.gpus else "here without a GPU"
-    text = (
-        f"{model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
-        f"{_shape(nearest)}{count(recipe.context)} tokens) lacks {gb(short)} {'of' if where == 'RAM' else 'on'} {where}"
+    hint = "; ".join(list(remedies(asked, tried))[:3]) or None
+    return DoesNotFit(_lacking(asked, nearest), shortfall=nearest.memory.shortfall, hint=hint)
+
+
+def _lacking(asked: Asked, nearest: Weighed) -> str:
+    """How much the nearest candidate lacks, and where."""
+    recipe = nearest.recipe
+    place = f"on {asked.box.name}" if asked.box.gpus else "here without a GPU"
+    shape = "" if recipe.hybrid else f"{recipe.parallel.text}, "
+    return (
+        f"{asked.model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
+        f"{shape}{count(recipe.context)} tokens) lacks {gb(nearest.memory.shortfall)} {_where(nearest)}"
     )
-    return DoesNotFit(text, shortfall=short, hint=hint)
 
 
-def _without(pins: Pins) -> str:
-    """What to do without a GPU: no engine that runs on CPUs takes the pins that only serving engines have."""
-    other = "--box plans for another box, such as 8x-rtx-pro-6000-server"
-    return other if pins.serving or pins.image else f"--engine {without_gpu()} runs on CPUs; {other}"
+def _where(nearest: Weighed) -> str:
+    recipe = nearest.recipe
+    fullest = min(nearest.memory.devices, key=lambda device: device.free)
+    if recipe.hybrid and fullest.device.startswith("ram"):
+        return "of RAM"
+    return "on the fullest GPU" if recipe.hybrid or recipe.parallel.pp > 1 else "on each GPU"
 
 
-def nothing_to_try(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> MoeboxError:
+def nothing_to_try(asked: Asked) -> MoeboxError:
     """No candidate at all: no GPU, no form the engine reads, or no cut of the model over these GPUs."""
+    box, model, pins = asked.box, asked.model, asked.pins
     serving = pins.engine is None or registry.traits(pins.engine).serves
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
-        return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without(pins))
+        return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(pins))
     engines = [name for group in engines_for(box, pins) for name in group]
-    if not any(forms(checkpoints, name, pins) for name in engines):
-        wanted, named = pins.checkpoint or "any known checkpoint", " and ".join(engines)
-        does = "does" if len(engines) == 1 else "do"
-        return BadInput(f"{named} {does} not read {wanted} of {model.name}", hint=_readers(checkpoints, pins))
+    if not any(forms(asked.checkpoints, name, pins) for name in engines):
+        return _unread(asked, engines)
     excluded = [cannot_run(name, box, model) for name in engines]
     if all(excluded) and not pins.engine:
         return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(excluded)}")
-    cut = ", ".join(
-        f"--{name} {getattr(pins, name)}" for name in ("tp", "pp", "dp", "ep", "dcp") if getattr(pins, name)
+    return _uncut(asked)
+
+
+def _without_gpu(pins: Pins) -> str:
+    """What to do without a GPU: no engine that runs on CPUs takes the pins that only serving engines have."""
+    other = "--box plans for another box, such as 8x-rtx-pro-6000-server"
+    able = [traits.name for traits in registry.all_traits() if traits.without_gpu and not traits.not_on]
+    return other if pins.serving or pins.image else f"--engine {able[0]} runs on CPUs; {other}"
+
+
+def _unread(asked: Asked, engines: list[str]) -> MoeboxError:
+    """No engine that may be meant reads a form that may be meant."""
+    wanted, does = asked.pins.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
+    text = f"{' and '.join(engines)} {does} not read {wanted} of {asked.model.name}"
+    if not asked.pins.checkpoint:
+        return BadInput(text, hint=f"known forms: {', '.join(sorted({form.name for form in asked.checkpoints}))}")
+    free = replace(asked.pins, engine=None)
+    readers = [name for name in registry.names() if forms(asked.checkpoints, name, free)]
+    return BadInput(text, hint=f"it is read by {' and '.join(readers)}")
+
+
+def _uncut(asked: Asked) -> MoeboxError:
+    """Heads, experts or layers do not divide by what was pinned."""
+    model, pins = asked.model, asked.pins
+    sizes = {"tp": pins.tp, "pp": pins.pp, "dp": pins.dp, "ep": pins.ep, "dcp": pins.dcp}
+    cut = ", ".join(f"--{name} {size}" for name, size in sizes.items() if size)
+    experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
+    return BadInput(
+        f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(asked.box.gpus)} GPUs",
+        hint=f"{model.attention.heads} attention heads must divide by tp{experts}, and tp by dcp",
     )
-    text = f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(box.gpus)} GPUs"
-    heads, moe = model.attention.heads, model.moe
-    experts = f", {moe.experts} experts by ep, which is 1 or tp × dp" if moe else ""
-    return BadInput(text, hint=f"{heads} attention heads must divide by tp{experts}, and tp by dcp")
 
 
-def remedies(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
-) -> Iterator[str]:
+def remedies(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
     """The nearest things that would make it fit, what costs least first: asking for less, another form, RAM, GPUs."""
-    fits = partial(_fits, box, model, checkpoints)
-    shorter = next((size for size in _shorter(model, pins) if fits(replace(pins, context=size))), 0)
-    if shorter:
-        yield f"--context {shorter} fits"
-    fewer = next((number for number in _fewer(pins) if fits(replace(pins, concurrency=number))), 0)
-    if fewer:
-        yield f"--concurrency {fewer} fits"
-    if pins.memory_utilization and fits(replace(pins, memory_utilization=None)):
-        yield f"--memory-utilization {START_UTILIZATION} fits"
-    form = _other_form(box, model, checkpoints, pins, tried)
+    yield from _asking_less(asked)
+    form = _other_form(asked, tried)
     if form:
         seen = ", a file not verified to exist" if form.unverified else ""
         yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits"
-    ram = _ram_needed(box, model, checkpoints, pins)
+    ram = _ram_needed(asked)
     if ram:
         yield ram
-    elif not box.gpus and not box.ram:
+    elif not asked.box.gpus and not asked.box.ram:
         yield "say how much RAM there is with --ram"
-    if box.gpus:
-        more = _more_gpus(box, model, checkpoints, pins)
-        if more:
-            yield more
+    yield from _more_gpus(asked)
 
 
-def _fits(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> bool:
-    """Whether some candidate within `pins` fits; stops at the first."""
-    for candidate in every(box, model, checkpoints, pins):
-        if weigh(box, model, [candidate], pins)[0].memory.fits:
-            return True
-    return False
+def _asking_less(asked: Asked) -> Iterator[str]:
+    """The longest context, the most requests or the usual claim that fit, where more was asked for."""
+    context = next((size for size in _shorter(asked) if asked.within(context=size).fits), 0)
+    if context:
+        yield f"--context {context} fits"
+    requests = next((number for number in _fewer(asked.pins) if asked.within(concurrency=number).fits), 0)
+    if requests:
+        yield f"--concurrency {requests} fits"
+    if asked.pins.memory_utilization and asked.within(memory_utilization=None).fits:
+        yield f"--memory-utilization {START_UTILIZATION} fits"
 
 
-def _shorter(model: Model, pins: Pins) -> Iterator[int]:
+def _shorter(asked: Asked) -> Iterator[int]:
     """Usual contexts below the one asked for, longest first."""
-    if pins.context:
-        yield from (size for size in (model.context, *SHORTER) if size < min(pins.context, model.context + 1))
+    longest = asked.model.context
+    below = min(asked.pins.context or 0, longest + 1)
+    return (size for size in (longest, *SHORTER) if size < below)
 
 
 def _fewer(pins: Pins) -> Iterator[int]:
@@ -123,93 +177,68 @@ def _fewer(pins: Pins) -> Iterator[int]:
         number //= 2
 
 
-def _other_form(
-    box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
-) -> Checkpoint | None:
+def _other_form(asked: Asked, tried: list[Weighed]) -> Checkpoint | None:
     """The largest form that fits when engine and checkpoint are free; one nobody has seen where no other does."""
-    free = replace(pins, checkpoint=None, engine=None, kv=None, memory_utilization=None, experts=None)
-    weighed = weigh(box, model, every(box, model, checkpoints, free), free)
-    fitting = [one.checkpoint for one in weighed if one.memory.fits]
-    found = max(fitting, key=lambda one: one.bytes, default=None)
-    if found is not None:
-        return None if any(one.checkpoint == found for one in tried) else found
-    unseen = sorted((form for form in checkpoints if form.unverified), key=lambda form: -form.bytes)
-    enough = (form for form in unseen if form.bits_per_weight(model) >= LEAST_BITS)
-    return next(
-        (form for form in enough if _fits(box, model, (form,), replace(free, checkpoint=form.name))),
-        None,
-    )
+    free = asked.within(checkpoint=None, engine=None, kv=None, memory_utilization=None, experts=None)
+    found = max((one.checkpoint for one in free.fitting()), key=lambda form: form.bytes, default=None)
+    if found is None:
+        return next((form for form in _unseen(asked) if _fits_as(free, form)), None)
+    return None if any(one.checkpoint == found for one in tried) else found
 
 
-def _more_gpus(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
+def _unseen(asked: Asked) -> Iterator[Checkpoint]:
+    """Forms that nobody has verified to exist, the largest first, as far as they keep quality."""
+    largest_first = sorted(asked.checkpoints, key=lambda form: -form.bytes)
+    unseen = (form for form in largest_first if form.unverified)
+    return (form for form in unseen if form.bits_per_weight(asked.model) >= LEAST_BITS)
+
+
+def _fits_as(asked: Asked, form: Checkpoint) -> bool:
+    return replace(asked.within(checkpoint=form.name), checkpoints=(form,)).fits
+
+
+def _more_gpus(asked: Asked) -> Iterator[str]:
     """How many such GPUs would do, when fewer than 65 do."""
-    gpu = box.gpus[0]
-    if (pins.engine and registry.traits(pins.engine).offloads) or pins.experts or pins.memory_utilization:
-        return ""
+    box, pins = asked.box, asked.pins
+    in_ram = pins.engine and asked.offloads
+    if not box.gpus or in_ram or pins.experts or pins.memory_utilization:
+        return
     engine = next(traits.name for traits in registry.all_traits() if traits.serves)
-    free = replace(pins, tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
-    for number in (len(box.gpus) + 1, 2, 4, 8, 16, 32, 64):
-        if number <= len(box.gpus):
-            continue
+    free = asked.within(tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
+    gpu, have = box.gpus[0], len(box.gpus)
+    for number in (have + 1, *(size for size in LARGER if size > have)):
         larger = replace(box, gpus=(gpu,) * number, name=f"{number}x-{gpu.name}")
-        if _fits(larger, model, checkpoints, free):
-            return f"it fits on {number}x {gpu.title}"
-    return ""
+        if replace(free, box=larger).fits:
+            yield f"it fits on {number}x {gpu.title}"
+            return
 
 
-def _ram_needed(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
+def _ram_needed(asked: Asked) -> str:
     """How much RAM beside these GPUs would do, with what; "" when RAM is not what lacks or the engine uses none."""
-    if pins.serving or (pins.engine and not registry.traits(pins.engine).offloads):
+    nearest = _with_ram(asked)
+    if nearest is None:
         return ""
-    roomy = replace(box, ram=MOST_RAM, ram_free=None)
-    sharing = [
-        traits.name for traits in registry.all_traits() if traits.offloads and pins.engine in (None, traits.name)
-    ]
-    found = weigh(roomy, model, candidates(roomy, model, checkpoints, pins, tuple(sharing)), pins)
-    able = [one for one in found if one.memory.fits and not one.refused and _ram_of(one) > box.ram]
-    good = [one for one in able if one.checkpoint.bits_per_weight(model) >= LEAST_BITS] or able
-    if not good:
-        return ""
-    nearest = min(good, key=_ram_of)
+    box = asked.box
     size = -(-(_ram_of(nearest) + gibibytes("llama", "margin")) // ROUND) * ROUND
-    here = "on this GPU" if len(box.gpus) == 1 else "on these GPUs" if box.gpus else "here"
+    here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]
     have = f"{gib(box.ram)} is there" if box.ram else "none was declared"
     form = f"{nearest.checkpoint.name} under {registry.titled(nearest.recipe.engine)}"
     return f"--ram {size // 2**30}GiB: with that much RAM {form} fits {here} ({have})"
 
 
+def _with_ram(asked: Asked) -> Weighed | None:
+    """What needs least RAM of all that fits with more of it; where some keep their quality, of those."""
+    box, model, pins = asked.box, asked.model, asked.pins
+    if pins.serving or not asked.offloads:
+        return None
+    roomy = replace(box, ram=MOST_RAM, ram_free=None)
+    engines = (pins.engine,) if pins.engine else sharing()
+    found = weigh(roomy, model, candidates(roomy, model, asked.checkpoints, pins, engines), pins)
+    able = [one for one in found if one.memory.fits and not one.refused and _ram_of(one) > box.ram]
+    good = [one for one in able if one.checkpoint.bits_per_weight(model) >= LEAST_BITS]
+    return min(good or able, key=_ram_of, default=None)
+
+
 def _ram_of(weighed: Weighed) -> int:
     ram = weighed.memory.devices[-1]
     return ram.total - ram.free
-
-
-def every(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Iterator[Candidate]:
-    """Candidates of all engines."""
-    for engines in engines_for(box, pins):
-        yield from candidates(box, model, checkpoints, pins, engines)
-
-
-def without_gpu() -> str:
-    """The first engine that runs on a CPU alone and everywhere."""
-    able = [traits.name for traits in registry.all_traits() if traits.without_gpu and not traits.not_on]
-    return able[0]
-
-
-def _worst(one: Weighed) -> str:
-    return min(one.memory.devices, key=lambda device: device.free).device
-
-
-def _shape(one: Weighed) -> str:
-    parallel = one.recipe.parallel
-    if one.recipe.hybrid:
-        return ""
-    return f"{parallel.text}, "
-
-
-def _readers(checkpoints: tuple[Checkpoint, ...], pins: Pins) -> str:
-    """Which engines read the checkpoint that was asked for, or which forms the engine would."""
-    if pins.checkpoint:
-        free = replace(pins, engine=None)
-        readers = [name for name in registry.names() if forms(checkpoints, name, free)]
-        return f"it is read by {' and '.join(readers)}"
-    return f"known forms: {', '.join(sorted({one.name for one in checkpoints}))}"

@@ -7,10 +7,13 @@ from moebox.core import registry
 from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import EngineName
+from moebox.core.traits import Traits
 from moebox.errors import BadInput, UnknownName
 
 IMAGES = ("stock", "community")
 DRAFTS = ("none", "eagle3", "mtp", "ngram")
+# Flags that only engines have which share the work between CPU and GPUs, and the field of [hybrid] each pins.
+SHARING = {"--experts-on-gpu": "experts", "--ub": "ubatch", "--mla": "mla", "--threads": "threads"}
 LONGEST = 2**31  # tokens; more is a typing error, not a context
 
 
@@ -64,12 +67,8 @@ class Pins(Settings):
     @property
     def serving(self) -> str:
         """The first pin that only engines serving from GPUs have, as its flag; ""."""
-        given = {
-            "--tp": (self.tp or 1) > 1,
-            "--pp": (self.pp or 1) > 1,
-            "--dp": (self.dp or 1) > 1,
-            "--ep": (self.ep or 1) > 1,
-            "--dcp": (self.dcp or 1) > 1,
+        sizes = {"--tp": self.tp, "--pp": self.pp, "--dp": self.dp, "--ep": self.ep, "--dcp": self.dcp}
+        given = {flag: (size or 1) > 1 for flag, size in sizes.items()} | {
             "--memory-utilization": self.memory_utilization is not None,
             "--image": self.image == "community",
             "--speculate": self.speculate not in (None, "none"),
@@ -79,35 +78,36 @@ class Pins(Settings):
     @property
     def sharing(self) -> str:
         """The first pin that only engines sharing the work between CPU and GPUs have, as its flag; ""."""
-        given = {
-            "--experts-on-gpu": self.experts is not None,
-            "--ub": self.ubatch is not None,
-            "--mla": self.mla is not None,
-            "--threads": self.threads is not None,
-        }
-        return next((flag for flag, there in given.items() if there), "")
+        return next((flag for flag, field in SHARING.items() if getattr(self, field) is not None), "")
 
     def _refuse_contradictions(self) -> None:
         """What no engine has together."""
-        engine = registry.traits(self.engine) if self.engine else None
-        if self.serving and (self.sharing or (engine and engine.offloads and not engine.divides(self.serving[2:]))):
-            other = self.sharing or f"--engine {self.engine}"
-            raise BadInput(f"{self.serving} is for {_listed(serving())}, {other} for {_listed(sharing())}")
-        if engine is None:
-            return
+        if self.serving and self.sharing:
+            raise BadInput(f"{self.serving} is for {_listed(serving())}, {self.sharing} for {_listed(sharing())}")
+        if self.engine:
+            self._refuse_for(registry.traits(self.engine))
+
+    def _refuse_for(self, engine: Traits) -> None:
+        """What the engine that was asked for does not have."""
+        if self.serving and engine.offloads and not engine.divides(self.serving[2:]):
+            other = f"--engine {self.engine} for {_listed(sharing())}"
+            raise BadInput(f"{self.serving} is for {_listed(serving())}, {other}")
         if self.sharing and engine.serves:
             raise BadInput(f"{self.sharing} is for {_listed(sharing())}, not {self.engine}")
-        if self.image not in (None, "stock") and self.image not in engine.presets:
+        if self.image and self.image not in ("stock", *engine.presets):
             raise BadInput(f"--image {self.image} is a {_listed(with_preset(self.image))}, not {self.engine}")
-        for flag, field in (("--experts-on-gpu", "experts"), ("--ub", "ubatch")):
-            given = self.experts if field == "experts" else self.ubatch
-            if given is not None and field not in engine.hybrid:
-                raise BadInput(f"{flag} is for {_listed(with_hybrid(field))}, not {self.engine}")
-        if self.mla is not None and "mla" not in engine.hybrid:
-            hint = "llama.cpp always absorbs latent attention"
-            raise BadInput(f"--mla is {_listed(with_hybrid('mla'))}'s alone", hint=hint)
+        self._refuse_sharing(engine)
         if self.kv and self.kv not in engine.kv:
             raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(engine.kv[1:])}")
+
+    def _refuse_sharing(self, engine: Traits) -> None:
+        """Fields of [hybrid] that are pinned and that the engine does not have."""
+        for flag in ("--experts-on-gpu", "--ub", "--mla"):
+            field = SHARING[flag]
+            if getattr(self, field) is None or field in engine.hybrid:
+                continue
+            hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
+            raise BadInput(f"{flag} is for {_listed(with_hybrid(field))}, not {self.engine}", hint=hint)
 
 
 def serving() -> tuple[EngineName, ...]:
@@ -140,7 +140,7 @@ def experts_of(text: str) -> tuple[int, ...]:
     parts = text.replace(" ", "").split("+")
     if not all(part.isdigit() and len(part) < 5 for part in parts):
         raise BadInput(f"--experts-on-gpu {text!r} is not a list of counts", hint="write it like 3+3, or 0 for none")
-    return tuple(int(part) for part in parts)
+    return tuple(map(int, parts))
 
 
 def _known(kind: str, value: str | None, names: tuple[str, ...]) -> None:

@@ -12,12 +12,6 @@ from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.ggml import memory as llama
 from moebox.errors import BadInput
 from moebox.sizing.constants import gibibytes
-from moebox.sizing.gpu_list import used_gpus
-
-
-def gpus_of(box: Box, recipe: Recipe) -> int:
-    """GpuStep of this machine that the recipe may fill."""
-    return len([index for index in used_gpus(box, recipe) if index < len(box.gpus)])
 
 
 def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -25,16 +19,13 @@ def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, 
     if sum(counts) > model.moe_layers:
         raise BadInput(f"{sum(counts)} expert layers were asked for; {model.name} has {model.moe_layers}")
     owned = llama.owned_layers(model, list(box.gpus))
-    free = list(range(model.dense_layers, model.layers)) if model.moe else []
-    chosen: list[tuple[int, ...]] = []
+    free = set(range(model.dense_layers, model.layers)) if model.moe else set()
+    chosen = []
     for slot, count in enumerate(counts):
-        tail = slot == len(box.gpus) - 1 and slot > 0
-        own = [layer for layer in free if layer in owned[slot]]
-        others = [layer for layer in free if layer not in owned[slot]]
-        order = [*reversed(own), *reversed(others)] if tail else [*own, *others]
-        taken = order[:count]
-        chosen.append(tuple(sorted(taken)))
-        free = [layer for layer in free if layer not in taken]
+        layers = sorted(free, reverse=0 < slot == len(box.gpus) - 1)  # the last GPU takes the stack's tail
+        own_first = sorted(layers, key=lambda layer: layer not in owned[slot])
+        chosen.append(tuple(sorted(own_first[:count])))
+        free.difference_update(chosen[-1])
     return tuple(chosen)
 
 

@@ -6,6 +6,7 @@ else fits, so a larger box or a looser pin, which only add candidates, never lea
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
@@ -17,6 +18,7 @@ THIRD_PARTY = 0.90  # weights somebody else made smaller
 ROUNDED_TWICE = 0.75  # the same, where the makers' own have as few bits: nothing is saved, and they are rounded again
 OTHER_FORM = 0.97  # a smaller form from the makers themselves
 ROUNDED_CACHE = 0.93
+ROUNDED = {"fp8": "an fp8", "q8_0": "a q8_0", "q4_0": "a q4_0"}  # such caches
 UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism: more that can go wrong
 DIVIDED = 0.90  # decode context parallelism: rows of one rig only
@@ -33,42 +35,53 @@ class Discount:
 
     factor: float
     reason: str
+    always: bool = False  # for the bold as well
 
 
 def discounts(weighed: Weighed) -> tuple[Discount, ...]:
     """Everything about a candidate that is less proven than the plainest one."""
-    recipe, checkpoint, parallel = weighed.recipe, weighed.checkpoint, weighed.recipe.parallel
-    found = []
-    bits = checkpoint.bits_per_weight(weighed.model)
+    parallel, recipe = weighed.recipe.parallel, weighed.recipe
+    slow = any(trouble.symptom in SLOW for trouble in weighed.troubles)
+    plainness = (
+        (parallel.dcp > 1, Discount(DIVIDED, "a cache divided by DCP is less proven")),
+        (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
+        (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
+        (slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
+        (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
+        (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),
+    )
+    less_plain = (discount for applies, discount in plainness if applies)
+    return (*_bits(weighed), *_engine(weighed), *_kernel(weighed), *_cache(weighed), *less_plain)
+
+
+def _bits(weighed: Weighed) -> Iterator[Discount]:
+    bits = weighed.checkpoint.bits_per_weight(weighed.model)
     if bits < LEAST_BITS:
-        found.append(Discount(FEW_BITS ** (1 + LEAST_BITS - bits), f"{bits:.2f} bits a weight"))
-    if recipe.hybrid is None:
-        if registry.traits(recipe.engine).rank > first_rank():
-            found.append(Discount(TOLERANCE, f"{_first_title()} is preferred where speeds are close"))
-        if not checkpoint.native and not checkpoint.path:
-            found.append(_other_form(weighed))
+        yield Discount(FEW_BITS ** (1 + LEAST_BITS - bits), f"{bits:.2f} bits a weight", always=True)
+
+
+def _engine(weighed: Weighed) -> Iterator[Discount]:
+    """Another engine or other weights than the first choice, where GPUs hold the whole model."""
+    checkpoint = weighed.checkpoint
+    if weighed.recipe.hybrid:
+        return
+    if registry.traits(weighed.recipe.engine).rank > first_rank():
+        yield Discount(TOLERANCE, f"{_first_title()} is preferred where speeds are close")
+    if not checkpoint.native and not checkpoint.path:
+        yield _other_form(weighed)
+
+
+def _kernel(weighed: Weighed) -> Iterator[Discount]:
     step = weighed.speed.gpu_step
     if step and not step.kernel.measured and not weighed.speed.measured:
-        found.append(Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs"))
-    usual = "fp8" if recipe.runtime.preset else "bf16"
-    if recipe.kv in ("fp8", "q8_0", "q4_0") and recipe.kv != usual:
-        article = "an" if recipe.kv == "fp8" else "a"
-        found.append(Discount(ROUNDED_CACHE, f"{article} {recipe.kv} cache rounds keys and values"))
-    if parallel.dcp > 1:
-        found.append(Discount(DIVIDED, "a cache divided by DCP is less proven"))
-    spreads = {"pipeline stages add": parallel.pp > 1, "expert parallelism adds": parallel.ep}
-    found += [Discount(LESS_PLAIN, f"{name} what can go wrong") for name, used in spreads.items() if used]
-    found += _known_slow(weighed)
-    if recipe.speculate:
-        found.append(Discount(LAST_RESORT, "drafts are tried once it runs"))
-    if recipe.runtime.preset:
-        found.append(Discount(LAST_RESORT, "the image is a third party's patch"))
-    return tuple(found)
+        yield Discount(UNMEASURED, f"no published {step.kernel.quant} results on such GPUs")
 
 
-def _known_slow(weighed: Weighed) -> list[Discount]:
-    slow = any(trouble.symptom in SLOW for trouble in weighed.troubles)
-    return [Discount(KNOWN_SLOW, "known to run at a fraction of this")] if slow else []
+def _cache(weighed: Weighed) -> Iterator[Discount]:
+    kv = weighed.recipe.kv
+    usual = "fp8" if weighed.recipe.runtime.preset else "bf16"
+    if kv in ROUNDED and kv != usual:
+        yield Discount(ROUNDED_CACHE, f"{ROUNDED[kv]} cache rounds keys and values")
 
 
 def _other_form(weighed: Weighed) -> Discount:
@@ -101,13 +114,8 @@ def _first_title() -> str:
 def worth(weighed: Weighed) -> float:
     """What the goal asks for: answer tokens a second, or cache with `context`; discounted unless bold."""
     value = float(weighed.memory.kv_tokens) if weighed.pins.goal == "context" else weighed.score
-    if weighed.pins.bold:
-        bits = weighed.checkpoint.bits_per_weight(weighed.model)
-        value *= KNOWN_SLOW if _known_slow(weighed) else 1.0
-        return value if bits >= LEAST_BITS else value * FEW_BITS ** (1 + LEAST_BITS - bits)
-    for discount in discounts(weighed):
-        value *= discount.factor
-    return value
+    factors = [discount.factor for discount in discounts(weighed) if not weighed.pins.bold or discount.always]
+    return math.prod(factors, start=value)
 
 
 def _owner(repo: str) -> str:

@@ -46,7 +46,7 @@ class Row:
         """The settings in short."""
         words = [self.engine, f"TP{self.tp}", f"DCP{self.dcp}" if self.dcp > 1 else "", self.kv]
         words += [f"{self.memory_utilization:g}" if self.memory_utilization else "", "draft" if self.drafts else ""]
-        return " ".join(word for word in words if word)
+        return " ".join(filter(None, words))
 
     @property
     def drafts(self) -> bool:

@@ -32,7 +32,7 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
     out.append(between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "")
     out.append(_context(best, pins))
     out.append(f"speed {best.speed.measured.text}" if best.speed.measured else "")
-    return tuple(text for text in out if text)
+    return tuple(filter(None, out))
 
 
 def _weights(best: Weighed) -> str:
@@ -197,7 +197,8 @@ def _shared_out(recipe: Recipe) -> str:
     assert recipe.hybrid is not None
     if recipe.hybrid.split:
         return f"{recipe.parallel.nodes} nodes"
-    return "+".join(str(len(layers)) for layers in recipe.hybrid.experts or ((),)) + " expert layers"
+    shown = "+".join(str(len(layers)) for layers in recipe.hybrid.experts) or "0"
+    return f"{shown} expert layer" + "s" * (shown != "1")
 
 
 def _loses(one: Weighed, best: Weighed) -> str:

@@ -148,21 +148,25 @@ class Scheduler:
     # -- admission
 
     def _admit(self) -> None:
-        if not self.waiting or (self._full and (self._running or self.reading)):
+        """Requests from the queue as long as the cache has room for them; an idle engine takes the first whatever."""
+        if not self.waiting or (self._full and self._busy):
             return
         promised = self._promised()
         while self.waiting and self.running + len(self.reading) < self.rules.max_seqs:
             request = self.waiting[0]
             need = request.prompt + (request.output - request.made if self.rules.reserves else 1)
             free = self.rules.kv_tokens - self.used - promised
-            alone = not self._running and not self.reading
-            if need > free and not alone:
+            if need > free and self._busy:
                 return
             self.waiting.popleft()
             self.reading.append(request)
             request.read = min(request.cached, request.prompt - 1)
             self.held += request.read
             promised += need - request.read
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._running or self.reading)
 
     def _promised(self) -> float:
         """Tokens that admitted requests will still need and that admission counts."""
@@ -177,23 +181,11 @@ class Scheduler:
     def _read(self) -> Slice:
         """One step that reads as many prompt tokens as the budget leaves; others decode beside it where engines do."""
         batch = 0 if self.rules.prompts_first else self.running
-        budget = self.rules.budget - (self._decode_tokens() if batch else 0)
-        fits = self.rules.kv_tokens - self.used - (self._gains if batch else 0.0)
-        fresh, past, ready = 0, 0.0, []
-        while self.reading and budget > 0 and fits > 0:
-            request = self.reading[0]
-            piece = int(min(request.prompt - request.read, budget, fits))
-            past += piece * request.read
-            request.read += piece
-            self.held += piece
-            fresh, budget, fits = fresh + piece, budget - piece, fits - piece
-            if request.read < request.prompt:
-                break
-            ready.append(self.reading.popleft())
+        fresh, past, ready = self._read_prompts(beside=batch > 0)
         if not fresh and not ready:
             return self._make_room()
         context = self.used / max(self.running, 1)
-        seconds = self.speed.step_s(batch, context, fresh, past / fresh if fresh else 0.0)
+        seconds = self.speed.step_s(batch, context, fresh, past / max(fresh, 1))
         finished = self._gained(1) if batch else []
         for request in ready:
             self._start(request)
@@ -202,12 +194,30 @@ class Scheduler:
             self._leave(request)
         return Slice(
             seconds=seconds,
-            steps=1 if batch else 0,
+            steps=min(batch, 1),
             batch=batch,
             read=fresh,
             started=tuple(ready),
             finished=(*finished, *done),
         )
+
+    def _read_prompts(self, *, beside: bool) -> tuple[int, float, list[Request]]:
+        """Tokens read in one step, the sum over them of what lay before each, and the requests read to the end."""
+        budget, fits = self.rules.budget, self.rules.kv_tokens - self.used
+        if beside:
+            budget, fits = budget - self._decode_tokens(), fits - self._gains
+        fresh, past, ready = 0, 0.0, []
+        while self.reading and budget > fresh < fits:
+            request = self.reading[0]
+            piece = int(min(request.prompt - request.read, budget - fresh, fits - fresh))
+            past += piece * request.read
+            request.read += piece
+            self.held += piece
+            fresh += piece
+            if request.read < request.prompt:
+                break
+            ready.append(self.reading.popleft())
+        return fresh, past, ready
 
     def _start(self, request: Request) -> None:
         """A prompt has been read: its first token is there and it decodes from now on."""

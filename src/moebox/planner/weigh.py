@@ -104,7 +104,7 @@ def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> lis
 def memory_of(deployment: Deployment) -> Memory:
     """The budget; the cache holds what a calibration of this box saw the engine allocate, where there is one."""
     memory = budget(deployment)
-    if not deployment.box or not deployment.box.calibrations or not memory.fits:
+    if not deployment.place.calibrations or not memory.fits:
         return memory
     measured = Speed.of(deployment).measured
     if measured is None or not measured.cache_tokens:
@@ -126,24 +126,26 @@ def with_utilization(found: Iterable[Candidate], share: float) -> list[Candidate
 
 def forecast(one: Weighed) -> tuple[Forecast, ...]:
     """Rows by context and concurrency, as far as the cache holds them."""
+    longest = one.recipe.context
+    lengths = [*(size for size in CONTEXTS if size < longest), longest]
+    pairs = ((context, streams) for context in lengths[-4:] for streams in CONCURRENCIES)
+    return tuple(_row(one, context, streams) for context, streams in pairs if _holds(one, context, streams))
+
+
+def _holds(one: Weighed, context: int, streams: int) -> bool:
+    most = one.recipe.max_seqs or streams
+    return streams == 1 or (streams <= most and streams * context <= one.memory.kv_tokens)
+
+
+def _row(one: Weighed, context: int, streams: int) -> Forecast:
     low, high = one.speed.band
-    rows: list[Forecast] = []
-    lengths = [size for size in CONTEXTS if size < one.recipe.context] + [one.recipe.context]
-    for context in lengths[-4:] if len(lengths) > 4 else lengths:
-        reading = one.speed.prefill_s(context)
-        for streams in CONCURRENCIES:
-            if streams > 1 and (streams * context > one.memory.kv_tokens or streams > (one.recipe.max_seqs or streams)):
-                continue
-            rate = one.speed.decode_tok_s(streams, context)
-            rows.append(
-                Forecast(
-                    context=context,
-                    concurrency=streams,
-                    decode_tok_s=round(rate, 2),
-                    low_tok_s=round(rate * low, 2),
-                    high_tok_s=round(rate * high, 2),
-                    prefill_tok_s=round(context / reading, 1) if reading else 0.0,
-                    ttft_s=round(reading, 4),
-                )
-            )
-    return tuple(rows)
+    rate, reading = one.speed.decode_tok_s(streams, context), one.speed.prefill_s(context)
+    return Forecast(
+        context=context,
+        concurrency=streams,
+        decode_tok_s=round(rate, 2),
+        low_tok_s=round(rate * low, 2),
+        high_tok_s=round(rate * high, 2),
+        prefill_tok_s=round(context / reading, 1) if reading else 0.0,
+        ttft_s=round(reading, 4),
+    )

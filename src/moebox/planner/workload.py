@@ -7,6 +7,7 @@ from typing import Literal
 from moebox.errors import BadInput
 
 # Evenly spread draws that need no memory: multiples of irrational numbers, modulo 1.
+DAY = 86_400  # seconds
 GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 
 
@@ -38,15 +39,15 @@ class Workload:
 
     def check(self) -> None:
         """Raise BadInput for what cannot be meant."""
-        if self.input < 1 or self.output < 1 or self.requests < 1:
-            raise BadInput("input, output and requests must be 1 or more")
-        if (self.concurrency > 0) == (self.rate > 0):
-            raise BadInput("give either a concurrency or a request rate")
-        if not 0 <= self.prefix_hit <= 1:
-            raise BadInput(f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1")
-        if not 1 <= self.turns <= 10_000:
-            raise BadInput(f"{self.turns} turns of a conversation: write at least 1")
-        if self.turns > 1 and self.rate:
-            raise BadInput("conversations need a concurrency, not a rate: the next turn waits for the one before")
-        if not (0 <= self.think_s <= 86_400 and 0 <= self.cold_s <= 86_400):
-            raise BadInput("--think and --cold are seconds from 0 to a day")
+        rules = {
+            "input, output and requests must be 1 or more": min(self.input, self.output, self.requests) >= 1,
+            "give either a concurrency or a request rate": (self.concurrency > 0) != (self.rate > 0),
+            f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1": 0 <= self.prefix_hit <= 1,
+            f"{self.turns} turns of a conversation: write at least 1": 1 <= self.turns <= 10_000,
+            "conversations need a concurrency, not a rate: the next turn waits for the one before": self.turns == 1
+            or not self.rate,
+            "--think and --cold are seconds from 0 to a day": all(0 <= s <= DAY for s in (self.think_s, self.cold_s)),
+        }
+        for rule, held in rules.items():
+            if not held:
+                raise BadInput(rule)

@@ -95,7 +95,7 @@ def _container(deployment: Deployment, whole: Pieces) -> Context:
 
 def entry_of(argv: tuple[str, ...], whole: Pieces) -> tuple[str, ...]:
     """What of `argv` stands before the engine's own arguments."""
-    return argv[: len(argv) - sum(len(piece) for piece in (*whole.args, *_given(whole)))]
+    return argv[: len(argv) - sum(map(len, (*whole.args, *_given(whole))))]
 
 
 def _given(whole: Pieces) -> tuple[parts.Piece, ...]:
@@ -202,7 +202,7 @@ def systemd(deployment: Deployment) -> Context:
     return _common(whole, deployment) | {
         "template": "unit.service.j2",
         "start": [quoting.unit_word(word) for word in start],
-        "arguments": [" ".join(parts.systemd(value) for value in piece) for piece in (*whole.args, *_given(whole))],
+        "arguments": [" ".join(map(parts.systemd, piece)) for piece in (*whole.args, *_given(whole))],
         "reasons": comments.above(whole, (*whole.args, *_given(whole))),
         "variables": _used(whole),
         "env": started.env,
@@ -233,7 +233,7 @@ def _unit_run(deployment: Deployment, started: Launch, before: list[str]) -> lis
     lines += [f"-v {_unit_mount(*mount)}" for mount in started.mounts.items()]
     lines += [f"-e {quoting.unit_word(f'{name}={value}')}" for name, value in started.env.items()]
     lines += [f"-e {name}" for name in started.secret_env]
-    lines += [" ".join(quoting.unit_word(word) for word in before)] if before else []
+    lines += [" ".join(map(quoting.unit_word, before))] if before else []
     return [*lines, quoting.unit_word(image(deployment))]
 
 

@@ -133,9 +133,7 @@ def _split(text: str, deployment: Deployment) -> Value:
         return (text,)
     recipe = deployment.recipe
     given = recipe.speculate.draft if recipe.speculate else ""
-    return tuple(
-        part for part in (before, _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model)), after) if part
-    )
+    return tuple(filter(None, (before, _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model)), after)))
 
 
 def _has_draft(deployment: Deployment) -> bool:
@@ -175,7 +173,7 @@ def shell(value: Value) -> str:
 
 def shell_piece(piece: Piece) -> str:
     """A flag with its values on one line of bash."""
-    return " ".join(shell(value) for value in piece)
+    return " ".join(map(shell, piece))
 
 
 def compose(value: Value) -> str:

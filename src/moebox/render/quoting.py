@@ -39,7 +39,7 @@ def assigned(name: str, default: str) -> str:
 
 def yaml(value: object) -> str:
     """A double-quoted scalar: every character that does not show is escaped, so that no parser breaks a line at it."""
-    return '"' + "".join(_shown(mark) for mark in str(value)) + '"'
+    return '"' + "".join(map(_shown, str(value))) + '"'
 
 
 def _shown(mark: str) -> str:

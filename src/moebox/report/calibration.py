@@ -30,7 +30,7 @@ def solved(calibration: Calibration) -> bool:
 
 def depths(calibration: Calibration) -> str:
     """Its boots' layers in words."""
-    return " and ".join(str(depth) for depth in calibration.depths)
+    return " and ".join(map(str, calibration.depths))
 
 
 def error(calibration: Calibration) -> str:

@@ -60,7 +60,7 @@ def usable(series: Sequence[Series]) -> list[Series]:
 
 
 def _finite(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    return tuple(row for row in rows if all(math.isfinite(value) for value in row))
+    return tuple(row for row in rows if all(map(math.isfinite, row)))
 
 
 def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: float = HEIGHT) -> Markup | None:

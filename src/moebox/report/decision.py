@@ -6,7 +6,6 @@ command that goes on from there; a simulation says so in every cell that would o
 
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebox.report.block import Tone
@@ -74,7 +73,7 @@ def chosen(record: RunRecord) -> DecisionCell:
     place = spread_title(record) or _place(record)
     context = f"{count(recipe.context)} tokens of context" if recipe.context else "the model's context"
     parts = [engine_title(record), quant_title(record), place, context]
-    return DecisionCell(name="chosen", text=" · ".join(part for part in parts if part), link="models")
+    return DecisionCell(name="chosen", text=" · ".join(filter(None, parts)), link="models")
 
 
 def _place(record: RunRecord) -> str:
@@ -200,13 +199,4 @@ def _unless(text: str, command: str) -> str:
 
 
 def _joined(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
-
-
-def as_rows(decision: Decision) -> Sequence[tuple[str, str]]:
-    """Name and one line of each answer, for a terminal or Markdown."""
-    rows = []
-    for answer in decision.answers:
-        detail = f"  ({answer.detail})" if answer.detail else ""
-        rows.append((answer.name, f"{answer.text}{detail}"))
-    return rows
+    return ", ".join(filter(None, parts))

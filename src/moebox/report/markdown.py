@@ -18,7 +18,7 @@ Entry = Mapping[str, Any]  # what a template of blocks.html is given
 
 def markdown(page: Page) -> str:
     """The whole document."""
-    lines = [f"# {escape(page.title)}", "", " · ".join(word for word in (page.date, escape(page.subtitle)) if word), ""]
+    lines = [f"# {escape(page.title)}", "", " · ".join(filter(None, (page.date, escape(page.subtitle)))), ""]
     if page.simulation:
         lines += [f"> **Simulation:** {escape(page.simulation)} No GPU produced these figures.", ""]
     for record, decision in zip(page.records, page.decisions, strict=True):
@@ -82,7 +82,7 @@ def table(block: Table) -> list[str]:
     lines = heading(block.caption)
     lines.append(line(escape(column.title) or " " for column in block.columns))
     lines.append(line("---:" if column.numeric else "---" for column in block.columns))
-    lines += [line(field(cell) for cell in row) for row in block.rows]
+    lines += [line(map(field, row)) for row in block.rows]
     lines += ["", escape(block.note)] if block.note else []
     return [*lines, ""]
 
@@ -133,7 +133,7 @@ def sentence(row: Entry) -> str:
     """An attempt in one line."""
     attempt: Attempt = row["attempt"]
     parts = [row["run"] or attempt.model, attempt.configuration, attempt.why]
-    return ": ".join(part for part in parts if part)
+    return ": ".join(filter(None, parts))
 
 
 def problems(cards: Sequence[Entry]) -> list[str]:

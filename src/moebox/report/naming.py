@@ -105,7 +105,7 @@ def labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def telling(rows: Sequence[Sequence[str]]) -> list[int]:
     """The features that go into a label: the first three, of several runs the first three that differ."""
-    width = min((len(row) for row in rows), default=0)
+    width = min(map(len, rows), default=0)
     if len(rows) == 1:
         return list(range(min(width, LABEL)))
     differing = [place for place in range(width) if len({row[place] for row in rows}) > 1]

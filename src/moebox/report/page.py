@@ -59,7 +59,7 @@ def page_of(records: Sequence[RunRecord], *, title: str = "", now: float | None 
         made=clock(now if now is not None else time.time()),
         records=tuple(named),
         sections=tuple(sections(named)),
-        decisions=tuple(decide(record) for record in named),
+        decisions=tuple(map(decide, named)),
     )
 
 
@@ -70,7 +70,7 @@ def title_of(records: Sequence[RunRecord]) -> str:
     models = different(model_title(model_asked(record)) for record in records)
     if not models:
         return f"Run {records[0].id}" if len(records) == 1 else f"{len(records)} runs"
-    boxes = different(box_title(record) for record in records)
+    boxes = different(map(box_title, records))
     return listed(models[:3]) + (f" on {listed(boxes[:2])}" if boxes else "")
 
 
@@ -81,16 +81,16 @@ def model_asked(record: RunRecord) -> str:
 
 def different(names: Iterable[str]) -> list[str]:
     """Each name once, empty ones left out."""
-    return [name for name in dict.fromkeys(names) if name]
+    return list(filter(None, dict.fromkeys(names)))
 
 
 def subtitle_of(records: Sequence[RunRecord]) -> str:
     """Engines and checkpoints."""
-    engines = different(engine_title(record) for record in records)
-    quants = different(quant_title(record) for record in records)
+    engines = different(map(engine_title, records))
+    quants = different(map(quant_title, records))
     published = all(record.imported for record in records)
     words = [listed(engines[:3]), listed(quants[:4]), "published figures, imported" if published else ""]
-    return " · ".join(word for word in words if word)
+    return " · ".join(filter(None, words))
 
 
 @functools.cache

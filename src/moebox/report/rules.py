@@ -102,7 +102,7 @@ def reclaim(record: RunRecord) -> str:
     each = bytes_per_token(record.recipe)
     if not cards or not each:
         return ""
-    free = min(room(device) for device in cards)
+    free = min(map(room, cards))
     if free < ROOM * cards[0].total:
         return ""
     return (

@@ -281,7 +281,7 @@ def typed(value: Value) -> bytes:
 def array(values: Sequence[Any]) -> bytes:
     """A list of strings or of i32."""
     if isinstance(values[0], str):
-        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(text(value) for value in values)
+        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(text, values))
     return struct.pack(f"<IIQ{len(values)}i", 9, 5, len(values), *values)
 
 

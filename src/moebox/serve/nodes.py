@@ -79,7 +79,7 @@ def read_hosts(path: Path) -> tuple[NodeAt, ...]:
 
 
 def _node(words: list[str], *, where: str) -> NodeAt:
-    if len(words) > 2 or not all(HOST.fullmatch(word) for word in words):
+    if len(words) > 2 or not all(map(HOST.fullmatch, words)):
         raise BadInput(f"{where}: a node is a name and, if need be, its address", hint="n1 10.0.0.1")
     return NodeAt(name=words[0], address=words[-1].rpartition("@")[2])
 

@@ -79,5 +79,5 @@ def pieces(path: Path) -> list[Path]:
     """What there is of a log, oldest first."""
     endings = [part.suffix[1:] for part in path.parent.glob(f"{path.name}.*")]
     numbers = sorted(int(ending) for ending in endings if ending.isdigit())
-    first, later = numbers[:1] if 0 in numbers else [], [number for number in reversed(numbers) if number]
+    first, later = numbers[:1] if 0 in numbers else [], list(filter(None, reversed(numbers)))
     return [piece(path, number) for number in first + later] + ([path] if os.path.lexists(path) else [])

@@ -34,6 +34,7 @@ from moebox.report.sections.memory import drawn
 from moebox.report.sections.performance import legend
 from moebox.report.sections.plan import joined
 from moebox.store import calibrations
+from moebox.units import plural
 
 CONTEXTS = tuple(2**power for power in range(11, 21))  # the slider's stops: 2,048 … 1,048,576
 CONCURRENCIES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -213,7 +214,7 @@ def decision(answer: Answer) -> Decision:
     rate, low, high = forecast(answer)
     return Decision(
         answers=(
-            DecisionCell(name="chosen", text=" · ".join(word for word in words if word)),
+            DecisionCell(name="chosen", text=" · ".join(filter(None, words))),
             DecisionCell(name="fits", text=fits, tone="good" if enough else "warn"),
             DecisionCell(
                 name="forecast", text=f"{number(rate)} tok/s", detail=f"{number(low)} to {number(high)}; {basis(plan)}"
@@ -249,7 +250,7 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
     wait, _, unit = milliseconds(answer.speed.prefill_s(one.context) * 1e3).partition(" ")
     fit = memory.kv_tokens / max(one.context, 1)
     enough = fit >= one.concurrency
-    band = f"{number(low, 0)} to {number(high, 0)}, {streams} request{'s' * (streams != 1)}"
+    band = f"{number(low, 0)} to {number(high, 0)}, {plural(streams, 'request')}"
     return (
         Tile(figure=number(rate), unit="tok/s", label="decode, all streams", detail=band),
         Tile(
@@ -282,7 +283,7 @@ def bars(plan: Plan) -> list[Chart]:
     held = {part for _, _, device in host for part in device.parts} - {"free", "unused", "in use"}
     charts = [drawn("Memory per GPU", [row for row in rows if row not in host])]
     charts += [drawn("Host memory", host)] if held else []
-    return [chart for chart in charts if chart]
+    return list(filter(None, charts))
 
 
 def curve(answer: Answer) -> Chart | None:

@@ -198,7 +198,7 @@ def offload_threshold(model: Model) -> int:
 
 def placed(recipe: Recipe) -> int:
     """Expert layers on GPUs."""
-    return sum(len(layers) for layers in placement(recipe).experts)
+    return sum(map(len, placement(recipe).experts))
 
 
 def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:

@@ -211,7 +211,7 @@ def commands_of(folder: Path, about: Json, entries: Sequence[Entry]) -> tuple[tu
         for entry in entries
         if isinstance(entry.event, AttemptStarted | AttemptEnded)
     ]
-    line = next((launch for launch in reversed(launches) if launch), "")
+    line = next(filter(None, reversed(launches)), "")
     if line:
         found.append(("Launch", line))
     script = folder / "launch.sh"

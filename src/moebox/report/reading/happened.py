@@ -25,6 +25,7 @@ from moebox.report.reading.planned import device_of
 from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys
 from moebox.store import Entry
+from moebox.units import plural
 
 PUBLISHED: dict[str, Outcome] = {
     "success": "SUCCESS",
@@ -80,7 +81,7 @@ def begun(event: AttemptStarted, number: int, time: float) -> Attempt:
         number=number,
         outcome="RUNNING",
         model=event.model,
-        configuration=", ".join(word for word in (event.engine, gpus, port) if word),
+        configuration=", ".join(filter(None, (event.engine, gpus, port))),
         command=command_of(event.argv),
         started=time,
         ended=time,
@@ -219,4 +220,4 @@ def losses_of(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         if isinstance(entry.event, JournalLost):
             lost.update(entry.event.files)
-    return [f"{name}: {count} write{'s' * (count != 1)} lost to a full disk" for name, count in lost.items()]
+    return [f"{name}: {plural(count, 'write')} lost to a full disk" for name, count in lost.items()]

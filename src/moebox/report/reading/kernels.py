@@ -24,7 +24,7 @@ def seen_of(row: Json) -> KernelsJudged:
         triton=words(row, "triton"),
         launches=int(figure(row, "launches") or 0),
         spills=int(figure(row, "spills") or 0),
-        bad=tuple(failing(launch) for launch in rows(row, "bad")),
+        bad=tuple(map(failing, rows(row, "bad"))),
         not_covered=whats(rows(row, "not_covered")),
         judged=whats(rows(row, "judged")),
     )

@@ -58,7 +58,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
     lengths = shape(work.input_tokens, work.output_tokens)
     return Level(
         name=found.label or path.stem,
-        workload=", ".join(part for part in (work.kind if work.kind != "random" else "", lengths) if part),
+        workload=", ".join(filter(None, (work.kind if work.kind != "random" else "", lengths))),
         concurrency=found.max_concurrency,
         rate=found.request_rate if found.request_rate != "inf" else None,
         input_tokens=work.input_tokens,
@@ -78,7 +78,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         tokens_per_joule=found.tokens_per_joule,
         acceptance=found.server.accepted_per_step if found.server else None,
         client_limited=found.client_limited,
-        flags=tuple(printable(flag) for flag in found.flags),
+        flags=tuple(map(printable, found.flags)),
         partial=found.partial,
         simulation=found.simulation,
         samples=samples_of(document, path.parent, path.stem),
@@ -188,7 +188,7 @@ def work_of(row: Json, lengths: str) -> str:
     title = words(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
     kind = words(row, "workload.kind")
     parts = [title if title != "random" else "", kind if kind != "random" else "", lengths if not title else ""]
-    return ", ".join(part for part in parts if part) or lengths
+    return ", ".join(filter(None, parts)) or lengths
 
 
 def per_request(row: Json, which: str, completed: float | None) -> float | None:

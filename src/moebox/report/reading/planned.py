@@ -48,11 +48,11 @@ def planned_of(document: Any) -> Planned | None:
     if not isinstance(document, dict):
         return None
     memory = inner(document, "memory")
-    devices = tuple(device_of(row) for row in rows(memory, "devices", "per_device"))
+    devices = tuple(map(device_of, rows(memory, "devices", "per_device")))
     return Planned(
         devices=tuple(device for device in devices if device.total > 0),
         kv_tokens=figure(memory, "kv_tokens"),
-        rows=tuple(expected_of(row) for row in rows(document, "forecast", "rows")),
+        rows=tuple(map(expected_of, rows(document, "forecast", "rows"))),
         reasons=tuple(texts(document, "reasons")),
         warnings=tuple(
             (words(row, "severity") or "warning", words(row, "text", "message"), words(row, "remedy"))

@@ -14,7 +14,7 @@ ENOUGH = 5  # looks at the server that make a line worth drawing
 
 def along(records: Sequence[RunRecord]) -> list[Chart]:
     """Both drawings, where there is data for them."""
-    return [chart for chart in (sag(records), server(records)) if chart]
+    return list(filter(None, (sag(records), server(records))))
 
 
 def sag(records: Sequence[RunRecord]) -> Chart | None:

@@ -8,6 +8,7 @@ from moebox.report.bars import phases
 from moebox.report.block import Block, Chart, Charts, Part, Section, Tone
 from moebox.report.palette import colour
 from moebox.report.record import Attempt, Outcome, RunRecord
+from moebox.units import plural
 
 TONES: dict[Outcome, Tone] = {
     "SUCCESS": "good",
@@ -64,4 +65,4 @@ def lead(attempts: Sequence[Attempt]) -> str:
         return ""
     counts = Counter(attempt.outcome for attempt in attempts)
     named = [f"{counts[outcome]} {words}" for outcome, words in CAME.items() if counts[outcome]]
-    return f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}: {', '.join(named)}."
+    return f"{plural(len(attempts), 'attempt')}: {', '.join(named)}."

@@ -6,6 +6,7 @@ from moebox.report.block import Block, Cell, Section, Table, cell, columns, word
 from moebox.report.format import change, milliseconds
 from moebox.report.record import RunRecord, Step
 from moebox.report.sections.ladder import SIGNS, TONES
+from moebox.units import plural
 
 
 def section(records: Sequence[RunRecord]) -> Section | None:
@@ -17,7 +18,7 @@ def section(records: Sequence[RunRecord]) -> Section | None:
         return None
     steps = [step for record in records for step in record.steps]
     kept = sum(step.kept for step in steps)
-    lead = f"{len(steps)} step{'s' * (len(steps) != 1)}, {kept} kept."
+    lead = f"{plural(len(steps), 'step')}, {kept} kept."
     return Section(id="climb", title="What each setting gained", lead=lead, blocks=tuple(blocks))
 
 

@@ -18,7 +18,7 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     """Settings that differ, then headline figures: runs across where they are few, else down."""
     if len(records) < 2:
         return None
-    tables = [table for table in (settings(records), figures(records)) if table]
+    tables = list(filter(None, (settings(records), figures(records))))
     if not tables:
         return None
     if len(records) > ACROSS:
@@ -153,7 +153,7 @@ def unlike(records: Sequence[RunRecord]) -> str:
     if len({record.simulation for record in records}) > 1:
         return "some runs are simulated and others are measured"
     loads = [frozenset(level.workload for level in record.levels if level.workload) for record in records]
-    known = [load for load in loads if load]
+    known = list(filter(None, loads))
     if not known or frozenset.intersection(*known):
         return ""
     texts = [" and ".join(sorted(load)) for load in dict.fromkeys(known)]

@@ -166,7 +166,7 @@ def host(box: Box) -> str:
         f"{gib(box.ram, 0)} RAM" if box.ram else "",
         units.rate(bandwidth) if bandwidth else "",
     ]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
 def processors(box: Box) -> str:

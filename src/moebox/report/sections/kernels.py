@@ -34,7 +34,7 @@ def failures(scans: Sequence[KernelsJudged]) -> list[Table]:
     """The launches that fail, those that are alike in one row; none where all fit."""
     groups = alike([kernel for look in scans for kernel in look.bad])
     heads = columns("Kernel", "Asks bytes", "There are", "Blocks", "When", "Launched at", text=(0, 3, 4, 5))
-    rows = tuple(failure(group) for group in groups)
+    rows = tuple(map(failure, groups))
     return [Table(caption="Will not launch", columns=heads, rows=rows)] if rows else []
 
 

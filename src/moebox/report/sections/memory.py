@@ -26,7 +26,7 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     title = "Memory per GPU" if any_gpu(records) else "As the engine reports it"
     host = [row for row in rows if row[2].name == "ram"]
     gpus = [row for row in rows if row[2].name != "ram"]
-    charts = [chart for chart in (drawn(title, gpus), drawn("Host memory", host)) if chart]
+    charts = list(filter(None, (drawn(title, gpus), drawn("Host memory", host))))
     blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(records))
     return Section(id="memory", title="Memory", lead=lead(records), blocks=blocks)
 

@@ -87,7 +87,7 @@ def by_load(records: Sequence[RunRecord], workload: str) -> list[Chart]:
         return []
     x = load_axis(loads, rate=all(level.concurrency is None for level in every))
     charts = (over_load(curve, records, levels, x, workload) for curve in CURVES)
-    return [chart for chart in charts if chart]
+    return list(filter(None, charts))
 
 
 def over_load(
@@ -198,7 +198,7 @@ def rate_bars(records: Sequence[RunRecord], index: int, field: str) -> Iterator[
     run = records[index].label if len(records) > 1 else ""
     for level in levels[:MOST_TESTS]:
         test = level.name if len(levels) > 1 else ""
-        name = ", ".join(part for part in (run, test) if part) or level.name
+        name = ", ".join(filter(None, (run, test))) or level.name
         yield name, colour(index), float(getattr(level, field)), ""
 
 
@@ -213,7 +213,7 @@ def over_time(records: Sequence[RunRecord]) -> list[Chart]:
         for name, place, digest in digests
         if len(digest.over_time) > 2
     ]
-    return [chart for chart in (gap_chart(gaps, digests), clock_chart(lines)) if chart]
+    return list(filter(None, (gap_chart(gaps, digests), clock_chart(lines))))
 
 
 def digested(records: Sequence[RunRecord]) -> Iterator[tuple[str, int, samples.Digest]]:

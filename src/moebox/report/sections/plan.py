@@ -9,6 +9,7 @@ from moebox.report.format import change, gib, milliseconds, number
 from moebox.report.palette import colour
 from moebox.report.record import Device, ForecastRow, Level, RunRecord
 from moebox.report.sections.memory import weights
+from moebox.units import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Pair:
 def section(records: Sequence[RunRecord]) -> Section | None:
     """Memory, then every load with its figures; the reasons and warnings the plan gave."""
     found = pairs(records)
-    blocks: list[Block] = [table for table in (sizes(records, found), loads(records, found)) if table]
+    blocks: list[Block] = list(filter(None, (sizes(records, found), loads(records, found))))
     for record in records:
         if record.planned:
             blocks += said(record, alone=len(records) == 1)
@@ -213,8 +214,7 @@ def lead(found: Sequence[Pair]) -> str:
     speeds = [abs(pair.error) for pair in found if pair.unit == "tok/s"]
     if not speeds:
         return ""
-    plural = "s" * (len(speeds) != 1)
-    text = f"Median error of the forecast rates: {median(speeds):.0%} over {len(speeds)} figure{plural}"
+    text = f"Median error of the forecast rates: {median(speeds):.0%} over {plural(len(speeds), 'figure')}"
     banded = [pair.inside for pair in found if pair.inside is not None]
     if banded:
         text += f"; {sum(banded)} of {len(banded)} figures, latencies included, lie in their band"

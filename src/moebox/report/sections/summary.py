@@ -29,7 +29,7 @@ def section(records: Sequence[RunRecord]) -> Section:
 def at(level: Level) -> str:
     """Under which load."""
     words = [f"at {number(level.concurrency)} concurrent" if level.concurrency else "", level.workload]
-    return ", ".join(word for word in words if word)
+    return ", ".join(filter(None, words))
 
 
 def for_one(record: RunRecord) -> list[Tile]:
@@ -206,8 +206,8 @@ def opening(group: Sequence[RunRecord]) -> str:
     """What ran on what, with what, and whether it works."""
     first = group[0]
     assert first.recipe is not None
-    quants = listed(list(dict.fromkeys(quant_title(record) for record in group)))
-    engines = listed(list(dict.fromkeys(engine_title(record) for record in group)))
+    quants = listed(list(dict.fromkeys(map(quant_title, group))))
+    engines = listed(list(dict.fromkeys(map(engine_title, group))))
     name = f"{model_title(first.recipe.model)} ({quants})"
     where = f" on {box_title(first)}" if box_title(first) else ""
     if len(group) == 1:

@@ -79,7 +79,7 @@ def table(records: Sequence[RunRecord], rows: Sequence[Row], workload: str, *, n
     levels = [level for _, level in rows]
     filled = [*names(records, rows, named=named), *measured(levels), *remarks(levels)]
     whose = "" if named or len(records) == 1 else records[rows[0][0]].label
-    title = " · ".join(part for part in (whose, workload) if part)
+    title = " · ".join(filter(None, (whose, workload)))
     return Table(
         caption=title or "Measurements",
         columns=tuple(head for head, _ in filled),
@@ -105,7 +105,7 @@ def measured(levels: Sequence[Level]) -> Iterator[Filled]:
 
 def remarks(levels: Sequence[Level]) -> Iterator[Filled]:
     """What must be known to read the rows right, where there is anything."""
-    if any(remark(level) for level in levels):
+    if any(map(remark, levels)):
         yield _text("Remark"), [remarked(level) for level in levels]
 
 

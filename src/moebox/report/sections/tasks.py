@@ -50,7 +50,7 @@ def scores(task_run: TaskRun, name: str) -> Table:
     if held:
         kept = sum((result.last_tok_s or 0) / (result.first_tok_s or 1) for result in held) / len(held)
         note += f" Speed over the last tenth of a job: {kept:.0%} of that over the first, mean of {len(held)} jobs."
-    rows = tuple(row(score) for score in families(task_run.finished))
+    rows = tuple(map(row, families(task_run.finished)))
     return Table(caption=name, columns=columns(*heads, text=(0,)), rows=rows, note=note)
 
 
@@ -99,7 +99,7 @@ def failures(task_run: TaskRun, name: str) -> list[Block]:
 def timeline(task_run: TaskRun, name: str) -> list[Block]:
     """Speed and context, turn by turn, of the job that wrote most."""
     result = max(task_run.finished, key=lambda one: (len(one.turns), one.output_tokens))
-    charts = [chart for chart in (speed(result), context(result, task_run.context)) if chart]
+    charts = list(filter(None, (speed(result), context(result, task_run.context))))
     return [Charts(charts=tuple(charts))] if charts else []
 
 

@@ -32,7 +32,7 @@ def _filled(part: Part, a: int, b: int) -> Part:
         name=part.name,
         source=fill(part.source),
         bugs=tuple((fill(right), fill(wrong)) for right, wrong in part.bugs),
-        checks=tuple(fill(check) for check in part.checks),
+        checks=tuple(map(fill, part.checks)),
         about=fill(part.about),
     )
 

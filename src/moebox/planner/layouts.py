@@ -1,0 +1,97 @@
+"""Ways to cut a model over GPUs: tensor, pipeline, data, expert and decode context parallelism."""
+
+from collections.abc import Iterator
+
+from moebox.core import registry
+from moebox.core.box import Box
+from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import EngineName, Parallel
+from moebox.planner.pins import Pins
+from moebox.sizing import gpu_list, shards
+
+COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)  # GPUs that boxes come with
+# Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).
+GROUP = {"int4-g32": 32, "nvfp4": 16, "fp8-block": 128}
+
+
+def layouts(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Parallel]:
+    """Ways to cut the model over the GPUs that its heads, experts and layers allow."""
+    for tp, pp in shapes(box, pins):
+        if _hopeless(tp * pp, box, checkpoint, pins):
+            continue  # the layouts over all GPUs say by how much
+        for parallel in _depths(box, model, engine, pins, tp, pp):
+            if _lies_on(box, parallel, pins) and not why_not(model, checkpoint, parallel):
+                yield parallel
+
+
+def why_not(model: Model, checkpoint: Checkpoint, parallel: Parallel) -> str:
+    """Why these weights cannot be cut that way, or ""."""
+    return shards.why_not(model, parallel, GROUP.get(checkpoint.quant, 1))
+
+
+def _hopeless(gpus: int, box: Box, checkpoint: Checkpoint, pins: Pins) -> bool:
+    """Whether even the largest GPU is too small for its part of the weights, on fewer GPUs than there are."""
+    every = gpu_list.all_gpus(box)
+    free = not pins.tp and (pins.dp or 1) == 1
+    return free and gpus < len(every) and checkpoint.bytes / gpus > max(gpu.memory for gpu in every)
+
+
+def _depths(box: Box, model: Model, engine: EngineName, pins: Pins, tp: int, pp: int) -> Iterator[Parallel]:
+    """One shape with and without expert parallelism, and with every size of decode context parallelism."""
+    dp = pins.dp or 1
+    nodes = max(1, min(box.nodes, -(-tp * pp * dp // max(len(box.gpus), 1))))
+    for ep in expert_parallel(model, pins, tp * dp):
+        for dcp in context_parallel(model, tp, engine, pins, ep=ep):
+            yield Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp, ep=ep, nodes=nodes)
+
+
+def _lies_on(box: Box, parallel: Parallel, pins: Pins) -> bool:
+    """Whether there are as many GPUs, evenly over the nodes; a pinned size is weighed however large."""
+    enough = parallel.gpus <= len(box.gpus) * box.nodes or pins.tp is not None
+    return enough and parallel.gpus % parallel.nodes == 0
+
+
+def expert_parallel(model: Model, pins: Pins, ranks: int) -> tuple[bool, ...]:
+    """Whether experts lie whole on `ranks`: over all ranks of the tensor- and data-parallel groups, or sliced."""
+    able = model.moe is not None and ranks > 1
+    if pins.ep is None:
+        return (False, True) if able else (False,)
+    if pins.ep == 1:
+        return (False,)
+    return (True,) if able and pins.ep == ranks else ()
+
+
+def context_parallel(model: Model, tp: int, engine: EngineName, pins: Pins, *, ep: bool) -> tuple[int, ...]:
+    """Sizes of decode context parallelism to weigh: powers of two that divide the ranks."""
+    if pins.dcp:
+        return (pins.dcp,)
+    chosen_with_it = ep and not pins.ep  # one thing less plain at a time
+    if chosen_with_it or model.mla is None or not registry.traits(engine).weighs_dcp:
+        return (1,)
+    return tuple(size for size in (1, 2, 4, 8) if tp % size == 0)
+
+
+def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
+    """Pairs of tensor and pipeline sizes: all GPUs, or fewer where that is better."""
+    if pins.tp and pins.pp:
+        return [(pins.tp, pins.pp)]
+    found = {pair for gpus in _counts(box) for pair in _pairs(gpus, len(box.gpus))}
+    if pins.tp:
+        found = {pair for pair in found if pair[0] == pins.tp} | {(pins.tp, 1)}
+    if pins.pp:
+        found = {pair for pair in found if pair[1] == pins.pp} or {(1, pins.pp)}
+    return sorted(found, key=lambda pair: (-pair[0] * pair[1], pair[1]))
+
+
+def _counts(box: Box) -> set[int]:
+    """How many GPUs to weigh: a larger box weighs what a smaller one does, whole nodes, and the GPUs that are alike."""
+    here = len(box.gpus)
+    counts = {here * nodes for nodes in range(1, box.nodes + 1)}
+    counts |= {size for size in COUNTS if size <= here * box.nodes}
+    largest = max((gpu.memory for gpu in box.gpus), default=0)
+    return counts | {sum(gpu.memory == largest for gpu in box.gpus) * box.nodes}
+
+
+def _pairs(gpus: int, most: int) -> Iterator[tuple[int, int]]:
+    """Sizes that make up `gpus`, with tensor parallelism over `most` at the most."""
+    return ((tp, gpus // tp) for tp in range(1, min(gpus, most) + 1) if gpus % tp == 0)
