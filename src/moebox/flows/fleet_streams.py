@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import httpx2
 
+from moebox import http
 from moebox.core.endpoint import Endpoint
 
 CONNECT_S = 10.0
@@ -65,7 +66,8 @@ async def crowd(
     timeout = httpx2.Timeout(deadline_s, connect=CONNECT_S)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     disturbed: float | None = None
-    async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+    tls = http.trust(endpoint.base_url)
+    async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False, verify=tls) as client:
         tasks = [
             asyncio.create_task(_follow(client, endpoint, stream, tokens, zero, member_header)) for stream in followed
         ]

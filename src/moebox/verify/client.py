@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 
+from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Exchange
 from moebox.stream.awake import Awake
@@ -41,9 +42,10 @@ class Client:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         # identity: a compressed answer could be small on the wire and huge in memory
         headers = {"Accept-Encoding": "identity", "User-Agent": "moebox"}
-        self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False)
+        tls = http.trust(endpoint.base_url)
+        self._http = httpx2.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False, verify=tls)
         one = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
-        self._kept = httpx2.AsyncClient(timeout=timeout, limits=one, headers=headers, trust_env=False)
+        self._kept = httpx2.AsyncClient(timeout=timeout, limits=one, headers=headers, trust_env=False, verify=tls)
 
     async def __aenter__(self) -> "Client":
         self._awake.__enter__()

@@ -11,6 +11,7 @@ from moebox.report.record import CheckResult, Mark, Probe
 from moebox.report.tidy import hide_keys
 from moebox.store import plain
 
+Piece = tuple[str, Any]  # of evidence: its title and what was kept, made text only where it is shown
 PIECES = {"pass": 2, "fail": 12}  # pieces of evidence shown for each probe; more for what went wrong
 LONGEST = 4_000  # characters of one piece of evidence shown; the file in the run folder has all of it
 MARKS: dict[str, Mark] = {
@@ -85,12 +86,12 @@ def probe_of(row: Json, number: int) -> Probe:
     )
 
 
-def shown(pieces: Sequence[tuple[str, str]], mark: Mark) -> tuple[tuple[str, str], ...]:
+def shown(pieces: Sequence[Piece], mark: Mark) -> tuple[tuple[str, str], ...]:
     """As much evidence as a page can hold for hundreds of probes; the run folder keeps all of it."""
     most = PIECES.get(mark, 2)
-    if len(pieces) <= most:
-        return tuple(pieces)
-    return (*pieces[:most], ("and more", f"{len(pieces) - most} more pieces of evidence in the run folder"))
+    texts = tuple((title, show(value)) for title, value in pieces[:most])
+    left = len(pieces) - most
+    return texts if left <= 0 else (*texts, ("and more", f"{left} more pieces of evidence in the run folder"))
 
 
 def mark_of(row: Json) -> Mark:
@@ -134,19 +135,19 @@ def share_text(score: Json) -> str:
     return f"{value * 100:.1f}%" if value <= 1 else f"{value:g}"
 
 
-def evidence_of(row: Json) -> tuple[tuple[str, str], ...]:
-    """Titled texts, whatever form the evidence has."""
+def evidence_of(row: Json) -> tuple[Piece, ...]:
+    """Titled pieces, whatever form the evidence has."""
     evidence = within(row, "evidence")
     if isinstance(evidence, dict):
         return titled(evidence)
     if isinstance(evidence, list):
-        return tuple(text for number, piece in enumerate(evidence, 1) for text in exchange(piece, number))
-    return () if empty(evidence) else (("evidence", show(evidence)),)
+        return tuple(each for number, piece in enumerate(evidence, 1) for each in exchange(piece, number))
+    return () if empty(evidence) else (("evidence", evidence),)
 
 
-def titled(fields: Json) -> tuple[tuple[str, str], ...]:
+def titled(fields: Json) -> tuple[Piece, ...]:
     """Every field that says something, under its own name."""
-    return tuple((str(key).replace("_", " "), show(value)) for key, value in fields.items() if not empty(value))
+    return tuple((str(key).replace("_", " "), value) for key, value in fields.items() if not empty(value))
 
 
 def empty(value: object) -> bool:
@@ -154,14 +155,14 @@ def empty(value: object) -> bool:
     return value in (None, "", [], {})
 
 
-def exchange(piece: Any, number: int) -> list[tuple[str, str]]:
+def exchange(piece: Any, number: int) -> list[Piece]:
     """A request and its answer, or whatever else was kept."""
     if not isinstance(piece, dict) or "response" not in piece:
-        return [(words(piece, "title", "name") or f"evidence {number}", show(piece))]
-    answer = (f"{number}: {outcome(piece)}", show(piece["response"]))
+        return [(words(piece, "title", "name") or f"evidence {number}", piece)]
+    answer = (f"{number}: {outcome(piece)}", piece["response"])
     if empty(piece.get("request")):
         return [answer]
-    return [(f"{number}: {words(piece, 'method')} {words(piece, 'url')}", show(piece["request"])), answer]
+    return [(f"{number}: {words(piece, 'method')} {words(piece, 'url')}", piece["request"]), answer]
 
 
 def outcome(piece: Json) -> str:
