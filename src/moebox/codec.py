@@ -67,15 +67,16 @@ def parse_json(text: str, *, where: str) -> Any:
         raise BadInput(f"{where}: not valid JSON: {problem}") from None
 
 
-def read_text(path: Path) -> str:
-    """The text of a small file; BadInput says what is wrong with it otherwise."""
+def read_text(path: Path, *, most: int = LARGEST) -> str:
+    """The text of a file of at most `most` bytes; BadInput says what is wrong with it otherwise."""
     try:
-        if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):  # <(…) is meant
+        facts = path.stat()
+        if stat.S_ISFIFO(facts.st_mode) and not str(path).startswith(("/dev/", "/proc/")):  # <(…) is meant
             raise BadInput(f"{path}: is a pipe, not a file")
         with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)  # a device has no size, and perhaps no end
-        if len(data) > LARGEST:
-            raise BadInput(f"{path}: more than {LARGEST:,} bytes, too large for a settings file")
+            data = file.read(min(most, max(facts.st_size, LARGEST)) + 1)  # a device has no size, and perhaps no end
+        if len(data) > most:
+            raise BadInput(f"{path}: more than {most:,} bytes, which is too large")
         return data.decode("utf-8")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None

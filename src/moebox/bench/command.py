@@ -67,16 +67,16 @@ def _of_prompts(work: Workload) -> list[str]:
 
 def _of_loads(loads: Sequence[Load], work: Workload, *, usual: bool) -> list[str]:
     first = loads[0]
+    limit = ["--concurrency", str(first.concurrency)] if first.concurrency else []
+    requests = ["--requests", str(first.requests)] if first.requests and not usual else []
     if first.rate:
-        flags = ["--rate", ",".join(_exact(load.rate) for load in loads)]
-        flags += ["--concurrency", str(first.concurrency)] if first.concurrency else []
+        flags = ["--rate", ",".join(_exact(load.rate) for load in loads), *limit]
         flags += _pair("--arrivals", first.arrivals, USUAL_LOAD.arrivals)
         flags += _pair("--burstiness", first.burstiness, USUAL_LOAD.burstiness)
-    elif work.kind == "trace":
-        flags = ["--concurrency", str(first.concurrency)] if first.concurrency else []
-    else:
-        flags = ["--concurrency", ",".join(str(load.concurrency) for load in loads)]
-    return flags + (["--requests", str(first.requests)] if first.requests and not usual else [])
+        return flags + requests
+    if work.kind == "trace":
+        return limit + requests
+    return ["--concurrency", ",".join(str(load.concurrency) for load in loads), *requests]
 
 
 def _of_bounds(load: Load) -> list[str]:

@@ -28,11 +28,7 @@ def doubt(checked: UsageCheck | None) -> str:
 
 def check(samples: Samples, count: Count) -> UsageCheck | None:
     """Hold the replies that still have their text against what the server counted; None where there are none."""
-    rows = [
-        (pieces, samples.columns["output"][row])
-        for row, pieces in samples.texts.items()
-        if samples.columns["output"][row] >= 0 and samples.columns["outcome"][row] == COMPLETED and any(pieces)
-    ]
+    rows = [(pieces, samples.columns["output"][row]) for row, pieces in samples.texts.items() if _whole(samples, row)]
     if not rows:
         return None
     return UsageCheck(
@@ -40,6 +36,12 @@ def check(samples: Samples, count: Count) -> UsageCheck | None:
         usage_tokens=sum(output for _, output in rows),
         tokenizer_tokens=sum(_tokens(pieces, count) for pieces, _ in rows),
     )
+
+
+def _whole(samples: Samples, row: int) -> bool:
+    """A reply that was completed, has text, and was counted by the server."""
+    columns = samples.columns
+    return columns["output"][row] >= 0 and columns["outcome"][row] == COMPLETED and any(samples.texts[row])
 
 
 def recount(samples: Samples, count: Count) -> None:

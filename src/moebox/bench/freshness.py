@@ -22,14 +22,16 @@ def hit_rate(*, asked: int, cached: int, server: ServerView | None) -> float | N
     The larger of what the replies' usage (`cached` of `asked` tokens, -1 where it says nothing) and the server's own
     counters say.
     """
-    rates = []
-    if asked and cached >= 0:
-        rates.append(cached / asked)
-    if server is not None and server.prefix_hit_rate is not None:
-        rates.append(server.prefix_hit_rate)
-    elif server is not None and server.mean_cache_hit_rate is not None:
-        rates.append(server.mean_cache_hit_rate)
+    usage = cached / asked if asked and cached >= 0 else None
+    rates = [rate for rate in (usage, _server_rate(server)) if rate is not None]
     return min(1.0, max(rates)) if rates else None
+
+
+def _server_rate(server: ServerView | None) -> float | None:
+    """By the server's counters, or where it has none, the mean of what it shows."""
+    if server is None:
+        return None
+    return server.mean_cache_hit_rate if server.prefix_hit_rate is None else server.prefix_hit_rate
 
 
 def complaint(workload: Workload, rate: float | None, *, template: float = 0.0) -> str:

@@ -5,14 +5,14 @@ What a tool does not say is left out; nothing is guessed. Each result says which
 """
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from moebox.bench import json_files
 from moebox.errors import BadInput
+from moebox.loose import Document, Json, figure, inner, is_figure, rows, texts, within, words
 
-LARGEST = 2**30  # bytes; guidellm keeps every request in its file
 Result = dict[str, Any]
 _FIGURES = ("ttft", "tpot", "itl", "e2el")
 
@@ -31,35 +31,16 @@ def load(path: Path) -> list[Result]:
     return [{"format": 1, **_tidy(result), "source": path.name} for result in results]
 
 
-def _values(path: Path) -> Iterator[Any]:
+def _values(path: Path) -> list[Any]:
     """The JSON documents of a file: one, or one a line."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"{path}: more than {LARGEST:,} bytes")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path}: is a folder, not a file") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path}: cannot be read: {problem}") from None
-    try:
-        yield json.loads(text)
-        return
-    except (json.JSONDecodeError, RecursionError):
-        pass
-    table = text[text.find("[") : text.rfind("]") + 1]  # ik_llama.cpp's llama-bench logs before and after its table
-    with contextlib.suppress(json.JSONDecodeError, RecursionError):
-        yield json.loads(table)
-        return
-    lines = [line for line in text.splitlines() if line.strip()]
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as problem:
-            raise BadInput(f"{path}:{number}: not valid JSON: {problem}") from None
-    if not lines:
+    text = json_files.read(path)
+    if not text.strip():
         raise BadInput(f"{path}: empty")
+    table = text[text.find("[") : text.rfind("]") + 1]  # ik_llama.cpp's llama-bench logs before and after its table
+    for document in (text, table):
+        with contextlib.suppress(BadInput):
+            return [json_files.parse(document, str(path))]
+    return [value for _, value in json_files.lines(text, str(path))]
 
 
 def _has(value: Any, *keys: str) -> bool:
@@ -101,21 +82,18 @@ def _guidellm(value: Result) -> list[Result]:
 
 
 def _guidellm_level(level: Result) -> Result:
-    metrics = level.get("metrics") or {}
+    def stats(name: str) -> Json:
+        return inner(level, f"metrics.{name}.successful") or inner(level, f"metrics.{name}.total")
 
-    def stats(name: str) -> Result:
-        metric = metrics.get(name) or {}
-        return metric.get("successful") or metric.get("total") or {}
-
-    totals = metrics.get("request_totals") or level.get("request_totals") or {}
-    config = level.get("config") or level.get("args") or {}
-    strategy = config.get("strategy") or {}
+    totals = inner(level, "metrics.request_totals", "request_totals")
+    config = inner(level, "config", "args")
+    strategy = inner(config, "strategy")
     result: Result = {
         "kind": "serving",
         "tool": "guidellm",
-        "model_id": (config.get("backend") or {}).get("model"),
-        "max_concurrency": strategy.get("streams") or strategy.get("max_concurrency"),
-        "request_rate": strategy.get("rate") or "inf",
+        "model_id": within(config, "backend.model"),
+        "max_concurrency": _whole(figure(strategy, "streams", "max_concurrency")),
+        "request_rate": figure(strategy, "rate") or "inf",
         "duration": level.get("duration"),
         "completed": totals.get("successful"),
         "failed": totals.get("errored"),
@@ -128,11 +106,19 @@ def _guidellm_level(level: Result) -> Result:
     }
     for name, theirs in _GUIDELLM.items():
         found = stats(theirs)
+        middle = {"mean": found.get("mean"), "median": found.get("median"), "std": found.get("std_dev")}
         scale = 1e3 if name == "e2el" else 1.0
-        pairs = {"mean": found.get("mean"), "median": found.get("median"), "std": found.get("std_dev")}
-        pairs |= {p: (found.get("percentiles") or {}).get(p) for p in ("p50", "p90", "p95", "p99")}
-        result |= {f"{kind}_{name}_ms": v * scale for kind, v in pairs.items() if isinstance(v, int | float)}
+        result |= _latency(name, middle | _percentiles(inner(found, "percentiles")), scale)
     return result
+
+
+def _percentiles(row: Json) -> Document:
+    return {name: row.get(name) for name in ("p50", "p90", "p95", "p99")}
+
+
+def _latency(name: str, figures: Document, scale: float) -> Result:
+    """One latency in the serving benchmark's names; `scale` makes milliseconds of it."""
+    return {f"{kind}_{name}_ms": value * scale for kind, value in figures.items() if is_figure(value)}
 
 
 def _whole(value: Any) -> Any:
@@ -151,59 +137,57 @@ _UNITS = {"ms": 1.0, "milliseconds": 1.0, "sec": 1e3, "s": 1e3, "seconds": 1e3, 
 
 
 def _aiperf(value: Result) -> list[Result]:
-    def figure(name: str) -> Any:
-        return _whole((value.get(name) or {}).get("avg"))
+    def average(*names: str) -> Any:
+        return _whole(figure(value, *(f"{name}.avg" for name in names)))
 
-    config = value.get("input_config") or {}
-    loadgen, model = _aiperf_load(config)
+    loadgen, model = _aiperf_load(inner(value, "input_config"))
     result: Result = {
         "kind": "serving",
         "tool": "aiperf",
         "model_id": model,
         "max_concurrency": loadgen.get("concurrency"),
         "request_rate": loadgen.get("request_rate") or "inf",
-        "duration": figure("benchmark_duration"),
-        "completed": figure("request_count"),
-        "failed": figure("error_request_count") or 0,
-        "request_throughput": figure("request_throughput"),
-        "output_throughput": figure("output_token_throughput"),
-        "total_token_throughput": figure("total_token_throughput"),
-        "total_output_tokens": figure("total_output_tokens") or figure("total_osl"),
-        "total_input_tokens": figure("total_isl"),
+        "duration": average("benchmark_duration"),
+        "completed": average("request_count"),
+        "failed": average("error_request_count") or 0,
+        "request_throughput": average("request_throughput"),
+        "output_throughput": average("output_token_throughput"),
+        "total_token_throughput": average("total_token_throughput"),
+        "total_output_tokens": average("total_output_tokens", "total_osl"),
+        "total_input_tokens": average("total_isl"),
         "token_counts": "tokenizer",
     }
     for name, theirs in _AIPERF.items():
-        found = value.get(theirs) or {}
-        scale = _UNITS.get(found.get("unit", "ms"), 1.0)
-        pairs = {"mean": found.get("avg"), "median": found.get("p50"), "std": found.get("std")}
-        pairs |= {p: found.get(p) for p in ("p50", "p90", "p95", "p99")}
-        result |= {f"{kind}_{name}_ms": v * scale for kind, v in pairs.items() if isinstance(v, int | float)}
+        found = inner(value, theirs)
+        middle = {"mean": found.get("avg"), "median": found.get("p50"), "std": found.get("std")}
+        result |= _latency(name, middle | _percentiles(found), _UNITS.get(words(found, "unit"), 1.0))
     return [result]
 
 
-def _aiperf_load(config: Result) -> tuple[Result, str | None]:
+def _aiperf_load(config: Json) -> tuple[Json, str | None]:
     """Concurrency and rate, and the model, of newer files (0.13: phases, models) and older ones (loadgen, endpoint)."""
-    phases = [p for p in config.get("phases") or [] if isinstance(p, dict) and p.get("kind") == "profiling"]
-    names = [m.get("name") for m in (config.get("models") or {}).get("items") or [] if isinstance(m, dict)]
-    names += (config.get("endpoint") or {}).get("model_names") or []
-    return phases[0] if phases else config.get("loadgen") or {}, next(iter(names), None)
+    phases = [phase for phase in rows(config, "phases") if phase.get("kind") == "profiling"]
+    names = [words(model, "name") for model in rows(config, "models.items")]
+    names += texts(config, "endpoint.model_names")
+    return [*phases, inner(config, "loadgen")][0], next(iter(names), None)
 
 
 def _llama_bench(value: Any) -> list[Result]:
-    rows = value if isinstance(value, list) else [value]
-    if len({row.get("model_filename") for row in rows}) == 1:
-        return [_llama_table(rows)]
-    return [_llama_table([row]) for row in rows]
+    tests = value if isinstance(value, list) else [value]
+    if len({test.get("model_filename") for test in tests}) == 1:
+        return [_llama_table(tests)]
+    return [_llama_table([test]) for test in tests]
 
 
-def _llama_table(rows: list[Result]) -> Result:
+def _llama_table(tests: list[Result]) -> Result:
+    first = tests[0]
     return {
         "kind": "pp-tg",
         "tool": "llama-bench",
-        "model_id": rows[0].get("model_type") or rows[0].get("model_filename"),
-        "backend": rows[0].get("backends"),
-        "date": rows[0].get("test_time"),
-        "rows": [_llama_row(row) for row in rows],
+        "model_id": first.get("model_type") or first.get("model_filename"),
+        "backend": first.get("backends"),
+        "date": first.get("test_time"),
+        "rows": [_llama_row(test) for test in tests],
     }
 
 

@@ -4,7 +4,9 @@ Pure arithmetic. Field names are those of vLLM's serving benchmark where the fig
 requests enter means, percentiles and throughput; failed, truncated, empty and cancelled ones are counted apart.
 """
 
+import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,31 +33,32 @@ class Figures:
     e2e_s: float
     worst_itl_s: float
 
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that came out of a prefix cache, as far as the server tells."""
+        return max(0, min(self.request.cached, self.request.prompt))
+
 
 def figures(samples: Samples) -> list[Figures]:
     """The completed requests, each with its own figures."""
-    time, kind = samples.time, samples.kind
-    found = []
-    for request in samples.requests():
-        if request.outcome != COMPLETED:
-            continue
-        first, last = request.first, request.last
-        output = output_tokens(samples, request)
-        content = next((i for i in range(first, last) if kind[i] & ~GUESSED == CONTENT), None)
-        decode = (time[last - 1] - time[first]) / 1e9
-        untimed = kind[first] == SILENT and last - first == 1 and output > 1
-        found.append(
-            Figures(
-                request=request,
-                output=output,
-                ttft_s=None if untimed else (time[first] - request.sent) / 1e9,
-                ttfc_s=(time[content] - request.sent) / 1e9 if content is not None else None,
-                tpot_s=decode / (output - 1) if output > 1 and not untimed else None,
-                e2e_s=(time[last - 1] - request.sent) / 1e9,
-                worst_itl_s=max((time[i] - time[i - 1] for i in range(first + 1, last)), default=0) / 1e9,
-            )
-        )
-    return found
+    return [_of_request(samples, request) for request in samples.requests() if request.outcome == COMPLETED]
+
+
+def _of_request(samples: Samples, request: Request) -> Figures:
+    first, last, sent = request.first, request.last, request.sent
+    times, kinds = samples.time[first:last], samples.kind[first:last]
+    output = output_tokens(samples, request)
+    visible = next((at for at, kind in zip(times, kinds, strict=True) if kind & ~GUESSED == CONTENT), None)
+    timed = not (kinds[0] == SILENT and len(times) == 1 and output > 1)
+    return Figures(
+        request=request,
+        output=output,
+        ttft_s=(times[0] - sent) / 1e9 if timed else None,
+        ttfc_s=None if visible is None else (visible - sent) / 1e9,
+        tpot_s=(times[-1] - times[0]) / 1e9 / (output - 1) if timed and output > 1 else None,
+        e2e_s=(times[-1] - sent) / 1e9,
+        worst_itl_s=max((after - before for before, after in itertools.pairwise(times)), default=0) / 1e9,
+    )
 
 
 def output_tokens(samples: Samples, request: Request) -> int:
@@ -83,16 +86,22 @@ def summary(samples: Samples, *, slo: Slo | None = None, prompt_tokens: int = 0)
         total_token_throughput=(total_input + total_output) * rate,
         max_output_tokens_per_s=peak_tokens(samples),
         max_concurrent_requests=peak_concurrency(samples),
-        cached_input_tokens=sum(max(0, min(each.request.cached, each.request.prompt)) for each in done),
+        cached_input_tokens=sum(each.cached for each in done),
         silent=sum(samples.kind[each.request.first] == SILENT for each in done),
         stopped_early=sum(each.output < each.request.asked for each in done),
-        ttft=spread(each.ttft_s * 1e3 for each in done if each.ttft_s is not None),
-        ttfc=spread(each.ttfc_s * 1e3 for each in done if each.ttfc_s is not None),
-        tpot=spread(each.tpot_s * 1e3 for each in done if each.tpot_s is not None),
+        ttft=latency(done, "ttft_s"),
+        ttfc=latency(done, "ttfc_s"),
+        tpot=latency(done, "tpot_s"),
         itl=spread_of(token_gaps),
         chunk_gap=spread_of(chunk_gaps),
-        e2el=spread(each.e2e_s * 1e3 for each in done),
+        e2el=latency(done, "e2e_s"),
     )
+
+
+def latency(done: Sequence[Figures], name: str) -> Spread:
+    """One of the times of requests, over those that have it."""
+    seconds = (getattr(each, name) for each in done)
+    return spread(value * 1e3 for value in seconds if value is not None)
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -113,22 +122,23 @@ def spread_of(counter: "Counter[float]") -> Spread:
 
 def percentiles(counter: "Counter[float]", wanted: Sequence[float]) -> list[float]:
     """Percentiles with linear interpolation between ranks, as numpy's default gives them; `wanted` is ascending."""
-    total = sum(counter.values())
-    targets = sorted({i for p in wanted for i in (math.floor((total - 1) * p / 100), math.ceil((total - 1) * p / 100))})
+    last = sum(counter.values()) - 1
+    ranks = [last * share / 100 for share in wanted]
+    at = _ranked(counter, sorted({edge for rank in ranks for edge in (math.floor(rank), math.ceil(rank))}))
+    edges = ((rank, at[math.floor(rank)], at[math.ceil(rank)]) for rank in ranks)
+    return [low + (high - low) * (rank - math.floor(rank)) for rank, low, high in edges]
+
+
+def _ranked(counter: "Counter[float]", ranks: Sequence[int]) -> dict[int, float]:
+    """The values at these places, ascending, of all that were counted in order."""
     found: dict[int, float] = {}
-    seen = 0
-    for value in sorted(counter):
-        seen += counter[value]
-        while targets and targets[0] < seen:
-            found[targets.pop(0)] = value
-        if not targets:
-            break
-    result = []
-    for p in wanted:
-        rank = (total - 1) * p / 100
-        low, high = found[math.floor(rank)], found[math.ceil(rank)]
-        result.append(low + (high - low) * (rank - math.floor(rank)))
-    return result
+    values, seen, value = iter(sorted(counter)), 0, 0.0
+    for rank in ranks:
+        while seen <= rank:
+            value = next(values)
+            seen += counter[value]
+        found[rank] = value
+    return found
 
 
 def gaps(samples: Samples, done: Sequence[Figures]) -> tuple["Counter[float]", "Counter[float]"]:
@@ -211,22 +221,26 @@ def steady(samples: Samples, *, ramp_s: float = 0.0) -> Steady | None:
     if end - begin < 1_000_000_000 or len(inside) < 2:
         return None
     seconds = (end - begin) / 1e9
-    time, tokens = samples.time, samples.tokens
-    came = sum(
-        tokens[i] for each in done for i in range(each.request.first, each.request.last) if begin <= time[i] < end
-    )
-    ended = sum(begin <= each.request.ended < end for each in done)
-    busy = sum(max(0, min(each.request.ended, end) - max(each.request.sent, begin)) for each in done)
     return Steady(
         start_s=(begin - samples.zero) / 1e9,
         end_s=(end - samples.zero) / 1e9,
         requests=len(inside),
-        request_throughput=ended / seconds,
-        output_throughput=came / seconds,
-        mean_concurrency=busy / 1e9 / seconds,
-        ttft=spread(each.ttft_s * 1e3 for each in inside if each.ttft_s is not None),
-        tpot=spread(each.tpot_s * 1e3 for each in inside if each.tpot_s is not None),
+        request_throughput=sum(begin <= each.request.ended < end for each in done) / seconds,
+        output_throughput=sum(_tokens_between(samples, each.request, begin, end) for each in done) / seconds,
+        mean_concurrency=sum(_within(each.request, begin, end) for each in done) / 1e9 / seconds,
+        ttft=latency(inside, "ttft_s"),
+        tpot=latency(inside, "tpot_s"),
     )
+
+
+def _tokens_between(samples: Samples, request: Request, begin: int, end: int) -> int:
+    chunks = range(request.first, request.last)
+    return sum(samples.tokens[i] for i in chunks if begin <= samples.time[i] < end)
+
+
+def _within(request: Request, begin: int, end: int) -> int:
+    """Nanoseconds of a request's life between two moments."""
+    return max(0, min(request.ended, end) - max(request.sent, begin))
 
 
 def timeline(samples: Samples) -> Timeline:
@@ -238,22 +252,24 @@ def timeline(samples: Samples) -> Timeline:
     bins, unit, zero = int(length // width) + 1, width * 1_000_000_000, samples.zero
     tokens, ended, flight = [0] * bins, [0] * bins, [0.0] * bins
     ttft: list[list[float]] = [[] for _ in range(bins)]
+
+    def bin_of(at: int) -> int:
+        return min(bins - 1, max(0, (at - zero) // unit))
+
     for request in samples.requests():
         for i in range(request.first, request.last):
-            tokens[min(bins - 1, max(0, (samples.time[i] - zero) // unit))] += samples.tokens[i]
-        ended[min(bins - 1, max(0, (request.ended - zero) // unit))] += 1
-        first, last = max(0, (request.sent - zero) // unit), min(bins - 1, (request.ended - zero) // unit)
-        for at in range(first, last + 1):
-            inside = min(request.ended, zero + (at + 1) * unit) - max(request.sent, zero + at * unit)
-            flight[at] += max(0, inside) / unit
+            tokens[bin_of(samples.time[i])] += samples.tokens[i]
+        ended[bin_of(request.ended)] += 1
+        for at in range(bin_of(request.sent), bin_of(request.ended) + 1):
+            flight[at] += _within(request, zero + at * unit, zero + (at + 1) * unit) / unit
         if request.last > request.first:
-            ttft[min(bins - 1, first)].append((samples.time[request.first] - request.sent) / 1e6)
+            ttft[bin_of(request.sent)].append((samples.time[request.first] - request.sent) / 1e6)
     return Timeline(
         bin_s=float(width),
         output_tokens=tuple(tokens),
         in_flight=tuple(round(value, 3) for value in flight),
         ended=tuple(ended),
-        ttft_ms=tuple(round(sum(values) / len(values), 3) if values else None for values in ttft),
+        ttft_ms=tuple(round(statistics.fmean(values), 3) if values else None for values in ttft),
     )
 
 

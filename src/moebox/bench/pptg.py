@@ -8,7 +8,7 @@ from dataclasses import replace
 from moebox import __version__
 from moebox.bench.freshness import CACHED, salted
 from moebox.bench.measure import Subject, measure
-from moebox.bench.metrics import Figures, figures
+from moebox.bench.metrics import Figures, figures, latency
 from moebox.core.measure import Load, Workload
 from moebox.core.result import PrefillDecode, TestRow
 from moebox.errors import Outside
@@ -98,8 +98,8 @@ def _row(
     name: str, tokens: int, done: list[Figures], rate: Callable[[Figures], float | None], *, cold: bool, asked: int
 ) -> TestRow:
     rates = [value for each in done if (value := rate(each)) is not None]
-    firsts = [each.ttft_s for each in done if each.ttft_s is not None]
     mean = statistics.fmean(rates) if rates else None
+    prefill = name.startswith("pp")
     return TestRow(
         test=name,
         cold=cold,
@@ -107,12 +107,12 @@ def _row(
         mean_tok_s=mean,
         std_tok_s=statistics.stdev(rates) if len(rates) > 1 else 0.0,
         tries=len(rates),
-        mean_ttft_ms=statistics.fmean(firsts) * 1e3 if firsts else None,
-        pp_tok_s=mean if name.startswith("pp") else None,
-        tg_tok_s=None if name.startswith("pp") else mean,
+        mean_ttft_ms=latency(done, "ttft_s").mean,
+        pp_tok_s=mean if prefill else None,
+        tg_tok_s=None if prefill else mean,
         prompt_tokens=statistics.median(each.request.prompt for each in done),
         failed=asked - len(done),
-        cached_tokens=sum(max(0, min(each.request.cached, each.request.prompt)) for each in done),
+        cached_tokens=sum(each.cached for each in done),
     )
 
 

@@ -1,15 +1,14 @@
 """Prompt files (JSON lines, ShareGPT) and request traces, as people have them."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moebox.bench import json_files
 from moebox.errors import BadInput
 from moebox.loose import Json
 
-LARGEST = 2 * 2**30  # bytes of a prompts file
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -62,47 +61,39 @@ def load_trace(name: str) -> list[Row]:
 
 
 def _items(name: str) -> Iterator[tuple[str, Any]]:
-    path = Path(name)
-    try:
-        if path.stat().st_size > LARGEST:
-            raise BadInput(f"{name}: more than {LARGEST:,} bytes")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{name}: no such file") from None
-    except IsADirectoryError:
-        raise BadInput(f"{name}: is a folder, not a file") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{name}: cannot be read: {problem}") from None
-    if text.lstrip().startswith("["):
-        try:
-            yield from ((f"{name}[{i}]", item) for i, item in enumerate(json.loads(text)))
-        except (json.JSONDecodeError, RecursionError) as problem:
-            raise BadInput(f"{name}: not valid JSON: {problem}") from None
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield f"{name}:{number}", json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as problem:
-                raise BadInput(f"{name}:{number}: not valid JSON: {problem}") from None
+    """The items of a JSON list or of JSON lines, and where each stands."""
+    text = json_files.read(Path(name))
+    if not text.lstrip().startswith("["):
+        return json_files.lines(text, name)
+    return ((f"{name}[{place}]", item) for place, item in enumerate(json_files.parse(text, name)))
 
 
 def _prompt(item: Any, where: str) -> Prompt | None:
     if isinstance(item, str):
-        return Prompt(messages=({"role": "user", "content": item},))
+        return Prompt(messages=_asked(item))
     if not isinstance(item, dict):
         raise BadInput(f"{where}: neither a string nor an object")
     if "conversations" in item:
         return _sharegpt(item["conversations"])
-    text = item.get("prompt", item.get("text"))
-    messages = item.get("messages") or ([{"role": "user", "content": text}] if isinstance(text, str) else None)
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadInput(f"{where}: no prompt, messages or conversations in it")
     tokens = item.get("output_tokens", item.get("max_tokens", 0))
     if not isinstance(tokens, int) or tokens < 0:
         raise BadInput(f"{where}: output_tokens is {tokens!r}")
     more = {key: item[key] for key in ("tools", "tool_choice", "response_format") if key in item}
-    return Prompt(messages=tuple(messages), output_tokens=tokens, more=more)
+    return Prompt(messages=_messages(item, where), output_tokens=tokens, more=more)
+
+
+def _asked(text: str) -> tuple[Json, ...]:
+    return ({"role": "user", "content": text},)
+
+
+def _messages(item: Json, where: str) -> tuple[Json, ...]:
+    """What one item asks: its messages, or its prompt as one of them."""
+    messages, text = item.get("messages"), item.get("prompt", item.get("text"))
+    if not messages and isinstance(text, str):
+        return _asked(text)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadInput(f"{where}: no prompt, messages or conversations in it")
+    return tuple(messages)
 
 
 def _sharegpt(turns: Any) -> Prompt | None:

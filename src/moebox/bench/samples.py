@@ -152,24 +152,30 @@ def unpack(data: bytes, where: str = "samples") -> Samples:
         samples.reasons = [str(reason) for reason in head["reasons"]]
         room = UNPACKED
         for name, code, size in head["columns"]:
-            known = REQUEST.get(name) or CHUNK.get(name)
-            if known is None:
-                rest = rest[size:]
-                continue
-            if code != known or size < 0:
-                raise ValueError(f"column {name} is of type {code}")
-            column = array(known)
-            column.frombytes(_inflated(rest[:size], room))
-            room -= len(column) * column.itemsize
-            rest = rest[size:]
-            if name in REQUEST:
-                samples.columns[name] = _little(column)
-            else:
-                setattr(samples, name, _little(column))
+            packed, rest = rest[:size], rest[size:]
+            if len(packed) != size:
+                raise ValueError(f"column {name} is cut short")
+            room -= _unpack_column(samples, name, code, packed, room)
         _check(samples)
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as problem:
         raise BadInput(f"{where}: not a file of samples ({problem!r})") from None
     return samples
+
+
+def _unpack_column(samples: Samples, name: str, code: str, packed: bytes, room: int) -> int:
+    """Put one column where it belongs, if there is such a column; the bytes it takes."""
+    known = REQUEST.get(name) or CHUNK.get(name)
+    if known is None:
+        return 0
+    if code != known:
+        raise ValueError(f"column {name} is of type {code}")
+    column = array(known)
+    column.frombytes(_inflated(packed, room))
+    if name in REQUEST:
+        samples.columns[name] = _little(column)
+    else:
+        setattr(samples, name, _little(column))
+    return len(column) * column.itemsize
 
 
 def _inflated(data: bytes, room: int) -> bytes:

@@ -152,20 +152,26 @@ def series(rows: list[tuple[int, dict[str, float]]], zero: int) -> ServerView | 
     if not rows:
         return None
     during = [row for row in rows if row[0] >= zero] or rows[-1:]
-    names = [name for name in NAMES if any(name in row for _, row in during)]
+    present = set().union(*(row for _, row in during))
     times = tuple(max(0.0, round((at - zero) / 1e9, 3)) for at, _ in during)
     columns: dict[str, tuple[float | None, ...]] = {"time_s": times}
-    columns |= {name: tuple(row.get(name) for _, row in during) for name in names}
+    columns |= {name: tuple(row.get(name) for _, row in during) for name in NAMES if name in present}
     totals = _totals(rows[0][1], rows[-1][1], columns)
+    return ServerView(**totals, **_shares(totals), series=columns)
+
+
+def _shares(totals: dict[str, float]) -> dict[str, float]:
+    """What the counters say of drafts and of the prefix cache."""
+    accepted, shares = totals.get("accepted", 0.0), {}
     if totals.get("drafted"):
-        totals["acceptance"] = totals.get("accepted", 0.0) / totals["drafted"]
+        shares["acceptance"] = accepted / totals["drafted"]
     if totals.get("drafts"):
-        totals["accepted_per_step"] = 1 + totals.get("accepted", 0.0) / totals["drafts"]  # the step's own token besides
+        shares["accepted_per_step"] = 1 + accepted / totals["drafts"]  # the step's own token besides
     elif "mean_accept_length" in totals:
-        totals["accepted_per_step"] = totals["mean_accept_length"]
+        shares["accepted_per_step"] = totals["mean_accept_length"]
     if totals.get("prefix_queries"):
-        totals["prefix_hit_rate"] = min(1.0, totals.get("prefix_hits", 0.0) / totals["prefix_queries"])
-    return ServerView(**totals, series=columns)
+        shares["prefix_hit_rate"] = min(1.0, totals.get("prefix_hits", 0.0) / totals["prefix_queries"])
+    return shares
 
 
 def _totals(

@@ -1,7 +1,10 @@
 """Was the client, and not the server, the limit? What it measured of itself, and the verdict."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 from moebox.bench.certainty import TOLERANCE, p99_is_sure
 from moebox.bench.generator import Gauge
@@ -22,50 +25,56 @@ def self_check(
     `open_loop` is one without a limit on what is in flight: there a late request is the client's fault. `itl_ms` is the
     mean gap between events, `p99_ms` the P99 of gaps between tokens.
     """
-    tokens = max(1, len(samples.time))
-    lag = [sum(gauge.lag[i] for gauge in gauges) for i in range(128)]
+
+    def each(name: str) -> Iterator[Any]:
+        return map(attrgetter(name), gauges)
+
+    tokens, cpu_s = max(1, len(samples.time)), sum(each("cpu_s"))
+    lag = [sum(counts) for counts in zip(*each("lag"), strict=True)]
     check = ClientCheck(
-        clock="kernel" if all(gauge.clock == "kernel" for gauge in gauges) else "user",
+        clock="kernel" if set(each("clock")) <= {"kernel"} else "user",
         workers=len(gauges),
-        cpu_s=sum(gauge.cpu_s for gauge in gauges),
+        cpu_s=cpu_s,
         cpu_share=max((gauge.cpu_s / gauge.wall_s for gauge in gauges if gauge.wall_s), default=0.0),
-        peak_cpu_share=max((gauge.peak_cpu_share for gauge in gauges), default=0.0),
-        cpu_us_per_token=sum(gauge.cpu_s for gauge in gauges) / tokens * 1e6,
+        peak_cpu_share=max(each("peak_cpu_share"), default=0.0),
+        cpu_us_per_token=cpu_s / tokens * 1e6,
         read_lag_p50_ms=lag_at(lag, 0.5),
         read_lag_p99_ms=lag_at(lag, 0.99),
         read_lag_max_ms=lag_at(lag, 1.0),
         send_lag_p99_ms=_send_lag(samples),
         merged_share=merged_share(samples),
-        estimated_share=sum(gauge.estimated for gauge in gauges) / tokens,
-        peak_ready=max((gauge.peak_batch for gauge in gauges), default=0),
-        retried=sum(gauge.retried for gauge in gauges),
+        estimated_share=sum(each("estimated")) / tokens,
+        peak_ready=max(each("peak_batch"), default=0),
+        retried=sum(each("retried")),
         bytes_per_chunk=BYTES_PER_CHUNK,
-        peak_rss_bytes=sum(gauge.peak_rss_bytes for gauge in gauges),
+        peak_rss_bytes=sum(each("peak_rss_bytes")),
     )
     sure = p99_is_sure(samples, p99_ms)
-    return replace(check, reasons=reasons(check, open_loop=open_loop, itl_ms=itl_ms, sure=sure))
+    return replace(check, reasons=tuple(reasons(check, open_loop=open_loop, itl_ms=itl_ms or 0.0, sure=sure)))
 
 
-def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float | None, sure: bool) -> tuple[str, ...]:
-    """Why the figures would be the client's rather than the server's; () when they are not.
+def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float, sure: bool) -> Iterator[str]:
+    """Why the figures would be the client's rather than the server's; nothing when they are not.
 
     `sure` says that the P99 of gaps is known however the tokens came that were read together.
     """
-    found = []
     if client.cpu_share > SATURATED:
-        found.append(f"a client process used {client.cpu_share:.0%} of a core; more --workers would help")
-    lag, gap = client.read_lag_p99_ms, itl_ms or 0.0
-    together = client.merged_share + client.estimated_share
-    if client.clock == "user" and lag > max(1.0, 0.05 * gap):
-        found.append(f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times")
-    if client.clock == "kernel" and gap and lag > gap / 2 and together > MERGED:
-        found.append(f"reads were {lag:.1f} ms late (P99): {together:.1%} of tokens were read together")
+        yield f"a client process used {client.cpu_share:.0%} of a core; more --workers would help"
+    lag = client.read_lag_p99_ms
+    if client.clock == "user" and lag > max(1.0, 0.05 * itl_ms):
+        yield f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times"
+    if client.clock == "kernel" and _read_together(client, itl_ms):
+        together = client.merged_share + client.estimated_share
+        yield f"reads were {lag:.1f} ms late (P99): {together:.1%} of tokens were read together"
     elif not sure:
         share = f"{client.estimated_share:.1%} of tokens were read late and together"
-        found.append(f"{share}: P99 ITL may be more than {TOLERANCE:.0%} off")
+        yield f"{share}: P99 ITL may be more than {TOLERANCE:.0%} off"
     if open_loop and client.send_lag_p99_ms > LATE_SEND_MS:
-        found.append(f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)")
-    return tuple(found)
+        yield f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)"
+
+
+def _read_together(client: ClientCheck, itl_ms: float) -> bool:
+    return 0 < itl_ms / 2 < client.read_lag_p99_ms and client.merged_share + client.estimated_share > MERGED
 
 
 def lag_at(lag: list[int], share: float) -> float:

@@ -22,7 +22,7 @@ STREAM_END = b"\r\n0\r\n\r\n"  # the end of a chunk and the last, empty one
 BACK_OFF_S = 0.5  # before a connection asks again after a refusal (HTTP 429 or 503, or no connection)
 LONGEST_BACK_OFF_S = 60.0  # whatever a server's Retry-After says: a benchmark is no place to wait for an hour
 LOOK_AGAIN = 4_000_000_000  # ns of silence after which a socket is read unasked: no event that was missed costs more
-WITHOUT_END_S = 2.0  # after [DONE], when the end of the response does not come, whatever else does
+WITHOUT_END = 2_000_000_000  # ns after [DONE], when the end of the response does not come, whatever else does
 
 
 class Requests:
@@ -117,27 +117,30 @@ class Requests:
             return
         if connection.stage == Stage.CONNECTING:
             self._up(connection, connection.connected(self._job.target.host))
-            return
-        if mask & select.EPOLLOUT and (reason := connection.send(b"")):
+        elif mask & select.EPOLLOUT and (reason := connection.send(b"")):
             self._lost(connection, reason)
-            return
-        if not mask & ~select.EPOLLOUT:
-            return
+        elif mask & ~select.EPOLLOUT:
+            self._was_read(connection, alive=self._read_on(connection, mask))
+
+    def _read_on(self, connection: Connection, mask: int) -> bool:
+        """Read what has come; whether the server still holds its end."""
         alive = connection.read(self._hot.offset)
-        if mask & (select.EPOLLRDHUP | select.EPOLLHUP) and alive:  # what is left comes to an end
+        if alive and mask & (select.EPOLLRDHUP | select.EPOLLHUP):  # what is left comes to an end
             alive = connection.read(self._hot.offset)
             if alive:
                 connection.tell_again()
-        if connection.stage == Stage.HANDSHAKE and alive:
+        return alive
+
+    def _was_read(self, connection: Connection, *, alive: bool) -> None:
+        if connection.stage == Stage.BUSY:
+            (self._settle if alive else self._ended)(connection)
+        elif connection.stage != Stage.HANDSHAKE:
+            if not alive or connection.got:  # given up by the server, or it speaks without being asked
+                self._connections.drop(connection)
+        elif alive:
             self._up(connection, connection.shake_hands())
-        elif connection.stage == Stage.BUSY and alive:
-            self._settle(connection)
-        elif connection.stage == Stage.BUSY:
-            self._ended(connection)
-        elif connection.stage == Stage.HANDSHAKE:
+        else:
             self._refused(connection, "the server hung up in the TLS handshake")
-        elif not alive or connection.got:  # given up by the server, or it speaks without being asked
-            self._connections.drop(connection)
 
     def _up(self, connection: Connection, reason: str) -> None:
         """A connection is up, or could not be made."""
@@ -275,19 +278,26 @@ class Requests:
             connection.seen, connection.alive = seen, now
             if connection.sock is not None:
                 sockets.acknowledge_rarely(connection.sock)
-        silent = (now - connection.alive) / 1e9
-        if silent > 1 and connection.quiet:
+        if self._under_way(connection, now):
+            self._give_up(connection, conversation, now)
+
+    def _under_way(self, connection: Connection, now: int) -> bool:
+        """Whether the request still is, after a look at a silent connection's bytes and at its socket."""
+        conversation = connection.conversation
+        if now - connection.alive > 1_000_000_000 and connection.quiet:
             self._settle(connection)
             if connection.conversation is not conversation:
-                return
-        if connection.stage == Stage.BUSY and now - max(connection.alive, connection.looked) > LOOK_AGAIN:
-            connection.looked = now
-            self.event(connection, select.EPOLLIN)
-            if connection.conversation is not conversation or connection.stage != Stage.BUSY:
-                return
+                return False
+        if connection.stage != Stage.BUSY or now - max(connection.alive, connection.looked) <= LOOK_AGAIN:
+            return True
+        connection.looked = now
+        self.event(connection, select.EPOLLIN)
+        return connection.conversation is conversation and connection.stage == Stage.BUSY
+
+    def _give_up(self, connection: Connection, conversation: Conversation, now: int) -> None:
         recorder, late = connection.recorder, overdue(connection, now, self._load)
-        waited_s = (now - recorder.done_at) / 1e9 if recorder.done else 0.0
-        if recorder.done and (late or max(silent, waited_s) > WITHOUT_END_S):  # [DONE] came, the response's end did not
+        since = min(connection.alive, recorder.done_at) if recorder.done else now
+        if recorder.done and (late or now - since > WITHOUT_END):  # [DONE] came, the response's end did not
             self.abandon(connection, *judge(recorder, asked=conversation.asked, size=connection.size))
         elif reason := late or endless(recorder, asked=conversation.asked):
             self.abandon(connection, FAILED, reason)
