@@ -32,7 +32,6 @@ class Column:
 
     title: str
     numeric: bool = True
-    title_long: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +152,11 @@ def columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[Column, ...]:
 
 def without_empty(table: Table, *, alone: bool) -> Table:
     """The table without columns that nobody filled, and without the runs' names where there is only one run."""
-    places = [place for place, _ in enumerate(table.columns) if any(row[place].text != DASH for row in table.rows)]
-    kept = [place for place in places if not (alone and table.columns[place].title == "Run")]
-    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[place] for place in kept), rows=rows)
+    columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
+    filled = [(head, cells) for head, cells in columns if any(cell.text != DASH for cell in cells)]
+    kept = [(head, cells) for head, cells in filled if not alone or head.title != "Run"]
+    rows = zip(*(cells for _, cells in kept), strict=True)
+    return replace(table, columns=tuple(head for head, _ in kept), rows=tuple(rows))
 
 
 def csv(table: Table) -> str:

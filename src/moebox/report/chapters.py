@@ -47,4 +47,4 @@ CHAPTERS: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
 
 def sections(records: Sequence[RunRecord]) -> list[Section]:
     """Every chapter that has something to say."""
-    return [found for chapter in CHAPTERS if (found := chapter(records))]
+    return [found for chapter in CHAPTERS if (found := chapter(records)) and found.blocks]

@@ -16,7 +16,7 @@ from moebox.report.reading import read
 from moebox.report.record import Failure, Level, RunRecord
 from moebox.report.sections.plan import Pair, figures, match
 from moebox.store import Run
-from moebox.units import count
+from moebox.units import count, plural
 
 _OPTION = re.compile(r"(--[a-z-]+ [\w.]+)\b")  # what a hint would change, at its beginning
 _COMMAND = re.compile(r"`((?:moebox|pip|apt-get|export|sudo) [^`]+)`")
@@ -107,11 +107,14 @@ def fast(record: RunRecord) -> DecisionCell:
     ttft = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
     if record.simulation or level.simulation:
         return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=ttft, link="performance")
-    row = match(level, record.forecast)
-    pairs = {pair.what: pair for pair in figures(0, level, row)} if row else {}
+    return _against_forecast(record, level, text, ttft)
+
+
+def _against_forecast(record: RunRecord, level: Level, text: str, ttft: str) -> DecisionCell:
+    pairs = {pair.what: pair for pair in figures(0, level, match(level, record.forecast))}
     speed = next((pair for pair in pairs.values() if pair.unit == "tok/s"), None)
     limit = "the client was the limit" if level.client_limited else ""
-    detail = _joined(ttft + _against(pairs.get("Mean TTFT")), limit)
+    detail = ", ".join(filter(None, (ttft + _against(pairs.get("Mean TTFT")), limit)))
     if speed is None:
         return DecisionCell(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
     return DecisionCell(name="fast", text=f"{text}; {_judged(speed)}", tone=_tone(speed), detail=detail, link="plan")
@@ -128,9 +131,7 @@ def _headline(record: RunRecord) -> Level | None:
 
 
 def _load(level: Level) -> str:
-    if not level.concurrency:
-        return ""
-    return f" at {number(level.concurrency)} request{'s' * (level.concurrency != 1)}"
+    return f" at {plural(level.concurrency, 'request')}" if level.concurrency else ""
 
 
 def _judged(pair: Pair) -> str:
@@ -196,7 +197,3 @@ def _remedy(record: RunRecord, failure: Failure) -> DecisionCell:
 
 def _unless(text: str, command: str) -> str:
     return "" if text.strip() == command else text
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(filter(None, parts))

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from moebox.checkpoint import deploy
 from moebox.codec import plain
+from moebox.core.box import Box
+from moebox.core.recipe import Recipe
 from moebox.engines import budget
 from moebox.errors import MoeboxError
 from moebox.planner.simulate import Workload, rules_of, simulate
@@ -26,18 +28,21 @@ def foretold(record: RunRecord) -> RunRecord:
     if record.recipe is None or record.box is None or served(record.planned):
         return record
     try:
-        box = record.box if record.box.calibrations else calibrations.attached(record.box)
-        deployment = deploy(record.recipe, box)
-        memory, speed = budget(deployment), Speed.of(deployment)
-        rows = [expected(level, speed, record, memory.kv_tokens) for level in record.levels[:MOST_LEVELS]]
+        return replace(record, planned=planned(record, record.recipe, record.box))
     except (MoeboxError, KeyError, AssertionError, ArithmeticError):
         return record
-    basis = (f"speed {speed.measured.text}",) if speed.measured else ()
+
+
+def planned(record: RunRecord, recipe: Recipe, box: Box) -> Planned:
+    """The run's own plan, or the memory of one, with a row for each of its loads."""
+    deployment = deploy(recipe, box if box.calibrations else calibrations.attached(box))
+    memory, speed = budget(deployment), Speed.of(deployment)
+    rows = (expected(level, speed, recipe, memory.kv_tokens) for level in record.levels[:MOST_LEVELS])
     plan = record.planned or planned_of({"memory": plain(memory)})
     assert plan is not None
-    reasons = plan.reasons + tuple(line for line in basis if line not in plan.reasons)
-    known = tuple(row for row in rows if row is not None)
-    return replace(record, planned=replace(plan, rows=(*plan.rows, *known), reasons=reasons))
+    basis = (f"speed {speed.measured.text}",) if speed.measured else ()
+    reasons = dict.fromkeys((*plan.reasons, *basis))
+    return replace(plan, rows=(*plan.rows, *filter(None, rows)), reasons=tuple(reasons))
 
 
 def served(plan: Planned | None) -> bool:
@@ -45,7 +50,7 @@ def served(plan: Planned | None) -> bool:
     return plan is not None and any(not row.decode_only for row in plan.rows)
 
 
-def expected(level: Level, speed: Speed, record: RunRecord, kv_tokens: int) -> ForecastRow | None:
+def expected(level: Level, speed: Speed, recipe: Recipe, kv_tokens: int) -> ForecastRow | None:
     """One load as the planner sees it; None where it says too little of what was asked."""
     if level.tg_tok_s or level.pp_tok_s:
         return alone(level, speed)
@@ -55,8 +60,7 @@ def expected(level: Level, speed: Speed, record: RunRecord, kv_tokens: int) -> F
     queued = kv_tokens < work.concurrency * (work.input + work.output)
     if queued and work.requests * work.output > MOST_QUEUED:
         return None
-    assert record.recipe is not None
-    done = simulate(speed, rules_of(record.recipe, kv_tokens, speed), work)
+    done = simulate(speed, rules_of(recipe, kv_tokens, speed), work)
     low, high = speed.band
     return ForecastRow(
         concurrency=level.concurrency,

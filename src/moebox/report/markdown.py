@@ -12,6 +12,7 @@ from moebox.report.record import Attempt, CheckResult, Problem
 from moebox.report.rules import Advice
 from moebox.report.sections.hardware import Drawing
 from moebox.report.sections.ladder import SIGNS
+from moebox.report.sections.problems import Card
 
 Entry = Mapping[str, Any]  # what a template of blocks.html is given
 
@@ -22,7 +23,7 @@ def markdown(page: Page) -> str:
     if page.simulation:
         lines += [f"> **Simulation:** {escape(page.simulation)} No GPU produced these figures.", ""]
     for record, decision in zip(page.records, page.decisions, strict=True):
-        lines += strip(decision, record.label if len(page.records) > 1 else "")
+        lines += strip(decision, record.named)
     for section in page.sections:
         lines += chapter(section, simulated=bool(page.simulation))
     lines += [f"Made by moebox on {page.made} from {', '.join(escape(record.id) for record in page.records)}.", ""]
@@ -48,17 +49,27 @@ def chapter(section: Section, *, simulated: bool) -> list[str]:
 
 def written(block: Block) -> list[str]:
     """A block by its kind."""
-    if isinstance(block, Table):
-        return table(block)
-    if isinstance(block, Tiles):
-        return [*map(tile, block.tiles), ""]
-    if isinstance(block, Prose):
-        return [line for paragraph in block.paragraphs for line in (escape(paragraph), "")]
-    if isinstance(block, Bullets):
-        return [*heading(block.title), *(f"- {escape(item)}" for item in block.items), ""]
-    if isinstance(block, Charts):
-        return [chart(drawn) for drawn in block.charts]
-    return part(block)
+    return WRITERS[type(block)](block)
+
+
+def tiles(block: Tiles) -> list[str]:
+    """Headline figures."""
+    return [*map(tile, block.tiles), ""]
+
+
+def prose(block: Prose) -> list[str]:
+    """Paragraphs."""
+    return [line for paragraph in block.paragraphs for line in (escape(paragraph), "")]
+
+
+def bullets(block: Bullets) -> list[str]:
+    """A list."""
+    return [*heading(block.title), *(f"- {escape(item)}" for item in block.items), ""]
+
+
+def charts(block: Charts) -> list[str]:
+    """Drawings by their captions."""
+    return [*map(chart, block.charts)]
 
 
 def heading(text: str) -> list[str]:
@@ -136,9 +147,9 @@ def sentence(row: Entry) -> str:
     return ": ".join(filter(None, parts))
 
 
-def problems(cards: Sequence[Entry]) -> list[str]:
+def problems(cards: Sequence[Card]) -> list[str]:
     """Each problem with cause and remedy."""
-    return [line for card in cards for line in problem(card["problem"])][:-1]
+    return [line for card in cards for line in problem(card.problem)][:-1]
 
 
 def problem(met: Problem) -> list[str]:
@@ -160,6 +171,14 @@ def sources(pairs: Sequence[tuple[str, str]]) -> list[str]:
     return [f"- {escape(title)}{f': <{quoted(url)}>' if url else ''}" for title, url in pairs]
 
 
+WRITERS: dict[type[Block], Callable[[Any], list[str]]] = {
+    Table: table,
+    Tiles: tiles,
+    Prose: prose,
+    Bullets: bullets,
+    Charts: charts,
+    Part: part,
+}
 PARTS: dict[str, Callable[[Any], list[str]]] = {
     "code": code,
     "topology": topology,

@@ -96,11 +96,17 @@ def labelled(records: Sequence[RunRecord]) -> list[RunRecord]:
     rows = [features(record) for record in records]
     places = telling(rows)
     labels = [record.label or label(row, places) or record.id for record, row in zip(records, rows, strict=True)]
-    twice = {text for text in labels if labels.count(text) > 1}
-    apart = [
-        f"{text} ({record.id[-4:]})" if text in twice else text for record, text in zip(records, labels, strict=True)
+    several = Counter(labels)
+    return [
+        told_apart(record, text, twice=several[text] > 1, alone=len(records) == 1)
+        for record, text in zip(records, labels, strict=True)
     ]
-    return [replace(record, label=text) for record, text in zip(records, apart, strict=True)]
+
+
+def told_apart(record: RunRecord, label: str, *, twice: bool, alone: bool) -> RunRecord:
+    """The record with its label, which a page shows where there are several runs."""
+    text = f"{label} ({record.id[-4:]})" if twice else label
+    return replace(record, label=text, named="" if alone else text)
 
 
 def telling(rows: Sequence[Sequence[str]]) -> list[int]:

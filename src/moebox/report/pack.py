@@ -7,7 +7,7 @@ Text is redacted line by line; files that are not text are left out, except samp
 """
 
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from moebox import __version__, files
@@ -32,6 +32,20 @@ FOLDERS = ("measurements", "verdicts", "patches", "configs", "kernels", "recipes
 TEXT = (".json", ".jsonl", ".toml", ".txt", ".md", ".log", ".patch", ".diff", ".sh", ".csv", ".xml", ".yaml", ".yml")
 BINARY = (".samples",)  # columns of times and counts
 LARGEST = 64 * 2**20  # bytes of one file; larger ones are named in the README instead
+ABOUT = {
+    "report.html": "the report; opens in any browser, needs no network",
+    "report.pdf": "the same, for print",
+    "report.md": "the same, as text",
+    "FINDINGS.md": "attempts, problems met and recommendations",
+    "launch.sh": "the launch, as a script that needs no moebox",
+    "gpu-info.txt": "the GPUs; gpu-topology.txt says how they are joined",
+    "runs": "each run with its launch, configs, logs, measurements, verdicts and patches",
+    "configs": "recipe, box, plan",
+    "logs": "the journal and the engine's log",
+    "measurements": "every figure, and the times it was computed from",
+    "verdicts": "each check with its evidence",
+    "patches": "changes to the engine that were applied",
+}
 
 
 def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, list[str]]:
@@ -156,27 +170,13 @@ def findings(page: Page) -> str:
 
 def readme(page: Page, folder: Path, left_out: list[str]) -> str:
     """What is in the folder."""
-    about: dict[str, Callable[[], str]] = {
-        "report.html": lambda: "the report; opens in any browser, needs no network",
-        "report.pdf": lambda: "the same, for print",
-        "report.md": lambda: "the same, as text",
-        "FINDINGS.md": lambda: "attempts, problems met and recommendations",
-        "launch.sh": lambda: "the launch, as a script that needs no moebox",
-        "gpu-info.txt": lambda: "the GPUs; gpu-topology.txt says how they are joined",
-        "runs": lambda: "each run with its launch, configs, logs, measurements, verdicts and patches",
-        "configs": lambda: "recipe, box, plan",
-        "logs": lambda: "the journal and the engine's log",
-        "measurements": lambda: "every figure, and the times it was computed from",
-        "verdicts": lambda: "each check with its evidence",
-        "patches": lambda: "changes to the engine that were applied",
-    }
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
     lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulation else []
     for record, decision in zip(page.records, page.decisions, strict=True):
-        lines += strip(decision, record.label if len(page.records) > 1 else "")
+        lines += strip(decision, record.named)
     lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in advise(page.records)[:3]]
     lines += ["", "## Contents", ""]
-    lines += [f"- `{name}`: {words()}" for name, words in about.items() if (folder / name).exists()]
+    lines += [f"- `{name}`: {words}" for name, words in ABOUT.items() if (folder / name).exists()]
     lines += [
         "",
         "## Do it again",

@@ -235,6 +235,7 @@ class RunRecord:
     id: str
     path: Path
     label: str = ""
+    named: str = ""  # the label, on a page that shows several runs
     title: str = ""
     asked: str = ""  # the model that `run` was asked for, where no recipe came of it
     started: float = 0.0
@@ -270,6 +271,20 @@ class RunRecord:
     def model(self) -> str:
         """The model's name as people write it."""
         return self.recipe.served_name if self.recipe else ""
+
+    @property
+    def of(self) -> str:
+        """Whose it is, behind a title; "" on a page of one run."""
+        return f": {self.named}" if self.named else ""
+
+    @property
+    def start(self) -> str:
+        """Whose it is, before a sentence; "" on a page of one run."""
+        return f"{self.named}: " if self.named else ""
+
+    def under(self, workload: str) -> list[Level]:
+        """The levels of one workload."""
+        return [level for level in self.levels if level.workload == workload]
 
     @property
     def forecast(self) -> tuple[ForecastRow, ...]:

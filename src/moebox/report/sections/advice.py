@@ -10,7 +10,7 @@ from moebox.report.rules import advise
 
 def section(records: Sequence[RunRecord]) -> Section | None:
     """Every rule that applies."""
-    found = [{"advice": advice, "colours": [colour(run) for run in advice.runs]} for advice in advise(records)]
+    found = [{"advice": advice, "colours": [*map(colour, advice.runs)]} for advice in advise(records)]
     if not found:
         return None
     lead = "Derived from the figures above by the rules given; nothing here is general advice."

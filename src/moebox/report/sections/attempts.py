@@ -26,34 +26,34 @@ CAME: dict[Outcome, str] = {
 }
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """The timeline over all runs, and where the time went."""
+    tries = in_order(records)
+    rows = [entry(records[index], index, attempt) for index, attempt in tries]
+    blocks: list[Block] = [Part(kind="attempts", data=rows)] if rows else []
+    blocks += [Charts(charts=(chart,)) for record in records if (chart := time_spent(record))]
+    return Section(id="attempts", title="Attempts", lead=lead([attempt for _, attempt in tries]), blocks=tuple(blocks))
+
+
+def in_order(records: Sequence[RunRecord]) -> list[tuple[int, Attempt]]:
+    """Every try with its run's place, as they were started."""
     found = [(index, attempt) for index, record in enumerate(records) for attempt in record.attempts]
-    found.sort(key=lambda entry: (entry[1].started, entry[1].number))
-    blocks: list[Block] = []
-    if found:
-        rows = [entry(records, index, attempt) for index, attempt in found]
-        blocks.append(Part(kind="attempts", data=rows))
-    blocks += [Charts(charts=(chart,)) for record in records if (chart := time_spent(record, len(records) == 1))]
-    if not blocks:
-        return None
-    return Section(id="attempts", title="Attempts", lead=lead([attempt for _, attempt in found]), blocks=tuple(blocks))
+    return sorted(found, key=lambda entry: (entry[1].started, entry[1].number))
 
 
-def time_spent(record: RunRecord, alone: bool) -> Chart | None:
+def time_spent(record: RunRecord) -> Chart | None:
     """Where one run's time went."""
     svg = phases(record.phases, label=f"Where the time of {record.label} went")
-    of = "" if alone else f": {record.label}"
-    return Chart(title=f"Where the time went{of}", svg=svg, wide=True) if svg else None
+    return Chart(title=f"Where the time went{record.of}", svg=svg, wide=True) if svg else None
 
 
-def entry(records: Sequence[RunRecord], index: int, attempt: Attempt) -> dict[str, object]:
+def entry(record: RunRecord, index: int, attempt: Attempt) -> dict[str, object]:
     """One try as the template shows it."""
     took = attempt.ended - attempt.started
     return {
         "attempt": attempt,
         "tone": TONES[attempt.outcome],
-        "run": records[index].label if len(records) > 1 else "",
+        "run": record.named,
         "colour": colour(index),
         "took": units.seconds(took) if took > 0 else "",
     }

@@ -2,24 +2,19 @@
 
 from collections.abc import Sequence
 
-from moebox.report.block import Block, Cell, Section, Table, cell, columns, words
+from moebox.report.block import Cell, Section, Table, cell, columns, words
 from moebox.report.format import change, milliseconds
 from moebox.report.record import RunRecord, Step
 from moebox.report.sections.ladder import SIGNS, TONES
 from moebox.units import plural
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """One table per run that climbed."""
-    blocks: list[Block] = [
-        table(record, name="" if len(records) == 1 else record.label) for record in records if record.steps
-    ]
-    if not blocks:
-        return None
+    blocks = tuple(table(record, name=record.named) for record in records if record.steps)
     steps = [step for record in records for step in record.steps]
-    kept = sum(step.kept for step in steps)
-    lead = f"{plural(len(steps), 'step')}, {kept} kept."
-    return Section(id="climb", title="What each setting gained", lead=lead, blocks=tuple(blocks))
+    lead = f"{plural(len(steps), 'step')}, {sum(step.kept for step in steps)} kept."
+    return Section(id="climb", title="What each setting gained", lead=lead, blocks=blocks)
 
 
 def table(record: RunRecord, *, name: str) -> Table:
@@ -49,6 +44,7 @@ def gain(step: Step) -> Cell:
     """The gain with its interval; a longer context cannot make anything faster, so it shows none."""
     if step.change.startswith("context ") and (step.gain or 0.0) >= 0:
         return words("", title="a longer context is verified, not made faster")
-    sure = step.low is not None and step.low > 0
-    band = f" ({change(step.low)} … {change(step.high)})" if step.low is not None and step.high is not None else ""
-    return Cell(text=change(step.gain) + band, value=step.gain, tone="good" if sure else "")
+    if step.low is None or step.high is None:
+        return Cell(text=change(step.gain), value=step.gain)
+    text = f"{change(step.gain)} ({change(step.low)} … {change(step.high)})"
+    return Cell(text=text, value=step.gain, tone="good" if step.low > 0 else "")

@@ -78,16 +78,10 @@ SETTINGS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
 
 def settings(records: Sequence[RunRecord]) -> Table | None:
     """Only what is not the same everywhere."""
-    rows = []
-    for name, read in SETTINGS:
-        values = [read(record) for record in records]
-        if len(set(values)) > 1:
-            rows.append((words(name), *(words(value) for value in values)))
-    return (
-        Table(caption="What differs", columns=heads("Setting", records), rows=tuple(rows), sortable=False)
-        if rows
-        else None
-    )
+    read = ((name, [setting(record) for record in records]) for name, setting in SETTINGS)
+    rows = tuple((words(name), *map(words, values)) for name, values in read if len(set(values)) > 1)
+    table = Table(caption="What differs", columns=heads("Setting", records), rows=rows, sortable=False)
+    return table if rows else None
 
 
 def peak(name: str) -> Callable[[RunRecord], float | None]:
@@ -135,17 +129,23 @@ HEADLINES = (
 
 def figures(records: Sequence[RunRecord]) -> Table | None:
     """Headline figures; the best in bold, the others as a share of it."""
-    rows, apart = [], unlike(records)
-    for headline in HEADLINES:
-        values = [headline.read(record) for record in records]
-        known = [value for value in values if value is not None]
-        if len(known) >= 2:
-            best = None if apart else headline.best(known)
-            rows.append((words(headline.title), *(entry(value, best, headline.form) for value in values)))
+    apart = unlike(records)
+    found = (headline_row(headline, records, ratios=not apart) for headline in HEADLINES)
+    rows = tuple(filter(None, found))
     if not rows:
         return None
     note = f"No ratios: {apart}." if apart else ""
-    return Table(caption="Results", columns=heads("Figure", records), rows=tuple(rows), sortable=False, note=note)
+    return Table(caption="Results", columns=heads("Figure", records), rows=rows, sortable=False, note=note)
+
+
+def headline_row(headline: Headline, records: Sequence[RunRecord], *, ratios: bool) -> tuple[Cell, ...]:
+    """One figure of each run, where two or more have it."""
+    values = [headline.read(record) for record in records]
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return ()
+    best = headline.best(known) if ratios else None
+    return (words(headline.title), *(entry(value, best, headline.form) for value in values))
 
 
 def unlike(records: Sequence[RunRecord]) -> str:

@@ -6,22 +6,20 @@ from moebox.report.block import Block, Bullets, Part, Section
 from moebox.report.record import RunRecord
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """Sources; remarks; notes of what is missing."""
-    blocks: list[Block] = []
     sources = list(dict.fromkeys(source for record in records for source in record.sources))
-    if sources:
-        blocks.append(Part(kind="sources", data=sources))
     notes = tuple(dict.fromkeys(note for record in records for note in record.notes))
-    if notes:
-        blocks.append(Bullets(title="Remarks on the figures", items=notes))
-    blocks += [missing(record, alone=len(records) == 1) for record in records if gaps(record)]
-    return Section(id="notes", title="Sources and gaps", blocks=tuple(blocks)) if blocks else None
+    blocks: list[Block] = [Part(kind="sources", data=sources)] if sources else []
+    blocks += bullets("Remarks on the figures", notes)
+    for record in records:
+        blocks += bullets(f"Not in {record.named or 'this run'}", gaps(record))
+    return Section(id="notes", title="Sources and gaps", blocks=tuple(blocks))
 
 
-def missing(record: RunRecord, *, alone: bool) -> Bullets:
-    """What one run does not hold."""
-    return Bullets(title="Not in this run" if alone else f"Not in {record.label}", items=gaps(record))
+def bullets(title: str, items: tuple[str, ...]) -> list[Bullets]:
+    """A list, where there is anything in it."""
+    return [Bullets(title=title, items=items)] if items else []
 
 
 def gaps(record: RunRecord) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """What is known of the engine's kernels before a GPU has to find out: which will not launch, what was not covered."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from moebox.report.block import Block, Bullets, Cell, Section, Table, cell, columns, words
 from moebox.report.record import FailingKernel, KernelsJudged, RunRecord
@@ -11,16 +12,19 @@ SHOWN = 12  # reasons a list shows at the most
 
 def section(records: Sequence[RunRecord]) -> Section | None:
     """One table of what was judged, one of what fails, and lists of what was left out."""
-    looks = [(record, look) for record in records for look in record.kernels]
+    looks = [(record.named, look) for record in records for look in record.kernels]
     if not looks:
         return None
-    scans = [look for _, look in looks]
-    names = [record.label if len(records) > 1 else "" for record, _ in looks]
-    blocks: list[Block] = [summary(scans, names), *failures(scans)]
-    blocks += lists("Not covered", [pair for look in scans for pair in look.not_covered], ": ")
-    known = [pair for look in scans for pair in look.judged]
-    blocks += lists("Not Triton's: known by version, not compiled", known, " → ")
-    return Section(id="kernels", title="Kernels", lead=lead(scans), blocks=tuple(blocks))
+    names, scans = zip(*looks, strict=True)
+    not_covered = chain.from_iterable(look.not_covered for look in scans)
+    known = chain.from_iterable(look.judged for look in scans)
+    blocks: tuple[Block, ...] = (
+        summary(scans, names),
+        *failures(scans),
+        *lists("Not covered", not_covered, ": "),
+        *lists("Not Triton's: known by version, not compiled", known, " → "),
+    )
+    return Section(id="kernels", title="Kernels", lead=lead(scans), blocks=blocks)
 
 
 def summary(scans: Sequence[KernelsJudged], names: Sequence[str]) -> Table:
@@ -98,12 +102,12 @@ def cases_of(group: Sequence[FailingKernel]) -> str:
     return f"{'; '.join(cases[:2])} and {len(cases) - 2} more"
 
 
-def lists(title: str, pairs: Sequence[tuple[str, str]], joint: str) -> list[Block]:
+def lists(title: str, pairs: Iterable[tuple[str, str]], joint: str) -> list[Block]:
     """What shares a reason on one line."""
     reasons: dict[str, list[str]] = {}
     for what, why in dict.fromkeys(pairs):
-        reasons.setdefault(why, []).append(what.rstrip("."))
-    items = [", ".join(what) + (joint + why if why else "") for why, what in reasons.items()]
+        reasons.setdefault(joint + why if why else "", []).append(what.rstrip("."))
+    items = [", ".join(what) + why for why, what in reasons.items()]
     if len(items) > SHOWN:
         items = [*items[:SHOWN], f"and {len(items) - SHOWN} more in kernels.json"]
     return [Bullets(title=title, items=tuple(items))] if items else []

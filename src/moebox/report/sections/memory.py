@@ -1,6 +1,6 @@
 """Where every byte of every device went: planned beside measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from moebox import units
 from moebox.core.recipe import Recipe
@@ -20,13 +20,13 @@ Bar = tuple[str, str, Device]  # heading, planned or measured, its parts
 
 def section(records: Sequence[RunRecord]) -> Section | None:
     """GPUs in one drawing, host memory in another (their scales differ), and one table of the sums."""
-    rows = [row for record in records for row in bars(record, alone=len(records) == 1)]
+    rows = [row for record in records for row in bars(record)]
     if not rows:
         return None
     title = "Memory per GPU" if any_gpu(records) else "As the engine reports it"
     host = [row for row in rows if row[2].name == "ram"]
     gpus = [row for row in rows if row[2].name != "ram"]
-    charts = list(filter(None, (drawn(title, gpus), drawn("Host memory", host))))
+    charts = filter(None, (drawn(title, gpus), drawn("Host memory", host)))
     blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(records))
     return Section(id="memory", title="Memory", lead=lead(records), blocks=blocks)
 
@@ -48,48 +48,44 @@ def legend(rows: Sequence[Bar]) -> tuple[Key, ...]:
     return tuple(Key(name=name, colour=PLACES.get(name, 7), family="m") for name in PLACES if name in parts)
 
 
-def bars(record: RunRecord, *, alone: bool) -> list[Bar]:
+def bars(record: RunRecord) -> list[Bar]:
     """A run's bars: each group of devices planned, then as the engine reported it."""
     planned = collapse(record.planned.devices) if record.planned else []
     real = collapse(record.real)
-    heading = "" if alone else f"{record.label}: "
     if len(real) == len(planned) == 1:
-        name = heading + planned[0][0]
-        return [(name, "planned", planned[0][1]), (name, "measured", real[0][1])]
-    rows = [(heading + name, "planned", device) for name, device in planned]
-    return rows + [(heading + name, "measured", device) for name, device in real]
+        real = [(planned[0][0], real[0][1])]
+    rows = [(record.start + name, "planned", device) for name, device in planned]
+    return rows + [(record.start + name, "measured", device) for name, device in real]
 
 
 def table(records: Sequence[RunRecord]) -> Table:
     """Weights, KV and room of the fullest device, and the cache in tokens, planned against measured."""
-    rows = []
-    for index, record in enumerate(records):
-        for kind, devices, tokens in sides(record):
-            if devices or tokens:
-                rows.append(line(record, index, kind, devices, tokens))
+    told = [(record, index, side) for index, record in enumerate(records) for side in sides(record)]
     notes = list(dict.fromkeys(record.real_note for record in records if record.real_note))
     caption = "The fullest GPU" if any_gpu(records) else "Host memory"
-    table = Table(caption=caption, columns=columns(*HEADS, text=(0, 1)), rows=tuple(rows), note=" ".join(notes))
+    rows = tuple(line(record, index, *side) for record, index, side in told)
+    table = Table(caption=caption, columns=columns(*HEADS, text=(0, 1)), rows=rows, note=" ".join(notes))
     return without_empty(table, alone=len(records) == 1)
 
 
-def sides(record: RunRecord) -> tuple[tuple[str, Sequence[Device], float | None], ...]:
-    """Planned and measured: the devices, and the cache in tokens."""
+def sides(record: RunRecord) -> Iterator[tuple[str, Sequence[Device], float | None]]:
+    """Planned and measured, as far as they are known: the devices, and the cache in tokens."""
     plan = record.planned
-    planned = ("planned", plan.devices, plan.kv_tokens) if plan else ("planned", (), None)
-    return planned, ("measured", record.real, record.kv_tokens)
+    if plan and (plan.devices or plan.kv_tokens):
+        yield "planned", plan.devices, plan.kv_tokens
+    if record.real or record.kv_tokens:
+        yield "measured", record.real, record.kv_tokens
 
 
 def line(record: RunRecord, index: int, kind: str, devices: Sequence[Device], tokens: float | None) -> tuple[Cell, ...]:
     """One row, of the fullest device."""
     fullest = fullest_of(record, devices)
+    sizes = (weights(fullest), fullest.parts.get("KV cache"), room(fullest)) if fullest else (None, None, None)
     context = record.recipe.context if record.recipe else 0
     return (
         words(record.label, colour=colour(index)),
         words(kind),
-        size(weights(fullest) if fullest else None),
-        size(fullest.parts.get("KV cache") if fullest else None),
-        size(room(fullest) if fullest else None),
+        *map(size, sizes),
         cell(tokens, digits=0),
         cell(tokens / context if tokens and context else None, digits=1),
     )

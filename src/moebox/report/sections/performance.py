@@ -55,12 +55,12 @@ CURVES = (
 )
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """Every drawing there is data for, workload by workload."""
     groups = [by_load(records, workload) for workload in workloads(records)]
     groups += [rates(records), over_time(records) + along(records)]
     blocks: tuple[Block, ...] = tuple(Charts(charts=tuple(charts)) for charts in groups if charts)
-    return Section(id="performance", title="Performance", lead=lead(records), blocks=blocks) if blocks else None
+    return Section(id="performance", title="Performance", lead=lead(records), blocks=blocks)
 
 
 def lead(records: Sequence[RunRecord]) -> str:
@@ -80,9 +80,9 @@ def workloads(records: Sequence[RunRecord]) -> list[str]:
 
 def by_load(records: Sequence[RunRecord], workload: str) -> list[Chart]:
     """Throughput, TTFT and TPOT against concurrency (or request rate) for one workload."""
-    levels = [[level for level in record.levels if level.workload == workload] for record in records]
+    levels = [record.under(workload) for record in records]
     every = list(itertools.chain.from_iterable(levels))
-    loads = {load(level) for level in every if load(level)}
+    loads = set(map(load, every)) - {0.0}
     if len(loads) < 2:
         return []
     x = load_axis(loads, rate=all(level.concurrency is None for level in every))
@@ -94,9 +94,8 @@ def over_load(
     curve: Curve, records: Sequence[RunRecord], levels: Sequence[Sequence[Level]], x: Axis, workload: str
 ) -> Chart | None:
     """One curve of every run, and its forecast."""
-    alone = len(records) == 1
     series = [
-        run_series(ALONE if alone else record.label, index, own, curve.read)
+        run_series(record.named or ALONE, index, own, curve.read)
         for index, (record, own) in enumerate(zip(records, levels, strict=True))
     ]
     series += expected(records, workload, curve.forecast)
@@ -132,13 +131,9 @@ def expected(records: Sequence[RunRecord], workload: str, field: str) -> list[Se
     """The plans' lines with their bands, where they forecast this figure of this workload."""
     if not field:
         return []
-    series = []
-    for index, record in enumerate(records):
-        rows = served_rows(record, workload)
-        if rows:
-            name = f"{record.label}, forecast" if len(records) > 1 else "forecast"
-            series.append(forecast_series(name, index, rows, field))
-    return series
+    rows = [served_rows(record, workload) for record in records]
+    names = [", ".join(filter(None, (record.named, "forecast"))) for record in records]
+    return [forecast_series(names[index], index, own, field) for index, own in enumerate(rows) if own]
 
 
 def served_rows(record: RunRecord, workload: str) -> list[ForecastRow]:
@@ -185,20 +180,19 @@ def rates(records: Sequence[RunRecord]) -> list[Chart]:
     """TG and PP by run, as llama.cpp people report them."""
     drawn = []
     for title, field in (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s")):
-        bars = [bar for index, _ in enumerate(records) for bar in rate_bars(records, index, field)]
+        bars = [bar for index, record in enumerate(records) for bar in rate_bars(record, index, field)]
         svg = ranked(bars, label=f"{title} in tokens per second", unit="tok/s")
         if svg:
             drawn.append(Chart(title=f"{title} (tok/s)", svg=svg))
     return drawn
 
 
-def rate_bars(records: Sequence[RunRecord], index: int, field: str) -> Iterator[tuple[str, int, float, str]]:
+def rate_bars(record: RunRecord, index: int, field: str) -> Iterator[tuple[str, int, float, str]]:
     """A bar for each test of one run, named by the run where there are several, by the test where it has several."""
-    levels = [level for level in records[index].levels if getattr(level, field)]
-    run = records[index].label if len(records) > 1 else ""
+    levels = [level for level in record.levels if getattr(level, field)]
     for level in levels[:MOST_TESTS]:
         test = level.name if len(levels) > 1 else ""
-        name = ", ".join(filter(None, (run, test))) or level.name
+        name = ", ".join(filter(None, (record.named, test))) or level.name
         yield name, colour(index), float(getattr(level, field)), ""
 
 
@@ -224,11 +218,8 @@ def digested(records: Sequence[RunRecord]) -> Iterator[tuple[str, int, samples.D
     for place, (index, level) in enumerate(picked[:MOST_DISTRIBUTIONS]):
         digest = samples.summarise(level.samples) if level.samples else None
         if digest:
-            name = f"concurrency {load(level):g}"
-            if single:
-                yield name, colour(place), digest
-            else:
-                yield f"{records[index].label}, {name}", colour(index), digest
+            name = ", ".join(filter(None, (records[index].named, f"concurrency {load(level):g}")))
+            yield name, colour(place if single else index), digest
 
 
 def sampled(record: RunRecord, count: int) -> list[Level]:

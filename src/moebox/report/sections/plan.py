@@ -38,15 +38,12 @@ class Pair:
         return self.low <= self.measured <= self.high
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """Memory, then every load with its figures; the reasons and warnings the plan gave."""
     found = pairs(records)
     blocks: list[Block] = list(filter(None, (sizes(records, found), loads(records, found))))
     for record in records:
-        if record.planned:
-            blocks += said(record, alone=len(records) == 1)
-    if not blocks:
-        return None
+        blocks += said(record)
     return Section(id="plan", title="Plan against measurement", lead=lead(found), blocks=tuple(blocks))
 
 
@@ -54,14 +51,9 @@ def pairs(records: Sequence[RunRecord]) -> list[Pair]:
     """Every figure that was both planned and measured."""
     found: list[Pair] = []
     for index, record in enumerate(records):
-        plan = record.planned
-        if not plan:
-            continue
         found += capacity(index, record)
         for level in record.levels:
-            row = match(level, plan.rows)
-            if row:
-                found += figures(index, level, row)
+            found += figures(index, level, match(level, record.forecast))
     return found
 
 
@@ -98,16 +90,18 @@ def answers(row: ForecastRow, level: Level) -> bool:
     return bool(level.tg_tok_s) or not row.decode_only
 
 
-def figures(index: int, level: Level, row: ForecastRow) -> list[Pair]:
-    """What both the level and the row have."""
-    served = None if row.decode_only else row
-    candidates = [
-        ("Output tok/s", served and served.output_tok_s, level.output_tok_s, "tok/s"),
+def figures(index: int, level: Level, row: ForecastRow | None) -> list[Pair]:
+    """What both the level and the forecast for it have."""
+    if row is None:
+        return []
+    served = ForecastRow() if row.decode_only else row
+    candidates = (
+        ("Output tok/s", served.output_tok_s, level.output_tok_s, "tok/s"),
         ("Token generation", generation(row), level.tg_tok_s, "tok/s"),
         ("Prompt processing", row.pp_tok_s, level.pp_tok_s, "tok/s"),
-        ("Mean TTFT", served and served.ttft_ms, level.ttft.middle, "ms"),
+        ("Mean TTFT", served.ttft_ms, level.ttft.middle, "ms"),
         ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms"),
-    ]
+    )
     load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
     pairs = []
     for what, planned, measured, unit in candidates:
@@ -221,17 +215,17 @@ def lead(found: Sequence[Pair]) -> str:
     return f"{text}."
 
 
-def said(record: RunRecord, *, alone: bool) -> list[Block]:
+def said(record: RunRecord) -> list[Block]:
     """The plan's reasons, warnings and runners-up."""
     plan = record.planned
-    assert plan is not None
-    of = "" if alone else f": {record.label}"
+    if plan is None:
+        return []
     lists = {
         "Why this plan": plan.reasons,
         "What it warned of": tuple(joined(text, " – ", remedy) for _, text, remedy in plan.warnings),
         "Runners-up": tuple(joined(title, ": ", loses) for title, loses in plan.alternatives),
     }
-    return [Bullets(title=f"{title}{of}", items=items) for title, items in lists.items() if items]
+    return [Bullets(title=title + record.of, items=items) for title, items in lists.items() if items]
 
 
 def joined(text: str, mark: str, more: str) -> str:

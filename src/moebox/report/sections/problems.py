@@ -1,21 +1,28 @@
 """What went wrong, why, and what mends it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from moebox.report.block import Part, Section
 from moebox.report.palette import colour
-from moebox.report.record import RunRecord
+from moebox.report.record import Problem, RunRecord
+
+
+@dataclass(slots=True)
+class Card:
+    """A problem and the runs that met it, each with its colour; none are named where there is only one run."""
+
+    problem: Problem
+    runs: list[tuple[str, int]] = field(default_factory=list)
 
 
 def section(records: Sequence[RunRecord]) -> Section | None:
     """One card per problem, the same one of several runs once."""
-    cards: dict[str, dict[str, object]] = {}
+    cards: dict[str, Card] = {}
     for index, record in enumerate(records):
         for problem in record.problems:
-            card = cards.setdefault(problem.title, {"problem": problem, "runs": []})
-            runs = card["runs"]
-            if isinstance(runs, list) and len(records) > 1:
-                runs.append((record.label, colour(index)))
+            card = cards.setdefault(problem.title, Card(problem))
+            card.runs += [(record.named, colour(index))] if record.named else []
     if not cards:
         return None
     return Section(id="problems", title="Problems met", blocks=(Part(kind="problems", data=list(cards.values())),))

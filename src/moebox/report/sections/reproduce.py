@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from moebox import codec
 from moebox.bench.command import flags_of, flags_of_tests
@@ -18,23 +19,20 @@ USUAL_PP, USUAL_TG = "512", "128"  # lengths of llama-bench, where rows of other
 NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """Per run: what to type, the recipe in full, the versions found."""
-    blocks: list[Block] = [block for record in records for block in of_run(record, alone=len(records) == 1)]
-    versions = table(records)
-    blocks += [versions] if versions else []
-    return Section(id="reproduce", title="How to reproduce", blocks=tuple(blocks)) if blocks else None
+    blocks: list[Block] = [block for record in records for block in of_run(record)]
+    return Section(id="reproduce", title="How to reproduce", blocks=(*blocks, *versions(records)))
 
 
-def of_run(record: RunRecord, *, alone: bool) -> Iterator[Part]:
+def of_run(record: RunRecord) -> Iterator[Part]:
     """Commands, launch and recipe of one run."""
-    of = "" if alone else f": {record.label}"
     if record.recipe:
-        yield code(f"Commands{of}", commands(record), shown=alone)
+        yield code(f"Commands{record.of}", commands(record), shown=not record.named)
     for title, text in record.commands:
-        yield code(title + of, redact(text))
+        yield code(title + record.of, redact(text))
     if record.recipe:
-        yield code(f"recipe.toml{of}", redact(codec.to_toml(lean(record.recipe))))
+        yield code(f"recipe.toml{record.of}", redact(codec.to_toml(lean(record.recipe))))
 
 
 def code(title: str, text: str, *, shown: bool = False) -> Part:
@@ -87,20 +85,18 @@ def benched(levels: Sequence[Level]) -> list[str]:
 def again(levels: Sequence[Level]) -> list[list[str]]:
     """The flags of what moebox measured itself: they are kept with the figures."""
     groups: dict[str, list[Asked]] = {}
-    for level in levels:
-        if level.asked is not None and level.asked.load is not None and not level.asked.test:
-            asked = replace(level.asked, workload=replace(level.asked.workload, salt=""))
-            groups.setdefault(codec.to_json([asked.workload, asked.warmup, asked.slo]), []).append(asked)
-    return [
-        flags
-        for first, *others in groups.values()
-        for flags in flags_of(
-            first.workload,
-            [each.load for each in (first, *others) if each.load],
-            warmup=first.warmup,
-            slo=first.slo,
-        )
-    ]
+    for asked in filter(None, (level.asked for level in levels)):
+        if asked.load is not None and not asked.test:
+            unsalted = replace(asked, workload=replace(asked.workload, salt=""))
+            groups.setdefault(codec.to_json([unsalted.workload, asked.warmup, asked.slo]), []).append(unsalted)
+    return [flags for group in groups.values() for flags in swept(group)]
+
+
+def swept(group: Sequence[Asked]) -> list[list[str]]:
+    """The flags of loads that differ in nothing else."""
+    first = group[0]
+    loads = [asked.load for asked in group if asked.load]
+    return flags_of(first.workload, loads, warmup=first.warmup, slo=first.slo)
 
 
 def tests(levels: Sequence[Level]) -> list[list[str]]:
@@ -132,16 +128,17 @@ def told_workload(level: Level) -> tuple[str, ...]:
     served = level.output_tok_s or level.output_tokens or turns
     if not served and (level.pp_tok_s or level.tg_tok_s):
         return given({"--pp": USUAL_PP if level.pp_tok_s else "", "--tg": USUAL_TG if level.tg_tok_s else ""})
-    rate = level.rate if not level.concurrency else None
-    return given(
-        {
-            "--workload": "turns" if turns else "",
-            "--turns": turns[1] if turns else "",
-            "--input": whole(level.input_tokens),
-            "--output": whole(level.output_tokens),
-            "--rate": f"{rate:g}" if rate else "",
-            "--requests": whole(level.requests),
-        }
+    rate = 0.0 if level.concurrency else level.rate
+    return (
+        *(("--workload", "turns", "--turns", turns[1]) if turns else ()),
+        *given(
+            {
+                "--input": whole(level.input_tokens),
+                "--output": whole(level.output_tokens),
+                "--rate": f"{rate:g}" if rate else "",
+                "--requests": whole(level.requests),
+            }
+        ),
     )
 
 
@@ -155,12 +152,11 @@ def whole(value: float | None) -> str:
     return f"{value:.0f}" if value else ""
 
 
-def table(records: Sequence[RunRecord]) -> Table | None:
+def versions(records: Sequence[RunRecord]) -> Iterator[Table]:
     """Versions, runs across."""
-    names = list(dict.fromkeys(name for record in records for name, _ in record.versions))
-    if not names:
-        return None
     tables = [dict(record.versions) for record in records]
+    names = dict.fromkeys(chain.from_iterable(tables))  # in the order they were met
     rows = tuple((words(name), *(words(table.get(name, "")) for table in tables)) for name in names)
-    heads = ("Software", *(record.label if len(records) > 1 else "Version" for record in records))
-    return Table(caption="Versions", columns=columns(*heads, text=range(len(heads))), rows=rows, sortable=False)
+    heads = ("Software", *(record.named or "Version" for record in records))
+    if rows:
+        yield Table(caption="Versions", columns=columns(*heads, text=range(len(heads))), rows=rows, sortable=False)

@@ -155,19 +155,17 @@ def best(records: Sequence[RunRecord]) -> list[Tile]:
 
 def prose(records: Sequence[RunRecord]) -> list[str]:
     """What ran on what, why a run failed, how it scaled, and the first recommendation."""
-    first = " ".join([*openings(records), *explained(records)])
-    paragraphs = [first] if first else []
-    broken = [record for record in records if record.failure]
-    paragraphs += [failed(record) if len(records) == 1 else f"{record.label}: {failed(record)}" for record in broken]
-    if not paragraphs:
-        paragraphs = ["Nothing was measured in this run yet."]
-    grew = [sentence for record in records[:3] for sentence in scaling(record, alone=len(records) == 1)]
-    if grew:
-        paragraphs.append(" ".join(grew))
+    ran = " ".join([*openings(records), *explained(records)])
+    broken = [record.start + failed(record) for record in records if record.failure]
+    first = list(filter(None, (ran, *broken))) or ["Nothing was measured in this run yet."]
+    grew = " ".join(sentence for record in records[:3] for sentence in scaling(record))
+    return [*first, *filter(None, (grew, recommended(records)))]
+
+
+def recommended(records: Sequence[RunRecord]) -> str:
+    """The first recommendation, in a sentence."""
     advice = first_advice(records)
-    if advice:
-        paragraphs.append(f"Recommended: {advice.title[0].lower()}{advice.title[1:]}. {advice.text}")
-    return paragraphs
+    return f"Recommended: {advice.title[0].lower()}{advice.title[1:]}. {advice.text}" if advice else ""
 
 
 def explained(records: Sequence[RunRecord]) -> list[str]:
@@ -235,14 +233,14 @@ def _in_part(group: Sequence[RunRecord]) -> str:
     return f"; {listed(labels)} only in part" if labels else ""
 
 
-def scaling(record: RunRecord, *, alone: bool = False) -> list[str]:
+def scaling(record: RunRecord) -> list[str]:
     """From the lowest to the highest load, where one workload was measured at several."""
     levels = [level for level in record.levels if level.concurrency and level.output_tok_s]
     if len(levels) < 2 or len({level.workload for level in levels}) > 1:
         return []
     levels.sort(key=lambda level: level.concurrency or 0)
     low, high = levels[0], levels[-1]
-    start = "From" if alone else f"{record.label}: from"
+    start = f"{record.named}: from" if record.named else "From"
     loads = f"{number(low.concurrency)} to {number(high.concurrency)} concurrent requests"
     rates = f"output goes from {number(low.output_tok_s)} to {number(high.output_tok_s)} tok/s"
     return [f"{start} {loads} {rates}{_waiting(low, high)}."]

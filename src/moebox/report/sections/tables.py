@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from moebox.report.block import Cell, Column, Section, Table, Tone, cell, words
 from moebox.report.format import milliseconds
@@ -55,30 +56,28 @@ FIGURES = (
 Row = tuple[int, Level]  # the run's place, and one of its measurements
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """One table per run and workload; runs with a row or two each share one."""
     blocks = tuple(table for workload in workloads(records) for table in of_workload(records, workload))
-    if not blocks:
-        return None
     lead = "The best figure of each column is set in bold."
     return Section(id="figures", title="Detailed figures", lead=lead, blocks=blocks)
 
 
 def of_workload(records: Sequence[RunRecord], workload: str) -> list[Table]:
     """All that was measured under one workload."""
-    every = [(index, level) for index, record in enumerate(records) for level in record.levels]
-    rows = [row for row in every if row[1].workload == workload]
-    runs = list(dict.fromkeys(index for index, _ in rows))
-    if len(runs) > 1 and len(rows) <= 2 * len(runs):
-        return [table(records, rows, workload, named=True)]
-    return [table(records, [row for row in rows if row[0] == run], workload, named=False) for run in runs]
+    found = ([(index, level) for level in record.under(workload)] for index, record in enumerate(records))
+    runs: list[list[Row]] = list(filter(None, found))
+    together = list(chain.from_iterable(runs))
+    if len(runs) > 1 and len(together) <= 2 * len(runs):
+        return [table(records, together, workload, named=True)]
+    return [table(records, rows, workload, named=False) for rows in runs]
 
 
 def table(records: Sequence[RunRecord], rows: Sequence[Row], workload: str, *, named: bool) -> Table:
     """The figures under one workload; columns nobody filled are left out, runs named where there are several."""
     levels = [level for _, level in rows]
     filled = [*names(records, rows, named=named), *measured(levels), *remarks(levels)]
-    whose = "" if named or len(records) == 1 else records[rows[0][0]].label
+    whose = "" if named else records[rows[0][0]].named
     title = " · ".join(filter(None, (whose, workload)))
     return Table(
         caption=title or "Measurements",

@@ -14,18 +14,13 @@ from moebox.tasks.score import families, interval
 MOST_WRONG = 40  # jobs listed of those that were not solved
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """Scores, failures and the longest job of each run that has any."""
-    worked = [(record, record.tasks) for record in records if record.tasks is not None and record.tasks.finished]
-    if not worked:
-        return None
+    worked = [(record.named, record.tasks) for record in records if record.tasks and record.tasks.finished]
     blocks: list[Block] = []
-    for record, task_run in worked:
-        name = record.label if len(records) > 1 else ""
-        blocks.append(scores(task_run, name))
-        blocks += failures(task_run, name)
-        blocks += timeline(task_run, name)
-    lead = " ".join(sentence(task_run, record.label if len(records) > 1 else "") for record, task_run in worked)
+    for name, task_run in worked:
+        blocks += [scores(task_run, name), *failures(task_run, name), *timeline(task_run, name)]
+    lead = " ".join(sentence(task_run, name) for name, task_run in worked)
     return Section(id="tasks", title="Agents at work", lead=lead, blocks=tuple(blocks))
 
 
@@ -121,13 +116,14 @@ def context(result: JobResult, limit: int | None) -> Chart | None:
         return None
     whole = [(turn.number, (turn.prompt_tokens or 0) + (turn.completion_tokens or 0)) for turn in turns]
     cached = [(turn.number, turn.cached_tokens) for turn in turns if turn.cached_tokens is not None]
-    series = [Series(name="conversation", colour=1, points=floats(whole))]
-    if cached:
-        series.append(Series(name="from the cache", colour=2, points=floats(cached), dashed=True))
+    conversation = Series(name="conversation", colour=1, points=floats(whole))
+    reused = Series(name="from the cache", colour=2, points=floats(cached), dashed=True)
     title = f"Context by turn: {result.id}"
-    svg = line(series, x=Axis(title="turn", log=False), y=Axis(title="tokens", format=short), label=title)
+    x, y = Axis(title="turn", log=False), Axis(title="tokens", format=short)
+    svg = line([conversation, reused], x=x, y=y, label=title)
     caption = f"The server's context is {limit:,} tokens." if limit else ""
-    return Chart(title=title, svg=svg, caption=caption, legend=legend(series)) if svg else None
+    keys = legend([conversation, reused])
+    return Chart(title=title, svg=svg, caption=caption, legend=keys) if svg else None
 
 
 def floats(points: Sequence[tuple[int, int]]) -> tuple[tuple[float, float], ...]:
