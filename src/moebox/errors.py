@@ -88,3 +88,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if len(names) <= 12:
         return f"known: {', '.join(names)}"
     return f"known: {', '.join(names[:10])}, … ({len(names)} in all)"
+
+
+def refuse_outside(flag: str, value: int | None, least: int, most: int) -> None:
+    """BadInput for a value that was given and does not lie between two others."""
+    if value is not None and not least <= value <= most:
+        raise BadInput(f"{flag} {value} is out of range", hint=f"from {least:,} to {most:,}")

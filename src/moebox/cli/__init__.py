@@ -99,23 +99,25 @@ def _command(words: list[str]) -> int:
 
         print("\n".join(candidates(words[1:])))
         return 0
-    debug = "--debug" in words
     if "--plain" in words:
         os.environ |= {"NO_COLOR": "1", "TERM": "dumb"}
+    asked = [word for word in words if word not in ("--debug", "--plain")]
     try:
-        return _called([word for word in words if word not in ("--debug", "--plain")])
+        return _called(asked) if "--debug" in words else _quietly(asked)
+    finally:
+        tell_problems()
+
+
+def _quietly(words: list[str]) -> int:
+    """The exit code; what goes wrong is one line, not a traceback."""
+    try:
+        return _called(words)
     except MoeboxError as problem:
-        if debug:
-            raise
         show(problem)
         return problem.exit_code
     except KeyboardInterrupt:
-        if debug:
-            raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        tell_problems()
 
 
 def _called(words: list[str]) -> int:
@@ -140,13 +142,12 @@ def check_command(words: Sequence[str]) -> None:
     """UnknownName for a command that does not exist; options, and what a command does with its words, come later."""
     first, second = (*words, "", "")[:2]
     known = {name.partition(" ")[0] for name in COMMANDS}
-    if first not in known and not first.startswith("-"):
+    if not first.startswith("-") and first not in known:
         raise UnknownName("command", first, known)
-    if first not in GROUPS or first in COMMANDS or not second or second.startswith("-"):
-        return
-    grouped = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{first} ")]
-    if second not in grouped:
-        raise UnknownName(f"{first} command", second, grouped)
+    if first in GROUPS and first not in COMMANDS and not second.startswith("-"):
+        grouped = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{first} ")]
+        if second not in ("", *grouped):
+            raise UnknownName(f"{first} command", second, grouped)
 
 
 def usage_problem(problem: "CycloptsError") -> str:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from moebox.cli import target as targets
 from moebox.cli.bench_keep import Keeper
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import answer, people, talk
 from moebox.core.measure import Load, Slo
 from moebox.core.result import Measurement, document
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
@@ -190,10 +190,7 @@ def _serve(
     if results:
         whole = _together(results, search, best)
         keeper.write(whole)
-        if json:
-            emit(whole)
-        else:
-            show(people(), results, best=best)
+        answer(json, whole, lambda: show(people(), results, best=best))
         _say_where(keeper, json)
     if sweep.interrupted:
         _say_how_to_go_on(sweep, search, words)
@@ -260,10 +257,7 @@ def _tests(
         on_test=(lambda name: None) if json else (lambda name: talk().print(name, style="dim")),
     )
     keeper.keep_tests(result)
-    if json:
-        emit(document(result))
-    else:
-        show_rows(people(), document(result))
+    answer(json, document(result), lambda: show_rows(people(), document(result)))
     _say_where(keeper, json)
     failed = [row for row in result.rows if row.failed]
     for row in failed:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people
+from moebox.cli.output import answer, people
 from moebox.loose import Document
 
 
@@ -29,10 +29,7 @@ def import_(
     results = [result for path in files for result in load(path)]
     if run:
         _keep(results, run)
-    if json:
-        emit({"kind": "sweep", "results": results})
-    else:
-        _show(results)
+    answer(json, {"kind": "sweep", "results": results}, lambda: _show(results))
     return 0
 
 

@@ -18,6 +18,11 @@ _RATES = ("output_throughput", "total_token_throughput", "max_output_tokens_per_
 _TIMES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms", "mean_e2el_ms")
 _HEADS: tuple[str, ...] = ("load", "done", "bad", "out tok/s", "total tok/s", "peak tok/s", "req/s")
 _HEADS += ("TTFT", "P99 TTFT", "TPOT", "ITL", "P99 ITL", "E2E")
+_REMARKS = (  # what a result says of its replies, in words, with its style
+    ("partial", "interrupted; this is what was measured until then", "yellow"),
+    ("silent", "{} replies had tokens but no text (counted by usage)", "yellow"),
+    ("stopped_early", "{} replies were shorter than asked", "dim"),
+)
 _GAP = 2  # between columns
 _BAR = 12  # cells of the progress bar
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -190,20 +195,22 @@ def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What must be known beside the figures, with its style."""
     goodput = result.get("request_goodput")
     if goodput is not None:
-        share = goodput / result["request_throughput"] if result["request_throughput"] else 0.0
+        share = goodput / result["request_throughput"] if goodput else 0.0
         yield f"goodput {goodput:.2f} req/s, {share:.0%} of requests met the SLO", ""
     for reason, times in grouped(result.get("errors") or {}).items():
         yield f"{times} × {reason}", "red"
-    if result.get("partial"):
-        yield "interrupted; this is what was measured until then", "yellow"
+    yield from _doubts(result)
+    for key, words, style in _REMARKS:
+        if result.get(key):
+            yield words.format(result[key]), style
+
+
+def _doubts(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why the figures are not the server's."""
     for reason in result["client"]["reasons"] if result.get("client_limited") else ():
         yield f"THE CLIENT WAS THE LIMIT: {reason}", "bold red"
     for flag in result.get("flags") or ():
         yield f"DO NOT TRUST: {flag}", "bold red"
-    if result.get("silent"):
-        yield f"{result['silent']} replies had tokens but no text (counted by usage)", "yellow"
-    if result.get("stopped_early"):
-        yield f"{result['stopped_early']} replies were shorter than asked", "dim"
 
 
 def grouped(errors: dict[str, int], most: int = 5) -> dict[str, int]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from moebox.cli.output import emit, people, talk
-from moebox.core.calibration import Calibration
+from moebox.cli.output import answer, emit, people, talk
+from moebox.core.calibration import Boot, Calibration
 from moebox.errors import BadInput
 from moebox.report.calibration import depths, error, reading_of, solved, step_times
 from moebox.store import calibrations as store
@@ -56,17 +56,16 @@ def show(name: str, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = store.get(name)
-    if json:
-        emit(found)
-        return 0
+    answer(json, found, lambda: _show(found))
+    return 0
+
+
+def _show(found: Calibration) -> None:
     out = people()
     out.print(f"{found.id}\n  {found.model}, {found.quant}, {found.engine} {found.version}", markup=False)
     out.print(f"  {found.place.text}; {found.layout.text}; measured {found.date}", markup=False)
     for boot in found.boots:
-        told = [f"{boot.layers} layers", f"started in {seconds(boot.startup_s)}"]
-        told += [f"weights {gib(boot.weights_bytes)}"] if boot.weights_bytes else []
-        told += [f"cache {count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
-        out.print(f"  boot: {', '.join(told)}", markup=False)
+        out.print(f"  boot: {_booted(boot)}", markup=False)
     if solved(found):
         out.print(table_of(found))
         tokens = reading_of(found).cache_tokens
@@ -74,7 +73,13 @@ def show(name: str, *, json: Json = False) -> int:
             out.print(f"  cache of {found.layers} layers: {count(tokens)} tokens", markup=False)
     for line in (*found.notes, *(f"not seen: {line}" for line in found.unseen)):
         out.print(f"  {line}", markup=False, soft_wrap=True)
-    return 0
+
+
+def _booted(boot: Boot) -> str:
+    told = [f"{boot.layers} layers", f"started in {seconds(boot.startup_s)}"]
+    told += [f"weights {gib(boot.weights_bytes)}"] if boot.weights_bytes else []
+    told += [f"cache {count(boot.cache_tokens)} tokens"] if boot.cache_tokens else []
+    return ", ".join(told)
 
 
 def remove(name: str, *, json: Json = False) -> int:
@@ -85,10 +90,7 @@ def remove(name: str, *, json: Json = False) -> int:
         json: Print JSON.
     """
     found = store.remove(name)
-    if json:
-        emit({"removed": found.id})
-    else:
-        talk().print(f"removed {found.id}", markup=False)
+    answer(json, {"removed": found.id}, lambda: talk().print(f"removed {found.id}", markup=False))
     return 0
 
 
@@ -102,10 +104,7 @@ def export(name: str, path: Path, *, json: Json = False) -> int:
     """
     found = store.get(name)
     store.write(found, path)
-    if json:
-        emit({"exported": found.id, "path": str(path)})
-    else:
-        talk().print(f"wrote {path}", markup=False)
+    answer(json, {"exported": found.id, "path": str(path)}, lambda: talk().print(f"wrote {path}", markup=False))
     return 0
 
 
@@ -120,10 +119,11 @@ def take(path: Path, *, json: Json = False) -> int:
     if not solved(found):
         raise BadInput(f"{path}: no two depths with a step in common", hint="export it after a finished rehearsal")
     store.keep(replace(found, imported=path.name))
-    if json:
-        emit({"imported": found.id})
-    else:
-        talk().print(f"imported {found.id}: {found.place.text}, {found.layout.text}", markup=False)
+    answer(
+        json,
+        {"imported": found.id},
+        lambda: talk().print(f"imported {found.id}: {found.place.text}, {found.layout.text}", markup=False),
+    )
     return 0
 
 

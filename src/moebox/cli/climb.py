@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people, talk
-from moebox.errors import BadInput
+from moebox.cli.output import answer, people, talk
+from moebox.errors import BadInput, refuse_outside
 from moebox.units import count, seconds, tok_s
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def climb(
 
     if bool(recipe) == bool(resume):
         raise BadInput("name a recipe, or a run with --resume", hint="`moebox climb recipe.toml`")
-    if not (1 <= concurrency <= 256 and 2 <= rounds <= 100 and 0 <= questions <= 1000):
-        raise BadInput("--concurrency is 1 to 256, --rounds 2 to 100, --questions 0 to 1000")
-    if not 1 <= jobs <= 1000:
-        raise BadInput("--jobs is 1 to 1000")
+    refuse_outside("--concurrency", concurrency, 1, 256)
+    refuse_outside("--rounds", rounds, 2, 100)
+    refuse_outside("--questions", questions, 0, 1000)
+    refuse_outside("--jobs", jobs, 1, 1000)
     chosen, run = _begun(recipe) if recipe else _resumed(resume)
     effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions, jobs=jobs if by == "task" else 0)
     talk().print(f"run: {run.path}", soft_wrap=True)
@@ -65,10 +65,11 @@ def climb(
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
         _write(output, codec.to_toml(best.recipe))
-    if json:
-        emit({**run.read_json(flow.TABLE), "recipe": codec.plain(best.recipe), "run": str(run.path)})
-    else:
-        _show(summit, output or run.path / flow.BEST)
+    answer(
+        json,
+        {**run.read_json(flow.TABLE), "recipe": codec.plain(best.recipe), "run": str(run.path)},
+        lambda: _show(summit, output or run.path / flow.BEST),
+    )
     return 0
 
 

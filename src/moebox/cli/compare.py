@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people, talk
-from moebox.errors import BadInput
-from moebox.units import percent, seconds, tok_s
+from moebox.cli.output import answer, emit, people, talk
+from moebox.errors import BadInput, refuse_outside
+from moebox.units import percent, plural, seconds, tok_s
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from moebox.flows.compare import Comparison, Target
     from moebox.tasks.job import Level
     from moebox.tasks.result import JobResult
@@ -64,8 +66,8 @@ def compare(
 
     first = random.randrange(10**6) if seed is None else seed
     streams = _streams(concurrency)
-    if not (2 <= rounds <= 100 and 1 <= questions <= 1000):
-        raise BadInput("--rounds is 2 to 100 and --questions 1 to 1000")
+    refuse_outside("--rounds", rounds, 2, 100)
+    refuse_outside("--questions", questions, 1, 1000)
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
     if by == "task":
         return _by_task(left, right, family, level, jobs, parallel, first, json)
@@ -78,20 +80,17 @@ def compare(
     sides = compare_targets(left, right, run, effort)
     found = judged(*sides)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first})
-    if json:
-        emit({**codec.plain(found), "run": str(run.path)})
-    else:
-        _show(found)
+    answer(json, {**codec.plain(found), "run": str(run.path)}, lambda: _show(found))
     return 0 if found.as_good else 1
 
 
 def _streams(given: list[str] | None) -> tuple[int, ...]:
-    words = [word for part in given or ("1,4",) for word in part.split(",") if word.strip()]
+    words = [word for word in ",".join(given or ("1,4",)).split(",") if word.strip()]
     try:
         streams = tuple(map(int, words))
     except ValueError:
         raise BadInput(f"--concurrency {','.join(words)}: write it like 1,4,16") from None
-    if not streams or not all(1 <= number <= 256 for number in streams):
+    if not streams or min(streams) < 1 or max(streams) > 256:
         raise BadInput("--concurrency is 1 to 256, like 1,4,16")
     return streams
 
@@ -147,6 +146,17 @@ def _by_task(
 def _show(found: "Comparison") -> None:
     """What both said, how fast, and the verdict."""
     from rich.markup import escape
+
+    people().print(_table(found))
+    for parting in found.answers.divergences[:3]:
+        where = f"{parting.family}: differs from {parting.unit} {parting.at} on"
+        people().print(escape(f"{where}: {parting.a!r} / {parting.b!r}"))
+    people().print(escape(found.verdict))
+
+
+def _table(found: "Comparison") -> "Table":
+    """Both sides, a row for each kind of answer and for each load."""
+    from rich.markup import escape
     from rich.table import Table
 
     answers = found.answers
@@ -159,15 +169,12 @@ def _show(found: "Comparison") -> None:
         ("valid tool calls", answers.tools_a, answers.tools_b),
     ):
         table.add_row(what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", "")
-    if found.acceptance_a is not None or found.acceptance_b is not None:
-        shown = ["" if share is None else percent(share) for share in (found.acceptance_a, found.acceptance_b)]
+    accepted = (found.acceptance_a, found.acceptance_b)
+    if accepted != (None, None):
+        shown = ["" if share is None else percent(share) for share in accepted]
         table.add_row("draft tokens accepted", *shown, "")
     for row in found.gains:
         speeds = (tok_s(row.a_tok_s), tok_s(row.b_tok_s))
-        table.add_row(f"{row.concurrency} streams", *speeds, escape(str(row.gain or "")))
+        table.add_row(plural(row.concurrency, "stream"), *speeds, escape(str(row.gain or "")))
         table.add_row("  first token", seconds(row.a_ttft_ms / 1e3), seconds(row.b_ttft_ms / 1e3), "")
-    people().print(table)
-    for parting in answers.divergences[:3]:
-        where = f"{parting.family}: differs from {parting.unit} {parting.at} on"
-        people().print(escape(f"{where}: {parting.a!r} / {parting.b!r}"))
-    people().print(escape(found.verdict))
+    return table

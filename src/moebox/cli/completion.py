@@ -56,7 +56,12 @@ def _all(before: list[str], begun: str) -> Iterable[str]:
         return options(name)
     if before[-1] in VALUES:
         return _quietly(VALUES[before[-1]])
-    if len(typed) == 1 and name in GROUPS:
+    return _arguments(name, first=len(typed) == 1)
+
+
+def _arguments(name: str, *, first: bool) -> Iterable[str]:
+    """What stands behind a command: one of its own commands, or what it takes."""
+    if first and name in GROUPS:
         return [command.partition(" ")[2] for command in COMMANDS if command.startswith(f"{name} ")]
     return _quietly(POSITIONAL[name]) if name in POSITIONAL else ()
 

@@ -1,12 +1,13 @@
 """`moebox doctor`: is the machine fit, and why did the engine fail."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox import codec
-from moebox.cli.output import emit, people
+from moebox.cli.output import answer, people
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
 from moebox.loose import Document
@@ -43,10 +44,7 @@ def logs(
     from moebox.doctor.logs import search_file
 
     found = search_run(file, engine or "") if file.is_dir() else search_file(file, engine=engine or "")
-    if json:
-        emit(document(found))
-    else:
-        show(found, every=every)
+    answer(json, document(found), lambda: show(found, every=every))
     return 1 if found.cause or found.exception else 0
 
 
@@ -130,14 +128,15 @@ def box(
         raise BadInput(f"--need: {problem}") from None
     here = detect.box(box)
     found = checks.examine(here, need=size) if box else checks.examine_here(here, need=size)
-    failed = sum(check.verdict == "fail" for check in found)
-    if json:
-        emit({"box": here.name, "checks": found, "verdict": "fail" if failed else "pass"})
-        return 1 if failed else 0
-    people().print(listing(found))
-    warned = sum(check.verdict == "warn" for check in found)
-    people().print(f"\n{len(found)} checks: {failed} failed, {warned} to look at")
-    return 1 if failed else 0
+    counts = Counter(check.verdict for check in found)
+    verdict = "fail" if counts["fail"] else "pass"
+    summary = f"\n{len(found)} checks: {counts['fail']} failed, {counts['warn']} to look at"
+    answer(
+        json,
+        {"box": here.name, "checks": found, "verdict": verdict},
+        lambda: people().print(listing(found), summary, sep="\n"),
+    )
+    return int(verdict == "fail")
 
 
 def listing(checks: "list[Check]") -> "Table":

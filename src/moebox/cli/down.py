@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people
+from moebox.cli.output import answer, people
 from moebox.errors import BadInput
 from moebox.loose import Document
 
@@ -32,13 +32,8 @@ def down(
     ownerless = sorted(left if all_ else left & {name or ""})
     stopped = [_stopped(instance) for instance in _chosen(name, all_=all_, ownerless=bool(ownerless))]
     stopped += [_swept(name) for name in ownerless]
-    if json:
-        emit({"stopped": stopped})
-        return 0
-    for row in stopped:
-        people().print(f"{row['id']}: {row['was']}, now gone", markup=False)
-    if not stopped:
-        people().print("nothing was running")
+    lines = [f"{row['id']}: {row['was']}, now gone" for row in stopped] or ["nothing was running"]
+    answer(json, {"stopped": stopped}, lambda: people().print("\n".join(lines), markup=False))
     return 0
 
 

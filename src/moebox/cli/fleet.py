@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import answer, emit, people, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.pinned import tokens as read_tokens
 from moebox.core.measure import Slo
-from moebox.errors import BadInput, DoesNotFit
+from moebox.errors import BadInput, DoesNotFit, refuse_outside
 from moebox.fleet import file as files
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet
@@ -20,7 +20,7 @@ from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
     from moebox.cli.verify_view import View
-    from moebox.flows.fleet_plan import Candidate
+    from moebox.flows.fleet_plan import Candidate, FleetPlan
     from moebox.flows.fleet_verify import FleetVerdict
 
 NOTHING = Pinned()
@@ -64,8 +64,7 @@ def plan(
     """
     from moebox.flows import fleet_plan
 
-    if not 1 <= most <= 512:
-        raise BadInput(f"--most {most} is out of range", hint="from 1 to 512")
+    refuse_outside("--most", most, 1, 512)
     path = Path(target) if target.endswith(".toml") else None
     fleet = _fleet(path, prices)
     seconds = _seconds("--time", time)
@@ -86,13 +85,14 @@ def plan(
     found = fleet_plan.plan(candidates, question, workload, fleet.prices, refused=refused, most=most, watch=watch)
     if listed:
         found = fleet_plan.with_listed(found, listed)
-    if json:
-        emit(fleet_plan.document(found))
-    else:
-        from moebox.cli.fleet_view import page
+    answer(json, fleet_plan.document(found), lambda: _show_plan(found, fleet))
+    return int(not any(size.sized.enough for size in found.answers))
 
-        people().print(page(found, fleet.prices))
-    return 0 if any(answer.sized.enough for answer in found.answers) else 1
+
+def _show_plan(found: "FleetPlan", fleet: Fleet) -> None:
+    from moebox.cli.fleet_view import page
+
+    people().print(page(found, fleet.prices))
 
 
 def _fleet(path: Path | None, prices: Path | None) -> Fleet:
@@ -232,10 +232,11 @@ def down(name: str = "", /, *, json: Annotated[bool, Parameter(negative=())] = F
 
     record = fleet_up.find(name)
     stopped = fleet_up.down(record)
-    if json:
-        emit({"fleet": record.name, "stopped": stopped})
-    else:
-        people().print(f"{record.name}: {', '.join(stopped) or 'nothing'} stopped", markup=False)
+    answer(
+        json,
+        {"fleet": record.name, "stopped": stopped},
+        lambda: people().print(f"{record.name}: {', '.join(stopped) or 'nothing'} stopped", markup=False),
+    )
     return 0
 
 
@@ -276,8 +277,7 @@ def verify(
 
     names = [part.strip() for text in only or () for part in text.split(",") if part.strip()]
     choose(names, "")
-    if not 1 <= streams <= 4096:
-        raise BadInput(f"--streams {streams} is out of range", hint="from 1 to 4096")
+    refuse_outside("--streams", streams, 1, 4096)
     tokens = read_tokens(context, "--context") if context else None
     record = fleet_up.find(name)
     effort: Effort = "quick" if quick else "default"
@@ -287,10 +287,11 @@ def verify(
     with View(quiet=json) as view:
         tell = None if json else view.check
         verdict = fleet_verify.verify(record, options, only=names, kill=kill, streams=streams, run=run, tell=tell)
-    if json:
-        emit({**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)})
-    else:
-        _show_verdict(verdict, view, run.path)
+    answer(
+        json,
+        {**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)},
+        lambda: _show_verdict(verdict, view, run.path),
+    )
     return 0 if verdict.good else 1
 
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from moebox.cli import subject as subjects
-from moebox.cli.output import emit, people
+from moebox.cli.output import answer, people
 from moebox.cli.pinned import Pinned, tokens, whole
 from moebox.cli.subject import Subject
 from moebox.core.box import Box
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner import forecast as rows_of
 from moebox.planner.pins import Pins
@@ -123,13 +123,14 @@ def forecast(
     subject = _as_asked(subject, asked)
     mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
     rows = _rows(mode, subject, asked, contexts, streams)
-    if json:
-        emit(document(mode, subject, rows))
-        return 0
+    answer(json, document(mode, subject, rows), lambda: _show(mode, subject, rows))
+    return 0
+
+
+def _show(mode: Mode, subject: Subject, rows: list[dict[str, object]]) -> None:
     from moebox.cli.forecast_view import page
 
     people().print(page(mode, subject, rows))
-    return 0
 
 
 def _planned(model: str, box: Box, pins: Pins, asked: Asked, contexts: tuple[int, ...], serving: int) -> Subject:
@@ -195,7 +196,7 @@ def _request_tokens(asked: Asked) -> int:
 
 def _rows(
     mode: Mode, subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The rows of one kind of forecast."""
     speed, limit = subject.speed, subject.recipe.context
     kv_tokens = subject.memory.kv_tokens
@@ -203,14 +204,19 @@ def _rows(
         lengths = contexts or _up_to(limit, CONTEXTS)
         return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens, subject.recipe.max_seqs)
     if mode == "prefill":
-        prompts = _counts(asked.input, "--input", many=True) or _up_to(limit, PROMPTS) or (limit,)
-        return rows_of.prefill_rows(speed, tuple(max(size, 1) for size in prompts))
+        return rows_of.prefill_rows(speed, _prompts(asked, limit))
     if mode == "stream":
         lengths = contexts or _up_to(limit, HYBRID_CONTEXTS)
         return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
     if kv_tokens < 1:
         raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
     return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens, speed), _workloads(asked, streams))
+
+
+def _prompts(asked: Asked, limit: int) -> tuple[int, ...]:
+    """Lengths of prompts: those asked for, or the usual ones that the context holds."""
+    lengths = _counts(asked.input, "--input", many=True) or _up_to(limit, PROMPTS) or (limit,)
+    return tuple(max(length, 1) for length in lengths)
 
 
 def _up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -255,14 +261,11 @@ def _load(base: Workload, asked: Asked, streams: int) -> Workload:
 
 def _check(asked: Asked) -> None:
     """What of a serving run cannot be meant."""
-    if asked.requests is not None and not 1 <= asked.requests <= LARGEST_RUN:
-        raise BadInput(f"--requests {asked.requests} is out of range", hint=f"from 1 to {LARGEST_RUN:,}")
-    if asked.per_stream is not None and not 1 <= asked.per_stream <= 10_000:
-        raise BadInput(f"--per-stream {asked.per_stream} is out of range", hint="from 1 to 10,000")
+    refuse_outside("--requests", asked.requests, 1, LARGEST_RUN)
+    refuse_outside("--per-stream", asked.per_stream, 1, 10_000)
+    refuse_outside("--prefill-engines", asked.prefill_engines, 0, 1024)
     if asked.warm is not None and not 0 <= asked.warm <= 1:
         raise BadInput(f"--warm {asked.warm:g} is not a share between 0 and 1")
-    if not 0 <= asked.prefill_engines <= 1024:
-        raise BadInput(f"--prefill-engines {asked.prefill_engines} is out of range", hint="from 0 to 1,024")
 
 
 def _seconds(flag: str, text: str) -> float:

@@ -96,20 +96,22 @@ def serving(rows: list[Row]) -> Table:
 def remarks(mode: str, rows: list[Row]) -> str:
     """What to know under the table."""
     if mode == "decode":
-        over = (
-            "; * more than the engine runs at a time (cache or max_seqs)"
-            if not all(row["fits"] for row in rows)
-            else ""
-        )
+        fits = all(row["fits"] for row in rows)
+        over = "" if fits else "; * more than the engine runs at a time (cache or max_seqs)"
         return f"decode tok/s of all streams{over}"
     if mode == "stream":
         return f"tg: one stream at that context; pp: a prompt of {count(rows[0]['prompt_tokens'])} tokens"
-    if mode != "serving":
-        return ""
-    failed, preempted = (max(row[key] for row in rows) for key in ("failed", "preemptions"))
-    notes = [f"up to {count(failed)} requests are longer than the cache or the context and fail"] if failed else []
-    notes += [f"up to {count(preempted)} preemptions: the cache is too small for these streams"] if preempted else []
-    return "; ".join(notes)
+    return _served(rows) if mode == "serving" else ""
+
+
+def _served(rows: list[Row]) -> str:
+    """What went wrong in the worst of the simulated runs."""
+    troubles = {
+        "failed": "up to {} requests are longer than the cache or the context and fail",
+        "preemptions": "up to {} preemptions: the cache is too small for these streams",
+    }
+    worst = {key: max(row[key] for row in rows) for key in troubles}
+    return "; ".join(troubles[key].format(count(number)) for key, number in worst.items() if number)
 
 
 def _rate(row: Row) -> str:

@@ -88,16 +88,13 @@ def last_lines(path: Path, wanted: int) -> int:
         size = path.stat().st_size
     except FileNotFoundError:
         return 0
+    if not wanted:
+        return size
     with open(path, "rb") as file:
-        at, seen = size, 0
-        while at > 0:
-            start = max(0, at - 65536)
-            file.seek(start)
-            block = file.read(at - start)
-            for place in range(len(block) - 1, -1, -1):
-                if block[place] == 10 and start + place != size - 1:
-                    seen += 1
-                    if seen == wanted:
-                        return start + place + 1
-            at = start
-    return 0 if wanted else size
+        at, block = size, b""
+        while at > 0 and block[:-1].count(b"\n") < wanted:  # the last line's own end does not count
+            before, at = at, max(0, at - 65536)
+            file.seek(at)
+            block = file.read(before - at) + block
+    lines = block.splitlines(keepends=True)
+    return size - sum(map(len, lines[-wanted:]))

@@ -1,11 +1,14 @@
 """Models as tables for the terminal."""
 
+from collections.abc import Callable
+from typing import Any
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from moebox.core import catalogue, registry
-from moebox.core.layers import Layers
+from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
 from moebox.core.model import COMPONENTS, Checkpoint, Model
 from moebox.units import count, gb, gib, params, percent
 
@@ -77,23 +80,32 @@ def kind_name(layers: Layers) -> str:
 
 def attention(layers: Layers) -> str:
     """One kind of layer in a line."""
-    if layers.mla:
-        mla = layers.mla
-        chosen = f", {mla.indexer.topk:,} tokens chosen" if mla.indexer else ""
-        return f"MLA: {mla.heads} heads, latent {mla.kv_lora} + {mla.rope} rope = {mla.kv_width} a token{chosen}"
-    if layers.linear:
-        linear = layers.linear
-        state = f"{linear.state_bytes(1) / 1e6:.1f} MB of state a sequence"
-        return f"linear: {linear.heads} heads of {linear.key_dim} × {linear.value_dim}, {state}"
-    if layers.gqa:
-        gqa = layers.gqa
-        window = f", sees {gqa.window} tokens" if gqa.window else ""
-        chosen = f", {gqa.indexer.topk:,} tokens chosen" if gqa.indexer else ""
-        return f"GQA: {gqa.heads} heads over {gqa.kv_heads} KV heads of {gqa.head_dim}{window}{chosen}"
-    kind = layers.compressed
-    assert kind is not None
+    kind = layers.kind
+    return ATTENTIONS[type(kind)](kind)
+
+
+def _mla(kind: Mla) -> str:
+    chosen = f", {kind.indexer.topk:,} tokens chosen" if kind.indexer else ""
+    return f"MLA: {kind.heads} heads, latent {kind.kv_lora} + {kind.rope} rope = {kind.kv_width} a token{chosen}"
+
+
+def _linear(kind: Linear) -> str:
+    state = f"{kind.state_bytes(1) / 1e6:.1f} MB of state a sequence"
+    return f"linear: {kind.heads} heads of {kind.key_dim} × {kind.value_dim}, {state}"
+
+
+def _gqa(kind: Gqa) -> str:
+    window = f", sees {kind.window} tokens" if kind.window else ""
+    chosen = f", {kind.indexer.topk:,} tokens chosen" if kind.indexer else ""
+    return f"GQA: {kind.heads} heads over {kind.kv_heads} KV heads of {kind.head_dim}{window}{chosen}"
+
+
+def _compressed(kind: Compressed) -> str:
     entries = f", one entry for {kind.ratio} tokens" if kind.ratio else ""
     return f"compressed: {kind.heads} heads of {kind.head_dim}, window {kind.window}{entries}"
+
+
+ATTENTIONS: dict[type, Callable[[Any], str]] = {Mla: _mla, Linear: _linear, Gqa: _gqa, Compressed: _compressed}
 
 
 def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:

@@ -8,7 +8,7 @@ from moebox import codec
 from moebox.escape import json_text, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from rich.console import Console
     from rich.segment import Segment
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 def emit(document: Any) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json_text(codec.to_json(document)) + "\n")
+
+
+def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
+    """What a command found: one JSON document, or as `show` puts it for people."""
+    if json:
+        emit(document)
+    else:
+        show()
 
 
 @functools.cache

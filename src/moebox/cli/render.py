@@ -1,6 +1,7 @@
 """`moebox render`: a recipe as a file that stands alone."""
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,8 @@ from cyclopts import Parameter
 from moebox import files
 from moebox import render as rendering
 from moebox.checkpoint import deploy
-from moebox.cli.output import emit
+from moebox.cli.output import answer
+from moebox.core.plan import Caution
 from moebox.engines import refusals
 from moebox.errors import BadInput
 from moebox.escape import printable
@@ -37,17 +39,19 @@ def render(
     if output:
         for name, text in files.items():
             write(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
-    if json:
-        shown = {"text": files[""]} if "" in files else {"files": files}
-        emit({"form": form, **shown, "output": str(output) if output else None, "warnings": warnings})
-        return 0
-    if not output:
-        for name, text in files.items():
-            sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
+    shown = {"text": files[""]} if "" in files else {"files": files}
+    written = {"form": form, **shown, "output": str(output) if output else None, "warnings": warnings}
+    answer(json, written, lambda: _show({} if output else files, warnings))
+    return 0
+
+
+def _show(files: Mapping[str, str], warnings: Iterable[Caution]) -> None:
+    """The files on stdout, and what to know of them beside it."""
+    for name, text in files.items():
+        sys.stdout.write(f"# ==> {name} <==\n{text}" if name else text)
     for warning in warnings:
         remedy = f" ({warning.remedy})" if warning.remedy else ""
         print(printable(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)
-    return 0
 
 
 def write(path: Path, text: str, *, executable: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import target as targets
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import answer, people, talk
 from moebox.errors import BadInput, Outside
 from moebox.units import parse_seconds
 
@@ -156,10 +156,7 @@ def _work(
         raise
     finally:
         run.release()
-    if json:
-        emit(summary(done) | {"run": str(run.path)})
-    else:
-        view.close(done, run.path)
+    answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
     return 0 if any(result.solved for result in done.finished) else 1
 
 
@@ -293,8 +290,5 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", j
     )
     runner.save(done, run)
     run.release()
-    if json:
-        emit(summary(done) | {"run": str(run.path)})
-    else:
-        tell_all(done, run.path)
+    answer(json, summary(done) | {"run": str(run.path)}, lambda: tell_all(done, run.path))
     return 0 if any(result.solved for result in results) else 1

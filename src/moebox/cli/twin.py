@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox.cli import subject as subjects
-from moebox.cli.output import emit, talk
+from moebox.cli.output import answer, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.errors import BadInput, Outside
@@ -59,10 +59,13 @@ def twin(
         raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
     listening = bound(subject.recipe.listen.port if port is None else port)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    if json:
-        emit({"simulation": True, "url": f"{url}/v1", "model": subject.recipe.served_name, "kv_tokens": capacity})
-    else:
-        talk().print(f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it")
+    answer(
+        json,
+        {"simulation": True, "url": f"{url}/v1", "model": subject.recipe.served_name, "kv_tokens": capacity},
+        lambda: talk().print(
+            f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it"
+        ),
+    )
     asyncio.run(serve(subject, listening, capacity, speed))
     return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from moebox.cli import up_view
-from moebox.cli.output import emit, talk
+from moebox.cli.output import answer, talk
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import as_text
@@ -130,10 +130,7 @@ def serve(
         rows = reality.compare(session.facts, reality.planned(session.order.deployment))
         run.event(PlanReality(rows=tuple(rows)))
         document = about(session, rows)
-        if json:
-            emit(document)
-        else:
-            up_view.ready(document, rows, detached=detach)
+        answer(json, document, lambda: up_view.ready(document, rows, detached=detach))
         if detach:
             session.detach()
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from cyclopts import Parameter
 
 from moebox.cli import target as targets
-from moebox.cli.output import emit
+from moebox.cli.output import answer
 from moebox.errors import BadInput
 from moebox.units import parse_seconds, parse_tokens
 
@@ -100,10 +100,7 @@ def verify(
     run.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
         _write(junit, to_junit(ladder))
-    if json:
-        emit({**document(ladder), "run": str(run.path)})
-    else:
-        view.sum_up(ladder, run.path)
+    answer(json, {**document(ladder), "run": str(run.path)}, lambda: view.sum_up(ladder, run.path))
     good = ladder.verdict == "pass" if strict else ladder.holds
     return 0 if good else 1
 

@@ -8,7 +8,7 @@ from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import EngineName
 from moebox.core.traits import Traits
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import BadInput, UnknownName, refuse_outside
 
 IMAGES = ("stock", "community")
 DRAFTS = ("none", "eagle3", "mtp", "ngram")
@@ -54,9 +54,9 @@ class Pins(Settings):
         _known("draft method", self.speculate, DRAFTS)
         _known("image", self.image, IMAGES)
         for name in ("tp", "pp", "dp", "ep", "dcp", "concurrency", "ubatch", "threads"):
-            _at_least(name, getattr(self, name), 1, 2**20)
-        _at_least("context", self.context, 1, LONGEST)
-        _at_least("mla", self.mla, 0, 3)
+            refuse_outside(f"--{name}", getattr(self, name), 1, 2**20)
+        refuse_outside("--context", self.context, 1, LONGEST)
+        refuse_outside("--mla", self.mla, 0, 3)
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:
             raise BadInput(f"--memory-utilization {share:g} is not a share of the GPU", hint="write it like 0.90")
@@ -146,8 +146,3 @@ def experts_of(text: str) -> tuple[int, ...]:
 def _known(kind: str, value: str | None, names: tuple[str, ...]) -> None:
     if value is not None and value not in names:
         raise UnknownName(kind, value, names)
-
-
-def _at_least(name: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value <= most:
-        raise BadInput(f"--{name} {value} is out of range", hint=f"from {least:,} to {most:,}")
