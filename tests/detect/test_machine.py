@@ -20,7 +20,7 @@ from moebox.core import catalogue
 from moebox.core.box import Box
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
-from moebox.detect import bundle, machine, nvml
+from moebox.detect import bundle, host, machine, nvml
 from moebox.detect.bandwidth import measure
 from moebox.planner.warnings import from_numbers
 from moebox.sizing.constants import taken, visible
@@ -213,3 +213,18 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
     told = [caution.text for caution in from_numbers(recipe, box, catalogue.model("gpt-oss-120b"), memory, 1)]
     assert told[0].startswith("kimi-7, which moebox runs, holds 10.7 GB: counted as free")
     assert "pid 42 (blender)" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("Vendor ID:   ARM\nModel name:   Neoverse-V2\nSocket(s):   2\n", ("Neoverse-V2", 2)),  # two Grace
+        ("Model name:   Cortex-X925\nSocket(s):   1\nModel name:   Cortex-A725\n", ("Cortex-X925 + Cortex-A725", 1)),
+        ("Model name:   Neoverse-N1\nSocket(s):   -\n", ("Neoverse-N1", 1)),  # a virtual machine
+        ("", ("", 1)),
+    ],
+)
+def test_cpus_that_the_kernel_knows_by_number_have_names(told: str, found: tuple[str, int]):
+    """On Arm /proc/cpuinfo has implementer and part; lscpu knows what they are called."""
+    assert host.lscpu(told) == found
+    assert host.cpu().model not in ("", "aarch64", "x86_64")

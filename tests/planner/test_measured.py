@@ -70,6 +70,17 @@ def calibration(**more: object) -> Calibration:
     return replace(usual, **more)  # type: ignore[arg-type]
 
 
+def test_a_model_that_was_timed_whole_needs_no_second_depth() -> None:
+    """Its own steps, whatever depth they came from; a model of another depth gets nothing from them."""
+    once = calibration(boots=(boot(8),), layers=8)
+    whole = Measured(chunk=CHUNK, calibration=once, layers=8)
+    assert whole.step_s(8, 4096) == pytest.approx(step(8, 8, 4096))
+    assert whole.prefill_s(2048, 0) == pytest.approx(prompt(8, 2048))
+    assert whole.cache_tokens == boot(8).cache_tokens
+    assert "all 8 layers" in whole.text
+    assert not Measured(chunk=CHUNK, calibration=once, layers=9).decode
+
+
 def test_a_deeper_model_is_what_its_engine_would_do() -> None:
     """Decode between and beyond the measured batches and contexts, and prompts of many chunks, at 61 layers."""
     reading = Measured(chunk=CHUNK, calibration=calibration(), layers=61)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moebox.checkpoint import resolve
 from moebox.core.model import Gqa, Model, Moe
 from moebox.errors import BadInput
+from moebox.flows.calibrate_recipe import dense_of
 from moebox.serve.dummy import CONTROL, scattered, type_of, vocabulary, write_gguf
 from tests.serve.conftest import TINY
 
@@ -50,6 +51,19 @@ def test_the_file_has_the_shapes_of_the_model(model: Model, tmp_path: Path) -> N
         assert model.moe is not None
         assert (found.moe.experts, found.moe.used) == (model.moe.experts, model.moe.used)
         assert type(found.attention) is type(model.attention)
+
+
+def test_attention_and_shared_weights_have_the_bits_of_the_checkpoint(tmp_path: Path) -> None:
+    """Published files keep them in Q8_0: with twice the bytes a step on the GPUs would be timed twice too long."""
+    sizes = {}
+    for dense in ("f16", "q8_0"):
+        path = tmp_path / f"{dense}.gguf"
+        write_gguf(path, QWEN, layers=QWEN.layers, quant="q8_0", dense=dense, even=True)
+        model, (form,) = resolve(str(path))
+        sizes[dense] = form.bytes_by_component
+        assert dense_of(form, model) == dense
+    assert sizes["q8_0"]["attention"] == pytest.approx(sizes["f16"]["attention"] * 8.5 / 16, rel=0.01)
+    assert sizes["q8_0"]["routed_experts"] == sizes["f16"]["routed_experts"]
 
 
 def test_even_routing_fills_routers_and_nothing_large(tmp_path: Path) -> None:

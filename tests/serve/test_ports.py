@@ -48,3 +48,26 @@ def test_a_taken_port_beside_its_own_is_told() -> None:
         deployment = deploy(on(port))
         with pytest.raises(Outside, match=f"port {port + SGLANG.ports[0]}"):
             preflight.ports(deployment, engines.launch(deployment))
+
+
+def listening(port: int = 0) -> socket.socket:
+    """As llama.cpp's server listens: the port may be shared, and what is left of its connections may not be bound."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    server.bind(("127.0.0.1", port))
+    server.listen()
+    return server
+
+
+def test_connections_that_an_engine_left_behind_do_not_take_its_port() -> None:
+    """`moebox down`, then `up` within the minute that the kernel keeps closed connections; the engine itself starts."""
+    with listening() as engine:
+        port = engine.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            engine.accept()[0].close()  # the server hangs up first, as one that is stopped does
+            assert client.recv(1) == b""
+    preflight.port("127.0.0.1", port)
+    preflight.port("0.0.0.0", port)
+    with listening(port):
+        assert not preflight.is_free("127.0.0.1", port)
+        assert not preflight.is_free("0.0.0.0", port)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from moebox import engines
+from moebox import codec, engines
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core import catalogue
+from moebox.core.box import Box
+from moebox.core.event import AttemptStarted
 from moebox.core.recipe import Parallel, Recipe, Speculate
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.flows.rehearse import fewest, reduced, rehearse
+from moebox.planner.speed import Speed
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 
@@ -48,6 +52,36 @@ def test_a_crash_at_the_first_long_prompt_is_found_and_explained(acting: Acting,
     with pytest.raises(AnswerIsNo, match=r"failed at a prompt of about \d+ words: HTTP 500") as caught:
         rehearse(deploy(recipe), run, patience_s=60)
     assert "FlashInfer attention backend" in str(caught.value.hint)
+
+
+def test_what_a_run_serves_after_its_rehearsal_is_the_recipe_itself(acting: Acting, tmp_path: Path) -> None:
+    """Few layers and dummy weights are started for the rehearsal alone; the run's recipe stays what was asked for."""
+    recipe = acting("good", model="kimi-k2.6", checkpoint="moonshotai/Kimi-K2.6")
+    file, runs = tmp_path / "recipe.toml", tmp_path / "runs"
+    file.write_text(codec.to_toml(recipe))
+    assert main(["run", "--recipe", str(file), "--runs", str(runs), "--skip", "doctor", "--until", "up"]) == 0
+    folder = next(runs.iterdir())
+    rehearsed, served = (event.argv for event in Run(folder).events() if isinstance(event, AttemptStarted))
+    assert ("dummy" in rehearsed, "dummy" in served) == (True, False)
+    assert codec.read_toml(Recipe, folder / "recipe.toml").flags == recipe.flags
+
+
+def test_a_run_times_the_embedded_engine_and_forecasts_from_that(
+    embedded: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One boot with all layers; the run's box has the calibration, and its recipe is still the one asked for."""
+    monkeypatch.setattr("moebox.flows.calibrate_boot.STEPS", (8, 8))  # what is timed matters here, not how well
+    monkeypatch.setattr("moebox.flows.calibrate_timing.TRIES", 1)
+    monkeypatch.setattr("moebox.flows.run.TIMED_S", 8.0)
+    file, runs = tmp_path / "recipe.toml", tmp_path / "runs"
+    file.write_text(codec.to_toml(embedded))
+    assert main(["run", "--recipe", str(file), "--runs", str(runs), "--skip", "doctor", "--until", "rehearse"]) == 0
+    folder = next(runs.iterdir())
+    recipe = codec.read_toml(Recipe, folder / "recipe.toml")
+    measured = Speed.of(deploy(recipe, codec.read_toml(Box, folder / "box.toml"))).measured
+    assert recipe.checkpoint == embedded.checkpoint
+    assert measured is not None
+    assert measured.calibration.depths == (2,)
 
 
 @pytest.mark.parametrize("name", ["kimi-k26-vllm", "kimi-k26-sglang"])

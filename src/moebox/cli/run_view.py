@@ -24,7 +24,7 @@ _STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "
 _ABOUT = {
     "plan": "what fits, how, how fast",
     "doctor": "known problems of this machine",
-    "rehearse": "boot with dummy weights",
+    "rehearse": "boot with dummy weights, time its steps",
     "up": "start the engine",
     "verify": "correctness checks",
     "climb": "try one setting at a time, keep what is better",

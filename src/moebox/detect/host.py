@@ -26,16 +26,24 @@ _SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, s
 def cpu() -> Cpu:
     """The processors."""
     text = _read(Path("/proc/cpuinfo"))
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", text, re.MULTILINE))) or 1
+    named = set(re.findall(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE))
+    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", text, re.MULTILINE)))
+    model, counted = (next(iter(named)), 1) if named else lscpu(said_by(["lscpu"]))
     nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
     return Cpu(
-        model=model.group(1).strip() if model else platform.processor() or platform.machine(),
-        sockets=sockets,
+        model=model or platform.processor() or platform.machine(),
+        sockets=sockets or counted,
         cores=psutil.cpu_count(logical=False) or 0,
         threads=psutil.cpu_count() or 0,
         numa_nodes=nodes,
     )
+
+
+def lscpu(told: str) -> tuple[str, int]:
+    """Name and sockets where the kernel gives numbers alone, on Arm; kinds of cores in one package are joined."""
+    names = dict.fromkeys(re.findall(r"^Model name:\s*(\S.*?)\s*$", told, re.MULTILINE))
+    sockets = [int(count) for count in re.findall(r"^Socket\(s\):\s*(\d+)$", told, re.MULTILINE)]
+    return " + ".join(names), max(sockets, default=1)
 
 
 def busy_share() -> float:
@@ -122,12 +130,18 @@ def _distribution(package: str) -> str:
 
 def version(command: list[str]) -> str:
     """The version a program prints about itself; "found" when it says none."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "found"
-    match = _VERSION.search(done.stdout + done.stderr)
+    match = _VERSION.search(said_by(command))
     return match.group(0) if match else "found"
+
+
+def said_by(command: list[str]) -> str:
+    """All that a program prints, in English; nothing where it cannot be asked."""
+    plain = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=plain)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
 
 
 def _read(path: Path) -> str:

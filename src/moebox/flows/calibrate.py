@@ -69,13 +69,18 @@ def calibrate(
     run: Run,
     *,
     layers: tuple[int, ...] = (),
+    longest: int = 0,
     budget_s: float = BUDGET_S,
     patience_s: float = PATIENCE_S,
     listener: Listener | None = None,
     tell: Tell | None = None,
 ) -> Calibration:
-    """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration."""
+    """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration.
+
+    `longest`: tokens of one request at most, where the context allows more.
+    """
     work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), listener, tell or (lambda line: None))
+    work.longest = longest
     try:
         work.boots(layers, patience_s)
     except KeyboardInterrupt:
@@ -127,6 +132,7 @@ class _Work:
         self.notes = list(calibrate_recipe.left_out(subject.recipe, subject.model, subject.checkpoint))
         self.current: Measuring | None = None
         self.version = subject.recipe.engine_version
+        self.longest = 0
 
     def note(self, text: str) -> None:
         """Something that a reader of the calibration must know, said once."""
@@ -142,11 +148,15 @@ class _Work:
         self.run.event(
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
-        left = seconds(len(depths) * self.clock.startup_s + 0.5 * (self.clock.budget_s - 2 * self.clock.startup_s))
         words = ", ".join(depth.text for depth in depths)
-        self.tell(f"booting with {words}; about {left}, at most {seconds(self.clock.budget_s)}")
+        self.tell(f"booting with {words}; about {self.expected(depths)}, at most {seconds(self.clock.budget_s)}")
         for place, depth in enumerate(depths):
             self._boot(depth, after=len(depths) - place - 1, patience_s=patience_s)
+
+    def expected(self, depths: tuple[Depth, ...]) -> str:
+        """About how long it takes: starts, and half of the time there is for timing."""
+        starting = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
+        return seconds(starting + 0.5 * max(self.clock.budget_s - starting, 0.0))
 
     def _boot(self, depth: Depth, *, after: int, patience_s: float) -> None:
         while True:
@@ -171,13 +181,14 @@ class _Work:
                 self.note(text)
             whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
             launched = rehearse.with_weights(whole, small)
-            with start(launched, self.run, patience_s=patience_s, listener=self.listener) as session:
+            with start(launched, self.run, patience_s=patience_s, listener=self.listener, aside=True) as session:
                 self.clock.startup_s = session.startup_s
                 self.version = self.version or preflight.installed(launched.engine, session.order.argv)
                 self.current = Measuring(
                     depth=depth,
                     known=self.done[0] if self.done else known,
                     chunk=rehearse.chunk_of(small),
+                    longest=self.longest,
                     sampled=calibrate_recipe.reads_gguf(small),
                 )
                 deadline = self.clock.deadline(after)
@@ -206,7 +217,7 @@ class _Work:
         self.run.write_json(FILE, found)
         if not final and not self.notes_of_ending:
             return found
-        if decode_series(found.boots):
+        if decode_series(found.boots, found.layers):
             whole = calibrate_merge.with_earlier(found)
             calibrations.keep(whole)
             self.run.event(CalibrateFinished(id=whole.id, depths=tuple(whole.depths)))

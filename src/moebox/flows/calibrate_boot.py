@@ -128,7 +128,7 @@ def measured_boot(
     work.cache_tokens = round(facts.kv_tokens or 0.0)
     target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, sampled=work.sampled)
     longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
-    work.longest = longest
+    work.longest = longest = min(longest, work.longest or longest)
     points = grid(session.recipe, chunk=work.chunk, longest=longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]
     tell(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")

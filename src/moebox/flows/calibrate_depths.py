@@ -12,6 +12,7 @@ from moebox.serve.faults import LaunchFailed
 FEW = 3  # repeated layers of the shallow boot
 MOST = 24  # layers of the deep one: more would load for longer than it tells
 SHARE = 0.5  # of the memory that weights may take; the rest is the cache's, the graphs' and the host's
+SMALL = 4 * 2**30  # bytes of weights that are read within seconds: nothing is won by taking fewer layers
 OUTSIDE_LAYERS = ("embed", "lm_head", "vision", "mtp")
 
 
@@ -31,7 +32,13 @@ class Depth:
 def depths_for(
     recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box, asked: tuple[int, ...] = ()
 ) -> tuple[Depth, ...]:
-    """Few and more layers, each with all kinds; a third boot where experts are on GPUs and in RAM."""
+    """Few and more layers, each with all kinds; a third boot where experts are on GPUs and in RAM.
+
+    A small model is booted once, with all its layers.
+    """
+    split = gpu_experts_of(recipe) if box.gpus else 0
+    if not asked and not split and checkpoint.bytes <= SMALL:
+        return (Depth(layers=model.layers),)
     least = model.dense_layers + max(1, recipe.parallel.pp)
     if asked:
         few, more = chosen(asked, least, model)
@@ -41,7 +48,6 @@ def depths_for(
         few = min(few, more - 1)
     if few < least:
         raise BadInput(f"{model.title} has {model.layers} layers: too few to measure with two depths")
-    split = gpu_experts_of(recipe) if box.gpus else 0
     if not split or split >= model.moe_layers:
         kind = more - model.dense_layers if split else 0
         less = few - model.dense_layers if split else 0

@@ -18,6 +18,7 @@ from moebox.serve.dummy import type_of, write_gguf
 from moebox.units import gib
 
 FALLBACK = "q4_0"
+NARROW = 12  # bits of a weight, between the 8.5 of Q8_0 and the 16 that are generated otherwise
 BUSY = 0.25  # of the cores, used by others before the engine starts
 
 
@@ -25,7 +26,7 @@ def at_depth(recipe: Recipe, model: Model, form: Checkpoint, depth: Depth, dummy
     """What is really started; `dummy` is the file that GGUF engines get."""
     small = replace(recipe, speculate=None, listen=replace(recipe.listen, port=0))
     if reads_gguf(recipe):
-        write_gguf(dummy, model, layers=depth.layers, quant=quant_of(form), even=True)
+        write_gguf(dummy, model, layers=depth.layers, quant=quant_of(form), dense=dense_of(form, model), even=True)
         return replace(small, checkpoint=str(dummy), hybrid=placed(recipe.hybrid, model, depth))
     probe = rooms.probe(recipe.engine)
     flags = {**recipe.flags, **probe.dummy(Deployment.of(recipe, model, form), depth.layers)}
@@ -40,6 +41,13 @@ def reads_gguf(recipe: Recipe) -> bool:
 def quant_of(form: Checkpoint) -> str:
     """The type of the generated experts: the checkpoint's own where ggml has it."""
     return form.quant if type_of(form.quant) is not None else FALLBACK
+
+
+def dense_of(form: Checkpoint, model: Model) -> str:
+    """The type of the generated attention and shared weights, by the bits that the checkpoint's own have."""
+    parameters = model.by_component.get("attention", 0)
+    bits = 8 * form.bytes_by_component.get("attention", 0) / max(parameters, 1)
+    return "q8_0" if 0 < bits < NARROW else "f16"
 
 
 def placed(hybrid: Hybrid | None, model: Model, depth: Depth) -> Hybrid | None:

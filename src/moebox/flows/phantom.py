@@ -25,7 +25,7 @@ QUIET = 0.25  # share of the cores that others may use beside several threads
 def plan(box: Box) -> Plan:
     """The planner's own answer for the phantom on this machine, in the embedded engine."""
     model, checkpoints = resolve(str(gguf_path()))
-    pins = Pins(engine=embedded(), context=CONTEXT, ubatch=512, concurrency=SLOTS)
+    pins = Pins(engine=embedded(), context=CONTEXT, ubatch=512, concurrency=SLOTS, threads=threads())
     found = choose(dataclasses.replace(box, gpus=(), links=()), model, checkpoints, pins)
     return dataclasses.replace(found, recipe=recipe(found.recipe))
 
@@ -37,8 +37,8 @@ def embedded() -> str:
 
 def recipe(planned: Recipe) -> Recipe:
     """The planned recipe, embedded, with a few slots and a short climb."""
-    count = threads()
-    hybrid = planned.hybrid and dataclasses.replace(planned.hybrid, threads=count, threads_batch=count, batch=512)
+    found = planned.hybrid
+    hybrid = found and dataclasses.replace(found, threads_batch=found.threads, batch=512)
     return dataclasses.replace(
         planned,
         name=NAME,

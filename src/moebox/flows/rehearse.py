@@ -72,7 +72,7 @@ def rehearse(
         run.event(RehearseStarted(recipe=deployment.recipe.name, layers=kept, phantom=phantom))
         began = time.monotonic()
         as_real = with_weights(deployment, small)  # its flags are those of the real model
-        with start(as_real, run, patience_s=patience_s, listener=listener) as session:
+        with start(as_real, run, patience_s=patience_s, listener=listener, aside=True) as session:
             steps = [RehearsalStep(name="boot", detail="booted and answered a chat", seconds=time.monotonic() - began)]
             steps += [long_prompt(session, small), decode(session)]
             steps += [answers(session, small, run)] if phantom else []

@@ -27,6 +27,7 @@ from moebox.flows.pipeline import STEPS, Figures, Name, NoRoom, Pipeline, Reques
 from moebox.flows.work import work
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
+from moebox.planner.speed import Speed
 from moebox.serve.faults import LESS, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
@@ -42,6 +43,7 @@ NOT_SIMULATED: dict[Name, str] = {
     "task": "a simulation does no work",
 }
 LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
+TIMED_S, TIMED_TOKENS = 30.0, 1024  # for the steps of an embedded engine, and the longest request among them
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
 
 
@@ -128,12 +130,8 @@ class Runner:
             return "left out by --skip"
         if self.request.twin and name in NOT_SIMULATED:
             return NOT_SIMULATED[name]
-        own = {"rehearse": self._no_rehearsal, "task": self._no_task, "doctor": self._no_doctor}.get(name)
+        own = {"task": self._no_task, "doctor": self._no_doctor}.get(name)
         return own() if own else ""
-
-    def _no_rehearsal(self) -> str:
-        embedded = self._recipe().runtime.kind == "embedded"
-        return "nothing to rehearse: the engine is embedded" if embedded else ""
 
     def _no_task(self) -> str:
         wanted = self.request.until == "task" or not self.request.quick
@@ -206,8 +204,25 @@ class Runner:
     def _rehearse(self) -> None:
         from moebox.flows.rehearse import rehearse
 
+        if self._recipe().runtime.kind == "embedded":
+            self._timed()
+            return
         found = rehearse(deploy(self._recipe()), self.run)
         self._figures |= {"rehearsed": str(getattr(found, "summary", "") or "booted, prompted, stopped")}
+
+    def _timed(self) -> None:
+        """An engine with its weights here needs no rehearsal of its start: its steps are timed, for the forecast."""
+        from moebox.flows.calibrate import calibrate
+
+        try:
+            found = calibrate(self._recipe(), self.run, longest=TIMED_TOKENS, budget_s=TIMED_S)
+        except (AnswerIsNo, Outside) as problem:
+            self.news(f"the forecast stays as planned: {problem.message}")
+            return
+        box = calibrations.attached(self._box())
+        self.run.write("box.toml", codec.to_toml(box))
+        speed = Speed.of(deploy(self._recipe(), box))
+        self._figures |= {"timed": speed.measured.text if speed.measured else found.id}
 
     def _up(self) -> None:
         endpoint = self.engine.up(self._recipe())

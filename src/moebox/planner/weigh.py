@@ -102,9 +102,12 @@ def weigh(box: Box, model: Model, found: Iterable[Candidate], pins: Pins) -> lis
 
 
 def memory_of(deployment: Deployment) -> Memory:
-    """The budget; the cache holds what a calibration of this box saw the engine allocate, where there is one."""
+    """The budget; the cache holds what a calibration of this box saw the engine allocate, where there is one.
+
+    Engines that share the work with the CPU make the cache as large as they are asked to, whatever memory is left.
+    """
     memory = budget(deployment)
-    if not deployment.place.calibrations or not memory.fits:
+    if deployment.engine.offloads or not deployment.place.calibrations or not memory.fits:
         return memory
     measured = Speed.of(deployment).measured
     if measured is None or not measured.cache_tokens:

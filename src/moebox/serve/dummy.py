@@ -13,7 +13,7 @@ import math
 import random
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,18 @@ def type_of(quant: str) -> int | None:
     return int(row["id"]) if row else None
 
 
-def write_gguf(path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0", even: bool = False) -> int:
+def write_gguf(
+    path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0", dense: str = "f16", even: bool = False
+) -> int:
     """Write `model` cut down to its first `layers`, and return the file's apparent size.
 
-    `even` spreads tokens over experts as a real router does on average.
+    `quant` is the experts' type, `dense` that of other matrices but the embedding and the output. `even` spreads
+    tokens over experts as a real router does on average.
     """
-    experts = type_of(quant)
-    if experts is None:
-        raise BadInput(f"{quant} is not a type of ggml")
-    weights = list(tensors(model, layers, experts))
+    experts, others = type_of(quant), type_of(dense)
+    if experts is None or others is None:
+        raise BadInput(f"{quant if experts is None else dense} is not a type of ggml")
+    weights = [in_blocks(tensor, others) for tensor in tensors(model, layers, experts)]
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(weights), 0))
     pairs = metadata(model, layers)
     head[16:24] = struct.pack("<Q", len(pairs))
@@ -99,6 +102,12 @@ def write_gguf(path: Path, model: Model, *, layers: int = 2, quant: str = "q4_0"
                 file.write(content)
             start += aligned(tensor.bytes)
     return start
+
+
+def in_blocks(tensor: Tensor, kind: int) -> Tensor:
+    """A matrix of a layer in this type, where its rows are whole blocks of it."""
+    whole = tensor.shape[0] % blocks()[kind][0] == 0
+    return replace(tensor, type=kind) if whole and tensor.type == F16 and tensor.name.startswith("blk.") else tensor
 
 
 def filled(tensor: Tensor, model: Model, draw: random.Random | None) -> bytes:
@@ -132,7 +141,7 @@ def scattered(draw: random.Random, number: int, *, wide: bool, small: int) -> by
 
 
 def tensors(model: Model, layers: int, experts: int) -> Iterator[Tensor]:
-    """Every weight of the cut model; the experts' type is `experts`, everything else is F16 or F32."""
+    """Every weight of the cut model; the experts' type is `experts`, that of other matrices F16."""
     hidden, normed = model.hidden, architecture(model) == "qwen3moe"
     yield Tensor(name="token_embd.weight", shape=(hidden, model.vocab), type=F16)
     yield Tensor(name="output_norm.weight", shape=(hidden,), type=F32)

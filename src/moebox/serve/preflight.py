@@ -210,7 +210,18 @@ def port(host: str, number: int) -> None:
     """Nobody else may listen there."""
     with socket.socket(family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # llama.cpp shares its port, so closed connections of one that ended keep it from all who do not, for a minute.
+        # An engine that listens shares it as well: then, and only then, somebody answers.
+        if not answers(host, number):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bind(probe, host, number)
+
+
+def answers(host: str, number: int) -> bool:
+    """Whether somebody accepts connections there."""
+    with socket.socket(family(host), socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, number)) == 0
 
 
 def free_port(host: str = "127.0.0.1", beside: tuple[int, ...] = ()) -> int:

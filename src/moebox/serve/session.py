@@ -311,16 +311,18 @@ class Session:
             self.run.event(PhaseStarted(phase=self._phase))
 
 
-def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None) -> Session:
-    """Start the engine under its guard, once nothing speaks against it; it is not ready yet."""
-    recipe = order.recipe
-    name = run.id
+def launch(
+    order: Order, run: Run, *, ladder: Ladder | None = None, listener: Listener | None = None, aside: bool = False
+) -> Session:
+    """Start the engine under its guard; it is not ready yet. `aside`: a rehearsal, and the run's recipe stays."""
+    recipe, name = order.recipe, run.id
     if not _ended(name):
         raise BadInput(f"run {name} has a running engine already", hint=f"`moebox down {name}` stops it")
     with state.leases(_held(order), name) as leases:
         if not order.nodes:  # which were looked at by `nodes.check`
             preflight.check(order.deployment, order.launch, order.argv)
-        run.write("recipe.toml", codec.to_toml(recipe))
+        if not aside or not (run.path / "recipe.toml").exists():
+            run.write("recipe.toml", codec.to_toml(recipe))
         run.event(
             AttemptStarted(
                 id=name,
@@ -332,11 +334,9 @@ def launch(order: Order, run: Run, *, ladder: Ladder | None = None, listener: Li
                 gpus=tuple(order.gpus),
             )
         )
-        log = run.path / "engine.log"
-        begins = log.stat().st_size if log.exists() else 0
+        begins = log.stat().st_size if (log := run.path / "engine.log").exists() else 0
         guard = engine_guard(order, run, tuple(lease.descriptor for lease in leases), ladder or ())
-    instance = state.save(_instance(order, run, guard.pid))
-    return Session(order, run, instance, guard, start=begins, listener=listener)
+    return Session(order, run, state.save(_instance(order, run, guard.pid)), guard, start=begins, listener=listener)
 
 
 def _held(order: Order) -> list[str]:
@@ -388,9 +388,10 @@ def start(
     patience_s: float = PATIENCE_S,
     ladder: Ladder | None = None,
     listener: Listener | None = None,
+    aside: bool = False,
 ) -> Iterator[Session]:
     """A live engine for the length of a `with` block. A listen.port of 0 takes a free one."""
-    session = launch(prepare(deployment, name=run.id), run, ladder=ladder, listener=listener)
+    session = launch(prepare(deployment, name=run.id), run, ladder=ladder, listener=listener, aside=aside)
     try:
         session.wait_ready(patience_s=patience_s)
         yield session

@@ -36,14 +36,14 @@ class Measured:
     def decode(self) -> dict[int, list[tuple[float, float]]]:
         """By batch: (context, seconds) of a decode step at this depth."""
         rows: dict[int, list[tuple[float, float]]] = {}
-        for (batch, context), series in decode_series(self.calibration.boots).items():
+        for (batch, context), series in decode_series(self.calibration.boots, self.layers).items():
             rows.setdefault(batch, []).append((float(context), carried(series, self._depth)[0]))
         return rows
 
     @cached_property
     def prompts(self) -> list[tuple[float, float]]:
         """(tokens, seconds) of new prompts at this depth."""
-        series = prefill_series(self.calibration.boots)
+        series = prefill_series(self.calibration.boots, self.layers)
         return [(float(tokens), carried(depths, self._depth)[0]) for tokens, depths in series.items()]
 
     @cached_property
@@ -81,19 +81,20 @@ class Measured:
     @property
     def decode_spread(self) -> float:
         """Standard deviation of ln(real / forecast) of decode."""
-        return _spread(list(decode_series(self.calibration.boots).values()), self._depth)
+        return _spread(list(decode_series(self.calibration.boots, self.layers).values()), self._depth)
 
     @property
     def prefill_spread(self) -> float:
         """The same for prompts."""
-        return _spread(list(prefill_series(self.calibration.boots).values()), self._depth)
+        return _spread(list(prefill_series(self.calibration.boots, self.layers).values()), self._depth)
 
     @property
     def cache_tokens(self) -> int:
         """Tokens the cache holds at this depth; 0 where the boots do not tell."""
         boots = sorted((boot for boot in self.calibration.boots if boot.cache_tokens), key=lambda boot: boot.layers)
-        if len(boots) < 2 or boots[0].layers == boots[-1].layers:
-            return 0
+        whole = next((boot.cache_tokens for boot in boots if boot.layers == self.layers), 0)
+        if whole or len(boots) < 2 or boots[0].layers == boots[-1].layers:
+            return whole
         few, more = boots[0], boots[-1]
         # A token costs the same in every layer, so tokens × layers is the room for the cache in units of that.
         there, here = few.cache_tokens * few.layers, more.cache_tokens * more.layers
@@ -105,8 +106,10 @@ class Measured:
         """Where the forecast comes from, in one line."""
         found = self.calibration
         depths = " and ".join(str(depth) for depth in found.depths)
+        one = found.depths == (self.layers,)
+        layers = f"all {self.layers} layers" if one else f"{self.layers} layers from {depths}"
         where = "measured on the same box" if found.imported else "measured on this box"
-        return f"{where} {found.date}, {self.layers} layers from {depths}: ±{self.decode_spread:.0%}"
+        return f"{where} {found.date}, {layers}: ±{self.decode_spread:.0%}"
 
     @property
     def _depth(self) -> Depth:
@@ -130,14 +133,14 @@ def reaches(boots: Sequence[Boot], gpu_experts: int) -> bool:
     return len(seen) > 1 or seen == {0} == {gpu_experts}
 
 
-def decode_series(boots: Sequence[Boot]) -> dict[tuple[int, int], Series]:
-    """Every (batch, context) that two depths have in common."""
+def decode_series(boots: Sequence[Boot], layers: int) -> dict[tuple[int, int], Series]:
+    """Every (batch, context) that two depths have in common, or that was timed with all `layers`."""
     table: dict[tuple[int, int], dict[Depth, tuple[float, float]]] = {}
     for boot, steps in zip(boots, in_proportion(boots), strict=True):
         for step in steps:
             rows = table.setdefault((step.batch, step.context), {})
             rows[boot.layers, boot.gpu_experts] = (step.seconds, step.spread)
-    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows)}
+    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows, layers)}
 
 
 def in_proportion(boots: Sequence[Boot]) -> list[list[DecodeStep]]:
@@ -182,17 +185,18 @@ def _does_more(more: DecodeStep, step: DecodeStep) -> bool:
     return more.batch >= step.batch and more.context >= step.context
 
 
-def prefill_series(boots: Sequence[Boot]) -> dict[int, Series]:
-    """Every prompt length that two depths have in common."""
+def prefill_series(boots: Sequence[Boot], layers: int) -> dict[int, Series]:
+    """Every prompt length that two depths have in common, or that was timed with all `layers`."""
     table: dict[int, dict[Depth, tuple[float, float]]] = {}
     for boot in boots:
         for prompt in boot.prefill:
             table.setdefault(prompt.tokens, {})[boot.layers, boot.gpu_experts] = (prompt.seconds, prompt.spread)
-    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows)}
+    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows, layers)}
 
 
-def _solvable(rows: Series) -> bool:
-    return len({layers for layers, _ in rows}) > 1
+def _solvable(rows: Series, layers: int) -> bool:
+    depths = {depth for depth, _ in rows}
+    return len(depths) > 1 or layers in depths
 
 
 def carried(series: Series, depth: Depth) -> tuple[float, float]:
