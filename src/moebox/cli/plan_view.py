@@ -195,9 +195,10 @@ def runners(plan: Plan) -> RenderableType:
     table.add_column("answers", justify="right", no_wrap=True)
     table.add_column("cache", justify="right", no_wrap=True)
     table.add_column("why not", ratio=4)
-    for other in plan.alternatives:
-        rate = tok_s(other.answer_tok_s).removesuffix(" tok/s")
-        table.add_row(Text(other.title), rate, count(other.kv_tokens), Text(other.loses))
+    rows = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
+    rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
+    for title, rate, cache, loses in rows:
+        table.add_row(Text(title), tok_s(rate).removesuffix(" tok/s"), count(cache), Text(loses))
     note = "answers: tok/s while requests of 4,096 tokens are read and answered with 1,024, as many as the goal asks"
     return Group(table, Text(note, style="dim"))
 

@@ -101,6 +101,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
     why: tuple[Line, ...] = ()
+    answer_tok_s: float = 0.0  # by the yardstick of the alternatives
     measured: str = ""  # the calibration behind the forecast, in one line; "" where it is fitted to published rows
 
 

@@ -71,7 +71,7 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
         return "an fp8 cache holds twice the tokens of bf16"
     for one in tried:
         if _same_but(one, best, "kv") and one.recipe.kv == "fp8" and one.refused:
-            return f"a {recipe.kv} cache, because fp8 does not start here: {one.refused}"
+            return f"a {recipe.kv} cache, not fp8: {one.refused}"
     return ""
 
 
