@@ -14,7 +14,7 @@ bug and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 INTERRUPTED = 130  # the shell's code for SIGINT
 
@@ -94,3 +94,10 @@ def refuse_outside(flag: str, value: int | None, least: int, most: int) -> None:
     """BadInput for a value that was given and does not lie between two others."""
     if value is not None and not least <= value <= most:
         raise BadInput(f"{flag} {value} is out of range", hint=f"from {least:,} to {most:,}")
+
+
+def require(where: str, rules: Mapping[str, bool]) -> None:
+    """BadInput with the first sentence that does not hold; `where` names the file or the table it is about."""
+    broken = next((rule for rule, holds in rules.items() if not holds), "")
+    if broken:
+        raise BadInput(f"{where}: {broken}" if where else broken)

@@ -5,6 +5,7 @@ to know. What is pinned by a person is still honoured; these only speak.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -102,25 +103,27 @@ def shapes(recipe: Recipe, model: Model) -> list[Caution]:
     return found
 
 
-def weights_want_newer_gpus(deployment: Deployment) -> list[Caution]:
+def weights_want_newer_gpus(deployment: Deployment) -> Iterator[Caution]:
     """Weight formats that older GPUs unpack instead of computing with."""
     known, sm = deployment.found_checkpoint, int(major(deployment.box) or 0)
     quant = (known.quant if known else deployment.recipe.checkpoint).lower()
     gpu = deployment.box.gpu if deployment.box else None
     if "nvfp4" in quant and gpu and gpu.generation == "cdna":
         text = "NVFP4 is a format of NVIDIA's GPUs: no kernel for it runs on AMD's"
-        return [caution("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")]
-    if not sm:
-        return []
-    found = []
+        yield caution("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")
+    elif sm:
+        yield from _below(quant, sm)
+
+
+def _below(quant: str, sm: int) -> Iterator[Caution]:
+    """What a compute capability is too old for."""
     if "nvfp4" in quant and sm < 10:
         text = "NVFP4 weights want Blackwell; older GPUs unpack them through Marlin: the memory is saved, the speed not"
-        found.append(caution("warning", text))
+        yield caution("warning", text)
     if "fp8" in quant and sm == 8:
-        found.append(caution("warning", "fp8 weights run through Marlin, weight-only, below compute capability 8.9"))
+        yield caution("warning", "fp8 weights run through Marlin, weight-only, below compute capability 8.9")
     if sm < 8:
-        found.append(caution("fatal", f"compute capability {sm}.x is too old: Marlin's INT4 kernels begin at 8.0"))
-    return found
+        yield caution("fatal", f"compute capability {sm}.x is too old: Marlin's INT4 kernels begin at 8.0")
 
 
 def quant_of(deployment: Deployment) -> str:

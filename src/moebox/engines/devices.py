@@ -1,13 +1,18 @@
 """What the memory budgets of all engines share: a device's sum, idle GPUs among those used, what RAM holds anyway."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import starmap
+from typing import Protocol
 
 from moebox.core.box import Box, Gpu
+from moebox.core.deployment import Deployment
 from moebox.core.model import Component
-from moebox.core.plan import DeviceMemory
+from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.sizing import gpu_list
 from moebox.sizing.constants import gibibytes, taken
+from moebox.sizing.kv import token_bytes
 
 
 def device(
@@ -24,6 +29,38 @@ def every_gpu(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[De
     """All GPUs in their order; one that is not used holds what other programs hold of it."""
     return tuple(
         used[index] if index in used else gpu_list.idle(index, gpu, taken(gpu)) for index, gpu in enumerate(gpus)
+    )
+
+
+class RankMemory(Protocol):
+    """What an engine does with the memory of one GPU: a rank of one pipeline stage lies on it."""
+
+    def tokens(self, gpu: Gpu, stage: int) -> int:
+        """Tokens that its cache could hold."""
+
+    def missing(self, gpu: Gpu, stage: int) -> int:
+        """Bytes it lacks for the recipe's context; 0 or less where there is room."""
+
+    def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+        """Its budget, with the tokens that all ranks can hold."""
+
+
+def over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
+    """The budget of an engine whose cache is as large on every rank as on the fullest."""
+    box, model, _, recipe = deployment.facts
+    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
+    stages = gpu_list.stages_of(used, recipe)
+    alike = {(gpus[index], stage) for index, stage in stages.items()}  # GPUs of one kind and stage have one budget
+    tokens = min(starmap(rank.tokens, alike), default=0)
+    short = max(starmap(rank.missing, alike), default=0)
+    kinds = {(gpu, stage): rank.device(gpu, stage, tokens) for gpu, stage in alike}
+    devices = {index: replace(kinds[gpus[index], stage], device=f"gpu{index}") for index, stage in stages.items()}
+    return Memory(
+        devices=every_gpu(gpus, devices),
+        kv_tokens=tokens,
+        kv_bytes_per_token=token_bytes(model, recipe),
+        fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
+        shortfall=max(0, short),
     )
 
 

@@ -1,10 +1,11 @@
 """What a fleet costs: boxes by the hour or bought, electricity, and the same tokens from a hosted API."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from moebox.errors import BadInput
+from moebox.errors import require
 
 if TYPE_CHECKING:
     from moebox.fleet.simulate import FleetOutcome
@@ -24,6 +25,10 @@ class BoxPrice:
     buy: float = 0.0
     years: float = 4.0
     watts: float = 0.0  # of the whole box under load, measured at the wall; 0 estimates it from its GPUs
+
+    def written_off(self) -> bool:
+        """Whether a box that was bought says over how many years."""
+        return not self.buy or self.years > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +53,17 @@ class Prices:
 
     def check(self, where: str) -> None:
         """Raise BadInput for what cannot be meant."""
-        numbers = [self.kwh, self.hours_per_day]
-        for price in self.box.values():
-            numbers += [price.hour, price.buy, price.years, price.watts]
-            if price.buy and not price.years > 0:
-                raise BadInput(f"{where}: prices.box: a bought box needs years above 0")
+        numbers = [self.kwh, self.hours_per_day, *chain.from_iterable(map(astuple, self.box.values()))]
         if self.api:
             numbers += [self.api.input, self.api.output, self.api.cached or 0.0]
-        if not all(math.isfinite(number) and number >= 0 for number in numbers):
-            raise BadInput(f"{where}: prices are numbers, and not negative")
-        if not 0 < self.hours_per_day <= 24:
-            raise BadInput(f"{where}: prices.hours_per_day is above 0 and at most 24")
+        require(
+            where,
+            {
+                "prices.box: a bought box needs years above 0": all(map(BoxPrice.written_off, self.box.values())),
+                "prices are numbers, and not negative": all(0 <= number < math.inf for number in numbers),
+                "prices.hours_per_day is above 0 and at most 24": 0 < self.hours_per_day <= 24,
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from moebox import codec
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import UnknownName, require
 
 LONGEST = 2**21  # tokens of a conversation; more is a typing error
 
@@ -30,14 +30,20 @@ class UserWorkload:
 
     def check(self, where: str) -> "UserWorkload":
         """Itself, or BadInput for what cannot be meant."""
-        if not (1 <= self.first <= LONGEST and 1 <= self.output <= LONGEST and 1 <= self.turns <= 100_000):
-            raise BadInput(f"{where}: first, output and turns must be 1 or more, and no more than {LONGEST:,} tokens")
-        if not (0 <= self.shared <= self.first and 0 <= self.grows <= LONGEST):
-            raise BadInput(f"{where}: shared is a part of first, and grows is not negative")
-        if not (0 <= self.think_s < math.inf and 0 <= self.rest_s < math.inf and 0 <= self.spread <= 3):
-            raise BadInput(f"{where}: think_s and rest_s are seconds, spread is 0 to 3")
-        if self.think_s + self.rest_s <= 0:
-            raise BadInput(f"{where}: users that never pause cannot be simulated", hint="give think_s or rest_s")
+        least, most = min(self.first, self.output, self.turns), max(self.first, self.output)
+        lengths = least >= 1 and most <= LONGEST and self.turns <= 100_000
+        pauses = min(self.think_s, self.rest_s) >= 0 and max(self.think_s, self.rest_s) < math.inf
+        require(
+            where,
+            {
+                f"first, output and turns must be 1 or more, and no more than {LONGEST:,} tokens": lengths,
+                "shared is a part of first": 0 <= self.shared <= self.first,
+                "grows is not negative": 0 <= self.grows <= LONGEST,
+                "think_s and rest_s are seconds": pauses,
+                "spread is 0 to 3": 0 <= self.spread <= 3,
+                "users that never pause cannot be simulated; give think_s or rest_s": self.think_s + self.rest_s > 0,
+            },
+        )
         return self
 
     @property

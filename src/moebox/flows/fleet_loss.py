@@ -56,17 +56,16 @@ class MemberLoss:
 
 def victim_of(record: FleetRecord, name: str) -> MemberRecord | None:
     """The member to be killed; None for the one that is busiest when it comes to it."""
-    if name == BUSIEST and len(record.members) > 1 and all(member.instance for member in record.members):
+    members = {member.name: member for member in record.members}
+    if name == BUSIEST and len(members) > 1 and all(member.instance for member in record.members):
         return None
-    member = next((member for member in record.members if member.name == name), None)
-    if member is None:
-        names = ", ".join(member.name for member in record.members)
-        raise BadInput(f"{record.name} has no member {name!r}", hint=names)
-    if not member.instance:
+    if name not in members:
+        raise BadInput(f"{record.name} has no member {name!r}", hint=", ".join(members))
+    if not members[name].instance:
         raise BadInput(f"{name} was not started by moebox, so it is not killed", hint="a member with a recipe can be")
-    if len(record.members) < 2:
+    if len(members) < 2:
         raise BadInput("killing the only member leaves nothing to look at")
-    return member
+    return members[name]
 
 
 def member_loss(record: FleetRecord, victim: MemberRecord | None, *, streams: int, tokens: int = 400) -> MemberLoss:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -218,10 +218,7 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
             stops.append(part.stop)
             members.append(_record(member, recipes[member.name], part))
             tell(f"{member.name}: starting at {part.endpoint.root}")
-        for part in started:
-            wait_ready(part, patience_s)
-        for ready in members:
-            tell(f"{ready.name}: ready")
+        _wait_for(started, members, patience_s, tell)
         router = start_router(fleet.name, fleet.router, model, tuple(members), python)
         stops.insert(0, router.stop)
         record = FleetRecord(
@@ -239,6 +236,16 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
     except BaseException:
         stop_all(stops)
         raise
+
+
+def _wait_for(
+    started: Sequence[Session | Program], members: Sequence[MemberRecord], patience_s: float, tell: Tell
+) -> None:
+    """Until every part answers."""
+    for part in started:
+        wait_ready(part, patience_s)
+    for member in members:
+        tell(f"{member.name}: ready")
 
 
 def _start_member(fleet: Fleet, member: Member, recipe: Recipe, *, twins: bool) -> Session | Program:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moebox.errors import BadInput
+from moebox.errors import require
 
 # Evenly spread draws that need no memory: multiples of irrational numbers, modulo 1.
 DAY = 86_400  # seconds
@@ -39,15 +39,16 @@ class Workload:
 
     def check(self) -> None:
         """Raise BadInput for what cannot be meant."""
-        rules = {
-            "input, output and requests must be 1 or more": min(self.input, self.output, self.requests) >= 1,
-            "give either a concurrency or a request rate": (self.concurrency > 0) != (self.rate > 0),
-            f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1": 0 <= self.prefix_hit <= 1,
-            f"{self.turns} turns of a conversation: write at least 1": 1 <= self.turns <= 10_000,
-            "conversations need a concurrency, not a rate: the next turn waits for the one before": self.turns == 1
-            or not self.rate,
-            "--think and --cold are seconds from 0 to a day": all(0 <= s <= DAY for s in (self.think_s, self.cold_s)),
-        }
-        for rule, held in rules.items():
-            if not held:
-                raise BadInput(rule)
+        waits = self.turns == 1 or not self.rate
+        require(
+            "",
+            {
+                "input, output and requests must be 1 or more": min(self.input, self.output, self.requests) >= 1,
+                "give either a concurrency or a request rate": (self.concurrency > 0) != (self.rate > 0),
+                f"a prefix hit of {self.prefix_hit} is not a share between 0 and 1": 0 <= self.prefix_hit <= 1,
+                f"{self.turns} turns of a conversation: write at least 1": 1 <= self.turns <= 10_000,
+                "conversations need a concurrency, not a rate: the next turn waits for the one before": waits,
+                "--think is seconds from 0 to a day": 0 <= self.think_s <= DAY,
+                "--cold is seconds from 0 to a day": 0 <= self.cold_s <= DAY,
+            },
+        )

@@ -133,27 +133,28 @@ def recipes(page: Page, folder: Path) -> list[str]:
 
 def copy(source: Path, target: Path, left_out: list[str]) -> None:
     """One file, redacted where it is text; left out and named otherwise."""
-    if not source.exists() and not source.is_symlink():
-        return
+    if source.exists() or source.is_symlink():
+        try:
+            _copy(source, target)
+        except BadInput as problem:
+            left_out.append(problem.message.replace(str(source), source.name))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """BadInput for what may not leave the machine, or cannot be looked through."""
     if not plain.is_plain(source):
-        left_out.append(f"{source.name}: is a link or no plain file")
-        return
+        raise BadInput(f"{source}: is a link or no plain file")
     size = source.stat().st_size
     if size > LARGEST:
-        left_out.append(f"{source.name}: {size / 2**20:,.0f} MiB is too large")
-        return
+        raise BadInput(f"{source}: {size / 2**20:,.0f} MiB is too large")
     if source.suffix in TEXT or source.name.startswith("engine.log"):
         save(target, redact(plain.read_text(source)))
-    elif source.suffix in BINARY:
-        try:
-            samples.read(source)
-        except BadInput as problem:  # it goes to others, who will unpack it
-            left_out.append(problem.message.replace(str(source), source.name))
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(plain.read_bytes(source))
-    else:
-        left_out.append(f"{source.name}: not text, so it was not looked through")
+        return
+    if source.suffix not in BINARY:
+        raise BadInput(f"{source}: not text, so it was not looked through")
+    samples.read(source)  # it goes to others, who will unpack it
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(plain.read_bytes(source))
 
 
 def findings(page: Page) -> str:

@@ -274,16 +274,16 @@ def lanes(index: int, record: RunRecord) -> list[Advice]:
 
 def fastest(records: Sequence[RunRecord]) -> list[Advice]:
     """Which run serves most, when several did the same work."""
-    peaks = [(index, level) for index, record in enumerate(records) if (level := record.peak()) and level.output_tok_s]
-    if len(peaks) < 2 or len({level.workload for _, level in peaks}) > 1:
+    found = ((index, record.peak()) for index, record in enumerate(records))
+    peaks = [(level.output_tok_s or 0.0, index, level) for index, level in found if level]
+    if len(peaks) < 2 or len({level.workload for _, _, level in peaks}) > 1:
         return []
-    peaks.sort(key=lambda entry: -(entry[1].output_tok_s or 0))
-    (first, best), (second, next_best) = peaks[0], peaks[1]
-    ratio = (best.output_tok_s or 0) / (next_best.output_tok_s or 1)
+    (best, first, high), (other, second, lower), *_ = sorted(peaks, key=lambda peak: -peak[0])
+    if not other:
+        return []
     text = (
-        f"{records[first].label} reaches {number(best.output_tok_s)} output tok/s at {number(best.concurrency)}, "
-        f"{times(ratio)} what "
-        f"{records[second].label} reaches ({number(next_best.output_tok_s)} at {number(next_best.concurrency)})."
+        f"{records[first].label} reaches {number(best)} output tok/s at {number(high.concurrency)}, "
+        f"{times(best / other)} what {records[second].label} reaches ({number(other)} at {number(lower.concurrency)})."
     )
     return [
         Advice(

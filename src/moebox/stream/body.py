@@ -94,23 +94,28 @@ class Body:
         """The data of every event that ended in these bytes."""
         events: list[bytes] = []
         while data and self.state != State.OVER:
-            if self.state == State.HEAD:
-                data = self._head(data)
-            elif self.state == State.SIZE:
-                data = self._size(data)
-            elif self.state in (State.CHUNK, State.LENGTH):
-                piece, data = data[: self._left], data[self._left :]
-                self._left -= len(piece)
-                self._content(piece, events)
-                if not self._left and self.state != State.OVER:
-                    self.state = State.AFTER if self.state == State.CHUNK else State.OVER
+            if self.state in (State.CHUNK, State.LENGTH):
+                data = self._counted(data, events)
             elif self.state == State.CLOSE:
                 self._content(data, events)
                 data = b""
+            elif self.state == State.HEAD:
+                data = self._head(data)
+            elif self.state == State.SIZE:
+                data = self._size(data)
             else:
                 data = self._line_end(data)
         self.extra = self.extra or bool(data)
         return events
+
+    def _counted(self, data: bytes, events: list[bytes]) -> bytes:
+        """A part of a chunk, or of a body of known length; what follows it."""
+        piece, rest = data[: self._left], data[self._left :]
+        self._left -= len(piece)
+        self._content(piece, events)
+        if not self._left and self.state != State.OVER:
+            self.state = State.AFTER if self.state == State.CHUNK else State.OVER
+        return rest
 
     def finish(self) -> None:
         """The empty chunk that ends the response came, and nothing in its trailer; only where `between`."""
@@ -140,18 +145,24 @@ class Body:
         if parsed is None:
             return self._refuse(not_http(raw))
         status, headers = parsed
-        if 100 <= status < 200:  # "100 Continue": the real head follows
-            self._interim += 1
-            if self._interim > MOST_INTERIM:
-                return self._refuse(f"more than {MOST_INTERIM} interim responses (HTTP {status})")
-            return raw[end + 4 :]
+        rest = raw[end + 4 :]
+        return self._continue(status, rest) if 100 <= status < 200 else self._begin(status, headers, rest)
+
+    def _continue(self, status: int, rest: bytes) -> bytes:
+        """ "100 Continue": the real head follows."""
+        self._interim += 1
+        if self._interim > MOST_INTERIM:
+            return self._refuse(f"more than {MOST_INTERIM} interim responses (HTTP {status})")
+        return rest
+
+    def _begin(self, status: int, headers: dict[bytes, bytes], rest: bytes) -> bytes:
         self.status = status
         self.headers = headers
         self.streamed = status == 200 and headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         coding = headers.get(b"content-encoding", b"identity").lower()
         if coding not in (b"identity", b"") and status == 200:
             return self._refuse(f"the reply is compressed ({coding[:20].decode('latin-1')!r}), which was not requested")
-        return self._frame(raw[end + 4 :])
+        return self._frame(rest)
 
     def _frame(self, data: bytes) -> bytes:
         length = self.headers.get(b"content-length")

@@ -1,6 +1,7 @@
 """What one event of a chat or completion stream carries, and how many tokens that is."""
 
 import itertools
+import operator
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moebox.escape import printable
-from moebox.loose import Json
+from moebox.loose import Json, words
 
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
 SILENT = 4  # tokens that the server counted and did not show
@@ -63,8 +64,8 @@ def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> 
     carry none.
     """
     chunks = len(sizes)
-    if chunks and len(counts) == chunks and all(a <= b for a, b in itertools.pairwise(counts)):
-        return array("H", [min(65535, now - before) for before, now in zip([0, *counts[:-1]], counts, strict=True)])
+    if chunks and len(counts) == chunks and all(itertools.starmap(operator.le, itertools.pairwise(counts))):
+        return array("H", [min(65535, now - before) for before, now in itertools.pairwise([0, *counts])])
     if total <= 0 or total == chunks or not chunks:
         return array("H", [1]) * chunks
     if total < chunks:
@@ -96,20 +97,23 @@ def _choice(choices: Any) -> tuple[int, str, str, bool]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return 0, "", "", False
     choice = choices[0]
-    finish = choice.get("finish_reason")
-    finish = finish if isinstance(finish, str) else ""
+    finish = words(choice, "finish_reason")
     delta = choice.get("delta")
     if delta is None:
         delta = choice.get("message") or choice
     if not isinstance(delta, dict):
         return 0, "", finish, False
+    kind, text = _text(delta)
+    return kind, text, finish, not (kind or finish or "role" in delta)
+
+
+def _text(delta: Json) -> tuple[int, str]:
+    """Kind and text of a delta; 0 where it has neither text nor a tool call."""
     for key, kind in _TEXTS:
         text = delta.get(key)
         if text and isinstance(text, str):
-            return kind, text, finish, False
-    if delta.get("tool_calls") or delta.get("function_call"):
-        return TOOL, "", finish, False
-    return 0, "", finish, not finish and "role" not in delta
+            return kind, text
+    return (TOOL if delta.get("tool_calls") or delta.get("function_call") else 0), ""
 
 
 def _error(value: Any) -> str:

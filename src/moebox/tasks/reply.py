@@ -111,13 +111,17 @@ def _overrun(count: int, most: int, until: float, stop: Stop) -> str:
 
 def tool_results(api: Api, given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
     """The reply and what its calls brought, as the next request tells them."""
-    if api == "anthropic":
-        blocks: list[Json] = [{"type": "text", "text": given.text}] if given.text.strip() else []
-        blocks += [
-            {"type": "tool_use", "id": c.id, "name": c.name, "input": _readable(c.arguments)} for c in given.calls
-        ]
-        answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
-        return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
+    return (_anthropic_results if api == "anthropic" else _openai_results)(given, results)
+
+
+def _anthropic_results(given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
+    blocks: list[Json] = [{"type": "text", "text": given.text}] if given.text.strip() else []
+    blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": _readable(c.arguments)} for c in given.calls]
+    answers = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
+    return [{"role": "assistant", "content": blocks}, {"role": "user", "content": answers}]
+
+
+def _openai_results(given: Reply, results: Sequence[tuple[Called, str]]) -> list[Json]:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _repaired(call.arguments)}}
         for call in given.calls

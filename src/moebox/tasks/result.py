@@ -131,9 +131,12 @@ class JobResult:
     @property
     def cached_share(self) -> float | None:
         """Of all prompt tokens after the first turn, how many came from the cache; None where the server is silent."""
-        later = [turn for turn in self.turns[1:] if turn.cached_tokens is not None and turn.prompt_tokens]
-        asked = sum(turn.prompt_tokens or 0 for turn in later)
-        return sum(turn.cached_tokens or 0 for turn in later) / asked if asked else None
+        later = [(turn.cached_tokens, turn.prompt_tokens) for turn in self.turns[1:]]
+        told = [(cached, prompt) for cached, prompt in later if cached is not None and prompt]
+        if not told:
+            return None
+        cached, prompt = map(sum, zip(*told, strict=True))
+        return cached / prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

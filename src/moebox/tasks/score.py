@@ -5,12 +5,15 @@ code that prints PASS, ends the process or writes to the pipe of its results gai
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from moebox import sandbox
 from moebox.core.verdict import Score
+from moebox.loose import is_figure
 from moebox.sandbox import Limits
 from moebox.tasks.families import make
 from moebox.tasks.job import Check, Job
@@ -68,13 +71,13 @@ def _compare(each: Check, values: Sequence[Any], wanted: Sequence[Any], error: s
 
 def same(value: Any, wanted: Any) -> bool:
     """Equal as JSON is, numbers to nine digits; True is not 1."""
-    if isinstance(value, bool) or isinstance(wanted, bool):
-        return value is wanted
-    if isinstance(value, int | float) and isinstance(wanted, int | float):
+    if is_figure(value) and is_figure(wanted):
         return math.isclose(value, wanted, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(value, list) and isinstance(wanted, list):
-        return len(value) == len(wanted) and all(same(a, b) for a, b in zip(value, wanted, strict=True))
-    if isinstance(value, dict) and isinstance(wanted, dict):
+    if type(value) is not type(wanted):
+        return False
+    if isinstance(value, list):
+        return len(value) == len(wanted) and all(map(same, value, wanted))
+    if isinstance(value, dict):
         return value.keys() == wanted.keys() and all(same(value[key], wanted[key]) for key in value)
     return bool(value == wanted)
 
@@ -106,30 +109,29 @@ def families(results: Sequence[JobResult]) -> list[FamilyScore]:
 def _family(results: list[JobResult]) -> FamilyScore:
     first = results[0]
     calls = [call for result in results for call in result.calls]
-    ends: dict[str, int] = {}
-    for result in results:
-        ends[result.end] = ends.get(result.end, 0) + 1
+    passed, hidden = (sum(counts) for counts in zip(*(result.hidden for result in results), strict=True))
     return FamilyScore(
         family=first.family,
         level=first.level,
         solved=interval(sum(result.solved for result in results), len(results)),
-        hidden=interval(sum(result.hidden[0] for result in results), sum(result.hidden[1] for result in results)),
+        hidden=interval(passed, hidden),
         valid_calls=interval(sum(call.ok for call in calls), len(calls)),
         repaired_calls=sum(call.repaired for call in calls),
-        turns=_mean([len(result.turns) for result in results]),
-        output_tokens=_mean([result.output_tokens for result in results]),
-        seconds=_mean([result.seconds for result in results]),
+        turns=_mean(len(result.turns) for result in results),
+        output_tokens=_mean(result.output_tokens for result in results),
+        seconds=_mean(result.seconds for result in results),
         tok_s=_speed(results),
-        ends=ends,
+        ends=dict(Counter(result.end for result in results)),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
 
 
 def _speed(results: Sequence[JobResult]) -> float | None:
     """Tokens a second while writing, over all turns."""
-    turns = [turn for result in results for turn in result.turns if turn.tok_s and turn.completion_tokens]
-    seconds = sum((turn.completion_tokens or 0) / (turn.tok_s or 1.0) for turn in turns)
-    return sum(turn.completion_tokens or 0 for turn in turns) / seconds if seconds else None
+    turns = [turn for result in results for turn in result.turns]
+    timed = [(turn.completion_tokens, turn.tok_s) for turn in turns if turn.completion_tokens and turn.tok_s]
+    seconds = sum(tokens / rate for tokens, rate in timed)
+    return sum(tokens for tokens, _ in timed) / seconds if timed else None

@@ -7,15 +7,15 @@ GPU's size and the prefill chunk, and lowers it by a tenth and more for models w
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import every_gpu
-from moebox.sizing import gpu_list, shards
+from moebox.engines.devices import over_ranks
+from moebox.sizing import shards
 from moebox.sizing.constants import GIB, MIB, constant, gibibytes, taken, visible
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
 from moebox.sizing.kv import token_bytes, window_bytes
@@ -42,22 +42,23 @@ class Needs:
 
 def budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes under SGLang, and the tokens the cache holds."""
-    box, model, checkpoint, recipe = deployment.facts
-    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
-    stages = gpu_list.stages_of(used, recipe)
-    needs = [needs_of(model, checkpoint, recipe, stage) for stage in range(recipe.parallel.pp)]
-    alike = {(gpus[index], stage) for index, stage in stages.items()}  # GPUs of one kind and stage have one budget
-    tokens = min((tokens_on(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
-    short = max((_missing(gpu, model, recipe, needs[s]) for gpu, s in alike), default=0)
-    kinds = {(gpu, s): _device(gpu, model, recipe, needs[s], tokens) for gpu, s in alike}
-    devices = {i: replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()}
-    return Memory(
-        devices=every_gpu(gpus, devices),
-        kv_tokens=tokens,
-        kv_bytes_per_token=token_bytes(model, recipe),
-        fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
-        shortfall=max(0, short),
-    )
+    return over_ranks(deployment, _Ranks(deployment))
+
+
+class _Ranks:
+    def __init__(self, deployment: Deployment) -> None:
+        _, self.model, checkpoint, self.recipe = deployment.facts
+        stages = range(self.recipe.parallel.pp)
+        self.needs = [needs_of(self.model, checkpoint, self.recipe, stage) for stage in stages]
+
+    def tokens(self, gpu: Gpu, stage: int) -> int:
+        return tokens_on(gpu, self.model, self.recipe, self.needs[stage])
+
+    def missing(self, gpu: Gpu, stage: int) -> int:
+        return _missing(gpu, self.model, self.recipe, self.needs[stage])
+
+    def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+        return _device(gpu, self.model, self.recipe, self.needs[stage], tokens)
 
 
 def needs_of(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> Needs:

@@ -13,7 +13,7 @@ NOT_SM12 = ("flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "fa3", "f
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     recipe, model = deployment.recipe, deployment.found_model
-    found = everywhere(deployment) + weights_want_newer_gpus(deployment)
+    found = [*everywhere(deployment), *weights_want_newer_gpus(deployment)]
     if major(deployment.box) == "12":
         found += _on_consumer_blackwell(recipe)
     if recipe.memory_utilization is None and model is not None and model.total > 500e9:

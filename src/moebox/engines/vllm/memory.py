@@ -6,14 +6,14 @@ Outside the claim, after the profiling, come the Triton MLA workspace and graphs
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import every_gpu
+from moebox.engines.devices import over_ranks
 from moebox.sizing import gpu_list, shards
 from moebox.sizing.constants import (
     GIB,
@@ -52,24 +52,29 @@ class Needs:
 
 def budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes under vLLM, and the tokens the cache holds."""
-    box, model, checkpoint, recipe = deployment.facts
-    utilization = recipe.memory_utilization or constant("vllm", "utilization")
-    gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
-    stages = gpu_list.stages_of(used, recipe)
-    needs = [needs_of(gpus[used[0]], model, checkpoint, recipe, stage) for stage in sorted(set(stages.values()))]
-    alike = {(gpus[index], stage) for index, stage in stages.items()}  # GPUs of one kind and stage have one budget
-    claims = {gpu: math.floor(utilization * visible(gpu)) for gpu, _ in alike}
-    tokens = min((tokens_in(claims[gpu] - needs[s].inside, needs[s], recipe) for gpu, s in alike), default=0)
-    short = max((_missing(gpu, claims[gpu], needs[s], recipe) for gpu, s in alike), default=0)
-    kinds = {(gpu, s): _device(gpu, claims[gpu], needs[s], tokens, recipe) for gpu, s in alike}
-    devices = {i: replace(kinds[gpus[i], s], device=f"gpu{i}") for i, s in stages.items()}
-    return Memory(
-        devices=every_gpu(gpus, devices),
-        kv_tokens=tokens,
-        kv_bytes_per_token=token_bytes(model, recipe),
-        fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
-        shortfall=max(0, short),
-    )
+    return over_ranks(deployment, _Ranks(deployment))
+
+
+class _Ranks:
+    def __init__(self, deployment: Deployment) -> None:
+        box, model, checkpoint, self.recipe = deployment.facts
+        self.utilization = self.recipe.memory_utilization or constant("vllm", "utilization")
+        gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, self.recipe)
+        stages = sorted(set(gpu_list.stages_of(used, self.recipe).values()))
+        self.needs = [needs_of(gpus[used[0]], model, checkpoint, self.recipe, stage) for stage in stages]
+
+    def claim(self, gpu: Gpu) -> int:
+        return math.floor(self.utilization * visible(gpu))
+
+    def tokens(self, gpu: Gpu, stage: int) -> int:
+        needs = self.needs[stage]
+        return tokens_in(self.claim(gpu) - needs.inside, needs, self.recipe)
+
+    def missing(self, gpu: Gpu, stage: int) -> int:
+        return _missing(gpu, self.claim(gpu), self.needs[stage], self.recipe)
+
+    def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+        return _device(gpu, self.claim(gpu), self.needs[stage], tokens, self.recipe)
 
 
 def needs_of(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> Needs:

@@ -28,7 +28,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
     found = everywhere(deployment)
     if _dense_mla(deployment):
         found += _fp8_on_consumer_blackwell(deployment) + _backend(deployment) + _workspace(deployment)
-    return found + _drafts_under_dcp(deployment) + weights_want_newer_gpus(deployment) + _pcie(deployment)
+    return [*found, *_drafts_under_dcp(deployment), *weights_want_newer_gpus(deployment), *_pcie(deployment)]
 
 
 def _dense_mla(deployment: Deployment) -> bool:

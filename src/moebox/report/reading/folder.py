@@ -227,10 +227,9 @@ def versions_of(about: Json, box: Box | None, entries: Sequence[Entry]) -> tuple
         host = box.host
         found |= {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
         found |= {**host.engines, **host.runtimes}
-    for entry in entries:
-        if isinstance(entry.event, AttemptReady | EngineFactsSaid) and entry.event.facts.version:
-            found["engine"] = entry.event.facts.version
-    found |= {str(key): words({"value": value}, "value") for key, value in inner(about, "versions").items()}
-    if about.get("moebox"):
-        found.setdefault("moebox", str(about["moebox"]))
+    told = [entry.event.facts.version for entry in entries if isinstance(entry.event, AttemptReady | EngineFactsSaid)]
+    found["engine"] = next(filter(None, reversed(told)), "")
+    noted = inner(about, "versions")
+    found |= {str(key): words(noted, key) for key in noted}
+    found.setdefault("moebox", words(about, "moebox"))
     return tuple((key, value) for key, value in found.items() if value)

@@ -8,7 +8,7 @@ from moebox.core import result
 from moebox.core.result import STATS, Measurement, PrefillDecode, Spread
 from moebox.errors import BadInput
 from moebox.escape import printable
-from moebox.loose import Json, figure, rows, truth, within, words
+from moebox.loose import Json, as_json, figure, rows, truth, within, words
 from moebox.report.record import Asked, Level
 from moebox.store import plain
 
@@ -21,21 +21,25 @@ def read(folder: Path) -> tuple[list[Level], list[str]]:
     gaps: list[str] = []
     for path in plain.entries(folder, "*.json"):
         try:
-            document = plain.load_json(path)
+            found = of_file(plain.load_json(path), path)
         except BadInput as problem:
             gaps.append(f"measurements/{path.name}: {problem.message.split(': ', 1)[-1]}")
             continue
-        if (levels_of := typed(document, path)) is not None:
-            levels += levels_of
-            continue
-        found = rows(document, *LISTS) or ([document] if isinstance(document, dict) else rows({"all": document}, "all"))
-        common = document if isinstance(document, dict) else {}
-        made = [level_of({**shared(common), **row}, name=path.stem, folder=folder) for row in found]
-        kept = [level for level in made if says_something(level)]
-        if not kept:
+        if not found:
             gaps.append(f"measurements/{path.name}: holds no figures")
-        levels += kept
+        levels += found
     return sorted(levels, key=order), gaps
+
+
+def of_file(document: Any, path: Path) -> list[Level]:
+    """The levels of one file, ours or another tool's."""
+    ours = typed(document, path)
+    if ours is not None:
+        return ours
+    common = as_json(document)
+    found = rows(common, *LISTS) or ([common] if common else rows({"all": document}, "all"))
+    made = (level_of({**shared(common), **row}, name=path.stem, folder=path.parent) for row in found)
+    return [level for level in made if says_something(level)]
 
 
 def typed(document: Any, path: Path) -> list[Level] | None:

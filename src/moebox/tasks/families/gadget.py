@@ -15,18 +15,10 @@ def make(rng: random.Random, level: Level) -> Draft:
     count, moves = SIZES[level]
     shelves = [f"{row}{number}" for row in "ABC" for number in range(1, 4)][:count]
     goods = names.several(rng, names.THINGS, count)
-    store: dict[str, dict[str, int]] = {shelf: {} for shelf in shelves}
-    for shelf, thing in zip(shelves, goods, strict=True):
-        store[shelf][thing] = rng.randint(6, 30)
+    store = {shelf: {thing: rng.randint(6, 30)} for shelf, thing in zip(shelves, goods, strict=True)}
     wanted = {shelf: dict(held) for shelf, held in store.items()}
     for _ in range(moves):
-        source = rng.choice([shelf for shelf in shelves if wanted[shelf]])
-        thing = rng.choice(sorted(wanted[source]))
-        target = rng.choice([shelf for shelf in shelves if shelf != source])
-        amount = rng.randint(1, min(5, wanted[source][thing]))
-        wanted[source][thing] -= amount
-        wanted[target][thing] = wanted[target].get(thing, 0) + amount
-        wanted = {shelf: {name: held for name, held in stock.items() if held} for shelf, stock in wanted.items()}
+        _move(rng, wanted)
     told = "\n".join(f"- {shelf}: {_held(wanted[shelf])}" for shelf in shelves)
     return Draft(
         instruction=(
@@ -53,6 +45,18 @@ def make(rng: random.Random, level: Level) -> Draft:
             ),
         ),
     )
+
+
+def _move(rng: random.Random, store: dict[str, dict[str, int]]) -> None:
+    """Some pieces of something go from one shelf to another."""
+    source = rng.choice([shelf for shelf, held in store.items() if held])
+    thing = rng.choice(sorted(store[source]))
+    target = rng.choice([shelf for shelf in store if shelf != source])
+    amount = rng.randint(1, min(5, store[source][thing]))
+    store[source][thing] -= amount
+    store[target][thing] = store[target].get(thing, 0) + amount
+    if not store[source][thing]:
+        del store[source][thing]
 
 
 def _held(stock: dict[str, int]) -> str:

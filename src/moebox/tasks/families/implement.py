@@ -233,12 +233,7 @@ def validation_checks(package: str, rng: random.Random, fields: list[Field]) -> 
     cases.append({**good, "name": f"  {'x' * fields[0].most}  "})
     cases.append({**good, "name": "x" * (fields[0].most + 1)})
     for field in fields:
-        if field.kind == "number":
-            cases += [{**good, field.name: value} for value in (field.least - 1, field.most + 1, True, "3", field.most)]
-        if field.kind == "choice":
-            cases += [{**good, field.name: value} for value in ("none", 3, ["x"])]
-        if field.kind == "flag":
-            cases += [{**good, field.name: value} for value in (1, "yes", None)]
+        cases += [{**good, field.name: value} for value in edges(field)]
     rng.shuffle(cases)
     bare = {field.name: f"  {good[field.name]} " for field in fields if field.kind == "text"}
     return (
@@ -246,6 +241,16 @@ def validation_checks(package: str, rng: random.Random, fields: list[Field]) -> 
         f"{head}result = list(clean({bare!r}).items())",
         f"{head}try:\n    result = clean({{}})\nexcept ValueError:\n    result = 'ValueError'",
     )
+
+
+def edges(field: Field) -> tuple[object, ...]:
+    """Values at and past the limits of a field, and of other types."""
+    by_kind: dict[str, tuple[object, ...]] = {
+        "number": (field.least - 1, field.most + 1, True, "3", field.most),
+        "choice": ("none", 3, ["x"]),
+        "flag": (1, "yes", None),
+    }
+    return by_kind.get(field.kind, ())
 
 
 def listing_checks(package: str, entity: str, rng: random.Random, fields: list[Field], page: int) -> tuple[str, ...]:
