@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moebox.core.event import Unknown
+from moebox.core.engine_facts import DeviceFacts, EngineFacts
+from moebox.core.event import AttemptReady, AttemptStarted, Unknown
 from moebox.report.files import report
 from moebox.report.markdown import markdown
 from moebox.report.page import html
@@ -24,6 +25,17 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = ["concurrency", "output_throughput", "mean_ttft_ms", "completed", "total_input_tokens", "samples", "workload"]
+
+
+def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
+    """Few layers leave much room; a launch that fails afterwards has no memory to show, and the attempt is named."""
+    run = a_run(tmp_path)
+    small = tuple(DeviceFacts(device=f"gpu{n}", weights_bytes=2.0**30, kv_bytes=2.0**36) for n in range(8))
+    run.event(AttemptStarted(id="a", engine="vllm", aside=True))
+    run.event(AttemptReady(id="a", facts=EngineFacts(kv_tokens=9_000_000, devices=small)))
+    record = read(run)
+    assert record.kv_tokens == 600_000
+    assert [one.configuration for one in record.attempts] == ["vllm", "rehearsal, vllm"]
 
 
 def test_a_whole_run_is_read(tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ def test_what_a_run_serves_after_its_rehearsal_is_the_recipe_itself(acting: Acti
     file.write_text(codec.to_toml(recipe))
     assert main(["run", "--recipe", str(file), "--runs", str(runs), "--skip", "doctor", "--until", "up"]) == 0
     folder = next(runs.iterdir())
-    rehearsed, served = (event.argv for event in Run(folder).events() if isinstance(event, AttemptStarted))
-    assert ("dummy" in rehearsed, "dummy" in served) == (True, False)
+    rehearsed, served = (event for event in Run(folder).events() if isinstance(event, AttemptStarted))
+    assert ("dummy" in rehearsed.argv, "dummy" in served.argv) == (True, False)
+    assert (rehearsed.aside, served.aside) == (True, False)
     assert codec.read_toml(Recipe, folder / "recipe.toml").flags == recipe.flags
 
 

@@ -332,6 +332,7 @@ def launch(
                 env=dict(order.launch.env),
                 port=order.launch.port,
                 gpus=tuple(order.gpus),
+                aside=aside,
             )
         )
         begins = log.stat().st_size if (log := run.path / "engine.log").exists() else 0

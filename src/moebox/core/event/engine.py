@@ -23,6 +23,7 @@ class AttemptStarted(Event, tag="attempt.started", frozen=True):
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
     gpus: tuple[int, ...] = ()
+    aside: bool = False  # a rehearsal: not what the run is about
 
 
 class AttemptReady(Event, tag="attempt.ready", frozen=True):

@@ -81,7 +81,7 @@ def begun(event: AttemptStarted, number: int, time: float) -> Attempt:
         number=number,
         outcome="RUNNING",
         model=event.model,
-        configuration=", ".join(filter(None, (event.engine, gpus, port))),
+        configuration=", ".join(filter(None, ("rehearsal" * event.aside, event.engine, gpus, port))),
         command=command_of(event.argv),
         started=time,
         ended=time,
@@ -177,13 +177,18 @@ def first_sentence(text: str) -> str:
 
 
 def real_of(entries: Sequence[Entry]) -> tuple[list[Device], float | None, str]:
-    """Memory as the engine reported it, its KV capacity in tokens, and a remark on it; the last word counts."""
+    """Memory as the engine reported it, its KV capacity in tokens, and a remark on it; the last word counts.
+
+    What a rehearsal with few layers reported is left out.
+    """
     devices: list[Device] = []
-    kv_tokens, note = None, ""
+    kv_tokens, note, aside = None, "", False
     for entry in entries:
-        if not isinstance(entry.event, AttemptReady | EngineFactsSaid):
+        event = entry.event
+        aside = event.aside if isinstance(event, AttemptStarted) else aside
+        if aside or not isinstance(event, AttemptReady | EngineFactsSaid):
             continue
-        facts = entry.event.facts
+        facts = event.facts
         told = [device_of(codec.plain(row)) for row in facts.devices]
         devices = [device for device in told if device.total > 0] or devices
         note = facts.memory_note or note
