@@ -197,8 +197,8 @@ def runners(plan: Plan) -> RenderableType:
     table.add_column("why not", ratio=4)
     rows = [("(this plan)", plan.answer_tok_s, plan.memory.kv_tokens, "")]
     rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
-    for title, rate, cache, loses in rows:
-        table.add_row(Text(title), tok_s(rate).removesuffix(" tok/s"), count(cache), Text(loses))
+    for title, answers, cache, loses in rows:
+        table.add_row(Text(title), tok_s(answers).removesuffix(" tok/s"), count(cache), Text(loses))
     note = "answers: tok/s while requests of 4,096 tokens are read and answered with 1,024, as many as the goal asks"
     return Group(table, Text(note, style="dim"))
 
