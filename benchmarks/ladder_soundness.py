@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.verify.oracle.app import MODEL, serving
 from tests.verify.oracle.faults import FAULTS
+from tests.verify.oracle.fifth import FIFTH, SOME
 from tests.verify.oracle.fourth import FOURTH
 from tests.verify.oracle.rates import ALL, RIGHT
 from tests.verify.oracle.second import SECOND
@@ -41,6 +42,7 @@ FAMILIES = {
     "second": tuple(SECOND),
     "third": tuple(THIRD),
     "fourth": tuple(FOURTH),
+    "fifth": tuple(f"{name}@3" if name in SOME else name for name in FIFTH),
 }
 
 # A fault, the mode that shows it, and the rungs that must.
@@ -90,7 +92,7 @@ def main() -> int:
     parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
-    parser.add_argument("--family", default="first,second,third,fourth", help="which families of broken servers")
+    parser.add_argument("--family", default="first,second,third,fourth,fifth", help="which families of broken servers")
     parser.add_argument("--minutes", type=float, default=600, help="stop after so long, and say how far it came")
     parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()

@@ -82,8 +82,9 @@ ONCE_MISSED = {
     "string-lengths-ignored": ("json",),
     "patterns-ignored": ("json",),
     "ranges-ignored": ("json",),
+    "fences-stripped": ("prompts",),
 }
-# The same of the fourth family, for which few trials are enough.
+# The same of the fourth and fifth families, for which few trials are enough.
 SEEN_AT_ONCE = {
     "arguments-stripped": ("prompts",),
     "arguments-cut-at-comma": ("prompts",),
@@ -107,6 +108,27 @@ SEEN_AT_ONCE = {
     "anthropic-no-signature": ("thinking", "anthropic"),
     "anthropic-tool-choice-ignored": ("anthropic",),
     "anthropic-first-word-twice": ("anthropic",),
+    "no-parameters-crash": ("prompts",),
+    "no-description-crash": ("prompts",),
+    "strict-tools-refused": ("prompts",),
+    "top-p-one-refused": ("prompts",),
+    "nulls-refused": ("prompts",),
+    "long-system-cut": ("prompts",),
+    "special-tokens-in-prompt-lost": ("prompts",),
+    "braces-in-prompt-lost": ("prompts",),
+    "history-beyond-twenty-lost": ("prompts",),
+    "union-arguments-as-text": ("tools",),
+    "long-arguments-cut": ("tools",),
+    "decimals-lost": ("tools",),
+    "falsy-arguments-dropped": ("tools",),
+    "keys-in-camel-case": ("tools",),
+    "form-silences-tools": ("tools",),
+    "words-beside-calls-lost": ("agents",),
+    "thinks-anyway-with-tools": ("thinking", "agents"),
+    "anthropic-start-counts-nothing": ("anthropic",),
+    "anthropic-cache-control-refused": ("anthropic",),
+    "anthropic-text-beside-result-lost": ("anthropic",),
+    "anthropic-second-result-lost": ("anthropic",),
 }
 MISSED = {name: (rungs, 12) for name, rungs in ONCE_MISSED.items()}
 MISSED |= {name: (rungs, 4) for name, rungs in SEEN_AT_ONCE.items()}

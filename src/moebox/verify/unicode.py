@@ -18,6 +18,7 @@ TEXTS = (
     "well , then ! it 's ( so )",  # blanks that a tokenizer's clean-up takes away
     r'C:\new\table "q" \u00e9 {x}',  # what another round of unescaping would change
     "def f():\n    if x:\n\treturn 1\n\n# end",  # line ends, indentation, a tab
+    "so:\n```python\nx = 1\n```\nend",  # a fence, which filters for JSON take away
 )
 
 
@@ -92,6 +93,7 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "line ends lost": lambda text: text.replace("\n", ""),
     "line ends changed": lambda text: text.replace("\n", "\r\n"),
     "tabs made blanks": lambda text: text.replace("\t", "    "),
+    "fences lost": lambda text: re.sub(r"```\w*\n?", "", text),
     "indentation lost": lambda text: re.sub(r"\n[ \t]+", "\n", text),
     "blanks before marks lost": lambda text: re.sub(r" ([.,!?')])", r"\1", text),
     "blanks lost": lambda text: text.replace(" ", ""),

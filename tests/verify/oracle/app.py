@@ -109,6 +109,8 @@ async def messages(request: Request) -> Response:
         return error(404, "Not Found")
     body = await request.json()
     fault = drawn(request.path_params["fault"], body)
+    if fault.message_gate and (refused := fault.message_gate(body)):
+        return refused
     if fault.message_request:
         body = fault.message_request(body)
     try:

@@ -30,7 +30,8 @@ class Fault:
     among: Callable[[Made], Any] | None = None  # may wait for its neighbours
     whole: Callable[[Body, Made], Body] | None = None
     stream: Callable[[Made], Stream] | None = None
-    message_request: Callable[[Body], Body] | None = None  # Anthropic's
+    message_gate: Callable[[Body], Response | None] | None = None  # Anthropic's
+    message_request: Callable[[Body], Body] | None = None
     message: Callable[[Body], Body] | None = None
     message_events: Callable[[list[Body]], list[Body]] | None = None
     no_anthropic: bool = False

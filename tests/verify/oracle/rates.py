@@ -15,16 +15,18 @@ from typing import Any
 from moebox.phantom.task import Reply
 
 from .faults import FAULTS, Fault
+from .fifth import FIFTH
 from .fourth import FOURTH
 from .hostile import HOSTILE
 from .odd import ODD
+from .odd_fifth import ODD_FIFTH
 from .odd_fourth import ODD_FOURTH
 from .odd_third import ODD_THIRD
 from .second import SECOND
 from .third import KNOWN, THIRD
 
-RIGHT: dict[str, Fault] = {**ODD, **ODD_THIRD, **ODD_FOURTH}  # odd, and allowed by the documents
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **RIGHT, **HOSTILE}
+RIGHT: dict[str, Fault] = {**ODD, **ODD_THIRD, **ODD_FOURTH, **ODD_FIFTH}  # odd, and allowed by the documents
+ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
 _asked: Counter[bytes] = Counter()
 

@@ -26,7 +26,7 @@ def solve(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, An
     if last["role"] == "tool":
         return Reply(content=_told(messages))
     question = str(last["content"])
-    offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    offered = {tool["function"]["name"]: tool["function"].get("parameters", {"type": "object"}) for tool in tools}
     if tools and (calls := called(question, set(offered))):
         return Reply(calls=tuple(_held(call, offered[call.name]) for call in calls))
     if form:
@@ -128,6 +128,8 @@ def least(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> A
     root = schema if root is None else root
     if "$ref" in schema:
         return least(root["$defs"][schema["$ref"].rsplit("/", 1)[1]], root)
+    if "anyOf" in schema:
+        return least(schema["anyOf"][0], root)
     if "enum" in schema:
         return schema["enum"][0]
     if "const" in schema:
@@ -167,7 +169,7 @@ def _secret(question: str) -> str:
 
 
 def _copy(question: str) -> str:
-    found = re.match(r"(?:Repeat|Copy|Say) [^:]+: (.+)", question)
+    found = re.match(r"(?:Repeat|Copy|Say) [^:]+: (.+)", question, re.DOTALL)
     return found[1] if found else ""
 
 

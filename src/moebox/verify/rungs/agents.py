@@ -12,7 +12,7 @@ from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import tool_history, tool_results
 from moebox.verify.rungs.json_modes import misfit
-from moebox.verify.rungs.thinking import mixed, spilled
+from moebox.verify.rungs.thinking import kept_on, mixed, spilled
 from moebox.verify.rungs.tools import KIMI_ID
 from moebox.verify.trials import draw
 
@@ -95,6 +95,9 @@ class _Conversation:
         self._grown(answer)
         if self.thinking and answer.reasoning:
             self.ask.tally.add("reasoning" + STREAMED * stream, mixed(answer))
+        if not self.thinking and self.ask.thinks and not kept_on(self.ask):
+            why = "thinking is off, yet reasoning came where there are tools" if answer.reasoning.strip() else ""
+            self.ask.tally.add("reasoning" + STREAMED * stream, why)
         return answer
 
     async def _spilled(self, answer: Answer, stream: bool) -> None:

@@ -57,15 +57,23 @@ async def and_back(ask: Asker) -> Score:
     return await both(ask, "answer", lambda stream: _asked(ask, "tool_result", stream), ask.options.share(0.17))
 
 
-async def system(ask: Asker) -> None:
-    """`system` reaches the model, as a string and as blocks: the prompt grows by it."""
+async def system(ask: Asker) -> Warned | None:
+    """`system` reaches the model, as a string and as blocks, marked for the cache too: the prompt grows by it."""
     task = draw(ask, "secret")
     plain = messages.request(ask, task)
     few = await _input_tokens(ask, plain)
-    for how, value in (("a string", PADDING), ("blocks", [{"type": "text", "text": PADDING}])):
-        many = await _input_tokens(ask, plain | {"system": value})
+    block = {"type": "text", "text": PADDING}
+    marked = block | {"cache_control": {"type": "ephemeral"}}  # as Claude Code sends it
+    for how, value in (("a string", PADDING), ("blocks", [block]), ("blocks with cache_control", [marked])):
+        try:
+            many = await _input_tokens(ask, plain | {"system": value})
+        except Failed as problem:
+            if problem.status in REFUSALS:
+                return Warned(f"system as {how} is refused: {problem}")
+            raise
         grown = few is None or many is None or many > few + GROWTH
         ask.tally.add("prompt", "" if grown else f"24 words of system as {how}, yet {few} and {many} input_tokens")
+    return None
 
 
 async def blocks(ask: Asker) -> None:
@@ -79,6 +87,29 @@ async def blocks(ask: Asker) -> None:
     kept = as_text is None or as_blocks is None or as_blocks >= as_text - SLACK
     why = f"a conversation is {as_text} input_tokens with strings and {as_blocks} with blocks: something is lost"
     ask.tally.add("tool-history", "" if kept else why)
+    await _beside(ask, task, turns)
+
+
+async def _beside(ask: Asker, task: Task, turns: list[Any]) -> None:
+    """A second result, and words in the turn that brings results, as Claude Code sends both: the prompt grows."""
+    call, result = turns[-2]["content"][-1], turns[-1]["content"][-1]
+    before = [*turns[:-2], {"role": "assistant", "content": [call, call | {"id": f"{call['id']}-2"}]}]
+    again = result | {"tool_use_id": f"{call['id']}-2"}
+
+    async def counted(*blocks: object) -> int | None:
+        return await _input_tokens(
+            ask, messages.request(ask, task, turns=[*before, {"role": "user", "content": [result, *blocks]}])
+        )
+
+    few = await counted(again)
+    for what, blocks in {
+        "a second result": (again | {"content": PADDING},),
+        "the text beside results": (again, {"type": "text", "text": PADDING}),
+    }.items():
+        many = await counted(*blocks)
+        grown = few is None or many is None or many >= few + GROWTH
+        why = f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped"
+        ask.tally.add("tool-history", "" if grown else why)
 
 
 def _in_blocks(turn: dict[str, object]) -> dict[str, object]:
@@ -117,12 +148,21 @@ async def thinking(ask: Asker) -> str:
         body |= {"max_tokens": THINKING_ROOM, "temperature": 1}  # the API takes no other with thinking
         if "chat_template_kwargs" in body:
             body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
-        message = await messages.send(ask, body)
+        message = await _or_skipped(ask, body)
         shown[stream] = bool(message.thinking)
         ask.tally.add("reasoning" + STREAMED * stream, spilled(message.reply, plain.reply))
     either = "thinking blocks came in one of a whole and a streamed message only"
     ask.tally.add("reply-style", either if shown[False] != shown[True] else "")
     return "thinking blocks came" if all(shown.values()) else "no thinking blocks came"
+
+
+async def _or_skipped(ask: Asker, body: dict[str, object]) -> Message:
+    try:
+        return await messages.send(ask, body)
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            raise Skipped(f"thinking is refused: {problem}") from None
+        raise
 
 
 async def choices(ask: Asker) -> str | Warned:

@@ -8,21 +8,31 @@ from moebox.phantom.tasks import Task, haystack
 from moebox.phantom.toolbox import TOOLS
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.rung import Rung, Warned
+from moebox.verify.rungs import forms as of_requests
 from moebox.verify.rungs import texts
+from moebox.verify.rungs.tool_results import LEAST_GROWTH
 from moebox.verify.rungs.turns import GROWTH, PADDING, assistant, forms, or_skipped, user
 from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
 
+SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTES = "Read every word of this note before you use the tool. " * 32  # of a page: agents describe at length
 ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
+MANY_TURNS = 30  # of each side: agents work for hours
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
 
 
 async def system(ask: Asker) -> Warned | None:
-    """A system message changes the answer, and the prompt grows by it."""
-    few, many = [await _prompt_tokens(ask, draw(ask, "secret"), turns) for turns in ([], [_system(PADDING)])]
+    """A system message changes the answer, and the prompt grows by it, be it of pages."""
+    task = draw(ask, "secret")
+    few, many, most = [
+        await _prompt_tokens(ask, task, turns) for turns in ([], [_system(PADDING)], [_system(_long(ask))])
+    ]
     if few is not None and many is not None and many < few + GROWTH:
         raise Failed(f"24 words of a system message, yet {few} and {many} prompt tokens: it is dropped")
+    if few is not None and most is not None and most < few + LEAST_GROWTH * len(_long(ask).split()):
+        words_sent = len(_long(ask).split())
+        raise Failed(f"{words_sent} words of a system message, yet {few} and {most} prompt tokens: it is cut")
     await able(ask, _told(ask, in_system=False), "repeat a code from the prompt")
     found = [await _told(ask, in_system=True)() for _ in range(ask.options.share(0.5))]
     lost = [trial.why for trial in found if trial.why]
@@ -31,6 +41,11 @@ async def system(ask: Asker) -> Warned | None:
     for trial in found:
         ask.tally.add("prompt", trial.why, trial.whose)
     return None
+
+
+def _long(ask: Asker) -> str:
+    """A long system message, or as much of it as a short context holds."""
+    return SYSTEM if not ask.limit or ask.limit >= ROOMY // 2 else PADDING
 
 
 def _told(ask: Asker, *, in_system: bool) -> Attempt:
@@ -91,6 +106,11 @@ async def whole_history(ask: Asker) -> None:
         grown = counted > last + 4 + added
         ask.tally.add("prompt", "" if grown else f"two turns more, yet {last} and {counted} prompt tokens")
         last = counted
+    turns += [user("Go on."), assistant("I will.")] * MANY_TURNS
+    counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
+    grown = counted > last + 4 * MANY_TURNS
+    why = f"{2 * MANY_TURNS} turns more, yet {last} and {counted} prompt tokens: old ones are dropped"
+    ask.tally.add("prompt", "" if grown else why)
 
 
 async def many_tools(ask: Asker) -> str:
@@ -165,6 +185,7 @@ RUNG = Rung(
         "parts": parts,
         "whole history": whole_history,
         "forms of turns": forms,
+        "forms of requests": of_requests.requests,
         "many tools": many_tools,
         "long descriptions": long_descriptions,
         "characters": texts.characters,

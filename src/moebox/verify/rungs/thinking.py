@@ -56,14 +56,19 @@ def spilled(thinking: Reply, plain: Reply) -> str:
     return f"thoughts stand in the answer, with no reasoning apart: {long[:60]!r}" if long.endswith(end) else ""
 
 
+def kept_on(ask: Asker) -> str:
+    """ "" or why thinking cannot be turned off from here."""
+    if not ask.template_arguments:
+        return "the server takes no chat_template_kwargs, so thinking cannot be turned off from here"
+    if ask.options.thinking == "no":
+        return "this model is not expected to think"
+    return "this model always thinks" if "thinking" in ask.endpoint.model.lower() else ""
+
+
 async def off(ask: Asker) -> None:
     """Asked not to think, it does not, in a stream and without, though it was asked to just before."""
-    if not ask.template_arguments:
-        raise Skipped("the server takes no chat_template_kwargs, so thinking cannot be turned off from here")
-    if ask.options.thinking == "no":
-        raise Skipped("this model is not expected to think")
-    if "thinking" in ask.endpoint.model.lower():
-        raise Skipped("this model always thinks")
+    if why := kept_on(ask):
+        raise Skipped(why)
     for stream in (False, True):
 
         async def attempt(stream: bool = stream) -> Trial:

@@ -11,6 +11,7 @@ from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.rung import Warned
+from moebox.verify.rungs.turns import GROWTH, PADDING
 from moebox.verify.trials import GOOD, Trial, trials
 
 LONG_WORDS = 200  # of a result; agents read whole files
@@ -28,18 +29,21 @@ class Turn:
 
 
 async def long_result(ask: Asker) -> str:
-    """A long result is read to its end: the prompt grows with it."""
+    """A long result is read to its end, and so are words beside the call: the prompt grows with them."""
     turn = _drawn(ask)
     text = " ".join(words.word(ask.rng) for _ in range(LONG_WORDS))
     histories = [_history([dataclasses.replace(turn, result=turn.result | more)]) for more in ({}, {"log": text})]
+    histories.append([row | {"content": PADDING} if row["role"] == "assistant" else row for row in histories[0]])
     ask.patient = True  # a long prompt is not late
     try:
-        few, many = [await _prompt_tokens(ask, history, [turn.tool]) for history in histories]
+        few, many, beside = [await _prompt_tokens(ask, history, [turn.tool]) for history in histories]
     finally:
         ask.patient = False
     grown = many >= few + LEAST_GROWTH * LONG_WORDS
     why = f"a result of {LONG_WORDS} words more, yet {few} and {many} prompt tokens: it is cut"
     ask.tally.add("tool-history", "" if grown else why)
+    why = f"24 words beside a call, yet {few} and {beside} prompt tokens: a turn's words are dropped with its calls"
+    ask.tally.add("tool-history", "" if beside >= few + GROWTH else why)
     return f"{LONG_WORDS} words, {many - few} tokens"
 
 

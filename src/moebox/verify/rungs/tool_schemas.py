@@ -7,10 +7,13 @@ from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
+from moebox.verify.rung import Warned
 from moebox.verify.rungs.json_modes import misfit
 
 Schema = Mapping[str, Any]
-ROOM = 128  # tokens for a call; the longest here takes some eighty
+ROOM = 128  # tokens for a call; the longest but one here takes some eighty
+LONG = "write_file"  # the tool with a long argument, and the room that it takes
+LONG_ROOM = 768
 
 _PLACE = {
     "type": "object",
@@ -20,6 +23,17 @@ _PLACE = {
 _SIZES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
 # Values that parsers spoil: more than a double holds, and strings that look like something else.
 _EXACT: dict[str, object] = {"number": 9007199254740993, "code": "007", "flag": "true", "rate": "1e5"}
+# Values that `if value` drops, decimals, keys that a gateway rewrites, and a union of types.
+_EDIT: dict[str, object] = {"start_line": 0, "dry_run": False, "new_suffix": "", "scale_by": 0.25}
+_TYPES = {int: "integer", bool: "boolean", str: "string", float: "number"}
+_FILE = "".join(f"line_{number} = {number}\n" for number in range(30))  # agents write whole files
+
+
+def _only(values: Mapping[str, object]) -> dict[str, Any]:
+    """Properties that allow these values and no others."""
+    return {key: {"type": _TYPES[type(value)], "enum": [value]} for key, value in values.items()}
+
+
 # A tool's name, what is asked for, and its parameters.
 SHAPES: tuple[tuple[str, str, Schema], ...] = (
     (
@@ -32,10 +46,7 @@ SHAPES: tuple[tuple[str, str, Schema], ...] = (
         "Book number 9007199254740993 with the code 007, the flag true and the rate 1e5.",
         {
             "type": "object",
-            "properties": {
-                key: {"type": "integer" if key == "number" else "string", "enum": [value]}
-                for key, value in _EXACT.items()
-            },
+            "properties": _only(_EXACT),
             "required": list(_EXACT),
         },
     ),
@@ -49,12 +60,22 @@ SHAPES: tuple[tuple[str, str, Schema], ...] = (
             "required": ["light"],
         },
     ),
+    (
+        "edit",
+        "Make the edit that there is, up to line 7.",
+        {
+            "type": "object",
+            "properties": _only(_EDIT) | {"end_line": {"anyOf": [{"type": "integer", "enum": [7]}, {"type": "null"}]}},
+            "required": [*_EDIT, "end_line"],
+        },
+    ),
+    (LONG, "Write the file.", {"type": "object", "properties": _only({"text": _FILE}), "required": ["text"]}),
 )
 
 
-async def shapes(ask: Asker) -> str:
+async def shapes(ask: Asker) -> str | Warned:
     """Forced calls of tools with nested, optional and no arguments: whatever the model says, the form is right."""
-    kept = 0
+    kept, made, changed = 0, 0, ""
     for number, (name, question, schema) in enumerate(SHAPES):
         ask.trial = (number + 1, len(SHAPES))
         for stream in (False, True):
@@ -62,7 +83,11 @@ async def shapes(ask: Asker) -> str:
             for call in answer.calls:
                 why = "" if answer.finish == "length" else ill_formed(call.arguments, schema)
                 ask.tally.add("tool-call" + STREAMED * stream, f"{name}: {why}" if why else "")
-                kept += not misfit(call.arguments, schema)
+                unfit = "" if answer.finish == "length" else misfit(call.arguments, schema)
+                kept, made = kept + (not unfit), made + 1
+                changed = changed or (f"{name}: {unfit}" if unfit and not why else "")
+    if changed and 2 * kept > made:  # a server that holds calls to their schemas, or a model that does
+        return Warned(f"{changed}; {kept} of {made} calls fit their schemas")
     return f"{kept} of {2 * len(SHAPES)} calls fit their schemas"
 
 
@@ -73,7 +98,7 @@ async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: 
             [{"role": "user", "content": question}],
             tools=[{"type": "function", "function": function}],
             tool_choice={"type": "function", "function": {"name": name}},
-            max_tokens=ROOM,
+            max_tokens=LONG_ROOM if name == LONG else ROOM,
             stream=stream or None,
             odd=True,
         )
@@ -135,6 +160,8 @@ _PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 
 def _wanted(schema: Schema) -> list[str]:
     """The types that a schema allows."""
+    if "anyOf" in schema:
+        return [kind for each in schema["anyOf"] for kind in _wanted(each)]
     kinds = schema.get("type", [])
     return [kinds] if isinstance(kinds, str) else list(kinds)
 

@@ -13,6 +13,7 @@ from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import tool_history, tool_schemas
 from moebox.verify.rungs.json_modes import misfit
+from moebox.verify.rungs.turns import or_skipped
 from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, trials, wrong
 
 LEAST_TOLD = 8  # characters of arguments that stand in no text by chance
@@ -171,6 +172,17 @@ async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
     return await both(ask, "tool-choice", lambda stream: taken(stream), ask.options.share(0.75))
 
 
+async def with_a_form(ask: Asker) -> str | Warned:
+    """response_format binds the answer; until then tools can be called."""
+    task = draw(ask, "tool_call")
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    form = {"type": "json_schema", "json_schema": {"name": "final", "schema": schema}}
+    answer = await or_skipped(ask, list(task.messages), tools=list(task.tools), response_format=form)
+    if answer.calls or not (await ask.ask(task)).calls:
+        return f"{len(answer.calls)} call"
+    return Warned(f"with a response_format no tool is called: {answer.content[:60]!r}")
+
+
 async def ids(ask: Asker) -> str:
     """Kimi's ids are functions.NAME:INDEX; its template expects them back in the history."""
     task = draw(ask, "tool_call")
@@ -214,6 +226,7 @@ RUNG = Rung(
         "choice none": choice_none,
         "choice required": choice_required,
         "choice named": choice_named,
+        "with a form": with_a_form,
         "ids": ids,
         "shapes": tool_schemas.shapes,
         "and back": and_back,

@@ -1,5 +1,6 @@
 """Conversations in the forms that clients send them. Whether a turn reaches the model shows in the prompt's tokens."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +46,16 @@ FORMS: dict[str, Form] = {
         turns=[HELLO, assistant([{"type": "text", "text": PADDING}]), HELLO], without=[HELLO, HELLO]
     ),
     "an empty turn of the assistant": Form(turns=[HELLO, assistant(""), HELLO], without=[HELLO], growth=1),
+    # what gateways take for their own templates, and filters for marks of the model's
+    "words in double braces": Form(turns=[user("Hello! " + "{{ lantern }} " * 8)], without=[HELLO]),
+    "words like a template's marks": Form(turns=[user("Hello! " + "<|lantern|> " * 8)], without=[HELLO]),
 }
 
 
 async def forms(ask: Asker) -> str | Warned:
     """Each form is taken, and what it adds is in the prompt; a polite refusal is said, for agents send them all."""
     refused: list[str] = []
+    counted: dict[str, int] = {}  # the same beginning is counted once
     for number, (title, form) in enumerate(FORMS.items()):
         ask.trial = (number + 1, len(FORMS))
         try:
@@ -61,7 +66,8 @@ async def forms(ask: Asker) -> str | Warned:
             else:
                 ask.tally.add("prompt", f"{title}: {problem}")
             continue
-        few = await _prompt_tokens(ask, form.without)
+        key = json.dumps(form.without)
+        few = counted[key] = counted.get(key) or await _prompt_tokens(ask, form.without)
         why = f"{title}: {few} prompt tokens without it and {many} with it: it is dropped"
         ask.tally.add("prompt", "" if many >= few + form.growth else why)
     if refused:
