@@ -17,13 +17,14 @@ from moebox.verify.rungs.tools import KIMI_ID
 from moebox.verify.trials import draw
 
 ROUNDS = 6
+FEWER = 4  # without thinking, where the six are made with it
 ON_OFFER = 3
 
 
 async def rounds(ask: Asker) -> str:
-    """Question, call, result, answer, six times over, whole and streamed in turn."""
+    """Question, call, result, answer, again and again, whole and streamed in turn."""
     talk = _Conversation(ask, thinking=False)
-    return await talk.through(ROUNDS)
+    return await talk.through(FEWER if ask.thinks else ROUNDS)
 
 
 async def rounds_with_thinking(ask: Asker) -> str:

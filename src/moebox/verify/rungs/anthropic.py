@@ -16,6 +16,7 @@ from moebox.verify.rungs.errors import rude
 from moebox.verify.rungs.streaming import apart
 from moebox.verify.rungs.thinking import spilled
 from moebox.verify.rungs.tool_results import SLACK
+from moebox.verify.rungs.tool_schemas import ROOM
 from moebox.verify.rungs.turns import GROWTH, PADDING
 from moebox.verify.trials import GOOD, Attempt, Trial, both, draw, trials, wrong
 
@@ -175,6 +176,7 @@ async def choices(ask: Asker) -> str | Warned:
         stream = number % 2 == 1
         try:
             body = messages.request(ask, task, stream=stream) | {"tool_choice": choice}
+            body["max_tokens"] = ROOM + THINKING_ROOM * ask.always_thinks  # a call is shorter; what goes on is no call
             message = await messages.send(ask, body, odd=True)
         except Failed as problem:
             if problem.status in REFUSALS:

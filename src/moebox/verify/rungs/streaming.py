@@ -15,7 +15,7 @@ FAMILIES = ("copy", "secret", "count", "sums")  # answers with little freedom: t
 FEWEST_PIECES = 3
 HELD_BACK = 0.9  # of a stream's time before its first byte: then it was made whole and cut up
 LONG_TOKENS = 4400  # of a long answer, so that more than 4,000 come
-LONG_TRIALS = 12  # below so many a fifth of it must do
+LONG_TRIALS = 12  # below so many a tenth of it must do
 ABLE_WORDS = 60  # that a model repeats if it can repeat thousands
 WORD_TOKENS = 8  # that a word is at most
 ROOM = 0.85  # of the context that question and answer fill
@@ -160,7 +160,7 @@ async def _size(ask: Asker) -> tuple[int, int]:
     if why := judge(task, answer):
         raise Skipped(f"model, not server: it cannot repeat {ABLE_WORDS} words ({why})")
     per_word = max(0.5, (answer.count("completion") or 2 * ABLE_WORDS) / ABLE_WORDS)
-    wanted = LONG_TOKENS if ask.options.trials >= LONG_TRIALS else LONG_TOKENS // 5
+    wanted = LONG_TOKENS if ask.options.trials >= LONG_TRIALS else LONG_TOKENS // 10
     room = ROOM * (ask.limit or UNKNOWN_LIMIT) / 2
     words = max(ABLE_WORDS, round(min(wanted, room) / per_word))
     return words, round(SPARE * words * per_word) + ABLE_WORDS

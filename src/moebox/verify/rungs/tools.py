@@ -128,7 +128,7 @@ async def _shown(ask: Asker, task: Task, answer: Answer) -> str:
 async def choice_required(ask: Asker) -> Score | Warned:
     """tool_choice required: a call comes, even where the question needs none."""
     score = await _honoured(ask, "required", lambda stream: calling(ask, tool_choice="required", stream=stream))
-    answer = await ask.ask(draw(ask, "tool_none"), tool_choice="required", odd=True)
+    answer = await ask.ask(draw(ask, "tool_none"), tool_choice="required", odd=True, max_tokens=tool_schemas.ROOM)
     if answer.calls or answer.finish == "length":  # a call that grew too long to be judged
         return score
     return Warned(f"tool_choice is required, yet a question that needs no tool got none: {answer.content[:60]!r}")
