@@ -69,12 +69,22 @@ async def system(ask: Asker) -> Warned | None:
         try:
             many = await _input_tokens(ask, plain | {"system": value})
         except Failed as problem:
-            if problem.status in REFUSALS:
-                return Warned(f"system as {how} is refused: {problem}")
-            raise
-        grown = few is None or many is None or many > few + GROWTH
-        ask.tally.add("prompt", "" if grown else f"24 words of system as {how}, yet {few} and {many} input_tokens")
+            return Warned(_refusal(problem, f"system as {how}"))
+        _grown(ask, "prompt", f"system as {how}", few, many)
     return None
+
+
+def _refusal(problem: Failed, what: str) -> str:
+    """That something was refused politely; what was not is raised again."""
+    if problem.status in REFUSALS:
+        return f"{what} is refused: {problem}"
+    raise problem
+
+
+def _grown(ask: Asker, kind: str, what: str, few: int | None, many: int | None) -> None:
+    """Count whether the prompt grew by PADDING."""
+    grown = few is None or many is None or many >= few + GROWTH
+    ask.tally.add(kind, "" if grown else f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped")
 
 
 async def blocks(ask: Asker) -> None:
@@ -107,10 +117,7 @@ async def _beside(ask: Asker, task: Task, turns: list[Any]) -> None:
         "a second result": (again | {"content": PADDING},),
         "the text beside results": (again, {"type": "text", "text": PADDING}),
     }.items():
-        many = await counted(*blocks)
-        grown = few is None or many is None or many >= few + GROWTH
-        why = f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped"
-        ask.tally.add("tool-history", "" if grown else why)
+        _grown(ask, "tool-history", what, few, await counted(*blocks))
 
 
 def _in_blocks(turn: dict[str, object]) -> dict[str, object]:
@@ -161,9 +168,7 @@ async def _or_skipped(ask: Asker, body: dict[str, object]) -> Message:
     try:
         return await messages.send(ask, body)
     except Failed as problem:
-        if problem.status in REFUSALS:
-            raise Skipped(f"thinking is refused: {problem}") from None
-        raise
+        raise Skipped(_refusal(problem, "thinking")) from None
 
 
 async def choices(ask: Asker) -> str | Warned:

@@ -25,14 +25,11 @@ LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
 async def system(ask: Asker) -> Warned | None:
     """A system message changes the answer, and the prompt grows by it, be it of pages."""
     task = draw(ask, "secret")
-    few, many, most = [
-        await _prompt_tokens(ask, task, turns) for turns in ([], [_system(PADDING)], [_system(_long(ask))])
-    ]
-    if few is not None and many is not None and many < few + GROWTH:
-        raise Failed(f"24 words of a system message, yet {few} and {many} prompt tokens: it is dropped")
-    if few is not None and most is not None and most < few + LEAST_GROWTH * len(_long(ask).split()):
-        words_sent = len(_long(ask).split())
-        raise Failed(f"{words_sent} words of a system message, yet {few} and {most} prompt tokens: it is cut")
+    few = await _prompt_tokens(ask, task, [])
+    for text in (PADDING, SYSTEM) if not ask.limit or ask.limit >= ROOMY // 2 else (PADDING,):
+        many, sent = await _prompt_tokens(ask, task, [_system(text)]), len(text.split())
+        if few is not None and many is not None and many < few + LEAST_GROWTH * sent:
+            raise Failed(f"{sent} words of a system message, yet {few} and {many} prompt tokens: it is cut or dropped")
     await able(ask, _told(ask, in_system=False), "repeat a code from the prompt")
     found = [await _told(ask, in_system=True)() for _ in range(ask.options.share(0.5))]
     lost = [trial.why for trial in found if trial.why]
@@ -41,11 +38,6 @@ async def system(ask: Asker) -> Warned | None:
     for trial in found:
         ask.tally.add("prompt", trial.why, trial.whose)
     return None
-
-
-def _long(ask: Asker) -> str:
-    """A long system message, or as much of it as a short context holds."""
-    return SYSTEM if not ask.limit or ask.limit >= ROOMY // 2 else PADDING
 
 
 def _told(ask: Asker, *, in_system: bool) -> Attempt:

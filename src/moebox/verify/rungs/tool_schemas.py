@@ -73,25 +73,48 @@ SHAPES: tuple[tuple[str, str, Schema], ...] = (
 )
 
 
+class _Calls:
+    """Forced calls so far: how many fit their schemas, and the first that another value slipped into."""
+
+    def __init__(self, ask: Asker) -> None:
+        self.ask = ask
+        self.kept = self.made = 0
+        self.changed = ""
+
+    @property
+    def held(self) -> bool:
+        """The server holds most calls to their schemas, or the model does: no other value may pass."""
+        return 2 * self.kept > self.made
+
+    def add(self, name: str, arguments: str, schema: Schema, stream: bool) -> None:
+        """Judge one call."""
+        why, unfit = ill_formed(arguments, schema), misfit(arguments, schema)
+        self.ask.tally.add("tool-call" + STREAMED * stream, f"{name}: {why}" if why else "")
+        self.made += 1
+        self.kept += not unfit
+        if unfit and not why:
+            self.changed = self.changed or f"{name}: {unfit}"
+
+
 async def shapes(ask: Asker) -> str | Warned:
     """Forced calls of tools with nested, optional and no arguments: whatever the model says, the form is right."""
-    kept, made, changed = 0, 0, ""
+    calls = _Calls(ask)
     for number, (name, question, schema) in enumerate(SHAPES):
         ask.trial = (number + 1, len(SHAPES))
-        if name == LONG and 2 * kept <= made:
-            break  # a long argument takes long, and is judged only where calls are held to their schemas
-        for stream in (False, True):
-            answer = await _forced(ask, name, question, schema, stream)
-            if answer.finish == "length":
-                break  # too long to be judged, and no shorter in a stream
-            for call in answer.calls:
-                why, unfit = ill_formed(call.arguments, schema), misfit(call.arguments, schema)
-                ask.tally.add("tool-call" + STREAMED * stream, f"{name}: {why}" if why else "")
-                kept, made = kept + (not unfit), made + 1
-                changed = changed or (f"{name}: {unfit}" if unfit and not why else "")
-    told = f"{kept} of {made} calls fit their schemas"
-    # a server that holds most calls to their schemas, or a model that does, lets no other value pass
-    return Warned(f"{changed}; {told}") if changed and 2 * kept > made else told
+        if name != LONG or calls.held:  # a long argument takes long, and is judged only where schemas are held to
+            await _both(ask, calls, name, question, schema)
+    told = f"{calls.kept} of {calls.made} calls fit their schemas"
+    return Warned(f"{calls.changed}; {told}") if calls.changed and calls.held else told
+
+
+async def _both(ask: Asker, calls: _Calls, name: str, question: str, schema: Schema) -> None:
+    """The call whole and streamed; what is too long to be judged is no shorter in a stream."""
+    for stream in (False, True):
+        answer = await _forced(ask, name, question, schema, stream)
+        if answer.finish == "length":
+            return
+        for call in answer.calls:
+            calls.add(name, call.arguments, schema, stream)
 
 
 async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: bool) -> Answer:
