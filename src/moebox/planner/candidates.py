@@ -100,13 +100,18 @@ def _hybrid_pins(pins: Pins) -> tuple[str, ...]:
 
 
 def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
-    """Checkpoints the engine reads; without a pin only those that were seen to exist."""
+    """Checkpoints the engine reads, as far as they may be meant."""
     traits = registry.traits(engine)
     readable = (form for form in checkpoints if form.format in traits.formats and form.made_for(engine))
+    return tuple(form for form in readable if _meant(form, traits, pins))
+
+
+def _meant(form: Checkpoint, traits: Traits, pins: Pins) -> bool:
+    """The pinned one; without a pin what was seen to exist, by the file's name where the engine wants that."""
     if pins.checkpoint:
-        return tuple(form for form in readable if form.called(pins.checkpoint))
-    found = (form for form in readable if not form.unverified)
-    return tuple(form for form in found if not traits.names_files or form.file or form.path)
+        return form.called(pins.checkpoint)
+    named = form.file or form.path or not traits.names_files
+    return bool(named) and not form.unverified
 
 
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
@@ -178,22 +183,25 @@ def _first_share(pins: Pins, parallel: Parallel, draft: Speculate | None, preset
 
 def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Recipe:
     """What every recipe of a model shares."""
-    gguf = checkpoint.format == "gguf"
     traits = registry.traits(engine)
     tools, thoughts = model.tool_parser, model.reasoning_parser
-    tools, thoughts = traits.tool_parsers.get(tools, tools), traits.reasoning_parsers.get(thoughts, thoughts)
-    wanted = (traits.hide_tools_flag if tools else "", traits.cached_tokens_flag)
-    return Recipe(
+    flags = (traits.hide_tools_flag if tools else "", traits.cached_tokens_flag)
+    recipe = Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,
         model=model.name,
         checkpoint=checkpoint.path or checkpoint.name,
         served_name=(model.repo or model.name).rpartition("/")[2],
         context=pins.context or min(START_CONTEXT, model.context),
-        tool_parser=tools if traits.takes_parsers else "",
-        reasoning_parser=thoughts if traits.takes_parsers else "",
-        trust_remote_code=model.trust_remote_code and not gguf,
-        flags={flag: True for flag in wanted if flag},
+        trust_remote_code=model.trust_remote_code and checkpoint.format != "gguf",
+        flags=dict.fromkeys(filter(None, flags), True),
+    )
+    if not traits.takes_parsers:
+        return recipe
+    return replace(
+        recipe,
+        tool_parser=traits.tool_parsers.get(tools, tools),
+        reasoning_parser=traits.reasoning_parsers.get(thoughts, thoughts),
     )
 
 

@@ -76,11 +76,16 @@ def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
     if pins.tp and pins.pp:
         return [(pins.tp, pins.pp)]
     found = {pair for gpus in _counts(box) for pair in _pairs(gpus, len(box.gpus))}
+    return sorted(_within(found, pins), key=lambda pair: (-pair[0] * pair[1], pair[1]))
+
+
+def _within(found: set[tuple[int, int]], pins: Pins) -> set[tuple[int, int]]:
+    """The pairs that have the size which is pinned, or one with it where there are none."""
     if pins.tp:
-        found = {pair for pair in found if pair[0] == pins.tp} | {(pins.tp, 1)}
+        return {pair for pair in found if pair[0] == pins.tp} | {(pins.tp, 1)}
     if pins.pp:
-        found = {pair for pair in found if pair[1] == pins.pp} or {(1, pins.pp)}
-    return sorted(found, key=lambda pair: (-pair[0] * pair[1], pair[1]))
+        return {pair for pair in found if pair[1] == pins.pp} or {(1, pins.pp)}
+    return found
 
 
 def _counts(box: Box) -> set[int]:

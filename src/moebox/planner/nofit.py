@@ -152,12 +152,10 @@ def remedies(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
 
 def _asking_less(asked: Asked) -> Iterator[str]:
     """The longest context, the most requests or the usual claim that fit, where more was asked for."""
-    context = next((size for size in _shorter(asked) if asked.within(context=size).fits), 0)
-    if context:
-        yield f"--context {context} fits"
-    requests = next((number for number in _fewer(asked.pins) if asked.within(concurrency=number).fits), 0)
-    if requests:
-        yield f"--concurrency {requests} fits"
+    for pin, values in (("context", _shorter(asked)), ("concurrency", _fewer(asked.pins))):
+        fitting = next((value for value in values if asked.within(**{pin: value}).fits), None)
+        if fitting:
+            yield f"--{pin} {fitting} fits"
     if asked.pins.memory_utilization and asked.within(memory_utilization=None).fits:
         yield f"--memory-utilization {START_UTILIZATION} fits"
 
@@ -205,12 +203,16 @@ def _more_gpus(asked: Asked) -> Iterator[str]:
         return
     engine = next(traits.name for traits in registry.all_traits() if traits.serves)
     free = asked.within(tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
+    enough = next((larger for larger in _larger(box) if replace(free, box=larger).fits), None)
+    if enough:
+        yield f"it fits on {len(enough.gpus)}x {box.gpus[0].title}"
+
+
+def _larger(box: Box) -> Iterator[Box]:
+    """The same box with more of its first GPU."""
     gpu, have = box.gpus[0], len(box.gpus)
     for number in (have + 1, *(size for size in LARGER if size > have)):
-        larger = replace(box, gpus=(gpu,) * number, name=f"{number}x-{gpu.name}")
-        if replace(free, box=larger).fits:
-            yield f"it fits on {number}x {gpu.title}"
-            return
+        yield replace(box, gpus=(gpu,) * number, name=f"{number}x-{gpu.name}")
 
 
 def _ram_needed(asked: Asked) -> str:
@@ -228,15 +230,19 @@ def _ram_needed(asked: Asked) -> str:
 
 def _with_ram(asked: Asked) -> Weighed | None:
     """What needs least RAM of all that fits with more of it; where some keep their quality, of those."""
-    box, model, pins = asked.box, asked.model, asked.pins
+    box, pins = asked.box, asked.pins
     if pins.serving or not asked.offloads:
         return None
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
     engines = (pins.engine,) if pins.engine else sharing()
-    found = weigh(roomy, model, candidates(roomy, model, asked.checkpoints, pins, engines), pins)
-    able = [one for one in found if one.memory.fits and not one.refused and _ram_of(one) > box.ram]
-    good = [one for one in able if one.checkpoint.bits_per_weight(model) >= LEAST_BITS]
-    return min(good or able, key=_ram_of, default=None)
+    found = weigh(roomy, asked.model, candidates(roomy, asked.model, asked.checkpoints, pins, engines), pins)
+    able = [one for one in found if _ram_of(one) > box.ram and one.memory.fits and not one.refused]
+    return min(able, key=_least_ram, default=None)
+
+
+def _least_ram(weighed: Weighed) -> tuple[bool, int]:
+    """Forms of too few bits last, then by RAM."""
+    return weighed.checkpoint.bits_per_weight(weighed.model) < LEAST_BITS, _ram_of(weighed)
 
 
 def _ram_of(weighed: Weighed) -> int:

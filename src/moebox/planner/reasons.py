@@ -1,10 +1,10 @@
 """Why the chosen recipe, what its rivals lose or gain, and what was dropped: sentences from numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from moebox.core.plan import Alternative, Caution
-from moebox.core.recipe import Recipe, Runtime
+from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
 from moebox.planner import prefer
@@ -22,16 +22,18 @@ IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
 
 def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
     """Sentences for the choice, most important first."""
-    out = [_weights(best), _layout(best, others)]
-    if best.recipe.hybrid:
-        out += [_placement(best) if best.recipe.hybrid.gpu_experts is None else "", _quant(best, others)]
-    else:
-        out += [_engine(best, others, pins), _cache(best, tried)]
-    out += rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory)
-    out.append(_caution(best, pins))
-    out.append(between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "")
-    out.append(_context(best, pins))
-    out.append(f"speed {best.speed.measured.text}" if best.speed.measured else "")
+    shared = (_placement(best), _quant(best, others))
+    served = (_engine(best, others, pins), _cache(best, tried))
+    out = (
+        _weights(best),
+        _layout(best, others),
+        *(shared if best.recipe.hybrid else served),
+        *rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory),
+        _caution(best, pins),
+        between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "",
+        _context(best, pins),
+        f"speed {best.speed.measured.text}" if best.speed.measured else "",
+    )
     return tuple(filter(None, out))
 
 
@@ -43,16 +45,16 @@ def _weights(best: Weighed) -> str:
 
 
 def _layout(best: Weighed, others: list[Weighed]) -> str:
-    parallel = best.recipe.parallel
+    parallel, every = best.recipe.parallel, len(all_gpus(best.box))
     if best.recipe.hybrid:
         return ""
     device = next(one for one in best.memory.devices if one.weights)
-    text = f"{_cut(best)} leaves {gib(device.weights_total)} of weights on each GPU"
-    rival = _best(others, lambda one: _same_but(one, best, "parallel") and _cut(one) != _cut(best))
+    text = f"{parallel.text} leaves {gib(device.weights_total)} of weights on each GPU"
+    rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.text != parallel.text)
     if rival:
-        text += f"; {_cut(rival)} is {compared(rival, best)}"
-    if parallel.gpus < len(all_gpus(best.box)):
-        text += f"; {len(all_gpus(best.box)) - parallel.gpus} of {len(all_gpus(best.box))} GPUs stay free"
+        text += f"; {rival.recipe.parallel.text} is {compared(rival, best)}"
+    if parallel.gpus < every:
+        text += f"; {every - parallel.gpus} of {every} GPUs stay free"
     return text
 
 
@@ -76,21 +78,22 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
 
 
 def _placement(best: Weighed) -> str:
-    recipe = best.recipe
-    assert recipe.hybrid is not None
-    if recipe.hybrid.split:
+    hybrid, ram, total = best.recipe.hybrid, best.memory.devices[-1], best.model.moe_layers
+    if hybrid is None or hybrid.gpu_experts is not None:
+        return ""
+    if hybrid.split:
         return _over_nodes(best)
-    counts = [len(layers) for layers in recipe.hybrid.experts]
-    total, ram = best.model.moe_layers, best.memory.devices[-1]
     if not best.box.gpus:
         return f"no GPU: everything runs from RAM, {gib(ram.weights_total)} of {gib(ram.total)}"
-    if sum(counts) >= total:
-        return f"all {total} expert layers fit on the GPUs ({'+'.join(map(str, counts))})"
-    shown = "+".join(map(str, counts))
-    where = f"{sum(counts)} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last)"
+    counts = list(map(len, hybrid.experts))
+    placed, shown = sum(counts), "+".join(map(str, counts))
+    if placed >= total:
+        return f"all {total} expert layers fit on the GPUs ({shown})"
+    where = f"{placed} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last)"
+    none = f"none of {total} expert layers lies on the GPUs"
     return (
-        f"{where if sum(counts) else f'none of {total} expert layers lies on the GPUs'}; "
-        f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
+        f"{where if placed else none}; {gib(ram.weights_total)} of weights stay in RAM, "
+        f"{gib(ram.free)} of RAM is left free"
     )
 
 
@@ -141,16 +144,17 @@ def alternatives(best: Weighed, others: list[Weighed]) -> tuple[Alternative, ...
         one = _best(usable, kind)
         if one and one not in found:
             found.append(one)
-    return tuple(
-        Alternative(
-            title=title(one, best),
-            recipe=one.recipe,
-            decode_tok_s=round(one.speed.decode_tok_s(one.streams, min(PROMPT, one.recipe.context)), 2),
-            answer_tok_s=round(one.score, 2),
-            kv_tokens=one.memory.kv_tokens,
-            loses=_loses(one, best),
-        )
-        for one in found[:MOST]
+    return tuple(_alternative(one, best) for one in found[:MOST])
+
+
+def _alternative(one: Weighed, best: Weighed) -> Alternative:
+    return Alternative(
+        title=title(one, best),
+        recipe=one.recipe,
+        decode_tok_s=round(one.speed.decode_tok_s(one.streams, min(PROMPT, one.recipe.context)), 2),
+        answer_tok_s=round(one.score, 2),
+        kv_tokens=one.memory.kv_tokens,
+        loses=_loses(one, best),
     )
 
 
@@ -176,20 +180,20 @@ def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
 def title(one: Weighed, best: Weighed) -> str:
     """A runner-up in words: engine, layout, and what sets it apart."""
     recipe = one.recipe
-    parts = [titled(recipe.engine)]
-    if recipe.runtime.preset:
-        parts.append("patched community image")
+    engine = [titled(recipe.engine), "patched community image" if recipe.runtime.preset else ""]
     if recipe.hybrid:
-        parts += [one.checkpoint.label, _shared_out(recipe), f"-ub {recipe.hybrid.ubatch}"]
-        return ", ".join(parts)
-    parallel = recipe.parallel
-    deep = (f" DCP{parallel.dcp}" if parallel.dcp > 1 else "") + (" EP" if parallel.ep else "")
-    parts += [_cut(one) + deep, f"{recipe.kv} cache"]
-    if one.checkpoint != best.checkpoint:
-        parts.append(one.checkpoint.label)
-    if recipe.speculate:
-        parts.append(f"{recipe.speculate.method} draft")
-    return ", ".join(parts)
+        parts = [one.checkpoint.label, _shared_out(recipe), f"-ub {recipe.hybrid.ubatch}"]
+    else:
+        form = one.checkpoint.label if one.checkpoint != best.checkpoint else ""
+        draft = f"{recipe.speculate.method} draft" if recipe.speculate else ""
+        parts = [_spread(recipe.parallel), f"{recipe.kv} cache", form, draft]
+    return ", ".join(filter(None, engine + parts))
+
+
+def _spread(parallel: Parallel) -> str:
+    """The layout with what it adds to plain ranks: "TP8 DCP4 EP"."""
+    dcp = f"DCP{parallel.dcp}" if parallel.dcp > 1 else ""
+    return " ".join(filter(None, (parallel.text, dcp, "EP" if parallel.ep else "")))
 
 
 def _shared_out(recipe: Recipe) -> str:
@@ -229,57 +233,62 @@ def compared(one: Weighed, best: Weighed) -> str:
 
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
     """What was dropped, by kind: what does not start and what does not fit."""
+    alike = [one for one in tried if one.recipe.hybrid or _same_shape(one, best)]
     out: dict[str, str] = {}
-    alike = [
-        one
-        for one in tried
-        if one.recipe.hybrid
-        or (one.recipe.parallel.gpus == best.recipe.parallel.gpus and one.recipe.parallel.ep == best.recipe.parallel.ep)
-    ]
     for one in alike:
         if one.refused and one.refused not in out.values():
             out[title(one, best)] = one.refused
-    for one in sorted(alike, key=lambda one: one.candidate.tier):
-        if not one.memory.fits and not one.refused and len(out) < MOST_REFUSED:
+    lacking = [one for one in alike if not one.memory.fits and not one.refused]
+    for one in sorted(lacking, key=lambda one: one.candidate.tier):
+        if len(out) < MOST_REFUSED:
             lack = f"lacks {gb(one.memory.shortfall)} for {count(one.recipe.context)} tokens"
             out.setdefault(title(one, best), lack)
     return out
 
 
-def warned(best: Weighed, others: list[Weighed], pins: Pins) -> tuple[Caution, ...]:
+def _same_shape(one: Weighed, best: Weighed) -> bool:
+    mine, its = one.recipe.parallel, best.recipe.parallel
+    return (mine.gpus, mine.ep) == (its.gpus, its.ep)
+
+
+def warned(best: Weighed, others: list[Weighed], pins: Pins) -> Iterator[Caution]:
     """What the patched image gains where the stock one cannot do what it does, or why it was taken."""
-    if not best.deployment.engine.presets:
-        return ()
     if best.recipe.runtime.preset and not pins.image:
-        stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
-        trouble = replace(best, candidate=stock).refused
+        yield from _patched(best)
+    elif best.deployment.engine.presets and not best.recipe.runtime.preset:
+        yield from _gained(best, others)
+
+
+def _patched(best: Weighed) -> Iterator[Caution]:
+    stock = replace(best.candidate, recipe=replace(best.recipe, runtime=Runtime()))
+    trouble = replace(best, candidate=stock).refused
+    if trouble:
         stock_name = f"stock {titled(best.recipe.engine)}"
         text = f"the patched community image was taken, because {stock_name} does not start with this: {trouble}"
-        return (Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image'),) if trouble else ()
+        yield Caution(symptom="", text=text, remedy='kv = "bf16" for the stock image')
+
+
+def _gained(best: Weighed, others: list[Weighed]) -> Iterator[Caution]:
     patched = _best(others, lambda one: _same_but(one, best, "kv", "runtime") and bool(one.recipe.runtime.preset))
-    if best.recipe.runtime.preset or patched is None or patched.recipe.kv != "fp8":
-        return ()
-    text = (
-        f"the patched community image runs an fp8 cache on these GPUs: {count(patched.memory.kv_tokens)} tokens "
-        f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} at {best.streams} streams"
-    )
-    return (Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE),)
+    if patched and patched.recipe.kv == "fp8":
+        text = (
+            f"the patched community image runs an fp8 cache on these GPUs: {count(patched.memory.kv_tokens)} tokens "
+            f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} at {best.streams} streams"
+        )
+        yield Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
 
 
-def limited(best: Weighed) -> tuple[Caution, ...]:
+def limited(best: Weighed) -> Iterator[Caution]:
     """Where threads, not RAM, are what limits decoding: more of the one does not help without the other."""
-    shared = best.speed.shared
-    if shared is None or not shared.unpacking or not shared.in_ram:
-        return ()
-    paper = best.box.ram_bandwidth_measured or best.box.ram_bandwidth
-    if not paper:
-        return ()
+    shared, paper = best.speed.shared, best.box.ram_bandwidth_measured or best.box.ram_bandwidth
+    if not shared or not shared.unpacking or not shared.in_ram or not paper:
+        return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None
     text = (
         f"{threads or shared.cores} threads unpack at most {shared.ram / 1e9:,.0f} GB/s of experts; "
         f"RAM of {paper / 1e9:,.0f} GB/s would give more"
     )
-    return (Caution(symptom="", text=text, remedy="more threads, on more cores", severity="note"),)
+    yield Caution(symptom="", text=text, remedy="more threads, on more cores", severity="note")
 
 
 def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:
@@ -296,8 +305,3 @@ def _same_but(one: Weighed, best: Weighed, *fields: str) -> bool:
 
 def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     return replace(recipe, **changes)  # type: ignore[arg-type]
-
-
-def _cut(one: Weighed) -> str:
-    parallel = one.recipe.parallel
-    return parallel.text

@@ -1,5 +1,6 @@
 """Stacked bars of memory, bars of figures by run, and phases along time, as SVG."""
 
+import itertools
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -51,27 +52,30 @@ def memory(rows: Sequence[tuple[str, str, Device]], *, label: str) -> Markup | N
     """One bar per row (heading, kind, device), all to one scale; a heading stands above the bars that share it."""
     if not rows:
         return None
-    bar, left, y, last = 24.0, 74.0, 2.0, ""
+    bar, left, y = 24.0, 74.0, -8.0
     widest = max(device.total for _, _, device in rows)
     across = Scale(low=0, high=widest, start=left, end=WIDTH - 8)
     body = ""
-    for heading, kind, device in rows:
-        if heading != last:
-            y += 10 if last else 0
-            body += text(0, y + 13, heading, fill="var(--ink)", font_size=13, font_weight=600)
-            y += 20
-            last = heading
-        body += text(0, y + 16, kind, fill="var(--soft)")
-        body += stack(device, across, y, bar, kind, widest)
-        y += bar + 4
-    base = y + 4
+    for heading, group in itertools.groupby(rows, key=lambda row: row[0]):
+        body += text(0, y + 23, heading, fill="var(--ink)", font_size=13, font_weight=600)
+        y += 30
+        for _, kind, device in group:
+            body += text(0, y + 16, kind, fill="var(--soft)")
+            body += stack(device, across, y, bar, kind, widest)
+            y += bar + 4
+    return picture(body + scale_below(across, widest, y + 4), width=WIDTH, height=y + 24, label=label)
+
+
+def scale_below(across: Scale, widest: float, base: float) -> str:
+    """Marks and sizes under the bars."""
+    body = ""
     size, unit = scale_of(widest)
     for value in ticks(0, widest / size, count=8):
         place = across.at(value * size)
         body += tag("line", x1=place, x2=place, y1=base - 4, y2=base + 2, stroke="var(--rule)")
-        words = f"{value:g} {unit}" if value == 0 else f"{value:g}"
+        words = f"{value:g}" if value else f"0 {unit}"
         body += text(place, base + 15, words, text_anchor="middle", fill="var(--soft)")
-    return picture(body, width=WIDTH, height=base + 20, label=label)
+    return body
 
 
 def scale_of(widest: float) -> tuple[float, str]:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 from markupsafe import Markup
@@ -20,6 +21,12 @@ WIDTH, HEIGHT = 540, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 26, 40
 LOG_FROM = 40.0  # axes whose values span more than this factor are logarithmic
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "ring")
+STROKES = {  # in sizes of the marker, from its middle
+    "square": (((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),),
+    "triangle": (((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),),
+    "diamond": (((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),),
+    "cross": (((-1, -1), (1, 1)), ((-1, 1), (1, -1))),
+}
 
 Point = tuple[float, float]
 Row = TypeVar("Row", tuple[float, float], tuple[float, float, float])
@@ -68,10 +75,10 @@ def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: floa
     shown = usable(series)
     if not shown:
         return None
-    points = [point for curve in shown for point in curve.points]
-    edges = [edge for curve in shown for row in curve.band for edge in row[1:]]
-    across = axis_scale([point[0] for point in points], x, LEFT, WIDTH - RIGHT)
-    up = axis_scale([*(point[1] for point in points), *edges], y, height - BOTTOM, TOP)
+    xs, ys = zip(*chain.from_iterable(curve.points for curve in shown), strict=True)
+    edges = [edge for curve in shown for _, low, high in curve.band for edge in (low, high)]
+    across = axis_scale(xs, x, LEFT, WIDTH - RIGHT)
+    up = axis_scale([*ys, *edges], y, height - BOTTOM, TOP)
     body = grid(across, up, x, y, height)
     body += "".join(draw(curve, across, up, index, x, y) for index, curve in enumerate(shown))
     body += tag(
@@ -182,36 +189,22 @@ def path(places: Sequence[Point]) -> str:
 
 def marker(shape: int, a: float, b: float, *, colour: str, hollow: bool = False, size: float = 3.8) -> str:
     """One point, in the shape that belongs to the series."""
-    look = {"fill": "var(--panel)" if hollow else colour, "stroke": colour, "stroke_width": 1.4}
     kind = MARKERS[(shape - 1) % len(MARKERS)]
-    s = size
-    if kind == "square":
-        return tag("rect", x=a - s * 0.9, y=b - s * 0.9, width=s * 1.8, height=s * 1.8, **look)
-    if kind == "triangle":
-        return tag(
-            "path", d=path([(a, b - s * 1.2), (a + s * 1.15, b + s * 0.9), (a - s * 1.15, b + s * 0.9)]) + "Z", **look
-        )
-    if kind == "diamond":
-        return tag(
-            "path", d=path([(a, b - s * 1.3), (a + s * 1.3, b), (a, b + s * 1.3), (a - s * 1.3, b)]) + "Z", **look
-        )
+    look = {"fill": "var(--panel)" if hollow or kind == "ring" else colour, "stroke": colour, "stroke_width": 1.4}
+    if kind in ("circle", "ring"):
+        return tag("circle", cx=a, cy=b, r=size, **look)
     if kind == "cross":
-        strokes = path([(a - s, b - s), (a + s, b + s)]) + path([(a - s, b + s), (a + s, b - s)])
-        return tag("path", d=strokes, fill="none", stroke=colour, stroke_width=2.2)
-    return tag("circle", cx=a, cy=b, r=s, **({**look, "fill": "var(--panel)"} if kind == "ring" else look))
+        look |= {"fill": "none", "stroke_width": 2.2}
+    strokes = (path([(a + x * size, b + y * size) for x, y in stroke]) for stroke in STROKES[kind])
+    return tag("path", d="".join(strokes) + "Z" * (kind != "cross"), **look)
 
 
 def hover(shown: Sequence[Series], across: Scale, x: Axis, y: Axis) -> str:
     """What the script shows at each x: place, heading, and each series' value there."""
-    xs = sorted({point[0] for curve in shown for point in curve.points})
-    tables = [dict(curve.points) for curve in shown]
+    tables = [{at: y.format(value) for at, value in curve.points} for curve in shown]
     stops = [
-        [
-            round(across.at(value), 1),
-            x.format(value),
-            [y.format(table[value]) if value in table else None for table in tables],
-        ]
-        for value in xs
+        [round(across.at(at), 1), x.format(at), [table.get(at) for table in tables]]
+        for at in sorted(set(chain.from_iterable(tables)))
     ]
     names = [[curve.name, curve.colour] for curve in shown]
     return json.dumps(

@@ -20,7 +20,8 @@ def write_report(
     runs: Sequence[Run], target: Path, *, pdf: bool = False, markdown: bool = False, title: str = ""
 ) -> list[Path]:
     """Write the report of `runs` to `target`, in the form that its suffix says, and beside it; the paths written."""
-    for name in (target, target.with_suffix(".md"), target.with_suffix(".pdf")):
+    text, print_out = target.with_suffix(".md"), target.with_suffix(".pdf")
+    for name in (target, text, print_out):
         if name.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
             plain.refuse_strange(name)
     page = report(runs, title=title)
@@ -31,11 +32,11 @@ def write_report(
     if markdown or suffix == ".md":
         from moebox.report.markdown import markdown as as_markdown
 
-        paths.append(save(target if suffix == ".md" else target.with_suffix(".md"), as_markdown(page)))
+        paths.append(save(text, as_markdown(page)))
     if pdf or suffix == ".pdf":
         from moebox.report.pdf import pdf as as_pdf
 
-        paths.append(as_pdf(html(page), target if suffix == ".pdf" else target.with_suffix(".pdf")))
+        paths.append(as_pdf(html(page), print_out))
     return paths
 
 

@@ -112,17 +112,20 @@ def copy_run(run: Run, folder: Path, left_out: list[str]) -> None:
     """Everything of one run that may leave the machine."""
     for name in CONFIGS:
         copy(run.path / name, folder / "configs" / name, left_out)
-    copy(run.path / "events.jsonl", folder / "logs" / "events.jsonl", left_out)
-    for piece in pieces(run.path / "engine.log"):
-        copy(piece, folder / "logs" / piece.name, left_out)
-    for log in plain.entries(run.path, "*.log"):
+    logs = (run.path / "events.jsonl", *pieces(run.path / "engine.log"), *plain.entries(run.path, "*.log"))
+    for log in logs:
         copy(log, folder / "logs" / log.name, left_out)
     for name in FOLDERS:
-        if (run.path / name).is_symlink():
-            left_out.append(f"{name}: is a link or no plain file")
-        for path in plain.entries(run.path / name, "**/*"):
-            if not path.is_dir() and not path.name.startswith("."):
-                copy(path, folder / name / path.relative_to(run.path / name), left_out)
+        copy_folder(run.path / name, folder / name, left_out)
+
+
+def copy_folder(source: Path, target: Path, left_out: list[str]) -> None:
+    """All files of a folder, hidden ones aside."""
+    if source.is_symlink():
+        left_out.append(f"{source.name}: is a link or no plain file")
+    for path in plain.entries(source, "**/*"):
+        if not path.is_dir() and not path.name.startswith("."):
+            copy(path, target / path.relative_to(source), left_out)
 
 
 def recipes(page: Page, folder: Path) -> list[str]:

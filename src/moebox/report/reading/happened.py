@@ -3,10 +3,11 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from moebox import codec
+from moebox.core.engine_facts import EngineFacts
 from moebox.core.event import (
     AttemptEnded,
     AttemptFailed,
@@ -150,10 +151,8 @@ def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence
 def gravest(problems: Sequence[Problem], *, launched: bool) -> Problem | None:
     """The first fatal finding that was not fixed; after a failed launch, any other counts too."""
     left = [problem for problem in problems if not problem.mended]
-    fatal = [problem for problem in left if problem.severity == "fatal"]
-    if fatal:
-        return fatal[0]
-    return left[-1] if left and launched else None
+    fatal = (problem for problem in left if problem.severity == "fatal")
+    return next(fatal, left[-1] if left and launched else None)
 
 
 def with_finding(failure: Failure, found: Problem | None) -> Failure:
@@ -181,19 +180,26 @@ def real_of(entries: Sequence[Entry]) -> tuple[list[Device], float | None, str]:
 
     What a rehearsal with few layers reported is left out.
     """
-    devices: list[Device] = []
-    kv_tokens, note, aside = None, "", False
+    told = list(facts_of(entries))[::-1]
+    devices = next(filter(None, map(devices_of, told)), [])
+    kv_tokens = next(filter(None, (facts.kv_tokens for facts in told)), None)
+    return devices, kv_tokens, next(filter(None, (facts.memory_note for facts in told)), "")
+
+
+def facts_of(entries: Sequence[Entry]) -> Iterator[EngineFacts]:
+    """What engines said of themselves, but for attempts beside the run's own."""
+    aside = False
     for entry in entries:
-        event = entry.event
-        aside = event.aside if isinstance(event, AttemptStarted) else aside
-        if aside or not isinstance(event, AttemptReady | EngineFactsSaid):
-            continue
-        facts = event.facts
-        told = [device_of(codec.plain(row)) for row in facts.devices]
-        devices = [device for device in told if device.total > 0] or devices
-        note = facts.memory_note or note
-        kv_tokens = facts.kv_tokens or kv_tokens
-    return devices, kv_tokens, note
+        if isinstance(entry.event, AttemptStarted):
+            aside = entry.event.aside
+        elif isinstance(entry.event, AttemptReady | EngineFactsSaid) and not aside:
+            yield entry.event.facts
+
+
+def devices_of(facts: EngineFacts) -> list[Device]:
+    """The devices whose size is known."""
+    found = (device_of(codec.plain(row)) for row in facts.devices)
+    return [device for device in found if device.total > 0]
 
 
 def phases_of(entries: Sequence[Entry]) -> list[tuple[str, float, float]]:
