@@ -198,16 +198,17 @@ def _joint(link: Link | None) -> str:
 
 def troubles(box: Box) -> list[str]:
     """What a person should see before anything else."""
-    lines = []
-    for index, gpu in enumerate(box.gpus):
-        if gpu.pcie and gpu.pcie.degraded:
-            lines.append(
-                f"gpu{index} runs at x{gpu.pcie.width} and could run at x{gpu.pcie.max_width}: check slot, riser, BIOS"
-            )
-        if gpu.mig:
-            lines.append(f"gpu{index} is in MIG mode: engines see its slices, not the GPU")
+    lines = [line for index, gpu in enumerate(box.gpus) for line in _troubles_of(index, gpu)]
     if any(link.p2p is False for link in box.links):
         lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
     if box.mixed:
         lines.append("GPUs differ: tensor parallel runs at the pace and size of the smallest")
     return lines
+
+
+def _troubles_of(index: int, gpu: Gpu) -> Iterator[str]:
+    if gpu.pcie and gpu.pcie.degraded:
+        lanes = f"runs at x{gpu.pcie.width} and could run at x{gpu.pcie.max_width}"
+        yield f"gpu{index} {lanes}: check slot, riser, BIOS"
+    if gpu.mig:
+        yield f"gpu{index} is in MIG mode: engines see its slices, not the GPU"

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from moebox.cli.output import answer, emit, people, talk
+from moebox.cli.output import answer, people, talk
+from moebox.cli.tables import headed
 from moebox.core.calibration import Boot, Calibration
 from moebox.errors import BadInput
-from moebox.report.calibration import depths, error, reading_of, solved, step_times
+from moebox.report.calibration import StepTime, depths, error, reading_of, solved, step_times
 from moebox.store import calibrations as store
 from moebox.units import count, gib, seconds
 
@@ -24,28 +25,23 @@ def calibrations(*, json: Json = False) -> int:
         json: Print JSON.
     """
     shelf = store.shelf()
-    if json:
-        emit(
-            {"calibrations": [brief(calibration) for calibration in shelf.calibrations], "unreadable": shelf.unreadable}
-        )
-        return 0
+    listed = {"calibrations": [*map(brief, shelf.calibrations)], "unreadable": shelf.unreadable}
+    answer(json, listed, lambda: _list(shelf))
+    return 0
+
+
+def _list(shelf: store.Shelf) -> None:
     for line in shelf.unreadable:
         talk().print(f"warning: {line}", markup=False)
     if not shelf.calibrations:
         people().print("none yet: `moebox rehearse RECIPE --measure` makes one", markup=False)
-        return 0
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("id", "box", "layers from", "error"):
         table.add_column(title, overflow="fold")
-    for calibration in shelf.calibrations:
-        table.add_row(
-            calibration.id,
-            calibration.place.text,
-            f"{calibration.layers} from {depths(calibration)}",
-            error(calibration),
-        )
+    for found in shelf.calibrations:
+        table.add_row(found.id, found.place.text, f"{found.layers} from {depths(found)}", error(found))
     people().print(table)
-    return 0
 
 
 def show(name: str, *, json: Json = False) -> int:
@@ -148,12 +144,11 @@ def brief(calibration: Calibration) -> dict[str, Any]:
 
 def table_of(calibration: Calibration) -> Table:
     """Steps of the whole model at what was measured."""
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 2), title=f"{calibration.layers} layers", title_justify="left"
-    )
-    for title in ("", "streams", "context", "step", "tok/s"):
-        table.add_column(title, justify="right" if title else "left")
-    for step in step_times(calibration):
-        rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
-        table.add_row(step.kind, str(step.streams), count(step.tokens), seconds(step.seconds), rate)
+    table = headed(("", "streams", "context", "step", "tok/s"), map(_step, step_times(calibration)), words=("",))
+    table.title, table.title_justify, table.padding = f"{calibration.layers} layers", "left", (0, 2, 0, 2)
     return table
+
+
+def _step(step: StepTime) -> tuple[str, ...]:
+    rate = f"{step.tok_s:,.1f}" if step.kind == "decode" else f"{step.tok_s:,.0f}"
+    return step.kind, str(step.streams), count(step.tokens), seconds(step.seconds), rate

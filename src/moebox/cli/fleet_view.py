@@ -4,6 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from moebox.cli.tables import headed
 from moebox.core.measure import Slo
 from moebox.core.verdict import Verdict
 from moebox.fleet.cost import Prices
@@ -41,23 +42,22 @@ def slo_text(slo: Slo) -> str:
 
 
 def _table(found: FleetPlan) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("box", no_wrap=True)
-    for name in ("boxes", "1 down", "good", "TTFT p90", "TPOT p90", "cached", "kW"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for answer in found.answers:
-        sized, outcome = answer.sized, answer.sized.outcome
-        table.add_row(
-            answer.candidate.box.name,
-            str(sized.enough) if sized.enough else f">{len(outcome.boxes)}",
-            str(sized.spare) if sized.spare else "–",
-            percent(outcome.good_share),
-            seconds(outcome.tally.ttft.quantile(0.9)),
-            seconds(outcome.tally.tpot.quantile(0.9)),
-            percent(outcome.hit_share),
-            f"{answer.cost.watts / 1000:.0f}",
-        )
-    return table
+    heads = ("box", "boxes", "1 down", "good", "TTFT p90", "TPOT p90", "cached", "kW")
+    return headed(heads, map(_line, found.answers), words=("box",), gap=1)
+
+
+def _line(answer: Answer) -> tuple[str, ...]:
+    sized, outcome = answer.sized, answer.sized.outcome
+    return (
+        answer.candidate.box.name,
+        str(sized.enough or f">{len(outcome.boxes)}"),
+        str(sized.spare or "–"),
+        percent(outcome.good_share),
+        seconds(outcome.tally.ttft.quantile(0.9)),
+        seconds(outcome.tally.tpot.quantile(0.9)),
+        percent(outcome.hit_share),
+        f"{answer.cost.watts / 1000:.0f}",
+    )
 
 
 def _remarks(answer: Answer, found: FleetPlan) -> list[str]:
@@ -153,23 +153,23 @@ def affinity_lines(found: Verdict) -> list[str]:
 
 def bench_page(record: FleetRecord, steps: list[Step]) -> RenderableType:
     """Scaling and the router's price."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("members", "tok/s", "scaling", "TTFT direct", "routed", "added", "router CPU", "a request"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for step in steps:
-        table.add_row(
-            str(step.members),
-            f"{step.output_throughput:,.0f}",
-            percent(step.scaling),
-            f"{step.direct_ttft_ms:.1f} ms",
-            f"{step.routed_ttft_ms:.1f} ms",
-            f"{step.added_ttft_ms:+.1f} ms",
-            percent(step.router_cpu_share),
-            f"{step.router_cpu_ms_per_request:.2f} ms",
-        )
+    heads = ("members", "tok/s", "scaling", "TTFT direct", "routed", "added", "router CPU", "a request")
     notes = ["Scaling is against one member behind the same router; router CPU is of one core, under load."]
     if any(step.client_limited for step in steps):
         notes.append("The load generator was at its limit: this machine measures itself as well.")
     if record.twins:
         notes.append("Members are simulations.")
-    return Group(table, *(Text(note, style="dim") for note in notes))
+    return Group(headed(heads, map(_measured, steps)), *(Text(note, style="dim") for note in notes))
+
+
+def _measured(step: Step) -> tuple[str, ...]:
+    return (
+        str(step.members),
+        f"{step.output_throughput:,.0f}",
+        percent(step.scaling),
+        f"{step.direct_ttft_ms:.1f} ms",
+        f"{step.routed_ttft_ms:.1f} ms",
+        f"{step.added_ttft_ms:+.1f} ms",
+        percent(step.router_cpu_share),
+        f"{step.router_cpu_ms_per_request:.2f} ms",
+    )

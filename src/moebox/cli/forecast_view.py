@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.cli.subject import Subject
+from moebox.cli.tables import headed
 from moebox.core.registry import titled
 from moebox.planner.speed.links import between_nodes
 from moebox.units import count, plural, seconds
@@ -55,42 +56,42 @@ def note(mode: str, subject: Subject) -> Text:
 def decode(rows: list[Row]) -> Table:
     """Contexts down, streams across; tok/s of all streams."""
     streams = sorted({row["concurrency"] for row in rows})
-    table = _table("context", *(plural(many, "stream") for many in streams))
-    for context in sorted({row["context"] for row in rows}):
-        line = {row["concurrency"]: row for row in rows if row["context"] == context}
-        table.add_row(count(context), *(_rate(line[many]) for many in streams))
-    return table
+    lines: dict[int, dict[int, Row]] = {}
+    for row in sorted(rows, key=lambda row: int(row["context"])):
+        lines.setdefault(row["context"], {})[row["concurrency"]] = row
+    cells = ((count(context), *(_rate(line[many]) for many in streams)) for context, line in lines.items())
+    return headed(("context", *(plural(many, "stream") for many in streams)), cells)
 
 
 def prefill(rows: list[Row]) -> Table:
     """Prompts down."""
-    table = _table("prompt", "tok/s", "low", "high", "read in")
-    for row in rows:
-        cells = (row[key] for key in ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s"))
-        table.add_row(*(count(cell) for cell in cells), seconds(row["ttft_s"]))
-    return table
+    figures = ([row[key] for key in ("prompt_tokens", "prefill_tok_s", "low_tok_s", "high_tok_s")] for row in rows)
+    times = (seconds(row["ttft_s"]) for row in rows)
+    lines = ((*map(count, line), time) for line, time in zip(figures, times, strict=True))
+    return headed(("prompt", "tok/s", "low", "high", "read in"), lines)
 
 
 def stream(rows: list[Row]) -> Table:
     """One stream by context, and the prompt beside it."""
-    table = _table("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high")
-    for row in rows:
-        tg = (f"{row[key]:.1f}" for key in ("tg_tok_s", "tg_low_tok_s", "tg_high_tok_s"))
-        pp = (count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
-        table.add_row(count(row["context"]), *tg, *pp)
-    return table
+    return headed(("context", "tg tok/s", "low", "high", "pp tok/s", "low", "high"), map(_stream, rows))
+
+
+def _stream(row: Row) -> tuple[str, ...]:
+    tg = (f"{row[key]:.1f}" for key in ("tg_tok_s", "tg_low_tok_s", "tg_high_tok_s"))
+    pp = (count(row[key]) for key in ("pp_tok_s", "pp_low_tok_s", "pp_high_tok_s"))
+    return count(row["context"]), *tg, *pp
 
 
 def serving(rows: list[Row]) -> Table:
     """One simulated run a line."""
-    table = _table("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99")
-    for row in rows:
-        who = count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
-        rates = (count(row["output_throughput"]),)
-        keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
-        times = (seconds(row[key] / 1e3) for key in keys)
-        table.add_row(who, f"{row['request_throughput']:.2f}", *rates, *times)
-    return table
+    return headed(("streams", "req/s", "out tok/s", "TTFT", "p99", "TPOT", "ITL", "p99"), map(_serving, rows))
+
+
+def _serving(row: Row) -> tuple[str, ...]:
+    who = count(row["max_concurrency"]) if row["max_concurrency"] else f"{row['request_rate']:g}/s"
+    keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
+    times = (seconds(row[key] / 1e3) for key in keys)
+    return who, f"{row['request_throughput']:.2f}", count(row["output_throughput"]), *times
 
 
 def remarks(mode: str, rows: list[Row]) -> str:
@@ -117,11 +118,3 @@ def _served(rows: list[Row]) -> str:
 def _rate(row: Row) -> str:
     rate = row["decode_tok_s"]
     return (f"{rate:.1f}" if rate < 100 else count(rate)) + ("" if row["fits"] else "*")
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first, justify="right")
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

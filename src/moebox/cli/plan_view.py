@@ -12,10 +12,11 @@ from rich.text import Text
 
 from moebox import engines
 from moebox.checkpoint import deploy
+from moebox.cli.tables import grid, headed
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Component, Model
-from moebox.core.plan import DeviceMemory, Forecast, Line, Plan
+from moebox.core.plan import Caution, DeviceMemory, Forecast, Line, Plan
 from moebox.core.registry import titled
 from moebox.engines.reasons import flag_reason
 from moebox.units import count, gib, rate, seconds, tok_s
@@ -76,10 +77,7 @@ def section(name: str) -> Text:
 
 def bullets(lines: Iterable[str]) -> RenderableType:
     """Sentences with hanging dashes."""
-    table = Table.grid(padding=(0, 1))
-    for line in lines:
-        table.add_row("-", Text(line))
-    return table
+    return grid(("-", Text(line)) for line in lines)
 
 
 def memory(plan: Plan) -> RenderableType:
@@ -164,16 +162,20 @@ def holds(plan: Plan) -> Text:
 def forecast(rows: tuple[Forecast, ...], measured: str = "") -> RenderableType:
     """Decode by context and concurrency with the band, and the time to read a prompt of that length."""
     streams = sorted({row.concurrency for row in rows})
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
-    for head in ("context", *heads, "prompt read in", "at tok/s"):
-        table.add_column(head, justify="right")
-    for context in sorted({row.context for row in rows}):
-        cells = {row.concurrency: row for row in rows if row.context == context}
-        first = next(iter(cells.values()))
-        rates = (_decode(cells.get(number)) for number in streams)
-        table.add_row(count(context), *rates, seconds(first.ttft_s), count(first.prefill_tok_s))
+    by_context: dict[int, dict[int, Forecast]] = {}
+    for row in sorted(rows, key=lambda row: row.context):
+        by_context.setdefault(row.context, {})[row.concurrency] = row
+    lines = (_forecast_line(cells, streams) for cells in by_context.values())
+    table = headed(("context", *heads, "prompt read in", "at tok/s"), lines)
     return Group(table, Text(f"decode tok/s of all streams; {_basis(rows, measured)}", style="dim"))
+
+
+def _forecast_line(cells: dict[int, Forecast], streams: list[int]) -> tuple[str, ...]:
+    """One context: a rate for each number of streams, and how long a prompt of that length takes."""
+    first = next(iter(cells.values()))
+    rates = (_decode(cells.get(number)) for number in streams)
+    return count(first.context), *rates, seconds(first.ttft_s), count(first.prefill_tok_s)
 
 
 def _decode(row: Forecast | None) -> str:
@@ -205,24 +207,23 @@ def runners(plan: Plan) -> RenderableType:
 
 def dropped(refused: dict[str, str]) -> RenderableType:
     """What does not start or fit."""
-    table = Table.grid(padding=(0, 1))
-    for name, reason in list(refused.items())[:4]:
-        table.add_row("-", Text.assemble((name, "bold"), f": {reason}"))
-    return table
+    shown = list(refused.items())[:4]
+    return grid(("-", Text.assemble((name, "bold"), f": {reason}")) for name, reason in shown)
 
 
 def cautions(plan: Plan) -> RenderableType:
     """Warnings with their remedies."""
-    table = Table.grid(padding=(0, 1))
-    for caution in plan.warnings:
-        mark, style = MARKS[caution.severity]
-        text = Text(caution.text)
-        if caution.remedy:
-            text.append(f"\n→ {caution.remedy}", style="green")
-        if caution.source:
-            text.append(f"\n  {caution.source}", style="dim")
-        table.add_row(Text(mark, style=style), text)
-    return table
+    return grid(map(_caution, plan.warnings))
+
+
+def _caution(caution: Caution) -> tuple[Text, Text]:
+    mark, style = MARKS[caution.severity]
+    text = Text(caution.text)
+    if caution.remedy:
+        text.append(f"\n→ {caution.remedy}", style="green")
+    if caution.source:
+        text.append(f"\n  {caution.source}", style="dim")
+    return Text(mark, style=style), text
 
 
 def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
@@ -233,9 +234,7 @@ def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
     lines += _starting(shlex.quote(file), deployment)
     launch = engines.launch(deployment)
     argv = engines.command(deployment, launch)
-    table = Table.grid(padding=(0, 1))
-    for line in lines:
-        table.add_row("$" if line.startswith("moebox") else "-", Text(line))
+    table = grid(("$" if line.startswith("moebox") else "-", Text(line)) for line in lines)
     table.add_row("", Text(f"which runs: {engines.shown(launch, argv)}", style="dim"))
     return table
 
@@ -263,10 +262,9 @@ def arithmetic(plan: Plan, model: Model) -> RenderableType:
 def flags(plan: Plan) -> Table:
     """Every flag of the launch with its reason, as rendered files carry them."""
     deployment = deploy(plan.recipe)
-    table = Table.grid(padding=(0, 2))
-    for word in engines.rooms.argv(plan.recipe.engine).words(deployment):
-        table.add_row(Text(" ".join(word), overflow="fold"), Text(flag_reason(deployment, word), style="dim"))
-    return table
+    words = engines.rooms.argv(plan.recipe.engine).words(deployment)
+    flags = ((Text(" ".join(word), overflow="fold"), flag_reason(deployment, word)) for word in words)
+    return grid(((flag, Text(reason, style="dim")) for flag, reason in flags), gap=2)
 
 
 def value(line: Line) -> str:

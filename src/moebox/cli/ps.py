@@ -1,8 +1,9 @@
 """`moebox ps`: what runs, what ended, and what was left behind."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -90,17 +91,20 @@ def _listed(instance: "Instance", left: tuple[int, ...]) -> Listed:
 
 def show(rows: Sequence[Listed]) -> None:
     """Two lines for each: what it is and where it answers; and one for what needs a hand."""
-    out = people()
-    for row in rows:
-        status = f"exited ({row.code})" if row.status == "exited" else row.status
-        age = seconds(time.time() - row.started) if row.started else ""
-        out.print(f"{row.id}  {status}  {age}".rstrip(), markup=False)
-        if row.base_url:
-            gpus = f"  GPUs {','.join(map(str, row.gpus))}" if row.gpus else ""
-            out.print(f"  {row.engine}  {row.base_url}  model {row.model}{gpus}", markup=False)
-        rest = _left(row)
-        if rest or row.status in ("exited", "lost"):
-            out.print(f"  `moebox down {row.id}` clears it away{rest}", markup=False)
+    for line in chain.from_iterable(map(_lines, rows)):
+        people().print(line, markup=False)
+
+
+def _lines(row: Listed) -> Iterator[str]:
+    status = f"exited ({row.code})" if row.status == "exited" else row.status
+    age = seconds(time.time() - row.started) if row.started else ""
+    yield f"{row.id}  {status}  {age}".rstrip()
+    if row.base_url:
+        gpus = f"  GPUs {','.join(map(str, row.gpus))}" if row.gpus else ""
+        yield f"  {row.engine}  {row.base_url}  model {row.model}{gpus}"
+    rest = _left(row)
+    if rest or row.status in ("exited", "lost"):
+        yield f"  `moebox down {row.id}` clears it away{rest}"
 
 
 def _left(row: Listed) -> str:

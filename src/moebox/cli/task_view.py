@@ -15,9 +15,10 @@ from rich.text import Text
 from moebox import codec
 from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
+from moebox.cli.tables import headed
 from moebox.core.verdict import Score
 from moebox.tasks import runner
-from moebox.tasks.result import END_WORDS, UNFINISHED, JobName, JobResult, TaskRun, TurnSeen
+from moebox.tasks.result import END_WORDS, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import families, interval
 from moebox.units import count, seconds, tok_s
 
@@ -133,21 +134,21 @@ def _reason(result: JobResult) -> str:
 
 def table(results: list[JobResult]) -> Table:
     """Families down."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s"):
-        shown.add_column(title, justify="left" if title == "family" else "right", no_wrap=True)
-    for row in families(results):
-        shown.add_row(
-            f"{row.family} {row.level}",
-            share(row.solved),
-            percentage(row.hidden),
-            percentage(row.valid_calls),
-            f"{row.turns:.0f}",
-            count(round(row.output_tokens)),
-            seconds(row.seconds),
-            tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
-        )
-    return shown
+    heads = ("family", "solved", "tests", "calls ok", "turns", "tokens", "time", "tok/s")
+    return headed(heads, map(_line, families(results)), words=("family",), gap=1)
+
+
+def _line(row: FamilyScore) -> tuple[str, ...]:
+    return (
+        f"{row.family} {row.level}",
+        share(row.solved),
+        percentage(row.hidden),
+        percentage(row.valid_calls),
+        f"{row.turns:.0f}",
+        count(round(row.output_tokens)),
+        seconds(row.seconds),
+        tok_s(row.tok_s).removesuffix(" tok/s") if row.tok_s else "",
+    )
 
 
 def share(score: Score) -> str:
