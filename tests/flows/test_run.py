@@ -17,7 +17,7 @@ from moebox.store import Run
 
 from .pipelines import begin, events, gone, oracles, the_run, until
 
-QUICK = ["--quick", "--skip", "doctor,rehearse", "--concurrency", "1,2"]
+QUICK = ["--quick", "--skip", "doctor,rehearse", "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
 
 
 def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
@@ -64,7 +64,8 @@ def test_a_recipe_is_run_on_its_own_port_and_not_cut_short(story_recipe: Path, c
         port = taken.getsockname()[1]
     asked = codec.read_toml(Recipe, story_recipe)
     story_recipe.write_text(codec.to_toml(replace(asked, listen=replace(asked.listen, port=port))))
-    assert main(["run", "--recipe", str(story_recipe), "--skip", "doctor,rehearse", "--until", "up", "--json"]) == 0
+    words = ["--skip", "doctor,rehearse", "--until", "up", "--ram-bandwidth", "20GB/s", "--json"]
+    assert main(["run", "--recipe", str(story_recipe), *words]) == 0
     told = json.loads(capsys.readouterr().out)
     up = next(step for step in told["steps"] if step["name"] == "up")
 
