@@ -6,12 +6,19 @@ from moebox.cli import main
 from moebox.core.endpoint import endpoint_of
 from moebox.verify.ladder import verify
 from moebox.verify.options import Options
+from moebox.verify.rungs import streaming
 
 from .oracle.app import MODEL
 from .oracle.hostile import HOSTILE
 from .oracle.rates import RIGHT
 
 QUICK = ("alive", "streaming", "tools")
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer of a hundred tokens shows an odd server as well as one of a thousand."""
+    monkeypatch.setattr(streaming, "LONG_TOKENS", 600)
 
 
 @pytest.mark.parametrize("name", [*sorted(HOSTILE), "never-ends", "never-answers"])
