@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cyclopts import App
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox.bench.command import flags_of
@@ -71,6 +71,7 @@ def parsed(flags: list[str]) -> Plan:
     return words_of(flags).plan
 
 
+HALF = settings(max_examples=settings.default.max_examples // 2)  # a command line takes long to parse
 WORKLOADS = st.one_of(
     st.builds(
         Workload,
@@ -109,6 +110,7 @@ OPEN = st.builds(
 )
 
 
+@HALF
 @given(workload=WORKLOADS, loads=st.lists(CLOSED, min_size=1, max_size=4) | st.lists(OPEN, min_size=1, max_size=3))
 def test_flags_are_read_back_as_what_was_asked(workload: Workload, loads: list[Load]) -> None:
     """Every load of the sweep, and nothing else, over as many commands as it takes."""
@@ -203,6 +205,7 @@ def printed(levels: list[Level]) -> list[list[str]]:
     return [shlex.split(line)[3:] for line in benched(levels)]
 
 
+@HALF
 @given(command_lines())
 def test_what_was_typed_is_stored_and_printed_and_asks_the_same_again(typed: list[str]) -> None:
     """Command line -> files of measurements -> the report's commands -> command line."""
@@ -225,6 +228,7 @@ ROW = result.TestRow(
 )  # fmt: skip
 
 
+@HALF
 @given(lines_of_tests())
 def test_tests_that_were_typed_are_printed_as_they_were(typed: list[str]) -> None:
     """The same of --pp and --tg."""

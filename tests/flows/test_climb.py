@@ -37,7 +37,7 @@ def told(endpoint: Endpoint, *, concurrency: int, rounds: int, tokens: int) -> P
     return Pace(concurrency=concurrency, tok_s=tuple(rate * factor for factor in scatter), ttft_ms=(20.0,) * rounds)
 
 
-LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=20, trials=4, parallel=4, patience_s=120, pace=told)
+LIGHT = Effort(concurrency=2, rounds=4, tokens=PACED, questions=12, trials=2, parallel=4, patience_s=120, pace=told)
 
 
 @pytest.fixture

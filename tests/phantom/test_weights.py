@@ -160,8 +160,8 @@ def fresh(name: str, rng: random.Random, *, thinking: bool) -> Task:
 
 
 def misses(url: str, name: str, count: int) -> list[str]:
-    """What went wrong in `count` fresh tasks, thinking every other time."""
-    rng = random.Random()
+    """What went wrong in `count` fresh tasks, thinking every other time; the same ones in every run of the suite."""
+    rng = random.Random(f"{count} of {name}")
     out = []
     for turn in range(count):
         task = fresh(name, rng, thinking=bool(turn % 2))
@@ -178,8 +178,9 @@ UNASKED = {"story", "invent", "long_copy"}  # no right answer, no right answer, 
 
 @pytest.mark.parametrize("name", [name for name in (*FAMILIES, *LESSONS) if name not in UNASKED])
 def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
-    """Two tasks that nobody has seen before; a rare miss (below one in a hundred) may not decide alone."""
-    assert len(misses(server, name, 2)) == 0 or len(misses(server, name, 6)) == 0
+    """Tasks that nobody has seen before; a rare miss (below one in a hundred) may not decide alone."""
+    count = 1 if name == "rounds" else 2  # whose one dialogue is as long as all the others
+    assert len(misses(server, name, count)) == 0 or len(misses(server, name, 3 * count)) == 0
 
 
 def recipe(**more: Any) -> Recipe:
@@ -229,7 +230,7 @@ def test_a_cache_in_four_bits_shows(tmp_path: Path) -> None:
 
 def test_a_tool_that_is_not_on_offer_is_not_called(server: str) -> None:
     """So a call under tool_choice none is the server's doing."""
-    rng = random.Random()
+    rng = random.Random(9)
     said = [
         answer(server, replace(FAMILIES["tool_call"].draw(rng, thinking=think), tools=())) for think in (False, True)
     ]

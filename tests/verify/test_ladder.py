@@ -24,7 +24,7 @@ def climb(oracle: str, fault: str, *only: str, key: str | None = None, run: Run 
     return verify(endpoint, STRICT, only=only, run=run)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(other, marks=pytest.mark.siege) for other in (2, 3))])
 def test_a_correct_server_passes_every_rung(oracle: str, seed: int):
     """No false red: whatever questions are drawn (200 draws are climbed by benchmarks/ladder_soundness.py)."""
     options = Options(thinking="yes", seed=seed, deadline_s=60)
