@@ -63,20 +63,27 @@ def highest(
         done.append(run(load))
         if done[-1].interrupted:
             break
-        if good(done[-1].result, slo):
-            if load > best_load:
-                best, best_load = len(done) - 1, load
-        else:
+        if not good(done[-1].result, slo):
             worst_load = load
-        if worst_load and (
-            worst_load / max(best_load, 1e-9) <= CLOSE or (not best_load and worst_load <= _least(axis))
-        ):
+        elif load > best_load:
+            best, best_load = len(done) - 1, load
+        if worst_load and _close(axis, best_load, worst_load):
             break
-        following = min(load * 2, MOST[axis]) if not worst_load else (best_load + worst_load) / 2
-        load = float(round(following)) if axis == "concurrency" else following
+        load = _following(axis, load, best_load, worst_load)
         if load in (best_load, worst_load):
             break
     return done, best
+
+
+def _close(axis: Axis, best: float, worst: float) -> bool:
+    """Whether there is nothing between the best load and the lowest that failed."""
+    return worst / max(best, 1e-9) <= CLOSE if best else worst <= _least(axis)
+
+
+def _following(axis: Axis, load: float, best: float, worst: float) -> float:
+    """The load to try next: twice as much, or half way to what failed."""
+    following = (best + worst) / 2 if worst else min(load * 2, MOST[axis])
+    return float(round(following)) if axis == "concurrency" else following
 
 
 def _least(axis: Axis) -> float:

@@ -1,5 +1,6 @@
 """`moebox doctor kernels`: which kernels of an engine will not launch, found without a GPU."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -7,13 +8,14 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli.eta import Waiting
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import answer, emit, people, talk
 from moebox.core import catalogue, registry
-from moebox.core.kernel import KernelScan, arch
+from moebox.core.kernel import Arch, KernelScan, arch
 from moebox.errors import BadInput, Unsupported
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
 from moebox.loose import Document
+from moebox.units import plural
 
 if TYPE_CHECKING:
     from moebox.kernels.scan import Request
@@ -214,30 +216,34 @@ def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """The kernels in a Triton cache; 1 when one of them cannot launch."""
     found = caches.read(folder, arch_name=arch_name)
     bad = [kernel for kernel in found if not kernel.fits]
-    if as_json:
-        emit({"kernels": found, "bad": len(bad)})
-        return 1 if bad else 0
+    answer(as_json, {"kernels": found, "bad": len(bad)}, lambda: _show_cache(bad, len(found)))
+    return int(bool(bad))
+
+
+def _show_cache(bad: "list[caches.CachedKernel]", found: int) -> None:
     for kernel in bad:
         asked = f"asks {kernel.shared_bytes:,} bytes of shared memory; {kernel.arch} gives {kernel.limit_bytes:,}"
         people().print(f"[bold]{kernel.kernel}[/bold] {asked} (warps {kernel.num_warps}, stages {kernel.num_stages})")
-    talk().print(f"{len(found)} kernels, {len(bad)} of them cannot launch")
-    return 1 if bad else 0
+    talk().print(f"{plural(found, 'kernel')}, {len(bad)} of them cannot launch")
 
 
 def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
     target = arch(arch_name)
     found = tuned.check(folder, target)
+    bad = sum(bool(file.bad) for file in found)
+    files = [{"verdict": file.verdict, **codec.document(file)} for file in found]
+    answer(as_json, {"arch": target.name, "files": files, "bad": bad}, lambda: _show_configs(found, target))
+    return int(bad > 0)
+
+
+def _show_configs(found: "Sequence[tuned.TunedFile]", target: "Arch") -> None:
     bad = [file for file in found if file.bad]
-    if as_json:
-        files = [{"verdict": file.verdict, **codec.document(file)} for file in found]
-        emit({"arch": target.name, "files": files, "bad": len(bad)})
-        return 1 if bad else 0
     for file in bad:
         entries = file.bad or ()
         worst = max(entries, key=lambda entry: entry.shared_bytes)
         most = f"at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
         people().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")
     rest = sum(file.bad is None for file in found)
-    talk().print(f"{len(found)} files, {len(bad)} have entries that cannot launch, {rest} need compiling to know")
-    return 1 if bad else 0
+    total = plural(len(found), "file")
+    talk().print(f"{total}, {len(bad)} have entries that cannot launch, {rest} need compiling to know")

@@ -67,7 +67,7 @@ def plan(
         return 0
     from moebox.cli.plan_view import arithmetic, page
 
-    people().print(arithmetic(chosen, found) if why else page(chosen, found, where, saved=output))
+    people().print(arithmetic(chosen, found) if why else page(chosen, found, saved=output))
     return 0
 
 

@@ -13,7 +13,6 @@ from rich.text import Text
 from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.cli.tables import grid, headed
-from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Component, Model
 from moebox.core.plan import Caution, DeviceMemory, Forecast, Line, Plan
@@ -37,7 +36,7 @@ PARTS: tuple[tuple[str, str, str, tuple[Component, ...]], ...] = (
 MARKS = {"fatal": ("✗", "bold red"), "warning": ("!", "yellow"), "note": ("·", "cyan")}
 
 
-def page(plan: Plan, model: Model, box: Box, *, saved: Path | None = None) -> RenderableType:
+def page(plan: Plan, model: Model, *, saved: Path | None = None) -> RenderableType:
     """The whole plan."""
     parts: list[RenderableType] = [title(plan, model), Text(), section("why this one"), bullets(plan.reasons), Text()]
     parts += [section("memory"), memory(plan), Text()]
@@ -48,7 +47,7 @@ def page(plan: Plan, model: Model, box: Box, *, saved: Path | None = None) -> Re
         parts += [section("dropped"), dropped(plan.refused), Text()]
     if plan.warnings:
         parts += [section("to know"), cautions(plan), Text()]
-    parts += [section("next"), commands(plan, model, saved)]
+    parts += [section("next"), commands(plan, saved)]
     return Group(*parts)
 
 
@@ -226,7 +225,7 @@ def _caution(caution: Caution) -> tuple[Text, Text]:
     return Text(mark, style=style), text
 
 
-def commands(plan: Plan, model: Model, saved: Path | None) -> RenderableType:
+def commands(plan: Plan, saved: Path | None) -> RenderableType:
     """What to type next, and what it would run."""
     file = str(saved) if saved else "recipe.toml"
     lines = [] if saved else [f"save it: moebox plan … -o {file}"]

@@ -118,7 +118,7 @@ def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
     """Recipes of an engine that serves from GPUs alone."""
     for parallel in layouts.layouts(box, model, checkpoint, engine, pins):
         for preset in presets(box, model, engine, pins):
-            for kv in caches(engine, preset, pins):
+            for kv in caches(preset, pins):
                 for draft in drafts(model, preset, pins):
                     recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
                     tier = tier_of(recipe, checkpoint, pins, gpus=len(box.gpus), nodes=box.nodes)
@@ -231,7 +231,7 @@ def presets(box: Box, model: Model, engine: EngineName, pins: Pins) -> tuple[str
     return ("", *(preset for preset in registry.traits(engine).presets if families.made_for(model, preset)))
 
 
-def caches(engine: EngineName, preset: str, pins: Pins) -> tuple[str, ...]:
+def caches(preset: str, pins: Pins) -> tuple[str, ...]:
     """Cache types to weigh."""
     if pins.kv:
         return (pins.kv,)

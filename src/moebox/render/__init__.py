@@ -18,15 +18,6 @@ from moebox.render.pieces import refuse_unfit
 
 Form = Literal["script", "docker", "podman", "compose", "k8s", "slurm", "systemd"]
 FORMS: tuple[Form, ...] = get_args(Form)
-SUFFIX: dict[Form, str] = {
-    "script": ".sh",
-    "docker": ".sh",
-    "podman": ".sh",
-    "compose": ".yaml",
-    "k8s": ".yaml",
-    "slurm": ".sbatch",
-    "systemd": ".service",
-}
 Other = Literal["kustomize", "grafana", "prometheus"]  # a folder, and what watches the engine instead of starting it
 EXECUTABLE: tuple[Form, ...] = ("script", "docker", "podman", "slurm")
 CONTEXTS: dict[Form, Callable[[Deployment], Context]] = {

@@ -4,8 +4,10 @@ A rule is a function of the records; it speaks only where the figures it needs a
 are choices, named here, not measurements.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from moebox import units
 from moebox.report.format import change, listed, milliseconds, number, times
@@ -61,22 +63,20 @@ def sweeps(record: RunRecord) -> list[list[Level]]:
     return [sorted(some, key=lambda level: level.concurrency or 0) for some in groups.values() if len(some) > 1]
 
 
-def holds(record: RunRecord, level: Level) -> float | None:
-    """Requests of this level's length that the KV cache holds at once."""
+def holds(record: RunRecord, level: Level) -> float:
+    """Requests of this level's length that the KV cache holds at once; 0 where that is not known."""
     tokens = (level.input_tokens or 0) + (level.output_tokens or 0)
-    return record.kv_tokens / tokens if record.kv_tokens and tokens else None
+    return (record.kv_tokens or 0.0) / tokens if tokens else 0.0
 
 
-def queueing(index: int, record: RunRecord) -> list[Advice]:
+def queueing(index: int, record: RunRecord) -> Iterator[Advice]:
     """The cache is too small for the load, so requests wait for it."""
     rule = (
         "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at the lowest."
     )
-    found = []
-    for levels in sweeps(record):
-        low, high = levels[0], levels[-1]
+    for low, *_, high in sweeps(record):
         fit, load = holds(record, high), high.concurrency or 0.0
-        if not fit or fit > load * 0.75 or not waits(low, high):
+        if not 0 < fit <= load * 0.75 or not waits(low, high):
             continue
         text = (
             f"{record.label}: the cache holds {units.count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
@@ -85,15 +85,13 @@ def queueing(index: int, record: RunRecord) -> list[Advice]:
         )
         spare = reclaim(record)
         title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
-        weight = 1 + min(fit / load, 0.9)
-        found.append(Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=weight))
-    return found
+        yield Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=1 + min(fit / load, 0.9))
 
 
 def waits(low: Level, high: Level) -> bool:
     """Whether the first token comes so much later at the higher load that requests must have queued."""
-    before, after = low.ttft.middle, high.ttft.middle
-    return bool(before and after) and (after or 0.0) > TAIL * (before or 0.0)
+    before, after = low.ttft.middle or math.inf, high.ttft.middle or 0.0
+    return after > TAIL * before
 
 
 def reclaim(record: RunRecord) -> str:
@@ -112,18 +110,16 @@ def reclaim(record: RunRecord) -> str:
     )
 
 
-def knee(index: int, record: RunRecord) -> list[Advice]:
+def knee(index: int, record: RunRecord) -> Iterator[Advice]:
     """Where more load stops paying."""
     rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
-    found = []
     for levels in sweeps(record):
         top = max(levels, key=rate)
         stop = next(level for level in levels if rate(level) >= KNEE * rate(top))
         if stop is not top and len(levels) > 2:
             title = f"Limit concurrency to {number(stop.concurrency)}"
             text = f"{record.label}: {number(stop.concurrency)} concurrent requests already give {enough(stop, top)}."
-            found.append(Advice(title=title, text=text, rule=rule, runs=(index,), weight=3))
-    return found
+            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=3)
 
 
 def rate(level: Level) -> float:
@@ -142,213 +138,177 @@ def enough(stop: Level, top: Level) -> str:
     return f"{gain} with a mean TTFT of {waits}"
 
 
-def patience(index: int, record: RunRecord) -> list[Advice]:
+def patience(index: int, record: RunRecord) -> Iterator[Advice]:
     """The highest load at which a person does not wait long."""
-    found = []
+    rule = f"The highest load measured whose mean TTFT is at most {milliseconds(PATIENCE_MS)}."
     for levels in sweeps(record):
-        quick = [level for level in levels if level.ttft.middle is not None and level.ttft.middle <= PATIENCE_MS]
+        quick = [level for level in levels if (level.ttft.middle or math.inf) <= PATIENCE_MS]
         if not quick or quick[-1] is levels[-1]:
             continue
         best = quick[-1]
         text = (
             f"{record.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
-            f"{milliseconds(best.ttft.middle)} or less, "
-            f"at {number(best.output_tok_s)} output tok/s."
+            f"{milliseconds(best.ttft.middle)} or less, at {number(best.output_tok_s)} output tok/s."
         )
-        rule = f"The highest load measured whose mean TTFT is at most {milliseconds(PATIENCE_MS)}."
-        found.append(
-            Advice(
-                title=f"For people at a prompt, stay at {number(best.concurrency)}",
-                text=text,
-                rule=rule,
-                runs=(index,),
-                weight=4,
-            )
-        )
-    return found
+        title = f"For people at a prompt, stay at {number(best.concurrency)}"
+        yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=4)
 
 
-def tail(index: int, record: RunRecord) -> list[Advice]:
+def tail(index: int, record: RunRecord) -> Iterator[Advice]:
     """A few requests wait far longer than the mean tells."""
-    found = []
     for level in record.levels:
         mean, worst = level.ttft.mean, level.ttft.p99
         if mean and worst and worst > TAIL * mean:
             at = f" at {number(level.concurrency)}" if level.concurrency else ""
             text = (
                 f"{record.label}: P99 TTFT{at} is {milliseconds(worst)}, {times(worst / mean)} the mean of "
-                f"{milliseconds(mean)}. "
-                "Prefills queued behind each other (all clients starting together does this) or the first requests "
-                "compiled kernels; "
-                "warm up before measuring, and look at the steady part of the run."
+                f"{milliseconds(mean)}. Prefills queued behind each other (all clients starting together does this) or "
+                "the first requests compiled kernels; warm up before measuring, and look at the steady part of the run."
             )
             rule = f"P99 TTFT above {TAIL:.0f} times the mean."
-            found.append(
-                Advice(title="Look at the slowest first tokens", text=text, rule=rule, runs=(index,), weight=5)
-            )
-            break
-    return found
+            yield Advice(title="Look at the slowest first tokens", text=text, rule=rule, runs=(index,), weight=5)
+            return
 
 
-def speculation(index: int, record: RunRecord) -> list[Advice]:
+def speculation(index: int, record: RunRecord) -> Iterator[Advice]:
     """How many tokens a speculative step gave."""
     for level in record.levels:
         gap, per_token = level.itl.mean, level.tpot.mean
         if gap and per_token and gap / per_token > STEP:
             text = (
                 f"{record.label}: chunks arrive every {milliseconds(gap)} while a token costs "
-                f"{milliseconds(per_token)}, so each step "
-                f"delivered about {gap / per_token:.1f} tokens. Random prompts undersell a draft: repeat with text "
-                "like yours before tuning it."
+                f"{milliseconds(per_token)}, so each step delivered about {gap / per_token:.1f} tokens. Random prompts "
+                "undersell a draft: repeat with text like yours before tuning it."
             )
             rule = f"Mean ITL more than {STEP} times mean TPOT: several tokens in a chunk."
-            return [
-                Advice(title="Speculation pays; measure it on real text", text=text, rule=rule, runs=(index,), weight=6)
-            ]
-    return []
+            title = "Speculation pays; measure it on real text"
+            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=6)
+            return
 
 
-def wrong_answers(index: int, record: RunRecord) -> list[Advice]:
+def wrong_answers(index: int, record: RunRecord) -> Iterator[Advice]:
     """Checks that failed come before any speed."""
     failed = [check for check in record.checks if check.mark == "fail"]
-    if not failed:
-        return []
-    reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
-    names = listed(record.marked("fail"))
-    text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
-    return [Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)]
+    if failed:
+        reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
+        names = listed(record.marked("fail"))
+        text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
+        yield Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)
 
 
-def failures(index: int, record: RunRecord) -> list[Advice]:
+def failures(index: int, record: RunRecord) -> Iterator[Advice]:
     """Requests that failed."""
     for level in record.levels:
-        asked = (level.completed or 0) + (level.failed or 0)
-        if level.failed and asked and level.failed / asked > FAILURES:
+        failed = level.failed or 0
+        asked = failed + (level.completed or 0)
+        if failed > FAILURES * asked:
             text = (
-                f"{record.label}: {number(level.failed)} of {number(asked)} requests failed at "
+                f"{record.label}: {number(failed)} of {number(asked)} requests failed at "
                 f"a concurrency of {number(level.concurrency)}."
             )
             rule = f"More than {FAILURES * 100:.0f}% of requests failed."
-            return [Advice(title="Find out why requests fail", text=text, rule=rule, runs=(index,), weight=0)]
-    return []
+            yield Advice(title="Find out why requests fail", text=text, rule=rule, runs=(index,), weight=0)
+            return
 
 
-def client(index: int, record: RunRecord) -> list[Advice]:
+def client(index: int, record: RunRecord) -> Iterator[Advice]:
     """Figures that tell of the client."""
     limited = [level for level in record.levels if level.client_limited]
-    if not limited:
-        return []
-    most = len(limited) > len(record.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
-    loads = listed([number(level.concurrency) for level in limited[:5]])
-    text = f"{record.label}: at a concurrency of {loads} the client was the bottleneck; latencies there are too high."
-    return [
-        Advice(
+    if limited:
+        most = len(limited) > len(record.levels) / 2  # one load of many that hiccuped is a remark, not the first advice
+        loads = listed([number(level.concurrency) for level in limited[:5]])
+        where = f"at a concurrency of {loads} the client was the bottleneck"
+        yield Advice(
             title="Measure again from a faster client",
-            text=text,
+            text=f"{record.label}: {where}; latencies there are too high.",
             rule="client_limited in the result.",
             runs=(index,),
             weight=1 if most else 7,
         )
-    ]
 
 
-def lanes(index: int, record: RunRecord) -> list[Advice]:
-    """Cards on fewer PCIe lanes than they could have."""
-    slow = [place for place, gpu in enumerate(record.box.gpus) if gpu.pcie and gpu.pcie.degraded] if record.box else []
-    if not slow:
-        return []
-    text = (
-        f"{record.label}: GPU {listed([str(place) for place in slow])} run on fewer PCIe lanes than GPU and slot "
-        "allow. Reseat or check the BIOS."
-    )
-    return [
-        Advice(
+def lanes(index: int, record: RunRecord) -> Iterator[Advice]:
+    """GPUs on fewer PCIe lanes than they could have."""
+    gpus = record.box.gpus if record.box else ()
+    slow = [str(place) for place, gpu in enumerate(gpus) if gpu.pcie and gpu.pcie.degraded]
+    if slow:
+        yield Advice(
             title="Give every GPU its PCIe lanes",
-            text=text,
+            text=f"{record.label}: GPU {listed(slow)} run on fewer PCIe lanes than GPU and slot allow. "
+            "Reseat or check the BIOS.",
             rule="Lanes now below lanes at most.",
             runs=(index,),
             weight=2,
         )
-    ]
 
 
-def fastest(records: Sequence[RunRecord]) -> list[Advice]:
+def fastest(records: Sequence[RunRecord]) -> Iterator[Advice]:
     """Which run serves most, when several did the same work."""
     found = ((index, record.peak()) for index, record in enumerate(records))
-    peaks = [(level.output_tok_s or 0.0, index, level) for index, level in found if level]
+    peaks = [(rate(level), index, level) for index, level in found if level and rate(level)]
     if len(peaks) < 2 or len({level.workload for _, _, level in peaks}) > 1:
-        return []
+        return
     (best, first, high), (other, second, lower), *_ = sorted(peaks, key=lambda peak: -peak[0])
-    if not other:
-        return []
     text = (
         f"{records[first].label} reaches {number(best)} output tok/s at {number(high.concurrency)}, "
         f"{times(best / other)} what {records[second].label} reaches ({number(other)} at {number(lower.concurrency)})."
     )
-    return [
-        Advice(
-            title=f"For throughput take {records[first].label}",
-            text=text,
-            rule="Highest output throughput under the same workload.",
-            runs=(first, second),
-            weight=2,
-        )
-    ]
+    rule = "Highest output throughput under the same workload."
+    title = f"For throughput take {records[first].label}"
+    yield Advice(title=title, text=text, rule=rule, runs=(first, second), weight=2)
 
 
-def placement(records: Sequence[RunRecord]) -> list[Advice]:
+def placement(records: Sequence[RunRecord]) -> Iterator[Advice]:
     """Runs that trade decode for prefill: which prompt length makes the one or the other faster."""
-    known = []
-    for index, record in enumerate(records):
-        tg, pp = record.peak("tg_tok_s"), record.peak("pp_tok_s")
-        if tg and pp and tg.tg_tok_s and pp.pp_tok_s:
-            known.append((index, tg.tg_tok_s, pp.pp_tok_s))
+    pairs = (Alone(index, record.label, *alone(record)) for index, record in enumerate(records))
+    known = [run for run in pairs if run.tg and run.pp]
     if len(known) < 2:
-        return []
-    talker = max(known, key=lambda row: (row[1], row[2]))
-    reader = max(known, key=lambda row: (row[2], row[1]))
-    names = (records[talker[0]].label, records[reader[0]].label)
+        return
+    talker = max(known, key=lambda run: (run.tg, run.pp))
+    reader = max(known, key=lambda run: (run.pp, run.tg))
     rule = (
         "Time of a request = prompt / PP + answer / TG; compared between the run with the best TG and the one with "
         "the best PP."
     )
-    if talker[0] == reader[0]:
-        text = (
-            f"{names[0]} is best at both: {number(talker[1])} tok/s generating, {number(talker[2])} tok/s reading "
-            "prompts."
-        )
-        return [Advice(title=f"Take {names[0]}", text=text, rule=rule, runs=(talker[0],), weight=2)]
-    ratio = (1 / reader[1] - 1 / talker[1]) / (1 / talker[2] - 1 / reader[2])
+    if talker is reader:
+        rates = f"{number(talker.tg)} tok/s generating, {number(talker.pp)} tok/s reading prompts"
+        text = f"{talker.label} is best at both: {rates}."
+        yield Advice(title=f"Take {talker.label}", text=text, rule=rule, runs=(talker.place,), weight=2)
+        return
+    ratio = (1 / reader.tg - 1 / talker.tg) / (1 / talker.pp - 1 / reader.pp)
     text = (
-        f"{names[0]} generates fastest ({number(talker[1])} against {number(reader[1])} tok/s), {names[1]} reads "
-        "prompts fastest "
-        f"({number(reader[2])} against {number(talker[2])} tok/s). With uncached prompts more than {ratio:.1f} "
-        "times as long as the "
-        f"answers {names[1]} finishes first, otherwise {names[0]}."
+        f"{talker.label} generates fastest ({number(talker.tg)} against {number(reader.tg)} tok/s), {reader.label} "
+        f"reads prompts fastest ({number(reader.pp)} against {number(talker.pp)} tok/s). With uncached prompts more "
+        f"than {ratio:.1f} times as long as the answers {reader.label} finishes first, otherwise {talker.label}."
     )
-    return [Advice(title="Choose by prompt length", text=text, rule=rule, runs=(talker[0], reader[0]), weight=2)]
+    yield Advice(title="Choose by prompt length", text=text, rule=rule, runs=(talker.place, reader.place), weight=2)
 
 
-def forecast(records: Sequence[RunRecord]) -> list[Advice]:
+class Alone(NamedTuple):
+    """A run with its best decode and prefill of one stream, in tok/s; 0 where one was not measured."""
+
+    place: int
+    label: str
+    tg: float
+    pp: float
+
+
+def alone(record: RunRecord) -> tuple[float, float]:
+    """Its best decode and prefill alone."""
+    tg, pp = record.peak("tg_tok_s"), record.peak("pp_tok_s")
+    return (tg.tg_tok_s or 0.0) if tg else 0.0, (pp.pp_tok_s or 0.0) if pp else 0.0
+
+
+def forecast(records: Sequence[RunRecord]) -> Iterator[Advice]:
     """Measurements that lie outside what the plan promised."""
     off = [pair for pair in pairs(records) if pair.inside is False and pair.unit == "tok/s"]
-    slow = [pair for pair in off if pair.error < 0]
-    if not slow:
-        return []
-    worst = min(slow, key=lambda pair: pair.error)
-    text = (
-        f"{records[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
-        f"{number(worst.planned)} planned "
-        f"({change(worst.error)}), below the band's {number(worst.low)}. Something holds it back that the model "
-        "does not know: check clocks, "
-        "lanes, the attention backend and whether CUDA graphs are on."
-    )
-    return [
-        Advice(
-            title="Find what holds it back",
-            text=text,
-            rule="Measured below the forecast's band.",
-            runs=(worst.run,),
-            weight=3,
+    worst = min(off, key=lambda pair: pair.error, default=None)
+    if worst and worst.error < 0:
+        text = (
+            f"{records[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
+            f"{number(worst.planned)} planned ({change(worst.error)}), below the band's {number(worst.low)}. Something "
+            "holds it back that the model does not know: check clocks, lanes, the attention backend and whether CUDA "
+            "graphs are on."
         )
-    ]
+        rule = "Measured below the forecast's band."
+        yield Advice(title="Find what holds it back", text=text, rule=rule, runs=(worst.run,), weight=3)

@@ -123,21 +123,6 @@ class JobResult:
         """Written by the model in all."""
         return sum(turn.completion_tokens or 0 for turn in self.turns)
 
-    @property
-    def context_tokens(self) -> int:
-        """The longest conversation: prompt and reply of one turn."""
-        return max(((turn.prompt_tokens or 0) + (turn.completion_tokens or 0) for turn in self.turns), default=0)
-
-    @property
-    def cached_share(self) -> float | None:
-        """Of all prompt tokens after the first turn, how many came from the cache; None where the server is silent."""
-        later = [(turn.cached_tokens, turn.prompt_tokens) for turn in self.turns[1:]]
-        told = [(cached, prompt) for cached, prompt in later if cached is not None and prompt]
-        if not told:
-            return None
-        cached, prompt = map(sum, zip(*told, strict=True))
-        return cached / prompt
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyScore:

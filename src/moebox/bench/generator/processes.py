@@ -102,27 +102,37 @@ def choose_workers(job: Job) -> int:
 
 def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None]) -> Driven:
     zero, wall = time.monotonic_ns() + 20_000_000, time.time() + 0.02  # a moment for all to read it
-    for worker in crew:
-        worker.order({"zero": zero, "wall": wall})
+    _order(crew, {"zero": zero, "wall": wall})
     driven = Driven(samples=Samples(zero=zero, wall=wall))
     latest: dict[int, Progress] = {}
     with selectors.DefaultSelector() as selector:
         for worker in crew:
             selector.register(worker.stdout, selectors.EVENT_READ, worker)
-        while any(worker.samples is None for worker in crew):
+        while selector.get_map():
             try:
-                for key, _ in selector.select(0.5):
-                    if key.data.samples is None and (progress := key.data.next_line()):
-                        latest[progress.worker] = progress
-                    if key.data.samples is not None:
-                        selector.unregister(key.fileobj)
+                _hear(selector, latest)
                 watch(list(latest.values()), (time.monotonic_ns() - zero) / 1e9)
             except KeyboardInterrupt:
                 driven.interrupted = True
-                for worker in crew:
-                    worker.order("stop")
+                _order(crew, "stop")
     for worker in crew:
         if worker.samples is not None:
             driven.samples.extend(worker.samples)
         driven.gauges.append(worker.gauge)
     return driven
+
+
+def _order(crew: list[_Worker], what: object) -> None:
+    for worker in crew:
+        worker.order(what)
+
+
+def _hear(selector: selectors.BaseSelector, latest: dict[int, Progress]) -> None:
+    """What workers tell, until each has handed over its samples."""
+    for key, _ in selector.select(0.5):
+        worker: _Worker = key.data
+        progress = worker.next_line()
+        if progress:
+            latest[progress.worker] = progress
+        if worker.samples is not None:
+            selector.unregister(key.fileobj)

@@ -50,7 +50,7 @@ def typed(document: Any, path: Path) -> list[Level] | None:
         if document.get("kind") == "serving":
             return [serving(result.measurement(document, str(path)), document, path)]
         if document.get("kind") == "pp-tg":
-            return tested(result.prefill_decode(document, str(path)), path)
+            return tested(result.prefill_decode(document, str(path)))
     except BadInput:
         return None
     return None
@@ -91,7 +91,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
     )
 
 
-def tested(found: PrefillDecode, path: Path) -> list[Level]:
+def tested(found: PrefillDecode) -> list[Level]:
     """Prefill and decode alone, a level for each test."""
     return [
         Level(

@@ -1,6 +1,6 @@
 """What the measurements say along the way: speed by how far a reply has come, and the server's own view."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from moebox.loose import Json, figure, figures, inner, rows
 from moebox.report.block import Chart, Key
@@ -19,18 +19,25 @@ def along(records: Sequence[RunRecord]) -> list[Chart]:
 
 def sag(records: Sequence[RunRecord]) -> Chart | None:
     """Tokens per second of one stream by position in the reply, for the longest replies of each run."""
-    series = []
-    for index, record in enumerate(records):
-        tables = [rows(level.raw, "speed_by_position") for level in record.levels]
-        longest = max(tables, key=reach, default=[])
-        if reach(longest) >= LONG:
-            points = [(figure(row, "to") or 0.0, figure(row, "tok_s") or 0.0) for row in longest]
-            series.append(Series(name=record.label, colour=colour(index), points=tuple(points), markers=False))
-    svg = line(
-        series, x=Axis(title="tokens into the reply"), y=Axis(title="tok/s of one stream"), label="Speed by position"
-    )
-    keys = legend(series)
-    return Chart(title="Does it sag", svg=svg, legend=keys) if svg else None
+    tables = [longest(record) for record in records]
+    series = [
+        Series(name=records[index].label, colour=colour(index), points=positions(table), markers=False)
+        for index, table in enumerate(tables)
+        if reach(table) >= LONG
+    ]
+    x, y = Axis(title="tokens into the reply"), Axis(title="tok/s of one stream")
+    svg = line(series, x=x, y=y, label="Speed by position")
+    return Chart(title="Does it sag", svg=svg, legend=legend(series)) if svg else None
+
+
+def longest(record: RunRecord) -> list[Json]:
+    """The speed by position of the run's longest replies."""
+    return max((rows(level.raw, "speed_by_position") for level in record.levels), key=reach, default=[])
+
+
+def positions(table: Sequence[Json]) -> tuple[tuple[float, float], ...]:
+    """Tokens into the reply, and the speed there."""
+    return tuple((figure(row, "to") or 0.0, figure(row, "tok_s") or 0.0) for row in table)
 
 
 def reach(table: Sequence[Json]) -> float:
@@ -40,27 +47,26 @@ def reach(table: Sequence[Json]) -> float:
 
 def server(records: Sequence[RunRecord]) -> Chart | None:
     """Requests running and waiting as the server counted them, at the highest load of a single run."""
-    levels = [level for level in records[0].levels if looks(level) >= ENOUGH] if len(records) == 1 else []
-    if not levels:
+    levels = [level for level in records[0].levels if looks(level) >= ENOUGH]
+    if not levels or len(records) > 1:
         return None
     level = max(levels, key=lambda level: level.concurrency or level.rate or 0.0)
-    table = inner(level.raw, "server.series")
-    times = figures(table, "time_s")
-    series = [
-        Series(name=name, colour=place, points=points, markers=False)
-        for place, name in enumerate(("running", "waiting"), 1)
-        if (points := paired(times, table.get(name))) is not None
-    ]
-    svg = line(
-        series, x=Axis(title="seconds", zero=False), y=Axis(title="requests"), label="Requests running and waiting"
-    )
-    if not svg:
-        return None
+    series = list(queues(inner(level.raw, "server.series")))
+    x, y = Axis(title="seconds", zero=False), Axis(title="requests")
+    svg = line(series, x=x, y=y, label="Requests running and waiting")
     used = figure(level.raw, "server.peak_kv_use")
     caption = f"At most {used:.0%} of the KV cache in use." if used is not None else ""
-    keys = legend(series)
     at = f" at {level.concurrency:,.0f}" if level.concurrency else ""
-    return Chart(title=f"On the server{at}", svg=svg, legend=keys, caption=caption)
+    return Chart(title=f"On the server{at}", svg=svg, legend=legend(series), caption=caption) if svg else None
+
+
+def queues(table: Json) -> Iterator[Series]:
+    """A line each for what ran and what waited, where the server counts it."""
+    times = figures(table, "time_s")
+    for place, name in enumerate(("running", "waiting"), 1):
+        points = paired(times, table.get(name))
+        if points is not None:
+            yield Series(name=name, colour=place, points=points, markers=False)
 
 
 def paired(times: Sequence[float], values: object) -> tuple[tuple[float, float], ...] | None:

@@ -111,9 +111,10 @@ def drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> D
 
 def numa_nodes(box: Box) -> Iterator[Node]:
     """The GPUs by the NUMA node they hang on; one without a name where there is only one."""
-    homes = sorted({gpu.numa or 0 for gpu in box.gpus})
-    for home in homes:
-        members = [index for index, gpu in enumerate(box.gpus) if (gpu.numa or 0) == home]
+    homes: dict[int, list[int]] = {}
+    for index, gpu in enumerate(box.gpus):
+        homes.setdefault(gpu.numa or 0, []).append(index)
+    for home, members in sorted(homes.items()):
         groups = tuple((name, cards(box, group)) for name, group in switches(box, members))
         yield Node(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups)
 
@@ -149,12 +150,12 @@ def switches(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
 
 def joined(members: list[int], pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Members in groups: two that are a pair are in one, and so is whatever hangs on either."""
-    group = {index: index for index in members}
+    group = {index: [index] for index in members}
     for a, b in pairs:
-        if a in group and b in group:
-            old, new = group[b], group[a]
-            group = {index: new if home == old else home for index, home in group.items()}
-    return [[index for index in members if group[index] == root] for root in dict.fromkeys(group.values())]
+        if a in group and b in group and group[a] is not group[b]:
+            group[a] += group[b]
+            group |= dict.fromkeys(group[b], group[a])
+    return [sorted(found) for found in {id(found): found for found in group.values()}.values()]
 
 
 def host(box: Box) -> str:

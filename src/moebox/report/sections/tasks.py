@@ -19,7 +19,7 @@ def section(records: Sequence[RunRecord]) -> Section:
     worked = [(record.named, record.tasks) for record in records if record.tasks and record.tasks.finished]
     blocks: list[Block] = []
     for name, task_run in worked:
-        blocks += [scores(task_run, name), *failures(task_run, name), *timeline(task_run, name)]
+        blocks += [scores(task_run, name), *failures(task_run, name), *timeline(task_run)]
     lead = " ".join(sentence(task_run, name) for name, task_run in worked)
     return Section(id="tasks", title="Agents at work", lead=lead, blocks=tuple(blocks))
 
@@ -91,7 +91,7 @@ def failures(task_run: TaskRun, name: str) -> list[Block]:
     return [Table(caption=caption, columns=heads, rows=rows, note=more, folded=len(rows) > 12)]
 
 
-def timeline(task_run: TaskRun, name: str) -> list[Block]:
+def timeline(task_run: TaskRun) -> list[Block]:
     """Speed and context, turn by turn, of the job that wrote most."""
     result = max(task_run.finished, key=lambda one: (len(one.turns), one.output_tokens))
     charts = list(filter(None, (speed(result), context(result, task_run.context))))
