@@ -47,11 +47,17 @@ def generations() -> tuple[Generation, ...]:
 
 def generation_of(recipe: Recipe) -> Generation:
     """The build a recipe runs: by its image's tag; the community preset alone means the Kimi K2.6 image of May 2026."""
+    return _generation(recipe.runtime.image, recipe.runtime.preset == "community")
+
+
+@functools.lru_cache(maxsize=256)
+def _generation(image: str, community: bool) -> Generation:
+    """A plan asks for each of thousands of placements."""
     known = generations()
     for one in known:
-        if any(mark in recipe.runtime.image for mark in one.marks):
+        if any(mark in image for mark in one.marks):
             return one
-    wanted = "community 2026-05" if recipe.runtime.preset == "community" else "stock"
+    wanted = "community 2026-05" if community else "stock"
     return next(one for one in known if one.name == wanted)
 
 

@@ -22,18 +22,19 @@ LONGEST = 4096  # bytes of an event that a template is made from: longer ones ar
 LONGEST_CHUNK = 2 * LONGEST  # bytes of an HTTP chunk, with its size line and end, that may be told by a template
 
 
-def _size_line(length: int) -> bytes:
-    """The size line of a chunk that is `length` bytes long with it and the line end behind it."""
-    for digits in range(1, 9):
-        line = b"%x\r\n" % max(length - digits - 4, 0)
-        if len(line) == digits + 2 and length > digits + 4:
-            return line
-    return b"\0"  # no chunk that holds anything has this length, and none opens so
+def _size_lines(longest: int) -> tuple[tuple[bytes, int], ...]:
+    """By length of a chunk, with its size line and the line end behind it: that line, and how long it is."""
+    lines = [b"\0"] * (longest + 1)  # no chunk that holds anything has this length, and none opens so
+    for size in range(1, longest + 1):
+        line = b"%x\r\n" % size
+        if (length := len(line) + size + len("\r\n")) <= longest:
+            lines[length] = line
+    return tuple((line, len(line)) for line in lines)
 
 
 # Size lines and how long they are, by length of a chunk; and sizes by the digits of such a line, which some servers
 # write in capitals. Arithmetic, written down once: nothing of any reply is in it.
-SIZE_LINES = tuple((line, len(line)) for line in map(_size_line, range(LONGEST_CHUNK + 1)))
+SIZE_LINES = _size_lines(LONGEST_CHUNK)
 SIZES = {form % size: size for form in (b"%x", b"%X") for size in range(LONGEST_CHUNK + 1)}
 
 
