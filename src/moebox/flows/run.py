@@ -222,7 +222,7 @@ class Runner:
         box = calibrations.attached(self._box())
         self.run.write("box.toml", codec.to_toml(box))
         speed = Speed.of(deploy(self._recipe(), box))
-        self._figures |= {"timed": speed.measured.text if speed.measured else found.id}
+        self._figures |= {"forecast": speed.measured.text if speed.measured else found.id}
 
     def _up(self) -> None:
         endpoint = self.engine.up(self._recipe())
