@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from moebox import phantom
+from moebox import codec, phantom
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import AttemptStarted
 from moebox.core.recipe import Climb, Recipe
 from moebox.flows.climb import Effort, climb
 from moebox.flows.compare import Effort as Asked
 from moebox.flows.compare import ask_side, compare
 from moebox.serve.session import start
-from moebox.store import Run
+from moebox.store import PIPELINE, Run
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 from moebox.verify.rungs import NAMES
@@ -79,3 +81,18 @@ def test_a_climb_restarts_and_verifies_the_real_engine(rehearsal: Recipe, run: R
     assert all(trial.output_tok_s > 0 and trial.kv_tokens > 0 for trial in summit.trials)
     assert summit.trials[-1].acceptance is not None
     assert "draft tokens accepted" in summit.trials[-1].why
+
+
+def test_a_whole_run_on_the_real_engine(rehearsal: Recipe, tmp_path: Path) -> None:
+    """Every step of `moebox run` in one process: what was rehearsed small is served whole, checked and measured."""
+    recipe = dataclasses.replace(rehearsal, climb=Climb(contexts=(1024, 2048)))
+    file, runs = tmp_path / "recipe.toml", tmp_path / "runs"
+    file.write_text(codec.to_toml(recipe))
+    assert main(["run", "--recipe", str(file), "--runs", str(runs), "--quick", "--concurrency", "1,2", "--yes"]) == 0
+    run = Run(next(runs.iterdir()))
+    states = {step["name"]: step["state"] for step in run.read_json(PIPELINE)["steps"]}
+    launches = [event for event in run.events() if isinstance(event, AttemptStarted)]
+    assert {name for name, state in states.items() if state != "done"} <= {"task"}
+    assert [launch.aside for launch in launches] == [True] + [False] * (len(launches) - 1)
+    assert ["dummy" in launch.argv for launch in launches] == [launch.aside for launch in launches]
+    assert (run.path / "report.html").exists()
