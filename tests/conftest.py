@@ -26,7 +26,8 @@ settings.register_profile("explore", _USUAL, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
 
 SUITE = "MOEBOX_SUITE"  # in the environment of every process that a test starts
-SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # vLLM leaves those between its processes behind
+# vLLM leaves sockets between its processes behind, and PyTorch what it compiled.
+SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|vllm_dist_[0-9a-f]+|torchinductor_\w+")
 LEAVING_S = 20.0  # for engines whose guard is still stopping them
 
 # A shell's background job ignores SIGINT, and children inherit that; those that are interrupted here must hear it.

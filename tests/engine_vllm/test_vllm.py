@@ -17,6 +17,8 @@ from moebox.serve.session import launch, prepare, start
 from moebox.serve.state import marked
 from moebox.store import Run
 
+from .conftest import dtype
+
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +40,7 @@ def test_the_real_kimi_class_comes_up_tells_its_facts_and_goes_down(recipe: Reci
 def test_a_rehearsal_prompts_the_real_engine_beyond_one_prefill_block(recipe: Recipe, run: Run) -> None:
     """Two of three layers, dummy weights by the engine's own flags, a prompt longer than a step."""
     small = dataclasses.replace(
-        recipe, context=1024, batched_tokens=512, flags={"enforce-eager": True, "dtype": "bfloat16"}
+        recipe, context=1024, batched_tokens=512, flags={"enforce-eager": True, "dtype": dtype()}
     )
     found = rehearse(deploy(small), run, patience_s=600)
     assert found.layers == 2
