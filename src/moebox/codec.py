@@ -122,17 +122,18 @@ def refuse_unknown(kind: Any, value: Any, where: str, at: str = "") -> None:
 
 def _inside(kind: Any, value: Any, where: str, at: str) -> list[tuple[Any, Any, str]]:
     """What `value` consists of as a `kind`: types and values of its parts, and where each stands."""
-    if dataclasses.is_dataclass(kind):
-        return _fields(kind, value, where, at) if isinstance(value, dict) else []
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         choices = [arg for arg in args if dataclasses.is_dataclass(arg)]
         return [(choices[0], value, at)] if len(choices) == 1 else []
-    if origin in (tuple, list) and isinstance(value, list):
-        return [(args[0], inner, f"{at}[{index}]") for index, inner in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return [(args[1], inner, f"{at}.{key}") for key, inner in value.items()]
-    return []
+    if isinstance(value, list):
+        sequence = origin in (tuple, list)
+        return [(args[0], inner, f"{at}[{index}]") for index, inner in enumerate(value)] if sequence else []
+    if not isinstance(value, dict):
+        return []
+    if dataclasses.is_dataclass(kind):
+        return _fields(kind, value, where, at)
+    return [(args[1], inner, f"{at}.{key}") for key, inner in value.items()] if origin is dict else []
 
 
 def _fields(kind: Any, value: dict[Any, Any], where: str, at: str) -> list[tuple[Any, Any, str]]:

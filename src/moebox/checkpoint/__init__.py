@@ -117,9 +117,8 @@ def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | No
         return None
     gguf = path.endswith(".gguf")
     alike = [form for form in forms if (form.format == "gguf") == gguf]
-    named = [form for form in alike if form.quant.lower() in path.lower()]
-    published = [] if gguf else [form for form in alike if form.native]
-    form = next(iter(named + published), None)
+    named = next((form for form in alike if form.quant.lower() in path.lower()), None)
+    form = named or next((form for form in alike if form.native and not gguf), None)
     return replace(form, path=path) if form else None
 
 

@@ -25,14 +25,14 @@ class Metadata:
 
     def whole(self, name: str, *, default: int | None = None, least: int = 0) -> int:
         """`ARCH.name` as a whole number; the largest where it is given per layer."""
-        value = self.values.get(f"{self.architecture}.{name}", default)
-        if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
-            value = max(value)
-        if value is None:
-            raise BadInput(f"{self.where}: {self.architecture}.{name} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**40:
-            raise BadInput(f"{self.where}: {self.architecture}.{name} is {str(value)[:40]!r}, not a sensible number")
-        return value
+        key = f"{self.architecture}.{name}"
+        given = self.values.get(key, default)
+        if given is None:
+            raise BadInput(f"{self.where}: {key} is missing")
+        values = given if isinstance(given, list) and given else [given]
+        if {type(value) for value in values} != {int} or not least <= max(values) < 2**40:
+            raise BadInput(f"{self.where}: {key} is {str(given)[:40]!r}, not a sensible number")
+        return int(max(values))
 
 
 def read(path: Path) -> tuple[Model, Checkpoint, str]:

@@ -265,10 +265,8 @@ def document(result: Measurement | PrefillDecode) -> dict[str, object]:
     if isinstance(result, PrefillDecode):
         return {**plain, "rows": [_used(row) for row in plain["rows"]]}
     flat = _flat({name: plain[name] for name in FIRST} | plain)
-    if plain["steady"] is not None:
-        flat["steady"] = _flat(plain["steady"])
-    if plain["server"] is not None:
-        flat["server"] = {key: value for key, value in plain["server"].items() if value is not None}
+    flat["steady"] = plain["steady"] and _flat(plain["steady"])
+    flat["server"] = plain["server"] and {key: value for key, value in plain["server"].items() if value is not None}
     flat["speed_by_position"] = [_part(part) for part in plain["speed_by_position"]]
     return flat
 

@@ -96,9 +96,11 @@ class Traits:
 
     def excluded(self, box: "Box | None", model: "Model | None") -> str:
         """Why it cannot run on this box at all, or ""."""
-        gpu = box.gpu if box else None
-        if box is None or gpu is None:
-            return f"{self.title} needs a GPU" if box is not None and not self.without_gpu else ""
+        if box is None:
+            return ""
+        gpu = box.gpu
+        if gpu is None:
+            return "" if self.without_gpu else f"{self.title} needs a GPU"
         if gpu.generation in self.not_on:
             return f"{self.title} has no kernels for {gpu.title} ({gpu.generation})"
         if _sparse(model) and gpu.generation in self.no_sparse_mla_on:

@@ -56,21 +56,19 @@ def box_of(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """`box` with the memory a person gave on the command line."""
     try:
-        if ram:
-            box = replace(box, ram=parse_size(ram), ram_free=None)
-        if ram_bandwidth:
-            box = replace(box, ram_bandwidth=parse_rate(ram_bandwidth), ram_bandwidth_measured=None)
+        size, rate = parse_size(ram or "0"), parse_rate(ram_bandwidth or "0")
     except ValueError as problem:
         raise BadInput(str(problem)) from None
-    if ram and box.ram < LEAST_RAM:
+    if ram and size < LEAST_RAM:
         raise BadInput(f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
-    if ram_bandwidth and box.ram_bandwidth > MOST_BANDWIDTH:
+    if rate > MOST_BANDWIDTH:
         raise BadInput(
             f"--ram-bandwidth {ram_bandwidth}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
             "(two sockets of 12 channels MRDIMM-8800)",
             hint="bytes, not bits, and of all sockets together: 614GB/s is twelve channels of DDR5-6400",
         )
-    return box
+    box = replace(box, ram=size, ram_free=None) if ram else box
+    return replace(box, ram_bandwidth=rate, ram_bandwidth_measured=None) if ram_bandwidth else box
 
 
 def from_name(text: str) -> Box:

@@ -119,20 +119,23 @@ def _heard(told: bytes) -> Line:
     """The child's lines as values and an error; a place that is named twice is the code meddling with the pipe."""
     values: dict[int, Any] = {}
     error = ""
-    for raw in told.split(b"\n"):
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(line, dict):
-            continue
+    for line in filter(None, map(_parsed, told.split(b"\n"))):
         place = line.get("place")
-        if isinstance(place, int) and place in values:
-            return {"values": [], "error": "the code wrote to the pipe of its results"}
         if isinstance(place, int):
+            if place in values:
+                return {"values": [], "error": "the code wrote to the pipe of its results"}
             values[place] = line.get("value")
         error = str(line.get("error") or error)
     return {"values": sorted(values.items()), "error": error}
+
+
+def _parsed(raw: bytes) -> dict[str, object]:
+    """One line as an object; empty where it is none."""
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) else {}
 
 
 def _inside(job: Job, locked: int, speak: int) -> None:

@@ -150,23 +150,27 @@ def _attempt(work: Work, files: Mapping[str, bytes], kind: Level, limits: Limits
     line = _parse(answer)
     if "setup" in line:
         raise NoSandbox(f"{kind}: {line['setup']}")
-    wanted = _wanted(work)
-    values = [value for place, value in line.get("values") or () if place < wanted]
     code = int(line["exit"]) if "exit" in line else process.wait()
     late = late or code == 124
-    error = str(line.get("error") or "")
-    if not error and (code != 0 or len(values) < wanted):
-        error = _why(code, late, len(output), limits)
+    values, error = _result(line, _wanted(work), code)
     return Outcome(
         level=kind,
-        values=tuple(values),
-        error=error,
+        values=values,
+        error=_why(code, late, len(output), limits) if error is None else error,
         output=output.decode(errors="replace"),
         timed_out=late,
         seconds=time.monotonic() - began,
         exit_code=code,
         files=_files(line.get("files")),
     )
+
+
+def _result(line: Line, wanted: int, code: int) -> tuple[tuple[Any, ...], str | None]:
+    """The values that were asked for, and the error; None where there is one and the code did not say which."""
+    values = tuple(value for place, value in line.get("values") or () if place < wanted)
+    error = str(line.get("error") or "")
+    silent = not error and (code != 0 or len(values) < wanted)
+    return values, None if silent else error
 
 
 def _inside(name: str) -> str:

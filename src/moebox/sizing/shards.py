@@ -6,7 +6,7 @@ latent down-projections of MLA, the router, the norms, an indexer; those are cop
 
 from collections.abc import Mapping
 
-from moebox.core.model import Checkpoint, Component, Model
+from moebox.core.model import Checkpoint, Component, Model, Moe
 from moebox.core.recipe import Parallel
 
 
@@ -90,16 +90,21 @@ def why_not(model: Model, parallel: Parallel, group: int = 1) -> str:
         return f"{heads} attention heads do not divide by TP{tp}"
     if model.gqa and model.gqa.kv_heads % tp and tp % model.gqa.kv_heads:
         return f"{model.gqa.kv_heads} KV heads and TP{tp} do not divide each other"
-    if model.moe and not parallel.ep:
-        width, ranks = model.moe.intermediate, tp * parallel.dp
-        if width % ranks or (width // ranks) % group:
-            name = f"TP{tp}" if parallel.dp == 1 else f"TP{tp}×DP{parallel.dp}"
-            return f"an expert's width of {width} does not divide by {name} in groups of {group}"
-    if model.moe and parallel.ep and model.moe.experts % (tp * parallel.dp):
-        return f"{model.moe.experts} experts do not divide by EP{tp * parallel.dp}"
     if parallel.pp > model.layers:
         return f"{model.layers} layers do not fill {parallel.pp} stages"
-    return dcp_why_not(model, parallel)
+    uncut = _experts_why_not(model.moe, parallel, group) if model.moe else ""
+    return uncut or dcp_why_not(model, parallel)
+
+
+def _experts_why_not(moe: Moe, parallel: Parallel, group: int) -> str:
+    """Why a layer's experts cannot be divided over the ranks, whole ones or slices of each, or ""."""
+    ranks = parallel.tp * parallel.dp
+    if parallel.ep:
+        return f"{moe.experts} experts do not divide by EP{ranks}" if moe.experts % ranks else ""
+    if moe.intermediate % (ranks * group) == 0:
+        return ""
+    name = f"TP{parallel.tp}" if parallel.dp == 1 else f"TP{parallel.tp}×DP{parallel.dp}"
+    return f"an expert's width of {moe.intermediate} does not divide by {name} in groups of {group}"
 
 
 def dcp_why_not(model: Model, parallel: Parallel) -> str:
