@@ -85,8 +85,10 @@ def dial(address: str, port: int, size: int, patience: float) -> Answer:
         try:
             with socket.create_connection((address, port), timeout=3) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(patience)  # another program may listen there, and say nothing
+                trip = round_trip(connection)
                 connection.settimeout(30)
-                return {"round_trip_us": round_trip(connection) * 1e6, "rate": send(connection, size)}
+                return {"round_trip_us": trip * 1e6, "rate": send(connection, size)}
         except OSError as failed:
             problem = failed
             time.sleep(0.2)
