@@ -36,7 +36,6 @@ from moebox.core.recipe import Recipe
 from moebox.core.verdict import Ladder
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
 from moebox.flows import acceptance, answers, settings
-from moebox.flows.compare_tasks import lost_work
 from moebox.flows.fit import misfit
 from moebox.flows.gain import bracketed, gain
 from moebox.flows.pace import Pace, pace
@@ -317,6 +316,8 @@ def _lost_jobs(endpoint: Endpoint, mine: Run, run: Run, best: Trial | None, effo
     """What was lost of the last good step's work, where work is judged."""
     if not effort.jobs:
         return ""
+    from moebox.flows.compare_tasks import lost_work
+
     earlier = Run(run.path / best.folder) if best else None
     seed = random.Random(run.id).randrange(10**6)  # the same jobs at every step of this climb
     return lost_work(endpoint, mine, earlier, jobs=effort.jobs, seed=seed)

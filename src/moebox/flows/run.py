@@ -19,12 +19,11 @@ from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine_here
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
-from moebox.flows import boxes, kernels, phantom, recipes
+from moebox.flows import boxes, phantom, recipes
 from moebox.flows.climb import BEST, Effort, climb
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
 from moebox.flows.pipeline import STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
-from moebox.flows.work import work
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -192,6 +191,8 @@ class Runner:
 
     def _kernels(self) -> None:
         """Which kernels of the engine are known not to launch here, from the table; the report shows it."""
+        from moebox.flows import kernels
+
         found = kernels.looked_up(deploy(self._recipe(), self._box()))
         if found is None:
             return
@@ -287,6 +288,8 @@ class Runner:
         }
 
     def _task(self) -> None:
+        from moebox.flows.work import work
+
         short = self.request.short
         told = self._with_engine(lambda endpoint: work(endpoint, self.run, short=short, tell=self.news))
         self._figures |= {"solved": f"{sum(result.solved for result in told.finished)} of {len(told.finished)} jobs"}
