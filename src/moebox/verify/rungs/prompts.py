@@ -18,7 +18,7 @@ SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTES = "Read every word of this note before you use the tool. " * 32  # of a page: agents describe at length
 ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
-MANY_TURNS = 30  # of each side: agents work for hours
+MANY_TURNS = 20  # of each side: agents work for hours
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
 
 
@@ -143,8 +143,8 @@ async def _tokens_of(ask: Asker, tools: list[Any]) -> int:
 async def long_descriptions(ask: Asker) -> str:
     """A tool with a description of a page, as agents bring them: it is read, and something is answered."""
     task = draw(ask, "tool_call")
-    first, *others = task.tools
-    long = [_described(first, f"{first['function']['description']} {NOTES}"), *others]
+    *others, last = task.tools  # the last: what stands before it is in the cache by then
+    long = [*others, _described(last, f"{last['function']['description']} {NOTES}")]
     ask.patient = True  # a long prompt is not late
     try:
         plain, answer = await ask.ask(task), await or_skipped(ask, list(task.messages), tools=long)

@@ -108,8 +108,8 @@ async def shapes(ask: Asker) -> str | Warned:
 
 
 async def _both(ask: Asker, calls: _Calls, name: str, question: str, schema: Schema) -> None:
-    """The call whole and streamed; what is too long to be judged is no shorter in a stream."""
-    for stream in (False, True):
+    """The call whole and streamed, a long one streamed only; what is too long to be judged is so in a stream too."""
+    for stream in (True,) if name == LONG else (False, True):
         answer = await _forced(ask, name, question, schema, stream)
         if answer.finish == "length":
             return
