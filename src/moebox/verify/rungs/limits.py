@@ -161,7 +161,7 @@ async def max_tokens(ask: Asker) -> Score:
     """The answer ends at max_tokens and says so."""
     if ask.limit_name != "max_tokens":
         raise Skipped("the server refuses max_tokens, and takes max_completion_tokens")
-    return await both(ask, "limits", lambda stream: _ended(ask, "max_tokens", stream), ask.options.share(0.5))
+    return await both(ask, "limits", lambda stream: _ended(ask, "max_tokens", stream), ask.options.share(0.67))
 
 
 async def max_completion_tokens(ask: Asker) -> Score:

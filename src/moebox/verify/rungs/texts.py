@@ -76,8 +76,9 @@ async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: st
 
 
 def _some(ask: Asker) -> list[str]:
-    """All texts, or some of them where little is to be asked."""
-    return ask.rng.sample(TEXTS, min(len(TEXTS), ask.options.share(1.0)))
+    """All texts, some of them where little is to be asked, or all several times where much is."""
+    wanted = ask.options.share(1.0)
+    return ask.rng.sample(TEXTS, min(len(TEXTS), wanted)) * max(1, wanted // len(TEXTS))
 
 
 async def _called(ask: Asker, text: str, stream: bool) -> str | None:
