@@ -1,10 +1,11 @@
 """Asking: one place that makes requests, counts what is wrong with replies, and keeps the evidence."""
 
+import contextlib
 import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moebox.core.endpoint import Endpoint
@@ -160,6 +161,15 @@ class Asker:
         if self.patient or len(self.paces) < PACE_KNOWN:
             return self.client.deadline_s
         return min(self.client.deadline_s, max(LEAST_PATIENCE_S, SLOWER * max(pace.seconds for pace in self.paces)))
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """What is asked meanwhile has a long prompt or a long answer: it takes as long as it takes, and is not late."""
+        self.patient = True
+        try:
+            yield
+        finally:
+            self.patient = False
 
     async def get(self, url: str) -> Exchange:
         """GET; kept as evidence."""

@@ -32,11 +32,8 @@ AGAIN = 2  # further texts with something at the depth that was missed; missed i
 
 async def needles(ask: Asker) -> str:
     """What was hidden is found at each depth; one text, many questions, as agents ask over one long history."""
-    ask.patient = True
-    try:
+    with ask.unhurried():
         return await _searched(ask, *await _length(ask))
-    finally:
-        ask.patient = False
 
 
 async def _searched(ask: Asker, length: int, wanted: str) -> str:
@@ -163,11 +160,8 @@ async def announced(ask: Asker) -> str:
     if ask.options.context or not ask.prefill or needs_s > min(ANNOUNCED_S, ask.left_s / 4):
         ask.notes.append(f"{digits(limit)} tokens announced, {digits(ask.filled)} tried (--context {limit} tries all)")
         return ask.notes[-1]
-    ask.patient = True
-    try:
+    with ask.unhurried():
         return await _filled(ask, limit)
-    finally:
-        ask.patient = False
 
 
 async def _filled(ask: Asker, limit: int) -> str:

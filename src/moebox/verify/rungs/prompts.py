@@ -27,7 +27,8 @@ async def system(ask: Asker) -> Warned | None:
     task = draw(ask, "secret")
     few = await _prompt_tokens(ask, task, [])
     for text in (PADDING, SYSTEM) if not ask.limit or ask.limit >= ROOMY // 2 else (PADDING,):
-        many, sent = await _prompt_tokens(ask, task, [_system(text)]), len(text.split())
+        with ask.unhurried():
+            many, sent = await _prompt_tokens(ask, task, [_system(text)]), len(text.split())
         if few is not None and many is not None and many < few + LEAST_GROWTH * sent:
             raise Failed(f"{sent} words of a system message, yet {few} and {many} prompt tokens: it is cut or dropped")
     await able(ask, _told(ask, in_system=False), "repeat a code from the prompt")
@@ -99,7 +100,8 @@ async def whole_history(ask: Asker) -> None:
         ask.tally.add("prompt", "" if grown else f"two turns more, yet {last} and {counted} prompt tokens")
         last = counted
     turns += [user("Go on."), assistant("I will.")] * MANY_TURNS
-    counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
+    with ask.unhurried():
+        counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
     grown = counted > last + 4 * MANY_TURNS
     why = f"{2 * MANY_TURNS} turns more, yet {last} and {counted} prompt tokens: old ones are dropped"
     ask.tally.add("prompt", "" if grown else why)
@@ -110,13 +112,10 @@ async def many_tools(ask: Asker) -> str:
     once = [tool.schema() for tool in TOOLS]
     again = [_renamed(schema, f"{schema['function']['name']}_again") for schema in once]
     offered = [*once, *again] if ask.options.trials >= MANY_TRIALS else once
-    ask.patient = True  # a long prompt is not late
-    try:
+    with ask.unhurried():
         offered = await _fitting(ask, offered)
         middle = len(offered) // 2
         few, half, most = [await _tokens_of(ask, offered[:many]) for many in (1, middle, len(offered))]
-    finally:
-        ask.patient = False
     grown = min(half - few, most - half) > LEAST_A_TOOL * (middle - 1)
     why = f"1, {middle} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
     ask.tally.add("prompt", "" if grown or few == most else why)  # where none counts, none may be counted
@@ -145,11 +144,8 @@ async def long_descriptions(ask: Asker) -> str:
     task = draw(ask, "tool_call")
     *others, last = task.tools  # the last: what stands before it is in the cache by then
     long = [*others, _described(last, f"{last['function']['description']} {NOTES}")]
-    ask.patient = True  # a long prompt is not late
-    try:
+    with ask.unhurried():
         plain, answer = await ask.ask(task), await or_skipped(ask, list(task.messages), tools=long)
-    finally:
-        ask.patient = False
     empty = not (answer.content or answer.reasoning or answer.calls)
     ask.tally.add("tool-call", "an empty answer where a tool has a long description" if empty else "")
     few, many = plain.count("prompt"), answer.count("prompt")

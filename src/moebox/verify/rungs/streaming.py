@@ -121,11 +121,8 @@ async def long_answer(ask: Asker) -> str | Warned:
     """A text of thousands of words comes back whole, to its last word."""
     words, tokens = await _size(ask)
     task = draw(ask, "copy", length=words)
-    ask.patient = True
-    try:
+    with ask.unhurried():
         answer = await ask.ask(task, stream=True, max_tokens=tokens)
-    finally:
-        ask.patient = False
     if why := _held_back(ask.exchanges[-1]):
         return Warned(why)
     want, got = str(task.expect).split(), answer.content.split()

@@ -34,11 +34,8 @@ async def long_result(ask: Asker) -> str:
     text = " ".join(words.word(ask.rng) for _ in range(LONG_WORDS))
     histories = [_history([dataclasses.replace(turn, result=turn.result | more)]) for more in ({}, {"log": text})]
     histories.append([row | {"content": PADDING} if row["role"] == "assistant" else row for row in histories[0]])
-    ask.patient = True  # a long prompt is not late
-    try:
+    with ask.unhurried():
         few, many, beside = [await _prompt_tokens(ask, history, [turn.tool]) for history in histories]
-    finally:
-        ask.patient = False
     grown = many >= few + LEAST_GROWTH * LONG_WORDS
     why = f"a result of {LONG_WORDS} words more, yet {few} and {many} prompt tokens: it is cut"
     ask.tally.add("tool-history", "" if grown else why)

@@ -9,6 +9,7 @@ from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Warned
 from moebox.verify.rungs.json_modes import misfit
+from moebox.verify.rungs.turns import PADDING
 
 Schema = Mapping[str, Any]
 ROOM = 128  # tokens for a call; the longest but one here takes some eighty
@@ -26,7 +27,7 @@ _EXACT: dict[str, object] = {"number": 9007199254740993, "code": "007", "flag": 
 # Values that `if value` drops, decimals, keys that a gateway rewrites, and a union of types.
 _EDIT: dict[str, object] = {"start_line": 0, "dry_run": False, "new_suffix": "", "scale_by": 0.25}
 _TYPES = {int: "integer", bool: "boolean", str: "string", float: "number"}
-_FILE = "".join(f"line_{number} = {number}\n" for number in range(30))  # agents write whole files
+_FILE = f"{PADDING.strip()}\n" * 2  # agents write whole files
 
 
 def _only(values: Mapping[str, object]) -> dict[str, Any]:
