@@ -31,7 +31,8 @@ async def alike(ask: Asker) -> None:
             worse = right[0] and not right[2]
             return wrong(f"right at first; asked again, from the cache: {answer.content[:60]!r}" if worse else "")
 
-        await trials(ask, "cache", attempt, ask.options.share(0.17, 1))  # long prompts, for faults that come always
+        with ask.unhurried():
+            await trials(ask, "cache", attempt, ask.options.share(0.17, 1))  # long prompts, for faults that come always
 
 
 def _other(task: Task, code: str) -> Task:
