@@ -133,3 +133,9 @@ def test_a_healthy_text_has_no_flaw() -> None:
     assert flaw("The sea is deep. The sea is wide. It is blue, and people like it very much.") == ""
     assert flaw("1. one\n2. two\n3. three\n\n```python\nx = {'a': [1, 2]}\n```\nThat is all there is to say.") == ""
     assert flaw("word <|im_end|> word") != ""
+
+
+def test_no_call_is_asked_for_twice_in_one_question() -> None:
+    """A model that calls once for a city named twice is right, and would be marked wrong."""
+    drawn = [FAMILIES["tool_parallel"].draw(random.Random(seed)) for seed in range(2000)]
+    assert all(len({str(call) for call in task.expect}) == len(task.expect) for task in drawn)
