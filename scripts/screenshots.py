@@ -153,6 +153,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="pictures whose name begins so")
     parser.add_argument("-o", "--output", type=Path, default=TARGET)
     asked = parser.parse_args()
+    if asked.runs.resolve() == SHOWN_AT:
+        parser.error(f"--runs {asked.runs}: copies are made there, and what is there is removed first")
     make_runs(asked.runs)
     shutil.rmtree(SHOWN_AT, ignore_errors=True)
     shutil.copytree(asked.runs, SHOWN_AT)
