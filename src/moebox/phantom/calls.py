@@ -49,20 +49,20 @@ def tool_parallel(rng: random.Random, *, thinking: bool) -> Task:
     if rng.random() < 0.5:
         tool = rng.choice(TOOLS[:2])
         cities = _different(rng, tool, rng.choice((2, 2, 3)))
-        places = " and in ".join(a["city"] for a in cities)
+        places = " and in ".join(arguments["city"] for _, arguments in cities)
         ask = rng.choice(tool.asks[:1]).format(city=places)
-        return _task("tool_parallel", ask, [(tool.name, a) for a in cities], _offer(rng, [tool]), thinking)
+        return _task("tool_parallel", ask, cities, _offer(rng, [tool]), thinking)
     tools = rng.sample(TOOLS, 2)
     wanted = [(tool.name, _arguments(rng, tool)) for tool in tools]
     asks = [rng.choice(tool.asks).format(**a) for tool, (_, a) in zip(tools, wanted, strict=True)]
     return _task("tool_parallel", _both(asks), wanted, _offer(rng, tools), thinking)
 
 
-def _different(rng: random.Random, tool: Tool, count: int) -> list[dict[str, Any]]:
-    """Arguments for so many calls: of a city asked for twice, one call would be a right answer too."""
-    found: list[dict[str, Any]] = []
+def _different(rng: random.Random, tool: Tool, count: int) -> list[Wanted]:
+    """So many calls of a tool: of a city asked for twice, one call would be a right answer too."""
+    found: list[Wanted] = []
     while len(found) < count:
-        drawn = _arguments(rng, tool)
+        drawn = (tool.name, _arguments(rng, tool))
         if drawn not in found:
             found.append(drawn)
     return found
