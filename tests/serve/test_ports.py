@@ -71,3 +71,10 @@ def test_connections_that_an_engine_left_behind_do_not_take_its_port() -> None:
     with listening(port):
         assert not preflight.is_free("127.0.0.1", port)
         assert not preflight.is_free("0.0.0.0", port)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
+def test_an_address_of_no_machine_or_of_another_is_one_line(host: str) -> None:
+    """Unknown names and others' addresses: said with the host, not a traceback."""
+    with pytest.raises(Outside, match=f"cannot listen on {host}"):
+        preflight.port(host, 18999)

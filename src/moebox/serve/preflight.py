@@ -1,5 +1,6 @@
 """What is refused before anything starts: a missing engine, a wrong version, half a checkpoint, a taken port."""
 
+import contextlib
 import errno
 import os
 import re
@@ -221,7 +222,9 @@ def answers(host: str, number: int) -> bool:
     """Whether somebody accepts connections there."""
     with socket.socket(family(host), socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
-        return probe.connect_ex((host, number)) == 0
+        with contextlib.suppress(OSError):  # a name that nobody knows: binding says so
+            return probe.connect_ex((host, number)) == 0
+    return False
 
 
 def free_port(host: str = "127.0.0.1", beside: tuple[int, ...] = ()) -> int:

@@ -106,8 +106,8 @@ class Measured:
         """Where the forecast comes from, in one line."""
         found = self.calibration
         depths = " and ".join(str(depth) for depth in found.depths)
-        one = found.depths == (self.layers,)
-        layers = f"all {self.layers} layers" if one else f"{self.layers} layers from {depths}"
+        whole = found.depths == (self.layers,)
+        layers = f"all {self.layers} layers" if whole else f"{self.layers} layers from {depths}"
         where = "measured on the same box" if found.imported else "measured on this box"
         return f"{where} {found.date}, {layers}: ±{self.decode_spread:.0%}"
 
