@@ -25,7 +25,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.flows.calibrate import calibrate, measure_depth
-from moebox.flows.calibrate_recipe import chunk_of
+from moebox.flows.rehearse import chunk_of
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import Measured
 from moebox.store import Run
