@@ -7,7 +7,7 @@ import pytest
 
 from moebox.core.change import changed, setting
 from moebox.core.recipe import Recipe, Speculate
-from moebox.core.symptom import Symptom, applies, foreseen, in_range, symptoms
+from moebox.core.symptom import Symptom, foreseen, in_range, symptoms
 from moebox.errors import BadInput
 
 KIMI = Recipe(
@@ -52,10 +52,13 @@ def test_fp8_cache_on_sm120_is_foreseen_and_bf16_is_not() -> None:
     assert "smem-vllm-mla-fp8" not in [one.id for one in foreseen(**{**known, "sm": "9.0"}, recipe=KIMI)]
 
 
-def test_a_setting_is_a_condition_only_where_a_recipe_is_known() -> None:
-    """Without a recipe nothing that hangs on one is claimed."""
-    assert not applies(called("smem-vllm-mla-fp8"), engine="vllm", version="0.32", sm="12.0")
-    assert applies(called("start-port-taken"))
+def test_what_is_not_known_contradicts_nothing() -> None:
+    """An engine, a version or a GPU that nobody named may be the one that is meant; another one is not."""
+    where = called("smem-vllm-mla-fp8").applies
+    assert where.admits()
+    assert where.admits(engine="vllm", version="0.32", sm="12.0")
+    assert not where.admits(engine="sglang")
+    assert not where.admits(engine="vllm", sm="9.0")
 
 
 @pytest.mark.parametrize(

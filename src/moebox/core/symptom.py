@@ -36,6 +36,16 @@ class Applies:
         name = model.lower()
         return name.startswith(self.models or ("",)) and not name.startswith(self.except_models)
 
+    def of_engine(self, engine: str) -> bool:
+        """Whether that engine is meant; one that is not known ("") may be."""
+        return _lists(self.engine, engine)
+
+    def admits(self, *, engine: str = "", version: str = "", sm: str = "") -> bool:
+        """Whether that engine on such a GPU is meant. What is not known (an empty argument) contradicts nothing."""
+        if not self.of_engine(engine) or not _lists(self.sm, sm):
+            return False
+        return not self.versions or in_range(version, self.versions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
@@ -94,42 +104,27 @@ def symptoms() -> tuple[Symptom, ...]:
     return tuple(codec.decode(Symptom, row, where=f"symptoms.toml [{row.get('id', '?')}]") for row in rows)
 
 
-def applies(
-    symptom: Symptom,
-    *,
-    engine: str = "",
-    version: str = "",
-    sm: str = "",
-    model: str = "",
-    recipe: Recipe | None = None,
-) -> bool:
-    """Whether every condition holds. What is not known (an empty argument) contradicts nothing but a setting."""
-    where = symptom.applies
-    if not _admits(where.engine, engine) or not _admits(where.sm, sm):
-        return False
-    if model and not where.concerns(model):
-        return False
-    if where.versions and not in_range(version, where.versions):
-        return False
-    return _set_so(where.settings, recipe)
-
-
-def _set_so(settings: Mapping[str, tuple[str, ...]], recipe: Recipe | None) -> bool:
-    """Whether a recipe has the settings that a symptom needs; without one only a symptom that needs none holds."""
-    if recipe is None:
-        return not settings
-    return all(_any_holds(setting(recipe, path), wanted) for path, wanted in settings.items())
-
-
-def _admits(listed: tuple[str, ...], value: str) -> bool:
+def _lists(listed: tuple[str, ...], value: str) -> bool:
     """Whether a list that names some, or none for all, has nothing against a value that may be unknown."""
     return not listed or not value or value in listed
 
 
-def foreseen(*, engine: str, version: str = "", sm: str = "", model: str = "", recipe: Recipe) -> tuple[Symptom, ...]:
+def foreseen(*, engine: str, version: str = "", sm: str = "", model: str, recipe: Recipe) -> tuple[Symptom, ...]:
     """Symptoms worth a warning before this recipe is started on such a GPU."""
-    known = {"engine": engine, "version": version, "sm": sm, "model": model}
-    return tuple(symptom for symptom in symptoms() if symptom.foresee and applies(symptom, **known, recipe=recipe))
+    possible = _possible(engine, version, sm, model)
+    return tuple(symptom for symptom in possible if _set_so(symptom.applies.settings, recipe))
+
+
+@functools.lru_cache(maxsize=64)
+def _possible(engine: str, version: str, sm: str, model: str) -> tuple[Symptom, ...]:
+    """Symptoms worth a warning, whatever the recipe's settings are; a plan asks for hundreds of recipes."""
+    worth_telling = (symptom for symptom in symptoms() if symptom.foresee and symptom.applies.concerns(model))
+    return tuple(one for one in worth_telling if one.applies.admits(engine=engine, version=version, sm=sm))
+
+
+def _set_so(settings: Mapping[str, tuple[str, ...]], recipe: Recipe) -> bool:
+    """Whether a recipe has the settings that a symptom needs."""
+    return all(_any_holds(setting(recipe, path), wanted) for path, wanted in settings.items())
 
 
 def in_range(version: str, wanted: str) -> bool:

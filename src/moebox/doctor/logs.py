@@ -58,7 +58,8 @@ class Search:
         self._tail = b""
         self._unfinished = ""  # the symptom whose next line is awaited
         self._dull: set[bytes] = set()  # shapes of lines that mean nothing
-        self._watched = [watched for watched in _gated() if _concerns(watched[0], engine)]
+        # A line that matches is evidence enough: only another engine's symptoms are left out.
+        self._watched = [watched for watched in _gated() if watched[0].applies.of_engine(engine)]
 
     def feed(self, data: bytes) -> list[Finding]:
         """Take the next piece; what is newly found in its complete lines."""
@@ -151,11 +152,6 @@ def _gated() -> tuple[Watched, ...]:
         for symptom in symptoms()
         if symptom.pattern
     )
-
-
-def _concerns(symptom: Symptom, engine: str) -> bool:
-    """A line that matches is evidence enough: only another engine's symptoms are left out."""
-    return not engine or not symptom.applies.engine or engine in symptom.applies.engine
 
 
 def finding_of(symptom: Symptom, match: re.Match[str], line: str, number: int) -> Finding:

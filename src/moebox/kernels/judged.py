@@ -1,7 +1,7 @@
 """What the symptom base knows, by version, of kernels that Triton does not compile (CUTLASS, FlashInfer, Marlin)."""
 
 from moebox.core.kernel import Arch, NotCovered
-from moebox.core.symptom import Applies, in_range, symptoms
+from moebox.core.symptom import symptoms
 
 _AREAS = ("attention", "moe", "flashinfer")
 
@@ -15,13 +15,5 @@ def judged(*, engine: str, version: str, arch: Arch, model: str) -> tuple[NotCov
     return tuple(
         NotCovered(what=f"{symptom.id}: {symptom.cause}", why=symptom.remedy)
         for symptom in here
-        if _concerns(symptom.applies, version, sm, model)
+        if symptom.applies.admits(version=version, sm=sm) and symptom.applies.concerns(model)
     )
-
-
-def _concerns(where: Applies, version: str, sm: str, model: str) -> bool:
-    if where.sm and sm not in where.sm:
-        return False
-    if where.versions and not in_range(version, where.versions):
-        return False
-    return where.concerns(model)

@@ -213,7 +213,7 @@ def sequences(pins: Pins) -> int:
 def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
     """The share of each GPU to claim: `share`, less where other programs hold a part of it."""
     gpus = gpu_list.all_gpus(box)
-    return max(min([share, *(_free_share(gpus[index]) for index in used)]), 0.01)
+    return max(min([share, *map(_free_share, {gpus[index] for index in used})]), 0.01)
 
 
 def _free_share(gpu: Gpu) -> float:

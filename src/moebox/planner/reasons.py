@@ -1,7 +1,7 @@
 """Why the chosen recipe, what its rivals lose or gain, and what was dropped: sentences from numbers."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from moebox.core.plan import Alternative, Caution
 from moebox.core.recipe import Parallel, Recipe, Runtime
@@ -17,6 +17,7 @@ from moebox.units import count, gb, gib, seconds
 
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
+SETTINGS = {field.name for field in fields(Recipe)} - {"name", "memory_utilization", "env"}  # a choice, each
 IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
 
 
@@ -297,11 +298,6 @@ def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | No
     return max(usable, key=prefer.worth, default=None)
 
 
-def _same_but(one: Weighed, best: Weighed, *fields: str) -> bool:
-    """Whether two recipes differ in nothing but these fields (and their names)."""
-    blank = {"name": "", "memory_utilization": None, "env": {}} | dict.fromkeys(fields)
-    return _with(one.recipe, blank) == _with(best.recipe, blank)
-
-
-def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
-    return replace(recipe, **changes)  # type: ignore[arg-type]
+def _same_but(one: Weighed, best: Weighed, *settings: str) -> bool:
+    """Whether two recipes differ in nothing but these settings (and their names)."""
+    return all(getattr(one.recipe, name) == getattr(best.recipe, name) for name in SETTINGS.difference(settings))
