@@ -2,13 +2,14 @@
 
 import functools
 import random
-from importlib.resources import files
+
+from moebox.data import FOLDER
 
 
 @functools.cache
 def common() -> tuple[str, ...]:
     """Short lower-case English words: most tokenizers have each as one token when a space stands before it."""
-    return tuple((files("moebox.data") / "words.txt").read_text(encoding="utf-8").split())
+    return tuple((FOLDER / "words.txt").read_text(encoding="utf-8").split())
 
 
 def code(seed: str, words: int) -> str:

@@ -1,11 +1,10 @@
 """Benchmarks that others published, by name."""
 
 import functools
-import tomllib
 from dataclasses import dataclass, field
-from importlib.resources import files
 
 from moebox import codec
+from moebox.core import catalogue
 from moebox.core.measure import Workload
 from moebox.errors import UnknownName
 
@@ -29,8 +28,8 @@ class Preset:
 @functools.cache
 def presets() -> dict[str, Preset]:
     """All of them."""
-    table = tomllib.loads((files("moebox.data") / "presets.toml").read_text(encoding="utf-8"))
-    return {name: codec.decode(Preset, row, where=f"preset {name}") for name, row in table.items()}
+    rows = catalogue.table("presets")
+    return {name: codec.decode(Preset, row, where=f"preset {name}") for name, row in rows.items()}
 
 
 def preset(name: str) -> Preset:

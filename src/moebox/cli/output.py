@@ -53,4 +53,4 @@ def console(*, stderr: bool = False) -> "Console":
             return segment
         return Segment(visible(segment.text), segment.style)
 
-    return Safe(stderr=stderr, highlight=False)
+    return Safe(stderr=stderr, highlight=False, emoji=False)

@@ -6,20 +6,19 @@ Adding a GPU, a model or a checkpoint is a change to a TOML file in `moebox/data
 import functools
 import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
 from moebox import codec
 from moebox.core.box import Gpu
 from moebox.core.model import Checkpoint, Model
+from moebox.data import FOLDER
 from moebox.errors import UnknownName
 
 
 @functools.cache
 def table(name: str) -> Mapping[str, Any]:
     """`moebox/data/NAME.toml` as plain dicts."""
-    text = resources.files("moebox.data").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -1,12 +1,12 @@
 """Images with settings of their own: what they are called, which flags and variables they want, and why each."""
 
 import functools
-import tomllib
 from dataclasses import dataclass, field
-from importlib import resources
 
 from moebox import codec
+from moebox.core.catalogue import table
 from moebox.core.recipe import Flag, Recipe
+from moebox.data import FOLDER
 from moebox.errors import UnknownName
 
 
@@ -44,8 +44,7 @@ class Preset:
 @functools.cache
 def names() -> tuple[str, ...]:
     """Presets that there are."""
-    files = resources.files("moebox.data").joinpath("presets").iterdir()
-    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+    return tuple(sorted(file.stem for file in FOLDER.glob("presets/*.toml")))
 
 
 @functools.cache
@@ -53,8 +52,7 @@ def preset(name: str) -> Preset:
     """The preset called `name`."""
     if name not in names():
         raise UnknownName("runtime.preset", name, names())
-    text = resources.files("moebox.data").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
-    return codec.decode(Preset, tomllib.loads(text), where=f"presets/{name}.toml")
+    return codec.decode(Preset, table(f"presets/{name}"), where=f"presets/{name}.toml")
 
 
 def of(recipe: Recipe) -> Preset | None:

@@ -9,14 +9,14 @@ import functools
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
-from types import ModuleType
+from pathlib import Path
 
 from moebox.core.traits import Traits
 from moebox.errors import UnknownName
 
 GROUP = "moebox.engines"
 OWN = "moebox.engines"
+FOLDERS = Path(__file__).parents[1] / "engines"  # of moebox's own
 # What another package's module may raise while it is imported.
 FAILURES = (
     ImportError,
@@ -41,9 +41,10 @@ class Registered:
     traits: Traits
     package: str
 
-    def room(self, name: str) -> ModuleType:
-        """One module of its folder."""
-        return importlib.import_module(f"{self.package}.{name}")
+    @property
+    def folder(self) -> Path:
+        """Where its modules and tables lie."""
+        return Path(importlib.import_module(self.package).__path__[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +110,9 @@ def titled(name: str) -> str:
 
 def _own() -> Iterator[Registered]:
     """Folders of moebox itself, whatever the installed metadata says of them."""
-    for folder in resources.files(OWN).iterdir():
-        if folder.joinpath("traits.py").is_file():
-            package = f"{OWN}.{folder.name}"
-            yield Registered(traits=importlib.import_module(f"{package}.traits").TRAITS, package=package)
+    for path in FOLDERS.glob("*/traits.py"):
+        package = f"{OWN}.{path.parent.name}"
+        yield Registered(traits=importlib.import_module(f"{package}.traits").TRAITS, package=package)
 
 
 def _declared() -> Iterator[tuple[str, str]]:

@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from moebox import codec
 from moebox.core import registry
 from moebox.core.recipe import EngineName
+from moebox.data import FOLDER
 from moebox.engines.retired import order, replaced, replaced_part, was_there
 from moebox.errors import BadInput
 
@@ -83,16 +83,11 @@ def versions(engine: EngineName) -> tuple[str, ...]:
 
 
 @functools.cache
-def _tables(engine: EngineName) -> dict[str, Traversable]:
+def _tables(engine: EngineName) -> dict[str, Path]:
     """Catalogues by version: moebox's own, and for an engine of another package those in its folder `flags`."""
-    registered = registry.registered(engine)
-    found: dict[str, Traversable] = {}
-    for folder in (resources.files("moebox.data"), resources.files(registered.package)):
-        table = folder.joinpath("flags")
-        for item in table.iterdir() if table.is_dir() else ():
-            if match := re.fullmatch(rf"{re.escape(engine)}-(.+)\.json", item.name):
-                found[match.group(1)] = item
-    return found
+    folders = (FOLDER, registry.registered(engine).folder)
+    files = (file for folder in folders for file in folder.glob(f"flags/{engine}-*.json"))
+    return {file.stem.removeprefix(f"{engine}-"): file for file in files}
 
 
 def newest(engine: EngineName) -> str:

@@ -2,13 +2,12 @@
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from typing import Literal
 
 from moebox import codec
+from moebox.core.catalogue import table
 from moebox.core.recipe import EngineName
 
 Kind = Literal["flag", "env", "value", "key"]
@@ -33,8 +32,7 @@ class Retired:
 @functools.cache
 def retired() -> dict[Kind, tuple[Retired, ...]]:
     """The table."""
-    text = resources.files("moebox.data").joinpath("flags", "retired.toml").read_text(encoding="utf-8")
-    return codec.decode(dict[Kind, tuple[Retired, ...]], tomllib.loads(text), where="retired.toml")
+    return codec.decode(dict[Kind, tuple[Retired, ...]], table("flags/retired"), where="retired.toml")
 
 
 def rows(engine: EngineName, kind: Kind) -> Iterator[Retired]:

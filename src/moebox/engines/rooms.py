@@ -13,6 +13,7 @@
 An engine of another package may leave out lines, log, schedule, refuse and probe: the defaults of `plain` stand in.
 """
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -156,7 +157,11 @@ def probe(engine: str) -> Probe:
 
 
 def _room(engine: str, name: str) -> ModuleType:
-    found = registry.registered(engine)
-    if name in OPTIONAL and importlib.util.find_spec(f"{found.package}.{name}") is None:
+    return _module(registry.registered(engine).package, name)
+
+
+@functools.cache
+def _module(package: str, name: str) -> ModuleType:
+    if name in OPTIONAL and importlib.util.find_spec(f"{package}.{name}") is None:
         return importlib.import_module("moebox.engines.plain")
-    return found.room(name)
+    return importlib.import_module(f"{package}.{name}")

@@ -2,12 +2,11 @@
 
 import functools
 import shlex
-import tomllib
 from dataclasses import dataclass, field
-from importlib.resources import files
 
 from moebox import codec
 from moebox import yaml_text as yaml
+from moebox.core import catalogue
 from moebox.errors import BadInput, Unsupported
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
@@ -63,10 +62,9 @@ class RouterStart:
 @functools.cache
 def traits() -> dict[RouterKind, RouterTraits]:
     """Every router that moebox knows."""
-    table = tomllib.loads((files("moebox.data") / "routers.toml").read_text(encoding="utf-8"))
     return {
         name: codec.decode(RouterTraits, row, where=f"routers.toml: {name}")  # type: ignore[misc]
-        for name, row in table.items()
+        for name, row in catalogue.table("routers").items()
     }
 
 

@@ -3,11 +3,10 @@
 import functools
 import math
 import random
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
 
 from moebox import codec
+from moebox.core import catalogue
 from moebox.errors import UnknownName, require
 
 LONGEST = 2**21  # tokens of a conversation; more is a typing error
@@ -55,8 +54,8 @@ class UserWorkload:
 @functools.cache
 def known() -> dict[str, UserWorkload]:
     """The workloads that ship with moebox."""
-    table = tomllib.loads((files("moebox.data") / "users.toml").read_text(encoding="utf-8"))
-    return {name: codec.decode(UserWorkload, row, where=f"users.toml: {name}") for name, row in table.items()}
+    rows = catalogue.table("users")
+    return {name: codec.decode(UserWorkload, row, where=f"users.toml: {name}") for name, row in rows.items()}
 
 
 def workload(name: str, own: dict[str, UserWorkload] | None = None) -> UserWorkload:

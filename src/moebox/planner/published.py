@@ -1,8 +1,6 @@
 """Published key-value pools and weights beside what the memory model says: the rows of the accuracy table."""
 
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 
 from moebox import codec
 from moebox.core import catalogue
@@ -85,8 +83,7 @@ class Row:
 
 def rows(kind: str) -> tuple[Row, ...]:
     """Every published `pool`, or every published `weights`."""
-    text = resources.files("moebox.data").joinpath("published", "memory.toml").read_text(encoding="utf-8")
-    found = tomllib.loads(text)[kind]
+    found = catalogue.table("published/memory")[kind]
     return tuple(codec.decode(Row, row, where=f"published/memory.toml [{row['run']}]") for row in found)
 
 

@@ -1,20 +1,17 @@
 """Recipes by file or by the name of one that ships with moebox."""
 
-from importlib import resources
 from pathlib import Path
 
 from moebox import files
 from moebox.core import grammar
 from moebox.core.recipe import Recipe
+from moebox.data import FOLDER
 from moebox.errors import BadInput, suggest
 
 
 def shipped() -> dict[str, Path]:
     """Recipes that come with moebox, by name."""
-    folder = resources.files("moebox.data").joinpath("recipes")
-    return {
-        item.name.removesuffix(".toml"): Path(str(item)) for item in folder.iterdir() if item.name.endswith(".toml")
-    }
+    return {path.stem: path for path in FOLDER.glob("recipes/*.toml")}
 
 
 def saved_dir() -> Path:
