@@ -1,7 +1,8 @@
 """What a rehearsal with the phantom makes of its ladder: known habits pass and are named, anything else fails."""
 
-from moebox.core.verdict import Ladder, Mark, Probe, Verdict
-from moebox.flows.rehearse import answered, wrong
+from moebox.core.habits import failure
+from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
+from moebox.flows.rehearse import answered
 
 HABIT = Probe(name="too long", verdict="fail", reason="a prompt beyond 2,048 tokens: HTTP 500: the request exceeds")
 
@@ -11,26 +12,29 @@ def rung(name: str, verdict: Mark = "pass", reason: str = "", *probes: Probe) ->
     return Verdict(name=name, verdict=verdict, reason=reason, probes=probes)
 
 
-def ladder(*rungs: Verdict) -> Ladder:
+def ladder(*rungs: Verdict, engine: str = "ik_llama.cpp", slips: tuple[Slip, ...] = ()) -> Ladder:
     """A climb."""
-    return Ladder(url="http://127.0.0.1:1/v1", model="phantom", rungs=rungs)
+    return Ladder(url="http://127.0.0.1:1/v1", model="phantom", engine=engine, rungs=rungs, slips=slips)
 
 
 def test_a_known_habit_passes_and_is_named() -> None:
     """On the engine that has it; on another it is this launch's own fault."""
-    climbed = ladder(rung("alive"), rung("limits", "fail", HABIT.reason, HABIT), rung("vision", "skip", "text only"))
-    assert wrong(climbed, "ik_llama.cpp") == ""
+    rungs = (rung("alive"), rung("limits", "fail", HABIT.reason, HABIT), rung("vision", "skip", "text only"))
+    climbed = ladder(*rungs)
+    assert failure(climbed) == ""
     expected = "answered right on 1 of 2 checks of the ladder (known habits of ik_llama.cpp: limits)"
     assert answered(climbed, "ik_llama.cpp") == expected
-    assert wrong(climbed, "vllm").startswith("limits: a prompt beyond")
+    assert failure(ladder(*rungs, engine="vllm")).startswith("limits: a prompt beyond")
 
 
 def test_everything_else_fails() -> None:
     """A wrong answer beside a habit, a rung that fails as a whole, a ladder on which nothing passed."""
     other = Probe(name="count", verdict="fail", reason="17 is not 18")
-    assert wrong(ladder(rung("limits", "fail", "", HABIT, other)), "ik_llama.cpp") == "limits: 17 is not 18"
-    assert wrong(ladder(rung("alive", "fail", "refused")), "ik_llama.cpp") == "alive: refused"
-    assert wrong(ladder(rung("alive", "skip")), "ik_llama.cpp") == "nothing passed"
+    assert failure(ladder(rung("limits", "fail", "", HABIT, other))) == "limits: 17 is not 18"
+    assert failure(ladder(rung("alive", "fail", "refused"))) == "alive: refused"
+    assert failure(ladder(rung("alive", "skip"))) == "nothing passed"
+    often = Slip(kind="usage", seen=9, of=40, low=0.1, high=0.4, verdict="fail")
+    assert failure(ladder(rung("alive"), slips=(often,))) == "usage: 9 of 40"
 
 
 def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:

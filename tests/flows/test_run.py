@@ -37,6 +37,30 @@ def test_the_story_is_told_to_its_end(story_recipe: Path, capsys: pytest.Capture
     assert state.instances() == []
 
 
+def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
+    story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Every ik_llama.cpp answers 500 to a prompt that is too long: red, measured all the same, and exit code 1."""
+    recipe = codec.read_toml(Recipe, story_recipe)
+    story_recipe.write_text(codec.to_toml(replace(recipe, engine="ik_llama.cpp")))
+    monkeypatch.setenv("ORACLE_TOO_LONG", "500")
+    assert main(["run", "--recipe", str(story_recipe), *QUICK]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "limits fails by a known habit of ik_llama.cpp: a prompt beyond the context is HTTP 500" in said
+    assert "checks passed; failed: limits" in said
+    run = the_run()
+    states = {step["name"]: step["state"] for step in run.read_json(PIPELINE)["steps"]}
+    assert {name for name, state in states.items() if state == "done"} == {
+        "plan",
+        "up",
+        "verify",
+        "climb",
+        "bench",
+        "report",
+    }
+    assert "known habit of ik_llama.cpp" in (run.path / "report.html").read_text()
+
+
 def test_an_interrupt_says_how_to_go_on(story_recipe: Path):
     """Ctrl-C: exit code 130, the engine stopped, and the command that resumes."""
     moebox = begin("--recipe", str(story_recipe), *QUICK)

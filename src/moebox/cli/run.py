@@ -122,7 +122,7 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
             emit({"run": str(folder.path), **codec.document(runner.pipeline)})
     if not json:
         view.close(ended, runner)
-    return 0
+    return 1 if ended.step("verify").figures.get("fail") else 0
 
 
 def listed(given: list[str] | None) -> list[str]:

@@ -85,8 +85,7 @@ class View(Drawn):
         elif what.state == "running":
             people().print(f"{what.name}: {_ABOUT[what.name]}")
         else:
-            mark = _MARKS[what.state]
-            people().print(f"{mark} {what.name} {escape(self._told(what))}", soft_wrap=True)
+            people().print(f"{_MARKS[_state(what)]} {what.name} {escape(self._told(what))}", soft_wrap=True)
 
     def ladder(self) -> RenderableType:
         """Every step in its state."""
@@ -99,9 +98,11 @@ class View(Drawn):
             if step.state == "running":
                 table.add_row(self.spinner, Text(name, style="bold"), self._running(name))
             else:
-                style = _STYLES[step.state]
+                style = _STYLES[_state(step)]
                 table.add_row(
-                    Text(_MARKS[step.state], style=style), Text(name, style=style), Text(self._told(step), style=style)
+                    Text(_MARKS[_state(step)], style=style),
+                    Text(name, style=style),
+                    Text(self._told(step), style=style),
                 )
         head = Text(f"{'SIMULATION  ' if self.simulated else ''}run {self.run.id}", style="bold")
         left = self.left()
@@ -157,6 +158,11 @@ class View(Drawn):
 
 
 _RUNGS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
+
+
+def _state(step: Step) -> str:
+    """A step that was done and found checks that fail is not shown as good."""
+    return "failed" if step.figures.get("fail") else step.state
 
 
 def _figure(value: Any) -> str:

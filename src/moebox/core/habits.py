@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.verdict import Probe, Verdict
+from moebox.core.verdict import Ladder, Probe, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +66,14 @@ def unexplained(engine: str, rung: Verdict) -> str:
     if not failing:
         return rung.reason
     return next((probe.reason or probe.name for probe in failing if not shown(engine, rung.name, probe)), "")
+
+
+def failure(ladder: Ladder) -> str:
+    """The first failure of a ladder that is no known habit of its engine: the launch's own; "" where there is none."""
+    failing = [rung for rung in ladder.rungs if rung.verdict == "fail"]
+    reasons = ((rung.name, unexplained(ladder.engine, rung)) for rung in failing)
+    own = next((f"{name}: {why}" for name, why in reasons if why), "")
+    if own or failing or ladder.holds:
+        return own
+    often = next((f"{slip.kind}: {slip.seen} of {slip.of}" for slip in ladder.slips if slip.verdict == "fail"), "")
+    return often or ladder.stopped or "nothing passed"

@@ -32,8 +32,9 @@ from moebox.core.event import (
     Failed,
     Stopped,
 )
+from moebox.core.habits import failure
 from moebox.core.recipe import Recipe
-from moebox.core.verdict import Ladder
+from moebox.core.verdict import Mark
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
 from moebox.flows import acceptance, answers, settings
 from moebox.flows.fit import misfit
@@ -306,10 +307,9 @@ def _verified(trial: Trial, step: Step, endpoint: Endpoint, mine: Run, effort: E
     options = _options(trial.recipe, effort)
     ladder = verify(endpoint, options, only=rungs, run=mine, tell=lambda verdict: tell("rung", verdict))
     marks = {rung.name: rung.verdict for rung in ladder.rungs}
-    verified = dataclasses.replace(trial, verdict=ladder.verdict, rungs=marks, why=_first_failure(ladder))
-    if ladder.holds:
-        return verified
-    return dataclasses.replace(verified, verdict="fail", why=verified.why or "no check could be judged")
+    why = failure(ladder)  # a known habit of the engine is not this setting's fault
+    verdict: Mark = "fail" if why else ladder.verdict if ladder.holds else "warn"
+    return dataclasses.replace(trial, verdict=verdict, rungs=marks, why=why)
 
 
 def _lost_jobs(endpoint: Endpoint, mine: Run, run: Run, best: Trial | None, effort: Effort) -> str:
@@ -332,10 +332,6 @@ def _options(recipe: Recipe, effort: Effort) -> Options:
         depths=effort.depths,
         thinking="yes" if must_think else "auto",
     )
-
-
-def _first_failure(ladder: Ladder) -> str:
-    return next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
 
 
 def _answers_of(run: Run, best: Trial | None) -> list[str]:

@@ -15,7 +15,7 @@ from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.engine_facts import EngineFacts
 from moebox.core.event import RehearsalStep, RehearseFinished, RehearseStarted
-from moebox.core.habits import unexplained
+from moebox.core.habits import failure
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.core.verdict import Ladder, Mark, Verdict
@@ -209,21 +209,10 @@ def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
     began = time.monotonic()
     options = Options(context=min(recipe.context or LADDER, LADDER), trials=TRIALS, parallel=TRIALS, depths=(0.5,))
     ladder = verify(session.endpoint, options, run=run)
-    why = wrong(ladder, recipe.engine)
+    why = failure(ladder)
     if why:
         raise AnswerIsNo(f"the phantom answers wrongly on {recipe.engine} ({why})", hint=f"evidence in {run.path}")
     return RehearsalStep(name="answers", detail=answered(ladder, recipe.engine), seconds=time.monotonic() - began)
-
-
-def wrong(ladder: Ladder, engine: str) -> str:
-    """The first failure that is no known habit of the engine: such a one is the launch's own."""
-    failing = _marked(ladder, "fail")
-    for rung in failing:
-        if why := unexplained(engine, rung):
-            return f"{rung.name}: {why}"
-    if failing or ladder.holds:
-        return ""
-    return ladder.stopped or "nothing passed"
 
 
 def _marked(ladder: Ladder, mark: Mark) -> list[Verdict]:

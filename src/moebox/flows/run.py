@@ -15,6 +15,7 @@ from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
+from moebox.core.habits import failure
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine_here
@@ -243,10 +244,13 @@ class Runner:
             ladder = verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
             marks = [rung.verdict for rung in ladder.rungs]
             self._figures = {mark: marks.count(mark) for mark in ("pass", "warn", "fail", "skip") if marks.count(mark)}
-            if not ladder.holds:
-                failing = next((f"{rung.name}: {rung.reason}" for rung in ladder.rungs if rung.verdict == "fail"), "")
-                hint = f"evidence in {self.run.path}"
-                raise AnswerIsNo(f"the endpoint did not pass the ladder ({failing})", hint=hint)
+            why = failure(ladder)
+            if why:
+                raise AnswerIsNo(f"the endpoint did not pass the ladder ({why})", hint=f"evidence in {self.run.path}")
+            # What every server of this engine does is no reason to stop; `moebox run` still ends with exit code 1.
+            for rung in ladder.rungs:
+                if rung.verdict == "fail":
+                    self.news(f"{rung.name} fails by a known habit of {'; '.join(rung.habits)}")
 
         self._with_engine(climb_ladder)
 

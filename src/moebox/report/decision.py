@@ -92,10 +92,17 @@ def right(record: RunRecord) -> DecisionCell:
     text = f"{len(record.marked('pass'))} of {len(record.tried)} checks passed"
     failing, warned = record.marked("fail"), record.marked("warn")
     if failing:
-        return DecisionCell(name="right", text=f"{text}; failed: {', '.join(failing)}", tone="bad", link="ladder")
+        text = f"{text}; failed: {', '.join(failing)}"
+        return DecisionCell(name="right", text=text, tone="bad", detail=habits(record), link="ladder")
     if warned:
         return DecisionCell(name="right", text=f"{text}; warnings: {', '.join(warned)}", tone="warn", link="ladder")
     return DecisionCell(name="right", text=text, tone="good", link="ladder")
+
+
+def habits(record: RunRecord) -> str:
+    """Which of the failed checks every server of this engine fails, and what clients do about it."""
+    failing = [check for check in record.checks if check.mark == "fail"]
+    return "; ".join(f"{check.name}: known habit of {habit}" for check in failing for habit in check.habits)
 
 
 def fast(record: RunRecord) -> DecisionCell:
@@ -162,7 +169,7 @@ def following(record: RunRecord) -> DecisionCell:
     if record.simulation:
         model = shlex.quote(record.recipe.model)
         return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
-    failing = record.marked("fail")
+    failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"
         return DecisionCell(name="next", text=text, command=True, detail="with the engine up", link="ladder")

@@ -132,7 +132,8 @@ def ladder(data: Entry) -> list[str]:
 
 def check(result: CheckResult) -> str:
     """One check."""
-    return f"- {SIGNS[result.mark]} **{escape(result.name)}** {escape(result.detail)} {escape(result.score)}".rstrip()
+    line = f"- {SIGNS[result.mark]} **{escape(result.name)}** {escape(result.detail)} {escape(result.score)}".rstrip()
+    return "\n".join([line, *(f"    - known habit of {escape(habit)}" for habit in result.habits)])
 
 
 def attempts(rows: Sequence[Entry]) -> list[str]:

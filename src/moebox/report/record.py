@@ -149,6 +149,7 @@ class CheckResult:
     mark: Mark
     detail: str = ""
     score: str = ""
+    habits: tuple[str, ...] = ()  # known ones of the engine that it shows
     probes: tuple[Probe, ...] = ()
     evidence: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None

@@ -12,6 +12,7 @@ from moebox.phantom.task import Call, Reply
 from .solve import LOST, least, solve
 
 CONTEXT = 6000
+TOO_LONG = 400  # the status of a prompt beyond it
 _unseeded = itertools.count(10**9)  # hot answers without a seed: each another
 REASONING = "The user asks something. I work it out step by step and then answer."
 
@@ -75,7 +76,7 @@ def answer(request: dict[str, Any], change: Any = None, context: int | None = No
     size = prompt_tokens(request)
     most = context or CONTEXT
     if size + 1 > most:
-        raise Refused(400, f"This model's maximum context length is {most} tokens, the request has {size}.")
+        raise Refused(TOO_LONG, f"This model's maximum context length is {most} tokens, the request has {size}.")
     choice = request.get("tool_choice", "auto")
     tools = [] if choice == "none" else request.get("tools") or []
     reply = solve(request["messages"], tools, request.get("response_format"))

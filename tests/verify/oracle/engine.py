@@ -7,6 +7,7 @@ ORACLE_HOLDS      (environment) PATH,WHICH,N: leaves PATH and waits until PATH.g
                   WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH or of `any`
 ORACLE_OOM        (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
 ORACLE_DRIFT      (environment) PATH: counts its starts there; at the first one the machine is four times slower
+ORACLE_TOO_LONG   (environment) the HTTP status of a prompt beyond the context, 400 without it
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
 
@@ -57,7 +58,7 @@ def main() -> None:
     if context == str(given.c):
         Path(path).write_text("oom_kill 1\n")
         os.kill(os.getpid(), signal.SIGKILL)
-    chat.CONTEXT = given.c
+    chat.CONTEXT, chat.TOO_LONG = given.c, int(os.environ.get("ORACLE_TOO_LONG", "400"))
     holds = Holds(os.environ.get("ORACLE_HOLDS", ""))
     while holds.held("start"):
         time.sleep(0.02)

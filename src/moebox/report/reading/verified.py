@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import BadInput
-from moebox.loose import Json, figure, rows, within, words
+from moebox.loose import Json, figure, rows, texts, within, words
 from moebox.report.record import CheckResult, Mark, Probe
 from moebox.report.tidy import hide_keys
 from moebox.store import plain
@@ -68,6 +68,7 @@ def check_of(row: Json, name: str) -> CheckResult:
         mark=mark_of(row),
         detail=words(row, "detail", "reason", "why", "summary", "message"),
         score=score_of(row),
+        habits=tuple(texts(row, "habits")),
         probes=tuple(probe_of(probe, number) for number, probe in probes),
         evidence=shown(evidence_of(row), mark_of(row)),
         seconds=figure(row, "seconds", "duration_s"),
