@@ -15,7 +15,8 @@ import published
 from published import Case
 
 from moebox.core import catalogue
-from moebox.planner.speed import BAND_SIGMAS, constants
+from moebox.planner.speed import constants
+from moebox.planner.speed.measured import BAND_SIGMAS
 
 RATES = ("tg", "decode", "output", "tpot")
 COVERED = 0.83  # of a group's rows lie in the band of their own hosts: a little more than the four of five it is for

@@ -137,7 +137,7 @@ def brief(calibration: Calibration) -> dict[str, Any]:
         "layout": calibration.layout.text,
         "layers": calibration.layers,
         "depths": calibration.depths,
-        "error": round(reading.decode_spread, 4) if reading.decode else None,
+        "error": round(reading.error, 4) if reading.decode else None,
         "imported": calibration.imported,
     }
 

@@ -35,7 +35,7 @@ def depths(calibration: Calibration) -> str:
 
 def error(calibration: Calibration) -> str:
     """How far off it may be."""
-    return f"±{reading_of(calibration).decode_spread:.0%}" if solved(calibration) else "unfinished"
+    return f"±{reading_of(calibration).error:.0%}" if solved(calibration) else "unfinished"
 
 
 def step_times(calibration: Calibration) -> tuple[StepTime, ...]:

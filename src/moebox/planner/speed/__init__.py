@@ -16,7 +16,7 @@ from moebox.planner.speed import constants as tables
 from moebox.planner.speed.explain import explain, explain_measured
 from moebox.planner.speed.host import Shared, shared_of
 from moebox.planner.speed.links import fabric
-from moebox.planner.speed.measured import Measured, measured_on
+from moebox.planner.speed.measured import BAND_SIGMAS, Measured, measured_on
 from moebox.planner.speed.step import GpuStep
 from moebox.sizing import kv
 from moebox.sizing.rank import rank_of
@@ -27,7 +27,6 @@ EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # 36.4 tok/s for 1, 2 and 4 streams (conselara.dev, 2026), which is this share of what dedicated memory would give.
 UNIFIED = 0.58
 RANKS = 200  # of requests, over which acceptance is averaged
-BAND_SIGMAS = 1.28  # the band holds four of five published rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
