@@ -6,11 +6,13 @@
 """
 
 import copy
+import functools
 import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import fit_speed
 import published
@@ -47,7 +49,7 @@ class Left:
 
 def table(*, write: bool = False) -> bool:
     """Each host: how many rates it has, and how far they are when nothing was fitted to it; True where bands hold."""
-    kept = copy.deepcopy(catalogue.table("efficiency"))
+    kept = copy.deepcopy(dict(catalogue.table("efficiency")))
     left = [_left_out(host, kept) for host in _hosts()]
     _store(left)
     print(f"{'host left out':24} {'rates':>5} {'median':>8} {'mean':>8} {'in band':>9}")
@@ -110,7 +112,7 @@ def _without(host: str) -> set[spreads.Key]:
         if len(left) == len(cases):
             continue
         if left:
-            fit_speed.fit(replace(group, rows=lambda left=left: left), quiet=True, rounds=ROUNDS)
+            fit_speed.fit(replace(group, rows=functools.partial(list, left)), quiet=True, rounds=ROUNDS)
         else:
             alone |= _fall_back(group)
     return alone
@@ -149,7 +151,7 @@ def _same(row: dict[str, object], keys: dict[str, object]) -> bool:
 
 
 def _restore(kept: dict[str, object]) -> None:
-    shown = catalogue.table("efficiency")
+    shown = cast("dict[str, object]", catalogue.table("efficiency"))  # the table itself, which everything reads
     shown.clear()
     shown.update(copy.deepcopy(kept))
     constants.forget()

@@ -111,7 +111,7 @@ def from_actions(rows: list[dict]) -> dict:
         flags[on[0]] = entry(
             also=on[1:],
             off=[name for name in names if name not in on],
-            takes={0: 0, None: 1, "+": "+", "*": "*", "?": "?"}.get(row["nargs"], row["nargs"]),
+            takes=1 if row["nargs"] is None else row["nargs"],
             choices=[str(choice) for choice in row["choices"] or []],
         )
     return flags
@@ -205,7 +205,7 @@ class StandIn(types.ModuleType):
         self.__path__ = []
         self.__version__ = "2.9.1"
 
-    def __getattr__(self, name: str) -> MagicMock | type[Base]:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         value = Meta(name, (Base,), {}) if name[0].isupper() else MagicMock(name=name)
