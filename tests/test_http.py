@@ -1,7 +1,6 @@
 """The ordinary HTTP client against a real server on loopback."""
 
 import ssl
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from moebox import http
+from tests.serving import live
 
 SOURCES = Path(http.__file__).parent
 
@@ -35,10 +35,8 @@ class Pages(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as pages:
-        threading.Thread(target=pages.serve_forever, daemon=True).start()
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), Pages)) as pages:
         yield f"http://127.0.0.1:{pages.server_port}"
-        pages.shutdown()
 
 
 def test_a_proxy_variable_does_not_come_between(server: str, monkeypatch: pytest.MonkeyPatch):

@@ -6,9 +6,9 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.box import Box
-from moebox.core.recipe import Parallel, Recipe
 from moebox.engines.vllm import memory as rules
 from moebox.sizing.constants import gibibytes, visible
+from tests.planner.deployed import kimi
 
 GPU = catalogue.gpu("rtx-pro-6000-server")
 BOX = Box(name="8x", gpus=(GPU,) * 8)
@@ -16,16 +16,7 @@ BOX = Box(name="8x", gpus=(GPU,) * 8)
 
 def test_memory_taken_after_profiling_counts_against_the_gpu() -> None:
     """Triton MLA's workspace comes outside the claim: a claim that leaves less than it does not fit, by that much."""
-    recipe = Recipe(
-        name="x",
-        engine="vllm",
-        model="kimi-k2.6",
-        checkpoint="int4",
-        served_name="x",
-        max_seqs=256,
-        kv="bf16",
-        parallel=Parallel(tp=8),
-    )
+    recipe = kimi(max_seqs=256, kv="bf16")
     later = rules.workspace_bytes(GPU, catalogue.model("kimi-k2.6"), recipe)
     assert later > 2**29
     margin = gibibytes("load", "margin")

@@ -1,7 +1,6 @@
 """Watching an endpoint: figures from counters, alerts that come once, rungs in passing."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,6 +11,7 @@ from moebox.cli.watch_view import bars, line, page
 from moebox.core.endpoint import endpoint_of
 from moebox.core.verdict import Verdict
 from moebox.flows.watch import GONE_LOOKS, SILENT_S, Look, Watcher
+from tests.serving import live
 
 TEXT = """vllm:num_requests_running{{model="m"}} {running}
 vllm:num_requests_waiting 0
@@ -38,12 +38,9 @@ def server() -> Iterator[ThreadingHTTPServer]:
             self.end_headers()
             self.wfile.write(data)
 
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.text = ""  # type: ignore[attr-defined]
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as found:
+        found.text = ""  # type: ignore[attr-defined]
+        yield found
 
 
 class Clock:

@@ -1,11 +1,21 @@
 """A recipe on a box, put together by hand."""
 
+from dataclasses import replace
+
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Parallel, Recipe
 
 
 def on(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Deployment:
     """`recipe` with everything it is about."""
     return Deployment.of(recipe, model, checkpoint, box)
+
+
+def kimi(**changes: object) -> Recipe:
+    """Kimi K2.6 as its makers published it, under vLLM on eight ranks, with what a test changes."""
+    usual = Recipe(
+        name="kimi", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="kimi", parallel=Parallel(tp=8)
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from moebox.detect.declared import box_of
 from moebox.planner.schedule import Request, Rules, Scheduler
 from moebox.planner.speed import Speed, constants
 from moebox.planner.speed.step import GpuStep
+from tests.planner.deployed import kimi
 
 PHANTOM = Path(__file__).parents[2] / "src" / "moebox" / "phantom" / "weights" / "phantom-q8_0.gguf"
 
@@ -98,15 +99,7 @@ def test_joint_queries_share_a_tile() -> None:
 
 def test_replies_whose_drafts_suit_less_end_later() -> None:
     """Two replies of one length do not end together under speculation; without it they do."""
-    recipe = Recipe(
-        name="t",
-        engine="vllm",
-        model="kimi-k2.6",
-        checkpoint="int4",
-        served_name="t",
-        parallel=Parallel(tp=8),
-        speculate=Speculate(tokens=3),
-    )
+    recipe = kimi(speculate=Speculate(tokens=3))
     for speculate, apart in ((recipe.speculate, True), (None, False)):
         speed = Speed.of(deploy(replace(recipe, speculate=speculate), box_of("8x-b200")))
         rules = Rules(kv_tokens=10**6, context=8192, max_seqs=8, budget=8192, prompts_first=False, reserves=False)

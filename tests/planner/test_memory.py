@@ -13,7 +13,7 @@ from moebox.core.recipe import Hybrid, Parallel, Recipe, Speculate
 from moebox.engines import budget
 from moebox.sizing import shards
 from tests.planner.boxes import box_with
-from tests.planner.deployed import on
+from tests.planner.deployed import kimi, on
 
 MODELS = ("kimi-k2.6", "glm-4.7", "glm-5.1", "qwen3-235b", "gpt-oss-120b", "deepseek-v3")
 CARDS = ("rtx-pro-6000-server", "h200", "b200", "rtx-5090", "rtx-4090")
@@ -130,17 +130,7 @@ def test_mla_is_copied_by_tp_and_divided_by_dcp() -> None:
     """Eight ranks hold eight copies of the latent; DCP8 makes one pool of eight parts."""
     model, form = catalogue.model("kimi-k2.6"), catalogue.checkpoint("kimi-k2.6", "int4")
     box = box_with(8, "h200")
-    one = Recipe(
-        name="x",
-        engine="vllm",
-        model=model.name,
-        checkpoint="int4",
-        served_name="x",
-        max_seqs=16,
-        kv="bf16",
-        memory_utilization=0.9,
-        parallel=Parallel(tp=8),
-    )
+    one = kimi(max_seqs=16, kv="bf16", memory_utilization=0.9)
     plain = budget(on(box, model, form, one))
     split = budget(on(box, model, form, replace(one, parallel=Parallel(tp=8, dcp=8))))
 
@@ -173,16 +163,7 @@ def test_a_card_that_others_use_has_less_room() -> None:
     box = box_with(8, "rtx-pro-6000-server")
     busy = replace(box.gpus[0], memory_free=70 * 2**30)
     held = replace(box, gpus=(busy, *box.gpus[1:]))
-    recipe = Recipe(
-        name="x",
-        engine="vllm",
-        model=model.name,
-        checkpoint="int4",
-        served_name="x",
-        max_seqs=64,
-        memory_utilization=0.9,
-        parallel=Parallel(tp=8),
-    )
+    recipe = kimi(max_seqs=64, memory_utilization=0.9)
 
     assert budget(on(box, model, form, recipe)).fits
     assert not budget(on(held, model, form, recipe)).fits
@@ -192,17 +173,7 @@ def test_a_card_that_others_use_has_less_room() -> None:
 def test_what_comes_after_profiling_counts_against_the_gpu() -> None:
     """vLLM's Triton workspace is allocated outside the claim: at 0.985 there is no room left for 2 GiB of it."""
     box = Box(name="t", gpus=(catalogue.gpu("rtx-pro-6000-server"),) * 8)
-    recipe = Recipe(
-        name="t",
-        engine="vllm",
-        model="kimi-k2.6",
-        checkpoint="int4",
-        served_name="t",
-        context=8192,
-        kv="bf16",
-        parallel=Parallel(tp=8),
-        memory_utilization=0.985,
-    )
+    recipe = kimi(context=8192, kv="bf16", memory_utilization=0.985)
     few, many = (budget(deploy(replace(recipe, max_seqs=seqs, context=65536), box)) for seqs in (16, 1024))
     assert few.fits
     assert not many.fits

@@ -13,7 +13,7 @@ from moebox.engines import budget
 from moebox.engines.sglang import memory as sglang
 from moebox.planner.published import Row, rows, tokens, weights
 from tests.planner.boxes import ATTIC, EIGHT
-from tests.planner.deployed import on
+from tests.planner.deployed import kimi, on
 
 GIB, MIB = 2**30, 2**20
 CONFIGS = Path(__file__).parents[1] / "checkpoint" / "configs"
@@ -134,9 +134,7 @@ def test_triton_mla_workspace_is_sixteen_gib_at_vllm_defaults() -> None:
     from moebox.engines.vllm import memory as vllm
 
     model, card = catalogue.model("kimi-k2.6"), EIGHT.gpus[0]
-    recipe = Recipe(
-        name="x", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="x", parallel=Parallel(tp=8, dcp=8)
-    )
+    recipe = kimi(parallel=Parallel(tp=8, dcp=8))
 
     assert vllm.workspace_bytes(card, model, recipe) / GIB == pytest.approx(16, rel=0.01)
     assert vllm.workspace_bytes(card, model, replace(recipe, max_seqs=64)) / GIB == pytest.approx(1.0, rel=0.01)

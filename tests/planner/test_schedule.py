@@ -1,22 +1,15 @@
 """Who is admitted and who is put back, as the engines do it."""
 
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.planner.schedule import Request, Rules, Scheduler
 from moebox.planner.speed import Speed
+from tests.planner.deployed import kimi
 
 
 def scheduler(*, kv_tokens: int, sglang: bool = False) -> Scheduler:
     """An engine on eight B200 with so much cache."""
-    recipe = Recipe(
-        name="x",
-        engine="sglang" if sglang else "vllm",
-        model="kimi-k2.6",
-        checkpoint="int4",
-        served_name="x",
-        parallel=Parallel(tp=8),
-    )
+    recipe = kimi(engine="sglang" if sglang else "vllm")
     speed = Speed.of(deploy(recipe, box_of("8x-b200")))
     rules = Rules(kv_tokens=kv_tokens, context=65536, max_seqs=64, budget=8192, prompts_first=sglang, reserves=sglang)
     return Scheduler(speed=speed, rules=rules)

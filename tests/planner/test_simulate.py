@@ -9,23 +9,15 @@ from hypothesis import strategies as st
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.box import Box
-from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.core.recipe import Recipe, Speculate
 from moebox.errors import BadInput
 from moebox.planner.schedule import Request, Rules, Scheduler
 from moebox.planner.simulate import Histogram, Workload, rules_of, simulate
 from moebox.planner.speed import Speed
+from tests.planner.deployed import kimi
 from tests.planner.rows import published
 
-RECIPE = Recipe(
-    name="t",
-    engine="vllm",
-    model="kimi-k2.6",
-    checkpoint="int4",
-    served_name="t",
-    kv="fp8",
-    context=262144,
-    parallel=Parallel(tp=8),
-)
+RECIPE = kimi(kv="fp8", context=262144)
 
 
 def speed(recipe: Recipe = RECIPE, gpu: str = "b200") -> Speed:

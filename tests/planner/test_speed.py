@@ -14,22 +14,13 @@ from moebox.core.recipe import Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.errors import BadInput
 from moebox.planner.speed import Speed
 from moebox.planner.speed.constants import efficiency
-from tests.planner.deployed import on
+from tests.planner.deployed import kimi, on
 from tests.planner.rows import published
 
 
 def recipe(**settings: object) -> Recipe:
     """Kimi K2.6 INT4 on eight ranks with an fp8 cache, unless told otherwise."""
-    base = Recipe(
-        name="t",
-        engine="vllm",
-        model="kimi-k2.6",
-        checkpoint="int4",
-        served_name="t",
-        kv="fp8",
-        parallel=Parallel(tp=8),
-    )
-    return replace(base, **settings)  # type: ignore[arg-type]
+    return kimi(**{"kv": "fp8", **settings})
 
 
 def speed(gpu: str = "rtx-pro-6000-server", many: int = 8, **settings: object) -> Speed:

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.core.recipe import Parallel, Speculate
 from moebox.detect.declared import box_of
 from moebox.planner.speed import Speed
+from tests.planner.deployed import kimi
 
-RECIPE = Recipe(
-    name="t", engine="vllm", model="kimi-k2.6", checkpoint="int4", served_name="t", kv="bf16", parallel=Parallel(tp=8)
-)
+RECIPE = kimi(kv="bf16")
 CHECKED = ("host", "small kernels", "dense weights", "experts", "attention", "all-reduce", "context parallel", "draft")
 CHECKED += ("waiting for launches",)
 

@@ -5,21 +5,14 @@ from dataclasses import replace
 import pytest
 
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Parallel, Recipe, Speculate
+from moebox.core.recipe import Speculate
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput
 from moebox.planner.simulate import Workload, rules_of, simulate
 from moebox.planner.speed import Speed
+from tests.planner.deployed import kimi
 
-RECIPE = Recipe(
-    name="t",
-    engine="vllm",
-    model="kimi-k2.6",
-    checkpoint="int4",
-    served_name="t",
-    context=262144,
-    parallel=Parallel(tp=8),
-)
+RECIPE = kimi(context=262144)
 SPEED = Speed.of(deploy(RECIPE, box_of("8x-b200")))
 BASE = Workload(input=2000, output=200, requests=64, concurrency=4)
 

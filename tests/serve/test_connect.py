@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import subprocess
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +24,7 @@ from moebox.serve.callcheck import check
 from moebox.serve.connect import CLIENTS, Reached, settings, write
 from moebox.serve.session import start
 from moebox.store import Run
+from tests.serving import live
 
 KEY = "s3cret-value"
 # All that Lambda's guide to Kimi K2.6 sets for Claude Code.
@@ -118,14 +118,9 @@ def openai(arguments: str, way: str, tools: bool) -> list[Any]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A live server on a free port."""
-    live = Server(("127.0.0.1", 0), Handler)
-    live.seen = []
-    thread = threading.Thread(target=live.serve_forever, args=(0.01,))
-    thread.start()
-    yield live
-    live.shutdown()
-    thread.join()
-    live.server_close()
+    with live(Server(("127.0.0.1", 0), Handler)) as found:
+        found.seen = []
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,14 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.serving import live
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "smoke_test_openai.py"
 
@@ -69,14 +70,9 @@ def answer(body: dict[str, Any], way: str) -> dict[str, Any]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A live server on a free port."""
-    live = Server(("127.0.0.1", 0), Handler)
-    live.keys = []
-    thread = threading.Thread(target=live.serve_forever, args=(0.01,))
-    thread.start()
-    yield live
-    live.shutdown()
-    thread.join()
-    live.server_close()
+    with live(Server(("127.0.0.1", 0), Handler)) as found:
+        found.keys = []
+        yield found
 
 
 def smoke(server: Server, *more: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from moebox.store import calibrations as store
 from moebox.web import watching
 from tests.planner.test_measured import calibration
 from tests.report.test_tasks import saved
+from tests.serving import live
 from tests.web.test_cockpit import post
 from tests.web.test_ui import get
 
@@ -107,7 +107,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     port = server.server_port
     instance = state.Instance(
         id="k-1",
@@ -122,9 +121,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ready=1.0,
     )
     monkeypatch.setattr(state, "instances", lambda: [instance])
-    yield instance.id
-    server.shutdown()
-    server.server_close()
+    with live(server):
+        yield instance.id
 
 
 def test_an_engine_is_watched(serve: Serve, engine: str, monkeypatch: pytest.MonkeyPatch):

@@ -94,12 +94,12 @@ def subtitle_of(records: Sequence[RunRecord]) -> str:
 
 
 @functools.cache
-def environment() -> "Environment":
-    """Templates with everything escaped that is not marked as markup."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def environment(*packages: str) -> "Environment":
+    """Templates of the report, and before them those of `packages`; what is not marked as markup is escaped."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader("moebox.report"),
+        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "moebox.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=shown,

@@ -1,10 +1,8 @@
 """What every page needs: templates, headers, refusals as pages, form fields."""
 
-import functools
 from importlib import resources
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -13,7 +11,7 @@ from moebox import __version__
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.report import palette
 from moebox.report.block import Block, Prose
-from moebox.report.page import shown, style, ticked
+from moebox.report.page import environment, style
 from moebox.web.gate import Site
 
 POLICY = (
@@ -28,26 +26,10 @@ class NotThere(BadInput):
     """Nothing has this address."""
 
 
-@functools.cache
-def templates() -> Environment:
-    """The pages' own templates and the report's blocks."""
-    loaders = ChoiceLoader([PackageLoader("moebox.web"), PackageLoader("moebox.report")])
-    made = Environment(
-        loader=loaders,
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters["ticked"] = ticked
-    return made
-
-
 def page(site: Site, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
     """A template with what all pages need."""
     text = (
-        templates()
+        environment("moebox.web")
         .get_template(template)
         .render(
             version=__version__,
@@ -63,7 +45,7 @@ def page(site: Site, template: str, *, status: int = 200, **context: Any) -> HTM
 
 def rendered(template: str, **context: Any) -> Markup:
     """A part of a page."""
-    return Markup(templates().get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
+    return Markup(environment("moebox.web").get_template(template).render(**context))  # noqa: S704  (rendered with escaping)
 
 
 def refusal(problem: MoeboxError) -> list[Block]:

@@ -1,5 +1,6 @@
 """How KTransformers batches: as SGLang does, with few requests and large prefill chunks."""
 
+from moebox.core.box import Gpu
 from moebox.core.recipe import Recipe
 from moebox.engines.sglang.schedule import AHEAD, PROMPTS_FIRST, RESERVES
 
@@ -8,6 +9,6 @@ SEQUENCES = 4  # --max-running-requests of the project's launches
 CHUNK = 16384  # --chunked-prefill-size of its launches for eight GPUs; a chunk's experts are copied to the GPUs once
 
 
-def step_tokens(recipe: Recipe) -> int:
+def step_tokens(recipe: Recipe, gpu: Gpu | None = None) -> int:
     """Prompt tokens one step may read."""
     return recipe.batched_tokens or CHUNK
