@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from moebox.bench.command import PER_STREAM
+from moebox.cli import flags
 from moebox.core.measure import Api, Arrivals, Load, Workload, WorkloadKind
 from moebox.errors import BadInput
-from moebox.units import parse_seconds, parse_tokens
+from moebox.units import parse_tokens
 
 if TYPE_CHECKING:
     from moebox.bench.presets import Preset
@@ -258,17 +259,11 @@ def _rates(text: str | None) -> tuple[float, ...]:
 
 
 def _tokens(flag: str, text: str | None, usual: int) -> int:
-    try:
-        return usual if text is None else parse_tokens(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
+    return usual if text is None else flags.read(flag, text, parse_tokens)
 
 
 def _seconds(flag: str, text: str | None, usual: float) -> float:
-    try:
-        return usual if not text else parse_seconds(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
+    return flags.seconds(flag, text) if text else usual
 
 
 def _whole(flag: str, value: int | None, usual: int) -> int:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli.output import answer, emit, people, talk
 from moebox.cli.pinned import Pinned
-from moebox.cli.pinned import tokens as read_tokens
 from moebox.core.measure import Slo
 from moebox.errors import BadInput, DoesNotFit, refuse_outside
 from moebox.fleet import file as files
@@ -16,7 +16,6 @@ from moebox.fleet.file import Fleet
 from moebox.fleet.route import Policy
 from moebox.fleet.simulate import FleetOutcome, Question
 from moebox.fleet.users import workload as workload_called
-from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
     from moebox.cli.verify_view import View
@@ -67,7 +66,7 @@ def plan(
     refuse_outside("--most", most, 1, 512)
     path = Path(target) if target.endswith(".toml") else None
     fleet = _fleet(path, prices)
-    seconds = _seconds("--time", time)
+    seconds = flags.seconds("--time", time)
     question = Question(
         work=workload_called(workload, fleet.workload),
         users=users,
@@ -110,7 +109,7 @@ def _candidates(
     """The model on each of the boxes; those it does not fit on go to `refused`, with the reason."""
     from moebox.flows import fleet_plan
 
-    names = [name.strip() for name in box.split(",") if name.strip()]
+    names = flags.names(box)
     if target.endswith(".toml"):
         raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
     if not names:
@@ -135,13 +134,6 @@ def _slo(text: str, share: float) -> Slo:
     from moebox.bench.search import parse_slo
 
     return parse_slo(text, share=share)
-
-
-def _seconds(flag: str, text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
 
 
 def _progress(outcome: FleetOutcome) -> None:
@@ -172,7 +164,7 @@ def up(
     from moebox.flows import fleet_up
 
     heed_sigterm()
-    running = fleet_up.up(file, twins=twin, patience_s=_seconds("--patience", patience), tell=_say)
+    running = fleet_up.up(file, twins=twin, patience_s=flags.seconds("--patience", patience), tell=_say)
     try:
         record = running.record
         if json:
@@ -275,13 +267,13 @@ def verify(
     from moebox.verify.ladder import document as ladder_document
     from moebox.verify.options import TIME_S, TRIALS, Effort, Options
 
-    names = [part.strip() for text in only or () for part in text.split(",") if part.strip()]
+    names = flags.names(*(only or ()))
     choose(names, "")
     refuse_outside("--streams", streams, 1, 4096)
-    tokens = read_tokens(context, "--context") if context else None
+    tokens = flags.tokens("--context", context or None)
     record = fleet_up.find(name)
     effort: Effort = "quick" if quick else "default"
-    longest = max(1.0, _seconds("--deadline", deadline))
+    longest = max(1.0, flags.seconds("--deadline", deadline))
     options = Options(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
     run = Run.create(f"verify-{record.name}")
     with View(quiet=json) as view:

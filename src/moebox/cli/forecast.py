@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli import subject as subjects
+from moebox.cli.flags import tokens, whole
 from moebox.cli.output import answer, people
-from moebox.cli.pinned import Pinned, tokens, whole
+from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.core.box import Box
 from moebox.errors import BadInput, refuse_outside
@@ -191,7 +193,7 @@ def _longest(asked: Asked) -> int:
 
 def _request_tokens(asked: Asked) -> int:
     prompts = _counts(asked.input, "--input", many=True)
-    return max(prompts, default=0) + (tokens(asked.output, "--output") or 0)
+    return max(prompts, default=0) + (tokens("--output", asked.output) or 0)
 
 
 def _rows(
@@ -228,8 +230,8 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
     """A simulated run for each concurrency or rate."""
     _check(asked)
     base = Workload(
-        input=tokens(asked.input, "--input") or 0,
-        output=tokens(asked.output, "--output") or 0,
+        input=tokens("--input", asked.input) or 0,
+        output=tokens("--output", asked.output) or 0,
         requests=asked.requests or 1,
         concurrency=1,
         lengths=asked.lengths,
@@ -269,12 +271,7 @@ def _check(asked: Asked) -> None:
 
 
 def _seconds(flag: str, text: str) -> float:
-    if not text:
-        return 0.0
-    try:
-        return parse_seconds(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}", hint="write it like 2s") from None
+    return flags.read(flag, text, parse_seconds, hint="write it like 2s") if text else 0.0
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -292,7 +289,7 @@ def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ..
     if text is None:
         return ()
     read, least = (tokens, 0) if many else (whole, 1)
-    found = [read(part, flag) or 0 for part in text.split(",") if part.strip()]
+    found = [read(flag, part) or 0 for part in flags.names(text)]
     if not found or min(found) < least or max(found) > 2**31:
         raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
     return tuple(found)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from moebox.cli.flags import tokens, whole
 from moebox.core.plan import Goal
-from moebox.errors import BadInput
 from moebox.planner.pins import Pins, Settings, experts_of
-from moebox.units import parse_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +45,9 @@ class Pinned(Settings):
             **{field.name: getattr(self, field.name) for field in fields(Settings)},
             goal=goal,
             bold=bold,
-            context=tokens(self.context, "--context"),
-            concurrency=whole(self.concurrency, "--concurrency"),
+            context=tokens("--context", self.context),
+            concurrency=whole("--concurrency", self.concurrency),
             image=self.image,
             experts=None if self.experts_on_gpu is None else experts_of(self.experts_on_gpu),
             ubatch=self.ub,
         )
-
-
-def tokens(text: str | None, flag: str) -> int | None:
-    """A token count as people write it."""
-    if text is None:
-        return None
-    try:
-        return parse_tokens(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
-
-
-def whole(text: str | None, flag: str) -> int | None:
-    """A plain count."""
-    if text is None:
-        return None
-    if not text.strip().isdigit():
-        raise BadInput(f"{flag}: {text!r} is not a count", hint="write it like 32")
-    return int(text)

@@ -6,12 +6,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox.checkpoint import deploy
-from moebox.cli import up_view
+from moebox.cli import flags, up_view
 from moebox.cli.eta import Waiting
 from moebox.cli.output import emit, people, talk
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.errors import AnswerIsNo, BadInput
-from moebox.units import parse_seconds, seconds
+from moebox.units import seconds
 
 
 def rehearse(
@@ -50,7 +50,7 @@ def rehearse(
     from moebox.serve.order import refuse_missing
 
     chosen = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
-    patience_s, budget_s = _seconds("--patience", patience), _seconds("--budget", budget)
+    patience_s, budget_s = flags.seconds("--patience", patience), flags.seconds("--budget", budget)
     depths = counts(layers)
     if measure and phantom:
         raise BadInput("--measure needs the real model's shapes; leave --phantom out")
@@ -64,16 +64,9 @@ def rehearse(
     return booted(chosen, kept, phantom=phantom, patience_s=patience_s, runs=runs, json=json)
 
 
-def _seconds(flag: str, text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
-
-
 def counts(text: str) -> tuple[int, ...]:
     """`--layers` as numbers."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    words = flags.names(text)
     if not all(word.isdigit() and int(word) > 0 for word in words):
         raise BadInput(f"--layers {text}: must be a number of layers, or two with --measure, such as 4,8")
     return tuple(map(int, words))

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox import codec
+from moebox.cli import flags
 from moebox.cli.output import emit, people, talk
 from moebox.errors import BadInput
 from moebox.flows import boxes, recipes
@@ -71,7 +72,7 @@ def run(
             ram_bandwidth=ram_bandwidth,
             twin=twin,
             until=until or "report",  # type: ignore[arg-type]
-            skip=tuple(listed(skip)),  # type: ignore[arg-type]
+            skip=tuple(flags.names(*(skip or ()))),  # type: ignore[arg-type]
             concurrency=levels(concurrency),
             keep=keep,
             port=port,
@@ -123,12 +124,6 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
     if not json:
         view.close(ended, runner)
     return 1 if ended.step("verify").figures.get("fail") else 0
-
-
-def listed(given: list[str] | None) -> list[str]:
-    """Names with commas between them, or one flag each."""
-    names = [name.strip() for part in given or () for name in part.split(",")]
-    return list(filter(None, names))
 
 
 def levels(text: str) -> tuple[int, ...]:

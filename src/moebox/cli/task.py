@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.output import answer, people, talk
 from moebox.errors import BadInput, Outside
@@ -108,7 +109,7 @@ def families(given: list[str] | None) -> list[str]:
     from moebox.errors import UnknownName
     from moebox.tasks.families import FAMILIES
 
-    chosen = [name.strip() for part in given or () for name in part.split(",") if name.strip()]
+    chosen = flags.names(*(given or ()))
     for name in chosen:
         if name not in FAMILIES:
             raise UnknownName("family", name, FAMILIES)

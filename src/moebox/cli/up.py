@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox.cli import up_view
+from moebox.cli import flags, up_view
 from moebox.cli.output import answer, talk
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe, RuntimeKind
@@ -15,7 +15,6 @@ from moebox.core.symptom import as_text
 from moebox.errors import BadInput
 from moebox.escape import visible
 from moebox.serve.where import Where
-from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
     from moebox.core.deployment import Deployment
@@ -62,10 +61,7 @@ def up(
     from moebox.flows import recipes
 
     asked = deploy(settled(recipes.read(recipe), port=port, host=host, runtime=runtime))
-    try:
-        patience_s = parse_seconds(patience)
-    except ValueError as problem:
-        raise BadInput(f"--patience: {problem}") from None
+    patience_s = flags.seconds("--patience", patience)
     if dry_run:
         return show_command(asked)
     return serve(

@@ -1,20 +1,17 @@
 """`moebox verify`: the ladder against any OpenAI-compatible endpoint."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.output import answer
 from moebox.errors import BadInput
-from moebox.units import parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
     from moebox.verify.options import Effort
-
-T = TypeVar("T")
 
 
 def verify(
@@ -74,18 +71,18 @@ def verify(
     from moebox.verify.ladder import verify as climb
     from moebox.verify.options import TIME_S, TRIALS, Options
 
-    names = [name.strip() for part in only or () for name in part.split(",") if name.strip()]
+    names = flags.names(*(only or ()))
     choose(names, from_)  # a misspelt check is named before anything is asked
     effort = _effort(quick, thorough)
     options = Options(
-        context=_read("--context", context, parse_tokens) if context else None,
+        context=flags.tokens("--context", context or None),
         trials=TRIALS[effort] if trials is None else trials,
         parallel=parallel,
         thinking=thinking,
         vision=vision,
         seed=seed,
-        deadline_s=max(1.0, _read("--deadline", deadline, parse_seconds)),
-        time_s=max(1.0, _read("--time", time, parse_seconds) if time else TIME_S[effort]),
+        deadline_s=max(1.0, flags.seconds("--deadline", deadline)),
+        time_s=max(1.0, flags.seconds("--time", time) if time else TIME_S[effort]),
     )
     if not (1 <= options.trials <= 1000 and 1 <= parallel <= 1024):
         raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
@@ -111,14 +108,6 @@ def _effort(quick: bool, thorough: bool) -> "Effort":
     if quick:
         return "quick"
     return "thorough" if thorough else "default"
-
-
-def _read(flag: str, text: str, parse: Callable[[str], T]) -> T:
-    """A value as people write it."""
-    try:
-        return parse(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.output import emit, people, talk
 from moebox.errors import INTERRUPTED, BadInput
-from moebox.units import parse_seconds
 
 if TYPE_CHECKING:
     from moebox.cli.watch_view import Screen
@@ -45,7 +45,8 @@ def watch(
     from moebox.cli.watch_view import Screen
     from moebox.flows.watch import Watcher
 
-    pause, check_s, long_s = _seconds("--every", every), _seconds("--canary", canary), _seconds("--time", time or "0")
+    pause, check_s = flags.seconds("--every", every), flags.seconds("--canary", canary)
+    long_s = flags.seconds("--time", time or "0")
     if not 0.1 <= pause <= 3600:
         raise BadInput(f"--every {every} is out of range", hint="from 0.1s to 1h")
     if json and not long_s:
@@ -82,10 +83,3 @@ def _look(watcher: "Watcher", screen: "Screen", *, pause_s: float, check_s: floa
         clock.sleep(max(pause_s - (clock.monotonic() - looked), 0.0))
     watcher.finish(LAST_CHECK_S)
     screen.show()
-
-
-def _seconds(flag: str, text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as problem:
-        raise BadInput(f"{flag}: {problem}") from None
