@@ -56,6 +56,11 @@ def refuse_if(wrong: object, message: str, *, hint: str | None = None) -> None:
         raise BadInput(message, hint=hint)
 
 
+def said(problem: BaseException) -> str:
+    """An exception in its own words; by its name where it has none."""
+    return str(problem) or type(problem).__name__
+
+
 class UnknownName(BadInput):
     """A name that is in no table; the nearest ones are the hint."""
 

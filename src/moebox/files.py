@@ -75,6 +75,12 @@ def cache_home() -> Path:
     return _home("XDG_CACHE_HOME", ".cache")
 
 
+def own_cache() -> Path:
+    """Where moebox keeps what it can make again: $MOEBOX_CACHE, or moebox in the user's cache directory."""
+    own = os.environ.get("MOEBOX_CACHE")
+    return Path(own).expanduser() if own else cache_home() / "moebox"
+
+
 def config_home() -> Path:
     """Settings of this and other programs."""
     return _home("XDG_CONFIG_HOME", ".config")

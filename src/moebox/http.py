@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from moebox.errors import Outside
+from moebox.errors import Outside, said
 
 if TYPE_CHECKING:
     import ssl
@@ -134,7 +134,7 @@ class Session:
                 reply = Reply(status=response.status_code, text=_text(response))
                 return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-            return Reply(status=0, text=str(problem) or type(problem).__name__)
+            return Reply(status=0, text=said(problem))
 
     def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         if name == "connection.connect_tcp.complete":
@@ -182,7 +182,7 @@ async def post_stream(
     except TimeoutError:
         raise HttpFailed(f"no end within {timeout_s:g} s") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-        raise HttpFailed(str(problem) or type(problem).__name__) from None
+        raise HttpFailed(said(problem)) from None
 
 
 class HttpFailed(Outside):

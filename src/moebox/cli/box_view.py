@@ -111,9 +111,7 @@ def slot(gpu: Gpu) -> Text:
     if not gpu.pcie:
         return Text("-")
     now = f"{gpu.pcie.generation}.0 x{gpu.pcie.width}"
-    if gpu.pcie.degraded:
-        return Text(f"{now} (of x{gpu.pcie.max_width}!)", style="bold red")
-    return Text(now)
+    return Text(f"{now} (of x{gpu.pcie.max_width}!)", style="bold red") if gpu.degraded else Text(now)
 
 
 def facts(box: Box) -> RenderableType:
@@ -180,7 +178,7 @@ def matrix(box: Box) -> RenderableType:
     table.add_column("links")
     for index in places:
         table.add_column(f"gpu{index}", justify="center")
-    links = {(link.a, link.b): link for link in box.links} | {(link.b, link.a): link for link in box.links}
+    links = box.link_of
     for a in places:
         table.add_row(Text(f"gpu{a}", style="bold"), *(Text(_joint(links.get((a, b)))) for b in places))
     kinds = {_SHORT.get(link.kind) for link in box.links}
@@ -207,8 +205,8 @@ def troubles(box: Box) -> list[str]:
 
 
 def _troubles_of(index: int, gpu: Gpu) -> Iterator[str]:
-    if gpu.pcie and gpu.pcie.degraded:
-        lanes = f"runs at x{gpu.pcie.width} and could run at x{gpu.pcie.max_width}"
+    if gpu.degraded:
+        lanes = f"runs at x{gpu.degraded.width} and could run at x{gpu.degraded.max_width}"
         yield f"gpu{index} {lanes}: check slot, riser, BIOS"
     if gpu.mig:
         yield f"gpu{index} is in MIG mode: engines see its slices, not the GPU"

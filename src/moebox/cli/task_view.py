@@ -19,7 +19,7 @@ from moebox.cli.tables import headed
 from moebox.core.verdict import Score
 from moebox.tasks import runner
 from moebox.tasks.result import END_WORDS, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnSeen
-from moebox.tasks.score import families, interval
+from moebox.tasks.score import families, solved
 from moebox.units import count, seconds, tok_s
 
 SHOWN = 12  # finished jobs kept in the live view
@@ -97,8 +97,7 @@ def scores(task_run: TaskRun, folder: Path) -> None:
     if results:
         people().print()
         people().print(table(results))
-    solved = interval(sum(result.solved for result in results), len(results))
-    people().print(f"solved: {share(solved)}")
+    people().print(f"solved: {share(solved(results))}")
     if task_run.left:
         people().print(f"{len(task_run.left)} jobs left: moebox task --resume {escape(folder.name)}", soft_wrap=True)
     talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
@@ -166,7 +165,7 @@ def percentage(score: Score) -> str:
 def summary(task_run: TaskRun) -> dict[str, Any]:
     """The JSON document."""
     results = task_run.finished
-    document: dict[str, Any] = {"solved": interval(sum(result.solved for result in results), len(results))}
+    document: dict[str, Any] = {"solved": solved(results)}
     document |= {"families": families(results), "left": [name.id for name in task_run.left], "jobs": task_run.results}
     document |= {
         "url": task_run.url,

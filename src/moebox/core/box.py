@@ -87,6 +87,11 @@ class Gpu:
         """Architecture family that the speed constants are fitted by."""
         return FAMILIES.get(self.sm, "cdna" if self.sm.startswith("gfx") else "unknown")
 
+    @property
+    def degraded(self) -> Pcie | None:
+        """Its slot, where that has fewer lanes than the GPU and the slot could have."""
+        return self.pcie if self.pcie and self.pcie.degraded else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -157,6 +162,16 @@ class Box:
     def mixed(self) -> bool:
         """Cards of more than one kind."""
         return len({gpu.name for gpu in self.gpus}) > 1
+
+    @property
+    def ram_rate(self) -> int:
+        """Bytes a second of RAM: as measured, else in theory; 0 where neither is known."""
+        return self.ram_bandwidth_measured or self.ram_bandwidth
+
+    @property
+    def link_of(self) -> dict[tuple[int, int], Link]:
+        """The link between two GPUs, named in either order."""
+        return {(link.a, link.b): link for link in self.links} | {(link.b, link.a): link for link in self.links}
 
     @property
     def gpu_memory(self) -> int:

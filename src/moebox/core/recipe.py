@@ -139,6 +139,11 @@ class Recipe:
     planned_for: PlannedFor = PlannedFor()  # what `forecast` and `twin` take when no box is named
 
     @property
+    def slots(self) -> int:
+        """Sequences at a time, where an engine takes one unless told otherwise."""
+        return self.max_seqs or 1
+
+    @property
     def draft_tokens(self) -> int:
         """Tokens drafted per step; 0 without speculative decoding."""
         return self.speculate.tokens if self.speculate else 0

@@ -8,6 +8,7 @@ import dataclasses
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution, Launch, Memory
+from moebox.core.recipe import Recipe
 from moebox.engines import assemble, rooms
 from moebox.engines.arguments import Node
 from moebox.engines.assemble import LABEL, command, contained, shown
@@ -32,6 +33,7 @@ __all__ = [
     "registry",
     "rooms",
     "shown",
+    "version_of",
 ]
 WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 
@@ -39,6 +41,11 @@ WORST_FIRST = {"fatal": 0, "warning": 1, "note": 2}
 def launch(deployment: Deployment, *, rank: int = 0, master: str = "", addresses: tuple[str, ...] = ()) -> Launch:
     """What to run; `command` puts docker or podman around it."""
     return assemble.assemble(deployment, node=Node.of(rank, master, addresses))
+
+
+def version_of(recipe: Recipe) -> str:
+    """The version that a recipe names, or the newest that moebox knows."""
+    return recipe.engine_version or newest(recipe.engine)
 
 
 def refusals(deployment: Deployment) -> list[Caution]:

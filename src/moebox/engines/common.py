@@ -4,6 +4,7 @@
 to know. What is pinned by a person is still honoured; these only speak.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,13 @@ def quant_of(deployment: Deployment) -> str:
     file = deployment.recipe.checkpoint.rpartition("/")[2]
     named = re.search(r"(?:UD-)?(?:I?Q\d\w*|NVFP4|MXFP4|BF16|F16)", file, re.IGNORECASE)
     return named.group(0) if named else ""
+
+
+def fewer_layers(deployment: Deployment, layers: int) -> str:
+    """The change to config.json, as JSON, with which an engine builds only so many layers."""
+    override: dict[str, object] = {"num_hidden_layers": layers}
+    nested = {"text_config": override} if text_config_nested(deployment) else override
+    return json.dumps(nested, separators=(",", ":"))
 
 
 def text_config_nested(deployment: Deployment) -> bool:

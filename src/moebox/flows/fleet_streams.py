@@ -9,6 +9,7 @@ import httpx2
 
 from moebox import http
 from moebox.core.endpoint import Endpoint
+from moebox.errors import said
 
 CONNECT_S = 10.0
 CALM_S = 3.0  # no further stream began for so long: the others wait in a queue
@@ -114,7 +115,7 @@ async def _follow(
             async for line in reply.aiter_lines():
                 _heed(stream, line, zero)
     except httpx2.HTTPError as problem:
-        stream.error = str(problem) or type(problem).__name__
+        stream.error = said(problem)
     finally:
         stream.end("ended without [DONE]")
 

@@ -5,11 +5,9 @@ what is proposed has been compiled for the architecture and fits.
 """
 
 import itertools
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from moebox.core.kernel import Arch, KernelLaunch
 from moebox.errors import Outside
@@ -51,14 +49,13 @@ class Remedy:
 def search(request: scans.Request) -> tuple[Remedy, ...]:
     """A remedy for each kernel that does not fit."""
     root = scans.engine_root(request)
-    python = request.python or Path(sys.executable)
     question = scans.ask(request, root)
-    bad = _too_large(scans.run(python, question), request.arch)
+    bad = _too_large(scans.run(request.compiler, question), request.arch)
     if not bad:
         return ()
     searches = [Search(hash=mark, candidates=proposals(launch, request.arch)) for mark, launch in bad.items()]
     variants: defaultdict[str, list[Variant]] = defaultdict(list)
-    for answer in scans.run(python, replace(question, searches=searches)):
+    for answer in scans.run(request.compiler, replace(question, searches=searches)):
         if answer.variant:
             variants[answer.variant.hash].append(answer.variant)
     return tuple(_remedy(launch, variants[mark], request.arch) for mark, launch in bad.items())

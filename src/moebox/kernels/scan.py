@@ -36,18 +36,21 @@ class Request:
     python: Path | None = None
     only: str = ""
 
+    @property
+    def compiler(self) -> Path:
+        """The Python that compiles: the one that is named, or this one."""
+        return self.python or Path(sys.executable)
+
 
 def cache_dir() -> Path:
     """Where compiled kernels and their costs are kept between scans."""
-    home = os.environ.get("MOEBOX_CACHE")
-    return (Path(home).expanduser() if home else files.cache_home() / "moebox") / "kernels"
+    return files.own_cache() / "kernels"
 
 
 def scan(request: Request) -> KernelScan:
     """Every launch of the engine for this model, judged."""
     root = engine_root(request)
-    python = request.python or Path(sys.executable)
-    answers = run(python, ask(request, root))
+    answers = run(request.compiler, ask(request, root))
     done = next((answer.done for answer in answers if answer.done), None)
     if done is None:
         raise Outside("the kernel probe ended before it was done")

@@ -38,14 +38,13 @@ class Tuned:
 
 def tune(request: Request, here: Arch, *, limit: Arch) -> Tuned:
     """Time every candidate of the engine's kernels on the GPU `here` that fits the limits of `limit`."""
-    python = request.python or Path(sys.executable)
     root = engine_root(request)
-    check_triton(python)
+    check_triton(request.compiler)
     asked = question(request, root, here, limit=limit)
     with scratch("tuning") as folder:
         given, answer = folder / "request.json", folder / "answer.json"
         given.write_text(codec.to_json(asked))
-        command = [str(python), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
+        command = [str(request.compiler), "-m", "moebox.kernels.probe.tune", str(given), str(answer)]
         env = {**os.environ, "PYTHONPATH": str(Path(moebox.__file__).parent.parent)}
         try:
             done = subprocess.run(command, env=env, stdout=sys.stderr, check=False, timeout=SECONDS * 1.5)

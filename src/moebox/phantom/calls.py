@@ -11,7 +11,7 @@ from typing import Any
 from moebox.phantom.sums import sums
 from moebox.phantom.talk import plain
 from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
-from moebox.phantom.toolbox import TOOLS, Tool
+from moebox.phantom.toolbox import INFORMING, TOOLS, Tool
 
 Wanted = tuple[str, Mapping[str, Any]]
 
@@ -109,7 +109,7 @@ def _judge_none(task: Task, reply: Reply) -> Grade:
 
 def tool_result(rng: random.Random, *, thinking: bool) -> Task:
     """One call or two were made and the results came back; the answer has to use them."""
-    tools = rng.sample([tool for tool in TOOLS if tool.informs], rng.choice((1, 1, 2)))
+    tools = rng.sample(INFORMING, rng.choice((1, 1, 2)))
     arguments = [_arguments(rng, tool) for tool in tools]
     found = [{key: draw(rng) for key, draw in tool.result.items()} for tool in tools]
     calls = _calls([(tool.name, given) for tool, given in zip(tools, arguments, strict=True)])

@@ -17,7 +17,7 @@ from moebox.phantom.client_checks import clients, judge_same
 from moebox.phantom.needles import needle
 from moebox.phantom.talk import REPEATS
 from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
-from moebox.phantom.toolbox import TOOLS
+from moebox.phantom.toolbox import INFORMING, TOOLS
 
 ROUNDS = 6
 LONG_WORDS = (11, 1450)  # words of a long copy; 1,450 are about 4,000 of the phantom's tokens
@@ -122,7 +122,7 @@ def _judge_holds(task: Task, reply: Reply) -> Grade:
 
 def rounds(rng: random.Random, *, thinking: bool, count: int | None = None) -> Task:
     """A conversation of up to six rounds of tools, at its last step: a call under a new id, or an answer."""
-    tools = rng.sample([tool for tool in TOOLS if tool.informs], 3)
+    tools = rng.sample(INFORMING, 3)
     turns: list[Message] = []
     last = count or rng.randint(1, ROUNDS)
     for number in range(last):

@@ -192,3 +192,4 @@ TOOLS: tuple[Tool, ...] = (
         tell='The library has {found} books by {author}, the newest is "{newest}".',
     ),
 )
+INFORMING = tuple(tool for tool in TOOLS if tool.informs)

@@ -281,7 +281,7 @@ def _gained(best: Weighed, others: list[Weighed]) -> Iterator[Caution]:
 
 def limited(best: Weighed) -> Iterator[Caution]:
     """Where threads, not RAM, are what limits decoding: more of the one does not help without the other."""
-    shared, paper = best.speed.shared, best.box.ram_bandwidth_measured or best.box.ram_bandwidth
+    shared, paper = best.speed.shared, best.box.ram_rate
     if not shared or not shared.unpacking or not shared.in_ram or not paper:
         return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None

@@ -26,7 +26,7 @@ def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
     seen = {link for caution in refused for link in LINK.findall(caution.source)}
     found = symptom.foreseen(
         engine=recipe.engine,
-        version=recipe.engine_version or engines.newest(recipe.engine),
+        version=engines.version_of(recipe),
         sm=box.gpu.sm if box.gpu else "",
         model=model.name,
         recipe=recipe,
@@ -42,7 +42,7 @@ def _kernels(recipe: Recipe, box: Box, model: Model) -> Iterator[Caution]:
     gpu = box.gpu
     if gpu is None or not _runs_triton_mla(recipe, model):
         return
-    version = recipe.engine_version or engines.newest(recipe.engine)
+    version = engines.version_of(recipe)
     kv = "fp8" if recipe.kv == "fp8" else "bf16"
     for bad in known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv):
         yield Caution(
@@ -85,7 +85,7 @@ def _unknown_ram(recipe: Recipe, box: Box) -> Iterator[Caution]:
     if not box.ram:
         text = "how much RAM there is is unknown: only forms that lie wholly on the GPUs were weighed"
         yield Caution(symptom="", text=text, remedy="--ram, e.g. 768GiB")
-    elif not (box.ram_bandwidth or box.ram_bandwidth_measured):
+    elif not box.ram_rate:
         text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is rough"
         yield Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels")
 

@@ -110,8 +110,7 @@ def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> 
     if flag not in names or len(values) != 1:
         return tuple((part,) for part in word)
     if flag == "-c":  # llama.cpp divides it over its slots
-        slots = recipe.max_seqs or 1
-        return ((flag,), (_var(names[flag], str(int(values[0]) // slots), times=slots),))
+        return ((flag,), (_var(names[flag], str(int(values[0]) // recipe.slots), times=recipe.slots),))
     return ((flag,), (_var(names[flag], values[0]),))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moebox.report.block import Tone
 from moebox.report.expect import foretold
 from moebox.report.format import milliseconds, number
-from moebox.report.naming import engine_title, quant_title, spread_title
+from moebox.report.naming import engine_title, placed, quant_title, spread_title
 from moebox.report.reading import read
 from moebox.report.record import Failure, Level, RunRecord
 from moebox.report.sections.plan import Pair, figures, match
@@ -70,16 +70,10 @@ def chosen(record: RunRecord) -> DecisionCell:
     recipe = record.recipe
     if recipe is None:
         return DecisionCell(name="chosen", text="no recipe", tone="quiet")
-    place = spread_title(record) or _place(record)
+    place = spread_title(record) or placed(record, alone="1 GPU")
     context = f"{count(recipe.context)} tokens of context" if recipe.context else "the model's context"
     parts = [engine_title(record), quant_title(record), place, context]
     return DecisionCell(name="chosen", text=" · ".join(filter(None, parts)), link="models")
-
-
-def _place(record: RunRecord) -> str:
-    if record.box and not record.box.gpus:
-        return "CPU"
-    return "CPU + GPU" if record.recipe and record.recipe.hybrid else "1 GPU"
 
 
 def right(record: RunRecord) -> DecisionCell:
@@ -110,7 +104,7 @@ def fast(record: RunRecord) -> DecisionCell:
     level = _headline(record)
     if level is None:
         return DecisionCell(name="fast", text="not measured yet", tone="quiet")
-    text = f"{number(level.output_tok_s or level.tg_tok_s)} tok/s{_load(level)}"
+    text = f"{number(level.tok_s)} tok/s{_load(level)}"
     ttft = f"TTFT {milliseconds(level.ttft.middle)}" if level.ttft.middle else ""
     if record.simulation or level.simulation:
         return DecisionCell(name="fast", text=f"simulated: {text}", tone="quiet", detail=ttft, link="performance")
@@ -134,7 +128,7 @@ def _against(pair: Pair | None) -> str:
 def _headline(record: RunRecord) -> Level | None:
     """The level with the highest rate: of serving where that was measured, else of one stream."""
     level = record.peak() or record.peak("tg_tok_s")
-    return level if level and (level.output_tok_s or level.tg_tok_s) else None
+    return level if level and (level.tok_s) else None
 
 
 def _load(level: Level) -> str:

@@ -121,3 +121,10 @@ def telling(rows: Sequence[Sequence[str]]) -> list[int]:
 def label(row: Sequence[str], places: Sequence[int]) -> str:
     """ "Kimi K2.6 · int4 · vLLM"."""
     return " · ".join(row[place] for place in places if row[place])
+
+
+def placed(record: RunRecord, *, alone: str) -> str:
+    """Where a model that is not split over GPUs lies; `alone` is what the one GPU is called."""
+    if record.box and not record.box.gpus:
+        return "CPU"
+    return "CPU + GPU" if record.recipe and record.recipe.hybrid else alone

@@ -68,6 +68,11 @@ class Level:
     raw: Json = field(default_factory=dict)
 
     @property
+    def tok_s(self) -> float | None:
+        """The rate that is shown first: of all streams, or of one where only that was measured."""
+        return self.output_tok_s or self.tg_tok_s
+
+    @property
     def per_stream(self) -> float | None:
         """Tokens per second that one client sees while its answer streams."""
         if self.tg_tok_s:

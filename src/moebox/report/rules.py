@@ -230,7 +230,7 @@ def client(index: int, record: RunRecord) -> Iterator[Advice]:
 def lanes(index: int, record: RunRecord) -> Iterator[Advice]:
     """GPUs on fewer PCIe lanes than they could have."""
     gpus = record.box.gpus if record.box else ()
-    slow = [str(place) for place, gpu in enumerate(gpus) if gpu.pcie and gpu.pcie.degraded]
+    slow = [str(place) for place, gpu in enumerate(gpus) if gpu.degraded]
     if slow:
         yield Advice(
             title="Give every GPU its PCIe lanes",

@@ -13,7 +13,7 @@ from moebox.core.event import ProgramStarted
 from moebox.errors import Outside
 from moebox.serve import preflight, state
 from moebox.serve.guard import LADDER, GuardOrder
-from moebox.serve.spawn import under_guard
+from moebox.serve.spawn import tell, under_guard
 from moebox.serve.stop import stop as stop_instance
 from moebox.store import Run
 
@@ -114,7 +114,7 @@ class Program:
 
     def stop(self) -> None:
         """Down its ladder until nothing is left; harmless when it is over."""
-        self._say(b"stop\n")
+        tell(self.guard, b"stop\n")
         if self.guard.stdin:
             with contextlib.suppress(OSError):
                 self.guard.stdin.close()
@@ -124,14 +124,8 @@ class Program:
 
     def detach(self) -> None:
         """Let it go on without us."""
-        self._say(b"detach\n")
+        tell(self.guard, b"detach\n")
         self.instance = state.changed(self.instance, detached=True)
-
-    def _say(self, words: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            if self.guard.stdin:
-                self.guard.stdin.write(words)
-                self.guard.stdin.flush()
 
 
 def stop_all(stops: Sequence[Callable[[], None]]) -> None:

@@ -35,7 +35,7 @@ from moebox.serve import ask, facts, preflight, state
 from moebox.serve.faults import LaunchFailed, ending, failed
 from moebox.serve.guard import LADDER, Life
 from moebox.serve.order import Order, prepare
-from moebox.serve.spawn import Ladder, engine_guard
+from moebox.serve.spawn import Ladder, engine_guard, tell
 from moebox.serve.watch import Listener, Watch
 from moebox.store import Run
 from moebox.stream.awake import Awake
@@ -165,7 +165,7 @@ class Session:
         """Down the ladder until nothing is left; harmless when it is over already."""
         if self._detached:
             return
-        self._say(b"stop\n")
+        tell(self.guard, b"stop\n")
         with contextlib.suppress(OSError):
             if self.guard.stdin:
                 self.guard.stdin.close()
@@ -193,7 +193,7 @@ class Session:
 
     def detach(self) -> None:
         """Let it go on without us."""
-        self._say(b"detach\n")
+        tell(self.guard, b"detach\n")
         self.instance = state.changed(self.instance, detached=True)
         self._detached = True
         self.run.event(EngineDetached(id=self.instance.id))
@@ -204,12 +204,6 @@ class Session:
         while time.monotonic() < until and self.watch.search.cause is None:
             if not self.watch.look():
                 time.sleep(LOOK_S / 2)
-
-    def _say(self, words: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            if self.guard.stdin:
-                self.guard.stdin.write(words)
-                self.guard.stdin.flush()
 
     @property
     def _health(self) -> str:

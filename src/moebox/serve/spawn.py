@@ -1,5 +1,6 @@
 """One way to put a process under a guard: engines, routers and whatever else must not outlive moebox by accident."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -30,6 +31,14 @@ def under_guard(name: str, run: Run, order: GuardOrder) -> "subprocess.Popen[byt
     guard.stdin.write(json.dumps(dataclasses.asdict(order)).encode() + b"\n")
     guard.stdin.flush()
     return guard
+
+
+def tell(guard: "subprocess.Popen[bytes]", words: bytes) -> None:
+    """A word to a guard; one that has ended does not hear it."""
+    with contextlib.suppress(OSError, ValueError):
+        if guard.stdin:
+            guard.stdin.write(words)
+            guard.stdin.flush()
 
 
 def engine_guard(order: Order, run: Run, leases: tuple[int, ...], ladder: Ladder) -> "subprocess.Popen[bytes]":

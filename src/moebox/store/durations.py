@@ -1,7 +1,6 @@
 """How long things took the last time on this machine, so that the next one can say when it will be done."""
 
 import json
-import os
 from pathlib import Path
 
 from moebox import files
@@ -27,8 +26,7 @@ def remember(key: str, seconds: float) -> None:
 
 
 def _path() -> Path:
-    home = os.environ.get("MOEBOX_CACHE")
-    return (Path(home).expanduser() if home else files.cache_home() / "moebox") / "durations.json"
+    return files.own_cache() / "durations.json"
 
 
 def _read() -> dict[str, float]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, Outside, said
 from moebox.loose import Json
 from moebox.tasks.tools import Tool, ToolServerDied
 from moebox.tasks.workspace import Refused
@@ -174,4 +174,4 @@ def _gone(problem: BaseException) -> bool:
 def _words(problem: BaseException) -> str:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
-    return str(problem) or type(problem).__name__
+    return said(problem)

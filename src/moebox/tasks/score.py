@@ -100,6 +100,11 @@ def interval(passed: int, trials: int) -> Score:
     return Score(passed=passed, trials=trials, low=max(0.0, middle - reach), high=min(1.0, middle + reach))
 
 
+def solved(results: Sequence[JobResult]) -> Score:
+    """How many of the jobs were solved."""
+    return interval(sum(result.solved for result in results), len(results))
+
+
 def families(results: Sequence[JobResult]) -> list[FamilyScore]:
     """Scores by family and level, in the order met."""
     keys = list(dict.fromkeys((result.family, result.level) for result in results))
@@ -113,7 +118,7 @@ def _family(results: list[JobResult]) -> FamilyScore:
     return FamilyScore(
         family=first.family,
         level=first.level,
-        solved=interval(sum(result.solved for result in results), len(results)),
+        solved=solved(results),
         hidden=interval(passed, hidden),
         valid_calls=interval(sum(call.ok for call in calls), len(calls)),
         repaired_calls=sum(call.repaired for call in calls),

@@ -12,7 +12,7 @@ from moebox.report.sections.tasks import share
 from moebox.store import Run, plain, runs_dir
 from moebox.tasks import runner
 from moebox.tasks.result import FamilyScore
-from moebox.tasks.score import families, interval
+from moebox.tasks.score import families, solved
 from moebox.web.gate import Site
 from moebox.web.pages import page
 
@@ -56,7 +56,7 @@ def row_of(folder: Path) -> TaskRow | None:
     if found is None:
         return None
     results = found.finished
-    score = interval(sum(result.solved for result in results), len(results))
+    score = solved(results)
     return TaskRow(
         run=folder.name,
         model=found.model,

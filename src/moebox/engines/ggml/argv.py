@@ -53,7 +53,7 @@ def is_file(weights: str) -> bool:
 
 def context_words(recipe: Recipe) -> list[Word]:
     """The server divides -c over its slots, so it is asked for as many times the context as there are."""
-    return [("-c", str(recipe.context * (recipe.max_seqs or 1)))] if recipe.context else []
+    return [("-c", str(recipe.context * recipe.slots))] if recipe.context else []
 
 
 def hybrid_words(recipe: Recipe) -> list[Word]:

@@ -63,7 +63,7 @@ def placement(recipe: Recipe) -> Hybrid:
 
 def cache_tokens(recipe: Recipe) -> int:
     """Tokens of cache: the context of every slot."""
-    return recipe.context * (recipe.max_seqs or 1)
+    return recipe.context * recipe.slots
 
 
 def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:

@@ -30,7 +30,7 @@ def budget(deployment: Deployment) -> Memory:
     token = token_bytes(model, recipe)
     left = [room(gpus[index], model, checkpoint, recipe) for index in used]
     tokens = max(0, min(left, default=0)) // token
-    wanted = recipe.context * (recipe.max_seqs or 1)
+    wanted = recipe.context * recipe.slots
     devices = {index: gpu_budget(index, gpus[index], model, checkpoint, recipe, min(tokens, wanted)) for index in used}
     ram = ram_budget(box, checkpoint)
     short = max(recipe.context * token - min(left, default=0), -ram.free, 0)
@@ -80,7 +80,7 @@ def most_gpu_experts(deployment: Deployment) -> int:
     if model.moe is None or not box.gpus:
         return 0
     least = min(room(gpu, model, checkpoint, recipe) for gpu in box.gpus[: recipe.parallel.tp])
-    free = least - recipe.context * token_bytes(model, recipe) * (recipe.max_seqs or 1)
+    free = least - recipe.context * token_bytes(model, recipe) * recipe.slots
     each = checkpoint.bytes_by_component.get("routed_experts", 0) / model.moe.experts / recipe.parallel.tp
     return max(0, min(model.moe.experts, int(free // max(each, 1))))
 

@@ -1,10 +1,8 @@
 """How a rehearsal starts vLLM without real weights."""
 
-import json
-
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag
-from moebox.engines.common import text_config_nested
+from moebox.engines.common import fewer_layers
 
 # Dummy weights send every token to the same few experts; this spreads them as real routers do on average (envs.py).
 EVEN_ROUTING = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
@@ -14,7 +12,4 @@ INVENTED: dict[str, Flag] = {"load-format": "dummy"}
 
 def dummy(deployment: Deployment, layers: int) -> dict[str, Flag]:
     """Flags with which it invents weights for `layers`."""
-    override: dict[str, object] = {"num_hidden_layers": layers}
-    if text_config_nested(deployment):
-        override = {"text_config": override}
-    return {**INVENTED, "hf-overrides": json.dumps(override, separators=(",", ":"))}
+    return {**INVENTED, "hf-overrides": fewer_layers(deployment, layers)}

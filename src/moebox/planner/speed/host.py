@@ -168,7 +168,7 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         mla=hybrid.mla if hybrid else None,
         ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
-        host_copy=(box.ram_bandwidth_measured or box.ram_bandwidth or RAM) * constants.upload_ram,
+        host_copy=(box.ram_rate or RAM) * constants.upload_ram,
         on_gpus=min(on_gpus, model.moe_layers),
         in_ram=max(model.moe_layers - on_gpus, 0),
         rank=rank_of(model, checkpoint, replace(recipe, parallel=Parallel())),

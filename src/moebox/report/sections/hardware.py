@@ -136,7 +136,7 @@ def card(index: int, gpu: Gpu, *, named: bool) -> Card:
     """One GPU; its name only where they differ."""
     title = (short_title(gpu.title) or gpu.name) if named else ""
     slot = f"PCIe {gpu.pcie.generation} ×{gpu.pcie.width}" if gpu.pcie else ""
-    warn = f"runs at ×{gpu.pcie.width}, could be ×{gpu.pcie.max_width}" if gpu.pcie and gpu.pcie.degraded else ""
+    warn = f"runs at ×{gpu.degraded.width}, could be ×{gpu.degraded.max_width}" if gpu.degraded else ""
     return Card(index=index, title=title, memory=gib(gpu.memory), slot=slot, warn=warn)
 
 
@@ -160,12 +160,11 @@ def joined(members: list[int], pairs: Sequence[tuple[int, int]]) -> list[list[in
 
 def host(box: Box) -> str:
     """CPU and RAM in one line."""
-    bandwidth = box.ram_bandwidth_measured or box.ram_bandwidth
     parts = [
         processors(box),
         f"{box.cpu.cores} cores" if box.cpu.cores else "",
         f"{gib(box.ram, 0)} RAM" if box.ram else "",
-        units.rate(bandwidth) if bandwidth else "",
+        units.rate(box.ram_rate) if box.ram_rate else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -216,7 +215,7 @@ def between(box: Box) -> str:
 
 def matrix(box: Box) -> Table:
     """The link between every two GPUs, as nvidia-smi topo draws it."""
-    links = {(link.a, link.b): link for link in box.links} | {(link.b, link.a): link for link in box.links}
+    links = box.link_of
     places = range(len(box.gpus))
     heads = ("From", *(f"GPU{index}" for index in places))
     rows = [(words(f"GPU{a}"), *(joint(a, b, links.get((a, b))) for b in places)) for a in places]

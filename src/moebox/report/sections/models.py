@@ -7,7 +7,7 @@ from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.errors import MoeboxError
 from moebox.report.block import Cell, Section, Table, Tone, columns, without_empty, words
-from moebox.report.naming import engine_title, model_title, quant_title, spread_title
+from moebox.report.naming import engine_title, model_title, placed, quant_title, spread_title
 from moebox.report.palette import colour
 from moebox.report.record import Outcome, RunRecord
 
@@ -38,7 +38,7 @@ def row(record: RunRecord, index: int) -> tuple[Cell, ...]:
         size(checkpoint_bytes(recipe.model, recipe.checkpoint)),
         words(experts(model_of(recipe.model))),
         words(engine_title(record)),
-        words(spread_title(record) or placed(record)),
+        words(spread_title(record) or placed(record, alone="one device")),
         words(recipe.kv),
         Cell(text=f"{recipe.context:,}", value=float(recipe.context)),
         words(state, tone=TONES.get(state, "quiet")),
@@ -87,11 +87,4 @@ def status(record: RunRecord) -> str:
 
 def measured(record: RunRecord) -> bool:
     """Whether any figure says that it served."""
-    return any(level.output_tok_s or level.tg_tok_s for level in record.levels)
-
-
-def placed(record: RunRecord) -> str:
-    """Where a model that is not split over GPUs lies."""
-    if record.box and not record.box.gpus:
-        return "CPU"
-    return "CPU + GPU" if record.recipe and record.recipe.hybrid else "one device"
+    return any(level.tok_s for level in record.levels)

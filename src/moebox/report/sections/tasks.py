@@ -9,7 +9,7 @@ from moebox.report.format import short
 from moebox.report.record import RunRecord
 from moebox.report.sections.performance import legend
 from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun
-from moebox.tasks.score import families, interval
+from moebox.tasks.score import families, solved
 
 MOST_WRONG = 40  # jobs listed of those that were not solved
 
@@ -27,9 +27,9 @@ def section(records: Sequence[RunRecord]) -> Section:
 def sentence(task_run: TaskRun, name: str) -> str:
     """How many were solved, by whom."""
     results = task_run.finished
-    solved = share(interval(sum(result.solved for result in results), len(results)))
+    score = share(solved(results))
     who = "our own agent" if task_run.agent == "moebox" else task_run.agent
-    return f"{f'{name}: ' if name else ''}{solved} jobs solved by {who}."
+    return f"{f'{name}: ' if name else ''}{score} jobs solved by {who}."
 
 
 def share(score: Score) -> str:
