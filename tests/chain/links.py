@@ -124,8 +124,7 @@ def named(deployment: Deployment) -> Iterator[str]:
     if recipe.runtime.preset and recipe.runtime.preset not in presets.names():
         yield f"no preset {recipe.runtime.preset}"
     image = engines.launch(deployment).image
-    preset = presets.of(recipe)
-    if image and image not in (recipe.runtime.image, preset.image if preset else ""):
+    if image and image not in (recipe.runtime.image, presets.of(recipe).image):
         yield f"image {image} is nobody's"
 
 

@@ -165,7 +165,7 @@ def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[s
         "kv_tokens": subject.memory.kv_tokens,
         "tokens_per_step": round(subject.speed.tokens_per_step, 3),
         "band": {"low": round(low, 3), "high": round(high, 3)},
-        "measured": subject.speed.measured.text if subject.speed.measured else "",
+        "measured": subject.speed.source,
         "rows": rows,
         "warnings": subject.warnings,
     }

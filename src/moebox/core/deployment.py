@@ -7,7 +7,7 @@ Everything after `plan` takes it.
 from dataclasses import dataclass, replace
 
 from moebox.core import registry
-from moebox.core.box import Box
+from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.core.traits import Traits
@@ -76,6 +76,11 @@ class Deployment:
         if self.box is None:
             raise BadInput(f"{self.recipe.name}: no box was given to plan it for")
         return self.box
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU that decides on the box; None where there is none, or no box was given."""
+        return self.box.gpu if self.box else None
 
     @property
     def facts(self) -> tuple[Box, Model, Checkpoint, Recipe]:

@@ -41,6 +41,9 @@ class Preset:
         return {variable.name: variable.value for variable in self.variable if variable.set}
 
 
+NOTHING = Preset(image="")
+
+
 @functools.cache
 def names() -> tuple[str, ...]:
     """Presets that there are."""
@@ -55,6 +58,6 @@ def preset(name: str) -> Preset:
     return codec.decode(Preset, table(f"presets/{name}"), where=f"presets/{name}.toml")
 
 
-def of(recipe: Recipe) -> Preset | None:
-    """The recipe's preset, if it has one."""
-    return preset(recipe.runtime.preset) if recipe.runtime.preset else None
+def of(recipe: Recipe) -> Preset:
+    """The recipe's preset; one that sets nothing where it names none."""
+    return preset(recipe.runtime.preset) if recipe.runtime.preset else NOTHING

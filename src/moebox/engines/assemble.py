@@ -52,15 +52,13 @@ def contained(recipe: Recipe) -> bool:
 def image(deployment: Deployment) -> str:
     """The recipe's image, its preset's, or the engine's own for this version."""
     recipe, engine = deployment.recipe, deployment.engine
-    preset = presets.of(recipe)
     own = engine.image.format(version=recipe.engine_version or newest(engine.name))
-    return recipe.runtime.image or (preset.image if preset else "") or own
+    return recipe.runtime.image or presets.of(recipe).image or own
 
 
 def image_entry(deployment: Deployment) -> tuple[str, ...]:
     """The words that start the engine inside its image."""
-    preset = presets.of(deployment.recipe)
-    given = deployment.recipe.runtime.entry or (preset.entry if preset else "")
+    given = deployment.recipe.runtime.entry or presets.of(deployment.recipe).entry
     return grammar.entry(given) if given else deployment.engine.image_entry
 
 
@@ -73,8 +71,7 @@ def network(recipe: Recipe) -> str:
             return "host"
         if option in ("--network", "--net") and recipe.runtime.options[place + 1 : place + 2] == ("host",):
             return "host"
-    preset = presets.of(recipe)
-    return preset.network if preset else ""
+    return presets.of(recipe).network
 
 
 def mounts(deployment: Deployment) -> dict[str, str]:
@@ -82,10 +79,10 @@ def mounts(deployment: Deployment) -> dict[str, str]:
     recipe = deployment.recipe
     mounted = dict(recipe.runtime.mounts)
     mounted |= _weights_mount(deployment, mounted)
-    preset = presets.of(recipe)
-    if preset and preset.cache and preset.cache not in mounted.values():
+    cache = presets.of(recipe).cache
+    if cache and cache not in mounted.values():
         # named after the image: kernels of an older one must not be found again
-        mounted[f"moebox-jit-{image(deployment).rpartition(':')[2]}"] = preset.cache
+        mounted[f"moebox-jit-{image(deployment).rpartition(':')[2]}"] = cache
     return mounted
 
 
@@ -152,8 +149,7 @@ def container_options(deployment: Deployment, launch: Launch) -> list[str]:
     options = [*GPU_OPTIONS[recipe.runtime.kind]] if uses_gpus(deployment) else []
     if deployment.engine.shares_memory:
         options.append("--ipc=host")  # NCCL and the workers share memory; a container's own 64 MB is too little
-    preset = presets.of(recipe)
-    own = [*recipe.runtime.options, *(preset.options if preset else ())]
+    own = [*recipe.runtime.options, *presets.of(recipe).options]
     if network(recipe) != "host":
         options += ["-p", published(launch)]
     elif not any(option.startswith(("--network", "--net")) for option in own):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from moebox.core import registry, support
-from moebox.core.box import Box
+from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.plan import Caution
@@ -28,9 +28,8 @@ def caution(severity: Severity, text: str, remedy: str = "", source: str = "", s
     return Caution(symptom=symptom, text=text, remedy=remedy, severity=severity, source=source)
 
 
-def major(box: Box | None) -> str:
-    """The first number of the deciding GPU's compute capability; "" without one."""
-    gpu = box.gpu if box else None
+def major(gpu: Gpu | None) -> str:
+    """The first number of a GPU's compute capability; "" without one."""
     return gpu.sm.split(".")[0] if gpu and "." in gpu.sm else ""
 
 
@@ -106,9 +105,9 @@ def shapes(recipe: Recipe, model: Model) -> list[Caution]:
 
 def weights_want_newer_gpus(deployment: Deployment) -> Iterator[Caution]:
     """Weight formats that older GPUs unpack instead of computing with."""
-    known, sm = deployment.found_checkpoint, int(major(deployment.box) or 0)
+    known, sm = deployment.found_checkpoint, int(major(deployment.gpu) or 0)
     quant = (known.quant if known else deployment.recipe.checkpoint).lower()
-    gpu = deployment.box.gpu if deployment.box else None
+    gpu = deployment.gpu
     if "nvfp4" in quant and gpu and gpu.generation == "cdna":
         text = "NVFP4 is a format of NVIDIA's GPUs: no kernel for it runs on AMD's"
         yield caution("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")

@@ -48,8 +48,7 @@ def flag_reason(deployment: Deployment, word: Word) -> str:
 
 def variable_reason(deployment: Deployment, name: str) -> str:
     """Why the environment variable `name` is set."""
-    preset = presets.of(deployment.recipe)
-    for variable in preset.variable if preset else ():
+    for variable in presets.of(deployment.recipe).variable:
         if variable.name == name:
             return variable.why
     if name in deployment.recipe.env:
@@ -63,8 +62,7 @@ def option_reason(option: str) -> str:
 
 
 def _preset_reason(deployment: Deployment, word: Word, known: Catalogue) -> str:
-    preset = presets.of(deployment.recipe)
-    for key, why in preset.why.items() if preset else ():
+    for key, why in presets.of(deployment.recipe).why.items():
         if _same(spelled(key, known), word[0], known):
             return why
     return ""

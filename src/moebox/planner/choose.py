@@ -41,7 +41,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         refused=reasons.refused(best, tried),
         why=why(best),
         answer_tok_s=round(best.score, 2),
-        measured=best.speed.measured.text if best.speed.measured else "",
+        measured=best.speed.source,
     )
 
 

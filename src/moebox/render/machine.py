@@ -3,9 +3,9 @@
 import re
 import shlex
 
+from moebox.core import presets
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Launch
-from moebox.core.presets import of as preset_of
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
 from moebox.engines.assemble import (
@@ -163,7 +163,6 @@ def compose(deployment: Deployment) -> Context:
         ]
     else:
         command += comments.items(whole, given, parts.compose)
-    preset = preset_of(recipe)
     return _common(whole, deployment) | {
         "template": "compose.yaml.j2",
         "variables": _used(whole),
@@ -179,7 +178,7 @@ def compose(deployment: Deployment) -> Context:
         "shares_memory": deployment.engine.shares_memory,
         "options": _service(deployment),
         "uses_gpus": uses_gpus(deployment),
-        "privileged": bool(preset and "--privileged" in preset.options),
+        "privileged": "--privileged" in presets.of(recipe).options,
         "health": deployment.engine.health,
     }
 

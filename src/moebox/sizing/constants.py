@@ -63,8 +63,7 @@ def _generation(image: str, community: bool) -> Generation:
 
 def counts_graphs(recipe: Recipe) -> bool:
     """Whether the build takes CUDA-graph room off the cache: vLLM does unless told not to (envs.py, 0.32)."""
-    preset = presets.of(recipe)
-    known = (preset.environment if preset else {}) | recipe.env
+    known = presets.of(recipe).environment | recipe.env
     return known.get(GRAPHS_COUNTED, "1") == "1"
 
 

@@ -77,8 +77,7 @@ def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
     """One rank's share under the recipe's spread."""
     spread = recipe.parallel
     tp, dp = max(spread.tp, 1), max(spread.dp, 1)
-    moe = model.moe
-    experts = moe.experts * model.moe_layers if moe else 1
+    experts = model.experts * model.moe_layers or 1
     return Rank(
         model=model,
         tp=tp,
@@ -90,7 +89,7 @@ def rank_of(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> Rank:
         dense_bytes=shards.on_rank(model, checkpoint.bytes_by_component, tp),
         dense_flops=2 * shards.on_rank(model, model.by_component, tp),
         expert_bytes=checkpoint.bytes_by_component.get("routed_experts", 0) / experts,
-        expert_flops=2 * model.expert_parameters * (moe.used if moe else 0),
+        expert_flops=2 * model.expert_parameters * model.experts_used,
         layers=layers_of(model, recipe, tp),
         narrow=checkpoint.bytes_by_component.get("attention", 0) < 1.5 * model.by_component.get("attention", 0),
     )

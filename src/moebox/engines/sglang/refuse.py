@@ -14,7 +14,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     recipe, model = deployment.recipe, deployment.found_model
     found = [*everywhere(deployment), *weights_want_newer_gpus(deployment)]
-    if major(deployment.box) == "12":
+    if major(deployment.gpu) == "12":
         found += _on_consumer_blackwell(recipe)
     if recipe.memory_utilization is None and model is not None and model.total > 500e9:
         text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"

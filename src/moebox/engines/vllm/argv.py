@@ -57,8 +57,7 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
     out = _for_node(out, recipe, node)
-    preset = presets.of(recipe)
-    out = merge(out, flag_words(preset.flags, known), known) if preset else out
+    out = merge(out, flag_words(presets.of(recipe).flags, known), known)
     return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
 
 
@@ -85,8 +84,7 @@ def speculation(recipe: Recipe) -> list[Word]:
     settings: dict[str, object] = {"method": draft.method}
     settings |= {"model": draft.draft} if draft.draft else {}
     settings["num_speculative_tokens"] = draft.tokens
-    preset = presets.of(recipe)
-    settings |= preset.speculate if preset else {}
+    settings |= presets.of(recipe).speculate
     return [("--speculative-config", json.dumps(settings, separators=(",", ":")))]
 
 
@@ -105,8 +103,7 @@ def environment(deployment: Deployment) -> dict[str, str]:
     """Variables the engine needs beside those of the recipe."""
     recipe, model = deployment.recipe, deployment.found_model
     large = model is None or model.total > 100e9
-    preset = presets.of(recipe)
-    return (READY_TIMEOUT if large else {}) | (preset.environment if preset else {}) | recipe.env
+    return (READY_TIMEOUT if large else {}) | presets.of(recipe).environment | recipe.env
 
 
 def entry(recipe: Recipe) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def _norms(checkpoint: Checkpoint, recipe: Recipe) -> dict[str, str]:
 
 
 def _activations(gpu: Gpu, model: Model, recipe: Recipe) -> str:
-    used = model.moe.used if model.moe else 0
+    used = model.experts_used
     tokens = rules.step_tokens(gpu, recipe)
     seqs, live = rules.max_seqs(gpu, recipe), constant("load", "live_copies")
     each = f"{model.hidden:,} × ({used} + {live})"

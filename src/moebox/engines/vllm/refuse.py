@@ -50,7 +50,7 @@ def _asked_backend(deployment: Deployment) -> str:
 def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
     recipe = deployment.recipe
     version = recipe.engine_version or newest(TRAITS.name)
-    fp8_there = major(deployment.box) == "12" and recipe.kv == "fp8"
+    fp8_there = major(deployment.gpu) == "12" and recipe.kv == "fp8"
     if not fp8_there or not _stock(deployment) or not in_range(version, ">=0.24,<=0.32.99"):
         return []
     return [
@@ -67,7 +67,7 @@ def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
 
 
 def _backend(deployment: Deployment) -> list[Caution]:
-    sm, backend = major(deployment.box), _asked_backend(deployment)
+    sm, backend = major(deployment.gpu), _asked_backend(deployment)
     usable = DENSE_MLA.get(sm, ())
     if not backend or not usable or backend in usable:
         return []
@@ -91,9 +91,8 @@ def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
 
 def _workspace(deployment: Deployment) -> list[Caution]:
     """TRITON_MLA's decode workspace, which the engine does not plan for."""
-    recipe, model, box = deployment.recipe, deployment.found_model, deployment.box
-    gpu = box.gpu if box else None
-    on_triton = major(box) in ("8", "12") or _asked_backend(deployment) == TRITON
+    recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.gpu
+    on_triton = major(gpu) in ("8", "12") or _asked_backend(deployment) == TRITON
     if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
         return []
     size = workspace_bytes(gpu, model, replace(recipe, context=recipe.context or model.context))
@@ -105,7 +104,7 @@ def _workspace(deployment: Deployment) -> list[Caution]:
 
 
 def _pcie(deployment: Deployment) -> list[Caution]:
-    gpu = deployment.box.gpu if deployment.box else None
+    gpu = deployment.gpu
     if gpu is None or gpu.nvlink or deployment.recipe.parallel.tp <= 2 or not _stock(deployment):
         return []
     text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"

@@ -46,6 +46,11 @@ class Speed:
     token_bytes: float = 0.0  # of cache for one token
     measured: Measured | None = None  # steps timed on this box, which stand instead of the fitted ones
 
+    @property
+    def source(self) -> str:
+        """The calibration that it was measured by, in words; "" where it is fitted."""
+        return self.measured.text if self.measured else ""
+
     @classmethod
     def of(cls, deployment: Deployment) -> "Speed":
         """The model for a recipe on its box: measured there by a rehearsal, or else fitted to published rows."""

@@ -7,13 +7,13 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Parallel, Recipe
 from moebox.engines import rooms
 from moebox.planner.speed.constants import HostSide, cpu
+from moebox.planner.speed.links import pcie_rate
 from moebox.planner.speed.rpc import Hops, hops_of
 from moebox.sizing.rank import Rank, rank_of
 
 # A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
 RAM = 460.8e9
 CORES = 16
-PCIE = 31.5e9  # PCIe 4.0 x16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,7 @@ class Shared:
         parts = {}
         if self.uploads(tokens):
             assert gpu is not None
-            link = float(gpu.pcie.rate) if gpu.pcie else PCIE
-            parts["copying experts to the GPU"] = self.in_ram * woken / self._copy_rate(link)
+            parts["copying experts to the GPU"] = self.in_ram * woken / self._copy_rate(pcie_rate(gpu))
             parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops * self.ranks)
         else:
             parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self._cpu_flops()))
@@ -116,7 +115,7 @@ class Shared:
         return self.cores * self.core_flops
 
     def _token_flops(self) -> float:
-        return 2.0 * self.model.expert_parameters * (self.model.moe.used if self.model.moe else 0)
+        return 2.0 * self.model.expert_parameters * self.model.experts_used
 
     def _copy_rate(self, link: float) -> float:
         """Bytes a second of experts on their way to the GPUs: all links together, fed from one RAM."""

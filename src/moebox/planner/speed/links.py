@@ -78,7 +78,7 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
         name = "fabric" if gpu.generation == "cdna" else "nvlink"
         wire, rate, extra_us = wire_of(name), gpu.nvlink / 2, 0.0
     else:
-        rate = float(gpu.pcie.rate) if gpu.pcie else PCIE
+        rate = pcie_rate(gpu)
         wire = wire_of(constants.link or "pcie")
         extra_us = _host_us(box, wire, ranks)
         if wire.bus_sockets and _spans_sockets(box, ranks):
@@ -92,6 +92,11 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
         extra_us=extra_us,
         machines=box.nodes,
     )
+
+
+def pcie_rate(gpu: Gpu) -> float:
+    """Bytes a second one way over a GPU's slot."""
+    return float(gpu.pcie.rate) if gpu.pcie else PCIE
 
 
 def between_nodes(box: Box) -> str:
