@@ -7,12 +7,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox import codec
-from moebox.cli import target
+from moebox.cli import flags, target
 from moebox.cli.output import emit, talk
 from moebox.core.endpoint import Endpoint
 from moebox.core.habits import habits_of
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput
 from moebox.serve import connect as connecting
 from moebox.serve import state
 from moebox.stream.limits import served_limits
@@ -76,7 +75,7 @@ def _key_variable(url: str) -> str:
     """The variable that a recipe or a running engine names for its key."""
     if url.endswith(".toml"):
         return codec.read_toml(Recipe, Path(url)).listen.key_env
-    if ":" in url or url.startswith("localhost"):
+    if target.is_url(url):
         return ""
     return state.find(url or None).key_env
 
@@ -84,10 +83,7 @@ def _key_variable(url: str) -> str:
 def _context(given: str, url: str, endpoint: Endpoint) -> tuple[int, str]:
     """What was given, what the server says, what the recipe was planned for, or a modest guess; and a note on it."""
     if given:
-        try:
-            return parse_tokens(given), ""
-        except ValueError as problem:
-            raise BadInput(f"--context: {problem}") from None
+        return flags.read("--context", given, parse_tokens), ""
     served = served_limits(endpoint)
     if served.context:
         return served.context, f"context {served.context:,} ({served.source})"

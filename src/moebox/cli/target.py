@@ -24,6 +24,11 @@ def endpoint(
     return found if found.model else _only_model(found, insecure=insecure, ca_file=ca_file)
 
 
+def is_url(target: str) -> bool:
+    """Whether a target is an address, with or without its scheme and port, and no name."""
+    return ":" in target or target.startswith("localhost")
+
+
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     if target.endswith(".toml"):
         recipe = grammar.read(Path(target))
@@ -31,7 +36,7 @@ def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
             return _endpoint(recipe.name, model=model, key_env=key_env)
         url = f"http://{recipe.listen.host}:{recipe.listen.port}"
         return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
-    if "://" in target or ":" in target or target.startswith("localhost"):
+    if is_url(target):
         return _made(target, model, key_env, "")
     from moebox.serve import state
 

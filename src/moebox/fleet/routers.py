@@ -87,7 +87,7 @@ def metrics_port(router: RouterSettings) -> int:
 def _rust(router: RouterSettings, targets: tuple[Target, ...], host: str) -> RouterStart:
     """sglang-router and vllm-router: one is a fork of the other, and these flags are the same in both."""
     keys = {target.key_env for target in targets}
-    if len(keys) > 1 or (keys != {""} and keys != {router.key_env}):
+    if keys not in ({""}, {router.key_env}):
         raise Unsupported(
             f"{router.kind} hands the client's key on: members with keys of their own cannot stand behind it",
             hint="give all members and the router the same key_env, or use litellm",

@@ -79,13 +79,13 @@ class FleetRecord:
 
     def endpoint(self) -> Endpoint:
         """The fleet as clients see it, with what a router hides."""
-        key = os.environ.get(self.router.key_env) if self.router.key_env else None
+        key = os.environ.get(self.router.key_env)
         found = endpoint_of(self.base_url, self.model, key=key, engine=self.engine)
         return replace(found, router=self.router.kind, context=self.context)
 
     def member_endpoint(self, member: MemberRecord) -> Endpoint:
         """One member, past the router."""
-        key = os.environ.get(member.key_env) if member.key_env else None
+        key = os.environ.get(member.key_env)
         return endpoint_of(member.base_url, self.model, key=key, engine=member.engine)
 
 

@@ -23,7 +23,7 @@ from moebox.serve.agent import MASTER
 from moebox.serve.conduct import Conducted, RankOrder, agent_source
 from moebox.serve.guard import LADDER
 from moebox.serve.node_checks import check, described, last_line, measured, meeting_port, survey
-from moebox.serve.order import Order
+from moebox.serve.order import Order, secrets_of
 from moebox.serve.state import mark
 from moebox.serve.where import Where
 from moebox.store import Run
@@ -233,8 +233,7 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
     opened = deployment.with_recipe(replace(recipe, listen=listen))
     path = run.write("nodes.json", codec.to_json(conducted(opened, nodes, run.id)))
     launch = engines.launch(opened, addresses=tuple(node.address for node in nodes.nodes))
-    secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
-    key = os.environ.get(recipe.listen.key_env) if recipe.listen.key_env else None
+    key = os.environ.get(recipe.listen.key_env)
     where = f"[{address}]" if _is_v6(address) else address
     endpoint = endpoint_of(f"{where}:{recipe.listen.port}", recipe.served_name, key=key, engine=recipe.engine)
     return Order(
@@ -242,7 +241,7 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
         launch=launch,
         argv=(sys.executable, "-m", "moebox.serve.conduct", str(path)),
         endpoint=endpoint,
-        secrets=secrets,
+        secrets=secrets_of(launch),
         gpus=(),
         nodes=tuple(node.name for node in nodes.nodes),
         job=nodes.job,

@@ -44,6 +44,11 @@ def _key(variable: str) -> str | None:
     return key
 
 
+def secrets_of(launch: Launch) -> dict[str, str]:
+    """What the variables hold that are handed through by name; those that are not set are left out."""
+    return {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
+
+
 def _with_port(deployment: Deployment) -> Deployment:
     """The deployment with a free port where its recipe leaves the choice."""
     recipe = deployment.recipe
@@ -80,13 +85,12 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
     if recipe.runtime.kind == "embedded":
         words = launch.argv[len(engines.rooms.argv(recipe.engine).entry(recipe)) :]
         argv = (sys.executable, "-m", "moebox.serve.embedded", *words)
-    secrets = {inner: os.environ[outer] for inner, outer in launch.secret_env.items() if os.environ.get(outer)}
     endpoint = endpoint_of(_address(launch), recipe.served_name, key=key, engine=recipe.engine)
     return Order(
         deployment=deployment,
         launch=launch,
         argv=argv,
         endpoint=endpoint,
-        secrets=secrets,
+        secrets=secrets_of(launch),
         gpus=preflight.gpus_taken(deployment),
     )

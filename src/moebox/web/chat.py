@@ -38,7 +38,7 @@ def endpoint_named(name: str) -> Endpoint:
     instance = next((each for each in running() if each.id == name), None)
     if instance is None:
         raise Outside(f"no running engine called {name!r}", hint="`moebox up RECIPE` or `moebox run --keep`")
-    key = os.environ.get(instance.key_env) if instance.key_env else None
+    key = os.environ.get(instance.key_env)
     return endpoint_of(instance.base_url, instance.model, key=key, engine=instance.engine)
 
 

@@ -60,9 +60,9 @@ def row_of(folder: Path) -> TaskRow | None:
     return TaskRow(
         run=folder.name,
         model=found.model,
-        agent="moebox" if found.agent == "moebox" else found.agent,
+        agent=found.agent,
         solved=share(score) if results else "none finished",
         share=score.share if results else 0.0,
         left=len(found.left),
-        families=tuple(families(results)) if results else (),
+        families=tuple(families(results)),
     )
