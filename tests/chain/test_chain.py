@@ -1,5 +1,6 @@
 """What is planned is what is launched: every model, a spread of boxes, every engine, the pins."""
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator
@@ -42,12 +43,15 @@ PINS = (
 
 def cases() -> Iterator[Case]:
     """All of them: pins that contradict each other are no case."""
-    names = (None, *registry.names())
-    for model, box, engine, pins in itertools.product(catalogue.models(), BOXES, names, PINS):
-        try:
-            yield Case(model=model, box=box, pins=Pins(engine=engine, **pins))  # type: ignore[arg-type]
-        except BadInput:
-            continue
+    for model, box, pins in itertools.product(catalogue.models(), BOXES, settings()):
+        yield Case(model=model, box=box, pins=pins)
+
+
+def settings() -> Iterator[Pins]:
+    """Every engine, and none, with every pin that it takes."""
+    for engine, pins in itertools.product((None, *registry.names()), PINS):
+        with contextlib.suppress(BadInput):
+            yield Pins(engine=engine, **pins)  # type: ignore[arg-type]
 
 
 def sampled() -> list[Case]:

@@ -1,5 +1,6 @@
 """Recipes of every shape that is rendered, and programs that stand in for engines."""
 
+import functools
 import json
 import os
 import subprocess
@@ -36,6 +37,7 @@ HYBRID = Recipe(
 )
 
 
+@functools.cache
 def recipes() -> dict[str, Recipe]:
     """One recipe of every shape that is rendered differently."""
     found = {name: read_recipe(name) for name in shipped()}
