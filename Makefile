@@ -17,8 +17,6 @@ COMPOSE_VENV ?= $(abspath .venv-compose)
 DOCS_VENV    ?= $(abspath .venv-docs)
 # Tests wait for servers and processes more than they compute, so one worker more than two cores keeps both busy.
 WORKERS      ?= 3
-# The suite starts hundreds of Python processes: without byte code each of them would compile moebox anew.
-unexport PYTHONDONTWRITEBYTECODE
 LLAMA_SRC    ?=
 IK_SRC       ?=
 
