@@ -38,5 +38,5 @@ def test_no_figure_of_the_house_rises(house: ModuleType) -> None:
 
 
 UNTYPED = 56  # dict[str, Any]: under 60 was asked; 54 when this was written
-MEAN = 3.53
+MEAN = 3.51
 MEDIAN = 6
