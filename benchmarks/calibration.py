@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox import detect
-from moebox.checkpoint import resolve
+from moebox.checkpoint import deploy
 from moebox.core.calibration import Boot, Calibration
-from moebox.core.deployment import Deployment
-from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime
 from moebox.flows.calibrate import calibrate, measure_depth
 from moebox.flows.rehearse import chunk_of
+from moebox.planner.depths import cut
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import Measured
 from moebox.store import Run
@@ -190,18 +189,7 @@ def prefill_s(reading: Measured, tokens: int) -> float:
 
 def uncalibrated(recipe: Recipe, layers: int, asked_box: str) -> Speed:
     """The forecast from published measurements for a model of that depth."""
-    model, form = cut(recipe, layers)
-    return Speed.fitted(Deployment.of(recipe, model, form, detect.box(asked_box or None)))
-
-
-def cut(recipe: Recipe, layers: int) -> tuple[Model, Checkpoint]:
-    """Model and checkpoint with fewer layers; bytes in proportion."""
-    model, forms = resolve(recipe.model)
-    form = next((one for one in forms if recipe.checkpoint in (one.name, one.repo, one.quant)), forms[0])
-    outside = ("embed", "lm_head", "vision", "mtp", "dense_ffn")
-    share = (layers - model.dense_layers) / (model.layers - model.dense_layers)
-    size = {name: size if name in outside else round(size * share) for name, size in form.bytes_by_component.items()}
-    return dataclasses.replace(model, layers=layers, counted={}), dataclasses.replace(form, bytes_by_component=size)
+    return Speed.fitted(cut(deploy(recipe, detect.box(asked_box or None)), layers))
 
 
 def show(found: Calibration, check: int, rows: list[Row], took: float, load: tuple[float, float, float]) -> None:

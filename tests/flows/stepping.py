@@ -4,18 +4,21 @@
 
 MODE: good; oom-above-N (more layers run out of memory while loading); dies-above-N (so it does while it is timed);
 refuses (every request fails); slows (each request takes longer than the one before); caches (answers prompts from its
-prefix cache, and says so).
+prefix cache, and says so); alone (one request after another).
 """
 
+import contextlib
 import http.server
 import json
 import os
 import re
 import sys
+import threading
 import time
 
 FIXED_S, LAYER_S, TOKEN_S = 0.002, 0.0005, 2e-7
 SERVED = [0]
+ALONE = threading.Lock()
 
 
 def say(text: str) -> None:
@@ -44,7 +47,8 @@ class Steps(http.server.BaseHTTPRequestHandler):
             say("RuntimeError: Engine core died")
             os._exit(7)
         else:
-            self.stream(len(asked["prompt"]), asked["max_tokens"])
+            with ALONE if self.mode == "alone" else contextlib.nullcontext():
+                self.stream(len(asked["prompt"]), asked["max_tokens"])
 
     def stream(self, prompt: int, output: int) -> None:
         factor = 1 + SERVED[0] / 10 if self.mode == "slows" else 1.0

@@ -119,6 +119,13 @@ def test_no_memory_for_any_second_depth_is_told(run: Run) -> None:
     assert not calibrations.shelf().calibrations
 
 
+def test_streams_that_never_decode_together_are_left_out_and_named(run: Run) -> None:
+    """SGLang with 64 long prompts: that step does not exist, and everything else is worth having."""
+    found = calibrate(acting("alone"), run, layers=(4, 8), budget_s=BUDGET_S)
+    assert Measured(calibration=found, layers=12, chunk=256).decode.keys() == {1}
+    assert "4 layers: left out: 2 streams at 256 tokens never decoded together for 8 steps" in found.notes
+
+
 def test_requests_that_fail_are_told_in_the_servers_words(run: Run) -> None:
     """HTTP 500 is the answer no."""
     with pytest.raises(AnswerIsNo, match="HTTP 500: EngineCore encountered an issue"):

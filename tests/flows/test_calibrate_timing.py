@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebox.core.calibration import DecodeStep
 from moebox.flows import calibrate_timing as timing
-from moebox.flows.calibrate_boot import LOOKS, Measuring, unsure
+from moebox.flows.calibrate_boot import LOOKS, SHORT_S, Measuring, unsure
 from moebox.flows.calibrate_depths import Depth
 from moebox.flows.calibrate_grid import Point
 
@@ -33,7 +33,7 @@ def test_short_steps_on_a_disturbed_host_are_timed_within_three_percent(seed: in
     looks: list[DecodeStep] = []
     for busy in phases:
         looks.append(timing.look(noisy_gaps(0.002, 700, chance, busy=busy), batch=1, context=256))
-        if not unsure(looks, all_again=False):
+        if not unsure(looks, SHORT_S, all_again=False):
             break
     step = timing.together_seen(looks)
     assert step.seconds == pytest.approx(0.00202, rel=0.03) or phases[: len(looks)].count(False) < 2
@@ -73,12 +73,14 @@ def test_whatever_arrives_when_a_step_takes_time(gaps: list[float]) -> None:
 def test_two_looks_that_agree_are_enough_and_others_are_taken_again() -> None:
     """A short step is never settled by one look; a long quiet one is."""
     short = [DecodeStep(batch=1, context=256, seconds=0.002, spread=0.001)]
-    assert unsure(short, all_again=False)
-    assert not unsure([dataclasses.replace(short[0], seconds=0.02)], all_again=False)
-    assert unsure([*short, dataclasses.replace(short[0], seconds=0.0026)], all_again=False)
-    assert not unsure([*short, dataclasses.replace(short[0], seconds=0.00201)], all_again=False)
+    assert unsure(short, SHORT_S, all_again=False)
+    assert not unsure([dataclasses.replace(short[0], seconds=0.02)], SHORT_S, all_again=False)
+    assert unsure([*short, dataclasses.replace(short[0], seconds=0.0026)], SHORT_S, all_again=False)
+    assert not unsure([*short, dataclasses.replace(short[0], seconds=0.00201)], SHORT_S, all_again=False)
     assert not unsure(
-        [dataclasses.replace(short[0], seconds=0.002 * 1.1**times) for times in range(LOOKS)], all_again=True
+        [dataclasses.replace(short[0], seconds=0.002 * 1.1**times) for times in range(LOOKS)],
+        SHORT_S,
+        all_again=True,
     )
 
 

@@ -1,6 +1,5 @@
 """Calibrations: steps timed with few layers, carried to the depth of the whole model."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,17 @@ from hypothesis import strategies as st
 
 from moebox import codec, detect
 from moebox.checkpoint import resolve
-from moebox.core.calibration import Boot, Calibration, DecodeStep, Place, Prefill, layout_of, place_of, shape_of
+from moebox.core.calibration import (
+    Boot,
+    Calibration,
+    DecodeStep,
+    Expected,
+    Place,
+    Prefill,
+    layout_of,
+    place_of,
+    shape_of,
+)
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
@@ -218,37 +227,83 @@ def test_partly_offloaded_experts_need_boots_that_tell_them_apart() -> None:
     assert measured_on(replace(box, calibrations=(more,)), model, form, recipe, chunk=CHUNK) is not None
 
 
-H200 = Path(__file__).parent / "h200"  # vLLM 0.26, Kimi shapes in int4, 15 November 2026; benchmarks/calibration_gpu.py
+# vLLM 0.26 on one H200: Kimi's shapes in int4 (15 November 2026), Qwen3-235B's in FP8 (16 November); what was expected
+# of their steps was added later. benchmarks/calibration_gpu.py
+H200 = Path(__file__).parent / "h200"
 
 
-def h200() -> tuple[Measured, Boot]:
-    """A rehearsal with 4 and 8 layers read for 12, and what a boot with 12 layers really took."""
-    found = codec.decode(Calibration, codec.load_json(H200 / "kimi-4-and-8.json"), where="4 and 8 layers")
-    real = codec.decode(Boot, codec.load_json(H200 / "kimi-12.json"), where="12 layers")
-    return Measured(calibration=found, layers=12, chunk=8192), real
+def h200(model: str, layers: int) -> tuple[Measured, Boot]:
+    """A rehearsal with 4 and 8 layers read for more, and what a boot with as many really took."""
+    found = codec.decode(Calibration, codec.load_json(H200 / f"{model}-4-and-8.json"), where="4 and 8 layers")
+    real = codec.decode(Boot, codec.load_json(H200 / f"{model}-{layers}.json"), where=f"{layers} layers")
+    return Measured(calibration=found, layers=layers, chunk=8192), real
 
 
-def test_a_depth_that_was_not_booted_is_foretold_on_an_h200():
-    """From 8 streams on within 5%, prompts from 512 tokens on within 8%, the cache within 1%."""
-    reading, real = h200()
+@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36)])
+def test_decode_at_a_depth_that_was_not_booted_is_foretold_on_an_h200(model: str, layers: int) -> None:
+    """Within 3% from 8 streams on, 9% below; a line through both boots was 203% off for one stream of Qwen3."""
+    reading, real = h200(model, layers)
 
+    assert len(real.decode) > 15
     for step in real.decode:
-        if step.batch >= 8:
-            assert reading.decode_s(step.batch, step.context) == pytest.approx(step.seconds, rel=0.05)
-    for prompt in real.prefill:
-        if 512 <= prompt.tokens <= 8192:
-            assert reading.prefill_s(prompt.tokens, 0) == pytest.approx(prompt.seconds, rel=0.08)
+        near = 0.03 if step.batch >= 8 else 0.09
+        assert reading.decode_s(step.batch, step.context) == pytest.approx(step.seconds, rel=near), step
     assert reading.cache_tokens == pytest.approx(real.cache_tokens, rel=0.01)
 
 
-def test_few_streams_lie_within_what_the_calibration_says_of_itself():
-    """Steps of two milliseconds were disturbed while the shallow boot was timed: it says ±10%, and means it."""
-    reading, real = h200()
-    few = [step for step in real.decode if step.batch < 8]
+def test_prompts_at_a_depth_that_was_not_booted_are_foretold_on_an_h200() -> None:
+    """From 512 tokens on within 8%."""
+    reading, real = h200("kimi", 12)
 
-    off = [abs(math.log(reading.decode_s(step.batch, step.context) / step.seconds)) for step in few]
-    assert sum(share <= reading.decode_spread for share in off) >= 0.8 * len(off)
-    assert max(off) <= 1.5 * reading.decode_spread
+    for prompt in real.prefill:
+        if 512 <= prompt.tokens <= 8192:
+            assert reading.prefill_s(prompt.tokens, 0) == pytest.approx(prompt.seconds, rel=0.08)
+
+
+@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36)])
+def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers: int) -> None:
+    """Four of five, at least."""
+    reading, real = h200(model, layers)
+
+    off = [reading.decode_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
+    assert sum(abs(share) <= reading.error for share in off) >= 0.8 * len(off)
+    assert reading.error < 0.12
+
+
+@given(
+    host=st.floats(5e-4, 3e-3),
+    fixed=st.floats(1e-4, 1e-3),
+    layer=st.floats(5e-5, 2e-4),
+    wrong=st.floats(0.7, 1.4),
+    moved=st.floats(-3e-4, 5e-4),
+)
+def test_layers_are_seen_behind_a_host_that_is_slower(
+    host: float, fixed: float, layer: float, wrong: float, moved: float
+) -> None:
+    """Steps that last as long as the slower of host and GPU, and an expectation that is wrong in both its parts."""
+
+    def gpu(layers: int, batch: int) -> float:
+        return fixed + layers * layer * batch**0.6
+
+    batches = (1, 2, 4, 8, 16, 32, 64)
+    boots = tuple(
+        Boot(
+            layers=layers,
+            decode=tuple(
+                DecodeStep(batch=size, context=256, seconds=max(host, gpu(layers, size)), spread=0.01)
+                for size in batches
+            ),
+        )
+        for layers in (4, 8)
+    )
+    expected = tuple(
+        Expected(batch=size, context=256, fixed_s=fixed + moved, layer_s=wrong * layer * size**0.6) for size in batches
+    )
+    found = Measured(chunk=CHUNK, calibration=calibration(boots=boots, expected=expected), layers=61)
+    shown = [size for size in batches if gpu(8, size) >= 1.06 * max(host, gpu(4, size))]
+    if len([size for size in batches if gpu(4, size) >= host]) >= 2:
+        for size in shown:
+            assert found.decode_s(size, 256) == pytest.approx(gpu(61, size), rel=0.05)
 
 
 def test_a_step_that_does_less_never_takes_longer():
@@ -277,7 +332,7 @@ def test_one_stream_is_foretold_within_five_percent_by_the_shorter_look():
 
     Measuring takes the shorter look now, so this is what the same two boots would have said of 12 layers.
     """
-    reading, real = h200()
+    reading, real = h200("kimi", 12)
     boots = tuple(replace(boot, decode=tuple(map(shorter_look, boot.decode))) for boot in reading.calibration.boots)
     reading = replace(reading, calibration=replace(reading.calibration, boots=boots))
 

@@ -52,6 +52,16 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the forecast from published rows said of a decode step: seconds whatever the depth, and of each layer."""
+
+    batch: int
+    context: int
+    fixed_s: float
+    layer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
     """What one depth showed."""
 
@@ -136,6 +146,7 @@ class Calibration:
     quant: str
     layout: Layout = Layout()
     boots: tuple[Boot, ...] = ()
+    expected: tuple[Expected, ...] = ()  # of an engine that works on GPUs alone
     notes: tuple[str, ...] = ()  # what went differently than wanted
     unseen: tuple[str, ...] = UNSEEN
     imported: str = ""  # the file's name; "" where measured here

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from moebox import detect
 from moebox.checkpoint import deploy
 from moebox.core.box import Box
-from moebox.core.calibration import Boot, Calibration, layout_of, place_of, shape_of
+from moebox.core.calibration import Boot, Calibration, Expected, layout_of, place_of, shape_of
 from moebox.core.deployment import Deployment
 from moebox.core.event import CalibrateFinished, CalibrateNote, CalibrateStarted
 from moebox.core.model import Checkpoint, Model
@@ -21,6 +21,7 @@ from moebox.errors import AnswerIsNo, BadInput, Outside, Unsupported
 from moebox.flows import calibrate_merge, calibrate_recipe, rehearse
 from moebox.flows.calibrate_boot import Measuring, measured_boot
 from moebox.flows.calibrate_depths import Depth, depths_for, out_of_memory, shallower
+from moebox.planner import depths as expecting
 from moebox.planner.speed.measured import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
@@ -149,11 +150,11 @@ class _Work:
             CalibrateStarted(recipe=self.subject.recipe.name, depths=tuple(depth.layers for depth in depths))
         )
         words = ", ".join(depth.text for depth in depths)
-        self.tell(f"booting with {words}; about {self.expected(depths)}, at most {seconds(self.clock.budget_s)}")
+        self.tell(f"booting with {words}; about {self.takes(depths)}, at most {seconds(self.clock.budget_s)}")
         for place, depth in enumerate(depths):
             self._boot(depth, after=len(depths) - place - 1, patience_s=patience_s)
 
-    def expected(self, depths: tuple[Depth, ...]) -> str:
+    def takes(self, depths: tuple[Depth, ...]) -> str:
         """About how long it takes: starts, and half of the time there is for timing."""
         starting = len(depths) * self.clock.startup_s if len(depths) > 1 else 0.0
         return seconds(starting + 0.5 * max(self.clock.budget_s - starting, 0.0))
@@ -247,5 +248,14 @@ class _Work:
             quant=facts.checkpoint.quant,
             layout=layout,
             boots=tuple(self.done),
+            expected=self.expected(),
             notes=tuple(self.notes),
         )
+
+    def expected(self) -> tuple[Expected, ...]:
+        """What the forecast from published rows says of the steps that were timed: GPUs hide the host's time."""
+        facts = self.subject
+        whole = Deployment.of(facts.recipe, facts.model, facts.checkpoint, facts.box)
+        if whole.engine.offloads or not facts.box.gpus:
+            return ()
+        return expecting.expected(whole, ((step.batch, step.context) for boot in self.done for step in boot.decode))

@@ -1,8 +1,9 @@
 """One boot's steps, timed one after another until all are or its time is up."""
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from moebox.core.calibration import Boot, DecodeStep, Prefill
@@ -19,6 +20,7 @@ POINT_S = 1.5  # decoding at each point, in seconds
 STEPS = (12, 768)  # at least and at most
 LOOKS = 5  # at most, at one point
 SHORT_S = 0.01  # steps below are looked at twice in any case: a busy host adds as much as a layer takes
+SHORT_PROMPT_S = 0.1  # and prompts
 DRIFT = 0.05  # by which the first point may differ when it is timed again at the end
 WARM = 16  # tokens decoded before anything counts
 WARM_S = 8.0  # longest prompt that is read for that alone
@@ -35,7 +37,8 @@ class Measuring:
     longest: int = 0  # tokens of one request, prompt and reply
     pace_s: float = 0.0  # of a step, as far as it is known before the first look
     looks: dict[Point, list[DecodeStep]] = field(default_factory=dict)
-    prefill: list[Prefill] = field(default_factory=list)
+    prompts: dict[Point, list[Prefill]] = field(default_factory=dict)
+    drift: float = 0.0  # by which speed moved while it was measured
     notes: list[str] = field(default_factory=list)
     weights_bytes: int = 0
     cache_tokens: int = 0
@@ -45,6 +48,12 @@ class Measuring:
     def decode(self) -> list[DecodeStep]:
         """Every point by what its looks agree on."""
         return [timing.together_seen(looks) for looks in self.looks.values()]
+
+    @property
+    def prefill(self) -> list[Prefill]:
+        """Every prompt by what its looks agree on; doubted by half of what speed moved by."""
+        seen = [timing.together_seen(looks) for looks in self.prompts.values()]
+        return [replace(prompt, spread=max(prompt.spread, abs(self.drift) / 2)) for prompt in seen]
 
     @property
     def boot(self) -> Boot:
@@ -81,41 +90,40 @@ class Measuring:
         room = self.longest - point.context - timing.lead(point.batch, point.context, self.chunk)
         return max(timing.LEAST_STEPS, min(wanted, room)) if self.longest else wanted
 
-    def look(self, target: timing.Target, point: Point) -> None:
-        """Time a decode point once more."""
+    def look(self, target: timing.Target, point: Point, deadline: float) -> None:
+        """Time a point, once more or for the first time: a step of streams, or a prompt alone."""
+        if not point.batch:
+            prompt = timing.prefill(target, point.context, deadline=deadline)
+            self.prompts.setdefault(point, []).append(prompt)
+            return
         steps, room = self.steps(point), max(self.longest - point.context, 0)
         step = timing.decode(target, point.batch, point.context, chunk=self.chunk, steps=steps, room=room)
         self.looks.setdefault(point, []).append(step)
 
-    def time(self, target: timing.Target, point: Point, deadline: float) -> None:
-        """Time a point for the first time: a step of streams, or a prompt alone."""
-        if point.batch:
-            self.look(target, point)
-        else:
-            self.prefill.append(timing.prefill(target, point.context, deadline=deadline))
-
     def doubtful(self, *, all_again: bool) -> list[Point]:
         """Points that need another look: their shortest two differ, or one look is no proof."""
-        return [point for point, looks in self.looks.items() if unsure(looks, all_again=all_again)]
+        steps = [point for point, looks in self.looks.items() if unsure(looks, SHORT_S, all_again=all_again)]
+        prompts = [point for point, looks in self.prompts.items() if unsure(looks, SHORT_PROMPT_S, all_again=all_again)]
+        return [*prompts, *steps]
 
     def widen(self, off: float) -> None:
-        """Doubt the prompts by half of what speed moved by while it was measured."""
+        """Doubt what was measured while speed moved."""
         text = f"{self.depth.text}: speed drifted by {off:+.0%} while it was measured; repeated, band widened"
         self.notes.append(text)
-        self.prefill = [replace(prompt, spread=max(prompt.spread, abs(off) / 2)) for prompt in self.prefill]
+        self.drift = off
 
     def takes_s(self, point: Point) -> float:
         """About how long a look takes."""
         return self.prefill_s(point.context * max(point.batch, 1)) + POINT_S
 
 
-def unsure(looks: list[DecodeStep], *, all_again: bool) -> bool:
-    """Whether these looks do not settle how long a step takes."""
+def unsure(looks: Sequence[DecodeStep | Prefill], short_s: float, *, all_again: bool) -> bool:
+    """Whether these looks do not settle how long a step or a prompt takes."""
     if len(looks) >= LOOKS:
         return False
     if len(looks) > 1:
         return timing.disagreement([step.seconds for step in looks]) > timing.QUIET
-    return all_again or looks[0].seconds < SHORT_S or looks[0].spread > timing.QUIET
+    return all_again or looks[0].seconds < short_s or looks[0].spread > timing.QUIET
 
 
 def measured_boot(
@@ -173,7 +181,12 @@ def timed(
             continue
         if number == 1 or number % 5 == 0:
             tell(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
-        work.time(target, point, deadline)
+        try:
+            work.look(target, point, deadline)
+        except timing.NotTogether as problem:
+            if needed:
+                raise
+            work.notes.append(f"{work.depth.text}: left out: {problem.message}")
     if left_out:
         work.notes.append(f"{work.depth.text}: {left_out} of {len(points)} kinds of step left out, time was up")
 
@@ -186,7 +199,7 @@ def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:
     first = next(iter(work.looks), None)
     if first is None:
         return
-    work.look(target, first)
+    work.look(target, first, deadline)
     sooner, later = (step.seconds for step in work.looks[first])
     off = later / sooner - 1
     drifted = abs(off) > DRIFT
@@ -200,7 +213,8 @@ def look_again(work: Measuring, target: timing.Target, points: list[Point], dead
     """Every point once more for which there is time."""
     for point in points:
         if time.monotonic() + work.takes_s(point) < deadline:
-            work.look(target, point)
+            with contextlib.suppress(timing.NotTogether):  # an earlier look stands
+                work.look(target, point, deadline)
 
 
 def died(session: Session, work: Measuring, problem: Outside) -> AnswerIsNo | Outside:

@@ -19,7 +19,9 @@ def with_earlier(found: Calibration) -> Calibration:
         return found
     if earlier.id != found.id or earlier.imported or earlier.place != found.place:
         return found
-    return replace(found, boots=merged(earlier.boots, found.boots))
+    steps = {(step.batch, step.context): step for step in (*earlier.expected, *found.expected)}
+    expected = tuple(steps[key] for key in sorted(steps))
+    return replace(found, boots=merged(earlier.boots, found.boots), expected=expected)
 
 
 def merged(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:

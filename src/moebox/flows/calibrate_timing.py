@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from moebox.core.calibration import DecodeStep, Prefill
 from moebox.core.endpoint import Endpoint
@@ -20,6 +21,8 @@ from moebox.loose import Json
 from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
 from moebox.stream.events import Event
+
+Timed = TypeVar("Timed", DecodeStep, Prefill)
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
 BLOCK_STEPS = 8  # steps of a block at least: a pause of the server spoils one block alone
@@ -33,6 +36,10 @@ TRIES = 3  # of a prompt; more while they disagree
 LONG_S = 2.0  # a prompt that takes as long is hardly disturbed: two tries that agree are enough
 CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template, or tokens equal by chance
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
+
+
+class NotTogether(Outside):
+    """Streams that the engine does not decode in one step: there is no such step to time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +151,7 @@ def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, 
         gaps = shared_gaps([stream.times for stream in streams])
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
             return look(gaps, batch=batch, context=context)
-    raise Outside(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
+    raise NotTogether(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
 
 
 def lead(batch: int, context: int, chunk: int) -> int:
@@ -173,7 +180,7 @@ def bunch_size(gaps: Sequence[float]) -> int:
     return tokens[math.ceil(0.9 * len(tokens)) - 1]
 
 
-def together_seen(looks: Sequence[DecodeStep]) -> DecodeStep:
+def together_seen(looks: Sequence[Timed]) -> Timed:
     """All looks at one point as one: the time its shortest two agree on, and by how much they do not."""
     times = [step.seconds for step in looks]
     noise = min(looks, key=lambda step: step.seconds).spread

@@ -2,13 +2,13 @@
 
 Between two boots everything but the layers is the same, so the difference is theirs. For every step that the boots
 have in common a line is drawn through their depths (with experts on GPUs and in RAM: a plane); the weights of that
-line also carry the noise of each boot to the forecast. Steps between measured ones are interpolated, steps beyond
-them go on as the last two did.
+line also carry the noise of each boot to the forecast. Decode steps of an engine that works on GPUs alone are read
+otherwise (`deeper`). Steps between measured ones are interpolated, steps beyond them go on as the last two did.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -16,14 +16,12 @@ from moebox.core.box import Box
 from moebox.core.calibration import Boot, Calibration, DecodeStep, gpu_experts_of
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
+from moebox.planner.speed.deeper import GROWN, Depth, Key, Series, deeper, fixed
 
 BAND_SIGMAS = 1.28  # a band holds four of five figures
 # What a load differs by from the steps that were timed, beside their noise (standard deviation of the logarithm: 5 %
 # either way): loads that were measured after a calibration lay 2 to 5 % beside its forecast.
 FLOOR = 0.04
-
-Depth = tuple[int, int]  # layers, of these with experts on GPUs
-Series = Mapping[Depth, tuple[float, float]]  # seconds and their spread by depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +37,18 @@ class Measured:
     def decode(self) -> dict[int, list[tuple[float, float]]]:
         """By batch: (context, seconds) of a decode step at this depth."""
         rows: dict[int, list[tuple[float, float]]] = {}
-        for (batch, context), series in decode_series(self.calibration.boots, self.layers).items():
-            rows.setdefault(batch, []).append((float(context), carried(series, self._depth)[0]))
+        for (batch, context), (seconds, _) in self._steps.items():
+            rows.setdefault(batch, []).append((float(context), seconds))
         return rows
+
+    @cached_property
+    def _steps(self) -> dict[Key, tuple[float, float]]:
+        """Seconds and relative error of every decode step at this depth."""
+        table = decode_series(self.calibration.boots, self.layers)
+        expected = {(step.batch, step.context): step for step in self.calibration.expected}
+        solved = {key: series for key, series in table.items() if len(series) > 1}
+        read = deeper(solved, expected, self.layers) if expected.keys() & solved.keys() else {}
+        return {key: read.get(key) or carried(series, self._depth) for key, series in table.items()}
 
     @cached_property
     def prompts(self) -> list[tuple[float, float]]:
@@ -84,12 +91,13 @@ class Measured:
     @property
     def decode_spread(self) -> float:
         """Standard deviation of ln(real / forecast) of decode."""
-        return _spread(list(decode_series(self.calibration.boots, self.layers).values()), self._depth)
+        return _spread([error for _, error in self._steps.values()])
 
     @property
     def prefill_spread(self) -> float:
         """The same for prompts."""
-        return _spread(list(prefill_series(self.calibration.boots, self.layers).values()), self._depth)
+        series = prefill_series(self.calibration.boots, self.layers).values()
+        return _spread([carried(depths, self._depth)[1] for depths in series])
 
     @property
     def error(self) -> float:
@@ -199,7 +207,26 @@ def prefill_series(boots: Sequence[Boot], layers: int) -> dict[int, Series]:
     for boot in boots:
         for prompt in boot.prefill:
             table.setdefault(prompt.tokens, {})[boot.layers, boot.gpu_experts] = (prompt.seconds, prompt.spread)
-    return {key: rows for key, rows in sorted(table.items()) if _solvable(rows, layers)}
+    return _in_order({key: rows for key, rows in sorted(table.items()) if _solvable(rows, layers)})
+
+
+def _in_order(table: dict[int, Series]) -> dict[int, Series]:
+    """Prompts by length, none with few layers as slow as with more: such a one was disturbed.
+
+    What does not depend on the layers is then taken to be no more than with the next longer prompt.
+    """
+    found: dict[int, Series] = {}
+    least = math.inf
+    for tokens, series in reversed(table.items()):
+        found[tokens] = series
+        few, more = min(series), max(series)
+        later = series[more][0]
+        if later > GROWN * series[few][0]:
+            least = fixed(series)
+        elif few != more and least < later:
+            sooner = least + (later - least) * few[0] / more[0]
+            found[tokens] = {**series, few: (min(sooner, series[few][0]), series[few][1])}
+    return dict(reversed(found.items()))
 
 
 def _solvable(rows: Series, layers: int) -> bool:
@@ -257,8 +284,7 @@ def along(points: Sequence[tuple[float, float]], x: float) -> float:
     return max(value, points[0][1] / 2)
 
 
-def _spread(series: Sequence[Series], depth: Depth) -> float:
-    errors = [carried(rows, depth)[1] for rows in series]
+def _spread(errors: Sequence[float]) -> float:
     if not errors:
         return 0.0
     return math.hypot(FLOOR, math.hypot(*errors) / math.sqrt(len(errors)))
