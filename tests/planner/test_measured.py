@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox import codec, detect
-from moebox.checkpoint import resolve
+from moebox.checkpoint import deploy, resolve
 from moebox.core.calibration import (
     Boot,
     Calibration,
@@ -22,6 +22,7 @@ from moebox.core.calibration import (
 )
 from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.planner.choose import choose
+from moebox.planner.depths import expected
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.speed.measured import Measured, along, carried, in_proportion, measured_on, undisturbed, weights
@@ -270,6 +271,20 @@ def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers
     assert reading.error < 0.12
 
 
+@pytest.mark.parametrize("name", ["kimi-k2.6", "gpt-oss-120b", "qwen3.5-397b-a17b", "deepseek-v3.2"])
+def test_what_is_expected_of_a_step_is_the_forecast_as_a_line_in_the_layers(name: str) -> None:
+    """Layers of one kind and mixed stacks: at the whole depth it is the forecast itself."""
+    model, forms = resolve(name)
+    box = detect.box("8x-b200")
+    planned = deploy(choose(box, model, forms, Pins()).recipe, box)
+    fitted = Speed.fitted(planned)
+
+    for step in expected(planned, [(1, 256), (64, 4096)]):
+        whole = step.fixed_s + model.layers * step.layer_s
+        assert whole == pytest.approx(fitted.step_s(step.batch, step.context), rel=0.02)
+        assert step.fixed_s < step.layer_s * model.layers
+
+
 @given(
     host=st.floats(5e-4, 3e-3),
     fixed=st.floats(1e-4, 1e-3),
@@ -296,10 +311,10 @@ def test_layers_are_seen_behind_a_host_that_is_slower(
         )
         for layers in (4, 8)
     )
-    expected = tuple(
+    foretold = tuple(
         Expected(batch=size, context=256, fixed_s=fixed + moved, layer_s=wrong * layer * size**0.6) for size in batches
     )
-    found = Measured(chunk=CHUNK, calibration=calibration(boots=boots, expected=expected), layers=61)
+    found = Measured(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=61)
     shown = [size for size in batches if gpu(8, size) >= 1.06 * max(host, gpu(4, size))]
     if len([size for size in batches if gpu(4, size) >= host]) >= 2:
         for size in shown:

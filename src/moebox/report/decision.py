@@ -85,12 +85,10 @@ def right(record: RunRecord) -> DecisionCell:
         return DecisionCell(name="right", text=text, tone="quiet")
     text = f"{len(record.marked('pass'))} of {len(record.tried)} checks passed"
     failing, warned = record.marked("fail"), record.marked("warn")
-    if failing:
-        text = f"{text}; failed: {', '.join(failing)}"
-        return DecisionCell(name="right", text=text, tone="bad", detail=habits(record), link="ladder")
-    if warned:
-        return DecisionCell(name="right", text=f"{text}; warnings: {', '.join(warned)}", tone="warn", link="ladder")
-    return DecisionCell(name="right", text=text, tone="good", link="ladder")
+    told = {"failed": failing, "warnings": warned}
+    text = "; ".join([text, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
+    tone: Tone = "bad" if failing else "warn" if warned else "good"
+    return DecisionCell(name="right", text=text, tone=tone, detail=habits(record), link="ladder")
 
 
 def habits(record: RunRecord) -> str:
