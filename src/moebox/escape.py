@@ -21,10 +21,15 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
     return "".join(letter if letter in keep or _shows(letter) else _number(letter) for letter in text)
 
 
+def clipped(text: str, longest: int) -> str:
+    """`text`; where it is longer than that, its beginning and an ellipsis."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
 def one_line(text: str, longest: int = LONGEST) -> str:
     """`text` on one line, no longer than that, and visible."""
     shown = visible(" ".join(text.split())[: longest + 1], keep="")
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    return clipped(shown, longest)
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from moebox.errors import MoeboxError, Outside
+
 _SCRATCH = re.compile(r"moebox-[a-z]+-(\d+)-\w+")
 
 
@@ -36,6 +38,15 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync
             part.unlink(missing_ok=True)
         raise
     return path
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, refused: type[MoeboxError] = Outside, hint: str | None = None) -> Iterator[None]:
+    """What is written in the block belongs to `path`: an error names it where it cannot be."""
+    try:
+        yield
+    except OSError as problem:
+        raise refused(f"{path}: cannot be written: {problem.strerror}", hint=hint) from problem
 
 
 @contextlib.contextmanager

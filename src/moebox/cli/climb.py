@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from moebox import files
 from moebox.cli.output import answer, people, talk
 from moebox.errors import BadInput, refuse_outside
 from moebox.units import count, seconds, tok_s
@@ -148,7 +149,5 @@ def _cells(trial: "Trial") -> list[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with files.writing(path, refused=BadInput):
         path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None

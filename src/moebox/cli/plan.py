@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from moebox import codec
+from moebox import codec, files
 from moebox.checkpoint import look_up
 from moebox.cli.output import emit, people, talk
 from moebox.cli.pinned import Pinned
 from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
-from moebox.errors import DoesNotFit, Outside
+from moebox.errors import DoesNotFit
 from moebox.flows import boxes
 from moebox.planner.choose import choose
 
@@ -75,11 +75,9 @@ def write(chosen: Plan, path: Path) -> None:
     """The recipe as TOML, with the plan's reasons above it."""
     head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
     head += [f"# - {line}" for line in chosen.reasons]
-    try:
+    with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe), encoding="utf-8")
-    except OSError as problem:
-        raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
     talk().print(f"wrote {path}", soft_wrap=True)
 
 

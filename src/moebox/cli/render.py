@@ -56,7 +56,5 @@ def _show(files: Mapping[str, str], warnings: Iterable[Caution]) -> None:
 
 def write(path: Path, text: str, *, executable: bool) -> None:
     """The file whole or not at all; BadInput where it cannot be."""
-    try:
+    with files.writing(path, refused=BadInput):
         files.write_atomic(path, text, mode=0o755 if executable else 0o644)
-    except OSError as problem:
-        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox import files
 from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.output import answer
@@ -111,8 +112,6 @@ def _effort(quick: bool, thorough: bool) -> "Effort":
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with files.writing(path, refused=BadInput):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None

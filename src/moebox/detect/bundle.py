@@ -16,9 +16,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from moebox import codec
+from moebox import codec, files
 from moebox.core.box import Box
-from moebox.errors import Outside
 from moebox.units import gib
 
 _SECRET_LINE = re.compile(
@@ -39,17 +38,12 @@ def save(box: Box, folder: Path) -> list[Path]:
         "python-packages.txt": _packages(),
         "box.toml": codec.to_toml(box),
     }
-    try:
+    written = {folder / name: redact(text) for name, text in texts.items() if text}
+    with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for name, text in texts.items():
-            if text:
-                path = folder / name
-                path.write_text(redact(text), encoding="utf-8")
-                written.append(path)
-    except OSError as problem:
-        raise Outside(f"{folder}: cannot be written: {problem.strerror}") from None
-    return written
+        for path, text in written.items():
+            path.write_text(text, encoding="utf-8")
+    return list(written)
 
 
 def redact(text: str) -> str:

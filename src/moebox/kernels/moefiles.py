@@ -13,8 +13,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.core import registry
-from moebox.errors import Outside
-from moebox.files import write_atomic
+from moebox.files import write_atomic, writing
 from moebox.kernels.probe.protocol import Baseline, TunedRow
 from moebox.kernels.probe.space import KIMI, SIZES, Choice, Shape
 from moebox.kernels.tuning import NOISE, Tuned
@@ -141,9 +140,7 @@ def write(
     texts = {f"tuned-{tuned.engine}.json": json.dumps(codec.plain(tuned.rows), indent=1) + "\n", **(beside or {})}
     texts |= {name: json.dumps(configs, indent=4) + "\n" for name, configs in whole.items()}
     made = [folder / name for name in texts]
-    try:
+    with writing(folder):
         for path, text in zip(made, texts.values(), strict=True):
             write_atomic(path, text)
-    except OSError as problem:
-        raise Outside(f"{folder}: cannot be written: {problem.strerror}") from None
     return made, gaps

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from moebox.core import catalogue
 from moebox.errors import BadInput, Outside, Unsupported
-from moebox.files import write_atomic
+from moebox.files import write_atomic, writing
 from moebox.kernels.fix import Remedy
 
 BACKUP = ".moebox-original"
@@ -141,15 +141,10 @@ def apply_all(made: tuple[Patch, ...], *, anyway: bool = False) -> list[Path]:
 def apply(patch: Patch, *, anyway: bool = False) -> Path:
     """Write the patched file, the original kept beside it; returns the backup."""
     backup = _backup(patch.path)
-    try:
-        with _alone(patch.path.parent):
-            _refuse(patch, backup, anyway=anyway)
-            _write(backup, patch.before.encode(), like=patch.path)
-            _write(patch.path, patch.after.encode(), like=patch.path)
-    except OSError as problem:
-        raise Outside(
-            f"{patch.path}: cannot be written: {problem.strerror}", hint="patch it as the user who owns the engine"
-        ) from None
+    with writing(patch.path, hint="patch it as the user who owns the engine"), _alone(patch.path.parent):
+        _refuse(patch, backup, anyway=anyway)
+        _write(backup, patch.before.encode(), like=patch.path)
+        _write(patch.path, patch.after.encode(), like=patch.path)
     return backup
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moebox.escape import clipped
+
 Message = Mapping[str, Any]
 
 
@@ -94,5 +96,4 @@ def room(thinking: bool, answer: int = 512) -> int:
 
 def short(text: str, limit: int = 80) -> str:
     """A reply cut for an error line."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+    return clipped(" ".join(text.split()), limit)

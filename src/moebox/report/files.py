@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moebox import files
-from moebox.errors import Outside
 from moebox.report.expect import foretold
 from moebox.report.page import Page, html, page_of
 from moebox.report.reading import read
@@ -42,8 +41,6 @@ def write_report(
 
 def save(path: Path, text: str) -> Path:
     """Write a file whole or not at all, its folder made if need be."""
-    try:
+    with files.writing(path, hint="`-o FILE` puts it elsewhere"):
         files.write_atomic(path.resolve(), text)
-    except OSError as problem:
-        raise Outside(f"{path}: cannot be written: {problem.strerror}", hint="`-o FILE` puts it elsewhere") from problem
     return path

@@ -16,6 +16,11 @@ def known(value: object) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def capital(text: str) -> str:
+    """A sentence with its first letter large."""
+    return text[:1].upper() + text[1:]
+
+
 def number(value: object, digits: int | None = None) -> str:
     """A figure for a table: thousands separated, as many decimals as it deserves; a dash where there is none."""
     figure = known(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from moebox import units
-from moebox.report.format import change, listed, milliseconds, number, times
+from moebox.report.format import capital, change, listed, milliseconds, number, times
 from moebox.report.record import Level, RunRecord
 from moebox.report.sections.memory import bytes_per_token, room
 from moebox.report.sections.plan import pairs
@@ -50,8 +50,7 @@ def advise(records: Sequence[RunRecord]) -> list[Advice]:
 
 def unnamed(text: str, record: RunRecord) -> str:
     """The text without the run's name in front, where there is only one."""
-    rest = text.removeprefix(f"{record.label}: ")
-    return rest[:1].upper() + rest[1:]
+    return capital(text.removeprefix(f"{record.label}: "))
 
 
 def sweeps(record: RunRecord) -> list[list[Level]]:

@@ -205,15 +205,12 @@ def write(wanted: Settings) -> tuple[Path, Path | None]:
     after = jsonc.merged(before or "", wanted.changes, str(path))
     if after == before:
         return path, None
-    try:
+    with files.writing(path, refused=BadInput):
         if before is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomic(path, after, mode=0o600)
             return path, None
         backup = _backup(path, before)
         files.write_atomic(path, after, mode=path.stat().st_mode & 0o777)
-    except OSError as problem:
-        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
     return path, backup
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from moebox import codec, files
 from moebox.core.box import Box
 from moebox.core.calibration import FORMAT, Boot, Calibration, on_host, place_of
-from moebox.errors import BadInput, Outside, UnknownName, refuse_if
+from moebox.errors import BadInput, UnknownName, refuse_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,8 @@ def keep(calibration: Calibration) -> Path:
 
 def write(calibration: Calibration, path: Path) -> Path:
     """Write it to a file, whole or not at all."""
-    try:
+    with files.writing(path):
         return files.write_atomic(path, codec.to_json(calibration) + "\n", sync=True)
-    except OSError as problem:
-        raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
 
 
 def remove(name: str) -> Calibration:

@@ -20,6 +20,7 @@ from typing import cast
 
 from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, Outside
+from moebox.files import writing
 from moebox.loose import Json, as_json, inner, is_figure, within, words
 from moebox.stream.limits import served_limits
 from moebox.tasks import gadget
@@ -176,12 +177,10 @@ cpus = 1
 
 
 def _put(path: Path, text: str, *, mode: int = 0o644) -> None:
-    try:
+    with writing(path, refused=BadInput):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         path.chmod(mode)
-    except OSError as problem:
-        raise BadInput(f"{path}: cannot be written: {problem.strerror}") from None
 
 
 def command(

@@ -13,6 +13,7 @@ from typing import Any
 
 from moebox import sandbox
 from moebox.core.verdict import Score
+from moebox.escape import clipped
 from moebox.loose import is_figure
 from moebox.sandbox import Limits
 from moebox.tasks.families import make
@@ -85,8 +86,7 @@ def same(value: Any, wanted: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"!"}:
         return str(value["!"])[-160:]
-    text = repr(value)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return clipped(repr(value), 120)
 
 
 def interval(passed: int, trials: int) -> Score:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from moebox.doctor.logs import search
 from moebox.errors import BadInput
+from moebox.escape import clipped
 from moebox.flows import pipeline as pipelines
 from moebox.loose import Json, as_json, figure, inner, rows, words
 from moebox.report.block import Section
@@ -151,8 +152,7 @@ def brief(data: Json) -> str:
     """An event's data in one line, numbers as people write them."""
     plain = ((key, value) for key, value in data.items() if isinstance(value, str | int | float) and value != "")
     words = [f"{key} {_shown(value)}" for key, value in plain]
-    text = ", ".join(words)
-    return text if len(text) <= 160 else text[:159] + "…"
+    return clipped(", ".join(words), 160)
 
 
 def state(run: Run) -> tuple[int, ...]:

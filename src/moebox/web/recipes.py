@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from moebox import codec, engines, files
 from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput
 from moebox.serve import recipes
 from moebox.web.gate import Site
 from moebox.web.pages import NotThere, form_of, page
@@ -57,8 +57,6 @@ async def save(request: Request, *, site: Site) -> Response:
         raise BadInput(f"{name} ships with moebox", hint="save it under another name")
     await run_in_threadpool(checked, fields.get("text", ""))
     path = recipes.saved_dir() / f"{name}.toml"
-    try:
+    with files.writing(path):
         await run_in_threadpool(files.write_atomic, path, fields.get("text", ""))
-    except OSError as problem:
-        raise Outside(f"{path}: cannot be written: {problem.strerror}") from None
     return JSONResponse({"go": f"/recipes/{name}", "path": str(path)}, 201)

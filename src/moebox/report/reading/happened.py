@@ -21,6 +21,7 @@ from moebox.core.event import (
     PhaseDone,
     PhaseStarted,
 )
+from moebox.escape import clipped
 from moebox.loose import rows, words
 from moebox.report.reading.planned import device_of
 from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
@@ -172,7 +173,7 @@ def with_launch(failure: Failure, launch: Attempt | None) -> Failure:
 def first_sentence(text: str) -> str:
     """The beginning of a text, as a title."""
     head = re.split(r"(?<=[.;:]) ", text, maxsplit=1)[0].rstrip(".;:")
-    return head if len(head) <= 140 else head[:139] + "…"
+    return clipped(head, 140)
 
 
 def real_of(entries: Sequence[Entry]) -> tuple[list[Device], float | None, str]:

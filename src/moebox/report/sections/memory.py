@@ -8,7 +8,7 @@ from moebox.errors import MoeboxError
 from moebox.report.bars import PLACES, collapse
 from moebox.report.bars import memory as draw
 from moebox.report.block import Block, Cell, Chart, Charts, Key, Section, Table, cell, columns, without_empty, words
-from moebox.report.format import DASH, change, gib
+from moebox.report.format import DASH, capital, change, gib
 from moebox.report.palette import colour
 from moebox.report.record import Device, RunRecord
 from moebox.report.sections.models import model_of
@@ -145,8 +145,7 @@ def lead(records: Sequence[RunRecord]) -> str:
     """How far plan and engine agree."""
     sentences = [(record, agreement(record)) for record in records]
     if len(records) == 1:
-        text = sentences[0][1]
-        return f"{text[:1].upper()}{text[1:]}"
+        return capital(sentences[0][1])
     return " ".join(f"{record.label}: {text}" for record, text in sentences if text)
 
 

@@ -8,7 +8,7 @@ from moebox.report import samples
 from moebox.report.bars import ranked
 from moebox.report.block import Block, Chart, Charts, Key, Section
 from moebox.report.charts import Axis, Series, line, thousands
-from moebox.report.format import milliseconds, short, tick_ms
+from moebox.report.format import capital, milliseconds, short, tick_ms
 from moebox.report.palette import colour
 from moebox.report.record import ForecastRow, Level, RunRecord
 from moebox.report.sections.along import along
@@ -165,7 +165,7 @@ def best_of(series: Sequence[Series], x: Axis, y: Axis) -> str:
     """The extreme of each measured line, in words."""
     measured = [curve for curve in series if curve.points and not curve.dashed]
     text = "; ".join(extreme(curve, x, y) for curve in measured[:4])
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capital(text)}." if text else ""
 
 
 def extreme(curve: Series, x: Axis, y: Axis) -> str:

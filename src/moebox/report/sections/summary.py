@@ -5,7 +5,7 @@ from statistics import median
 
 from moebox import units
 from moebox.report.block import Block, Prose, Section, Tile, Tiles
-from moebox.report.format import listed, milliseconds, number, short
+from moebox.report.format import capital, listed, milliseconds, number, short
 from moebox.report.naming import box_title, engine_title, model_title, quant_title, spread_title
 from moebox.report.palette import colour
 from moebox.report.record import Level, RunRecord
@@ -188,7 +188,7 @@ def failed(record: RunRecord) -> str:
     assert failure is not None
     parts = [f"{failure.step} failed: {failure.what}", failure.cause, failure.remedy or failure.hint]
     text = ". ".join(part.rstrip(".") for part in parts if part)
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{capital(text)}."
 
 
 def openings(records: Sequence[RunRecord]) -> list[str]:
