@@ -114,14 +114,13 @@ def forecast(
     streams = _counts(pinned.concurrency, "--concurrency")
     mode = _mode(asked)
     settings = replace(pinned, context=None, concurrency=None)
-    if not recipes.is_recipe(target):
+    if recipes.is_recipe(target):
+        fixed = settings != NOTHING or bold
+        subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
+    else:
         where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
         serving = max(streams) if streams and mode == "serving" else 0
         subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
-    elif settings != NOTHING or bold:
-        raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-    else:
-        subject = subjects.from_recipe(target, box, ram=ram, ram_bandwidth=ram_bandwidth)
     subject = _as_asked(subject, asked)
     mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
     rows = _rows(mode, subject, asked, contexts, streams)
@@ -210,8 +209,7 @@ def _rows(
     if mode == "stream":
         lengths = contexts or _up_to(limit, HYBRID_CONTEXTS)
         return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
-    if kv_tokens < 1:
-        raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
+    subjects.refuse_no_cache(kv_tokens)
     return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens, speed), _workloads(asked, streams))
 
 

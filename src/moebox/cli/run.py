@@ -86,9 +86,7 @@ def run(
 
 def resumed(name: str, until: str, runs: Path | None) -> tuple[Run, pipelines.Pipeline]:
     """A run to go on with, held against any other moebox."""
-    folder = Run.open(name, runs=runs)
-    if not folder.hold():
-        raise BadInput(f"{folder.path} is being worked on by another moebox")
+    folder = Run.taken_up(name, runs=runs)
     pipelines.check([until] if until else [])
     with pipelines.room(folder):
         return folder, pipelines.resume(folder, until=until or None)  # type: ignore[arg-type]

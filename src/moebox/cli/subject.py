@@ -9,7 +9,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Memory, Plan
 from moebox.core.recipe import Recipe
 from moebox.engines import budget
-from moebox.errors import BadInput, DoesNotFit
+from moebox.errors import BadInput, DoesNotFit, refuse_if
 from moebox.flows import boxes, recipes
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
@@ -54,8 +54,9 @@ class Subject:
         return speed if self.accept is None else speed.accepting(self.accept)
 
 
-def from_recipe(name: str, box: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Subject:
-    """The recipe called `name`, on the box that is named or that it was planned for."""
+def from_recipe(name: str, box: str | None, *, pinned: bool, ram: str = "", ram_bandwidth: str = "") -> Subject:
+    """The recipe called `name`, on the box that is named or that it was planned for; nothing of it can be `pinned`."""
+    refuse_if(pinned, "a recipe file has its settings already", hint="edit it, or name the model to pin settings")
     recipe = recipes.read(name)
     return _subject(deploy(recipe, boxes.box_for(recipe, box, ram=ram, ram_bandwidth=ram_bandwidth)))
 
@@ -70,6 +71,12 @@ def chosen(name: str, box: Box, pins: Pins) -> Subject:
             raise
         return _as_if(box, model, forms, pins, problem)
     return Subject(deployment=planned(plan, box, model, forms), memory=plan.memory, warnings=plan.warnings)
+
+
+def refuse_no_cache(kv_tokens: int) -> None:
+    """BadInput where nothing can be served."""
+    text = "there is no room for a cache, so nothing can be served"
+    refuse_if(kv_tokens < 1, text, hint="`moebox plan` shows the memory")
 
 
 def for_requests(subject: Subject, concurrency: int, length: int) -> Subject:

@@ -179,9 +179,7 @@ def _begin(
 
     if not resume:
         return Run.create(f"task-{endpoint.model}"), runner.begin(endpoint, wanted, worker, options)
-    run = Run.open(resume)
-    if not run.hold():
-        raise BadInput(f"{run.path} is being worked on by another moebox")
+    run = Run.taken_up(resume)
     task_run = runner.take_up(run)
     if task_run is None:
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")

@@ -48,15 +48,13 @@ def twin(
     if not 0 < speed <= 1e6:
         raise BadInput(f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     if recipes.is_recipe(target):
-        if pinned != NOTHING:
-            raise BadInput("a recipe file has its settings already", hint="edit it, or name the model to pin settings")
-        subject = subjects.from_recipe(target, box, ram=ram, ram_bandwidth=ram_bandwidth)
+        fixed = pinned != NOTHING
+        subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
         where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
         subject = subjects.chosen(target, where, pinned.pins())
     capacity = kv_tokens if kv_tokens is not None else subject.memory.kv_tokens
-    if capacity < 1:
-        raise BadInput("there is no room for a cache, so nothing can be served", hint="`moebox plan` shows the memory")
+    subjects.refuse_no_cache(capacity)
     listening = bound(subject.recipe.listen.port if port is None else port)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     answer(

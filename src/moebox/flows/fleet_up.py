@@ -163,8 +163,7 @@ def interpreter(router: RouterSettings) -> str:
     hint = f"{install}, and name that environment in router.python"
     missing = Outside(f"{router.kind} is not installed here", hint=hint)
     python = _python(router, missing)
-    ask = f"import importlib.metadata as m; print(m.version({known.package!r}))"
-    version = preflight.said([python, "-c", ask])
+    version = preflight.said(preflight.version_words(python, known.package))
     if not version:
         raise missing
     if not any(version == wanted or version.startswith(f"{wanted}.") for wanted in known.versions):

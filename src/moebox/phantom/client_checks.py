@@ -12,6 +12,8 @@ from moebox.phantom.sums import working
 from moebox.phantom.task import Call, Grade, Message, Reply, Task, no, room, short, user, yes
 
 CODING_SYSTEM = "You are a coding assistant. Use the tools that are given."
+READS = "Reads a file of the local filesystem."
+HELLO = "Say hello in one word."
 _POPULATIONS = {
     "Paris": 2_100_000,
     "Oslo": 700_000,
@@ -62,8 +64,7 @@ def _read(rng: random.Random) -> Question:
     stem = rng.choice(("srv", words.word(rng)))
     path = f"/{stem}/{rng.choice(('notes', words.word(rng)))}/{rng.choice(('shopping', words.word(rng)))}.txt"
     name = rng.choice(("Read", "read_file"))
-    about = "Reads a file of the local filesystem."
-    tool = _tool(name, about, {"type": "string", "description": "absolute path"}, "file_path")
+    tool = _tool(name, READS, {"type": "string", "description": "absolute path"}, "file_path")
     ask = user(f"Read the file {path} with the tool.")
     system = ({"role": "system", "content": CODING_SYSTEM},) if name == "Read" else ()
     return (*system, ask), (tool,), _called(name, file_path=path)
@@ -77,7 +78,7 @@ def _weather(rng: random.Random) -> Question:
 
 
 def _hello(_: random.Random) -> Question:
-    return (user("Say hello in one word."),), (), Reply(content="Hello!", reasoning="The user wants one word.")
+    return (user(HELLO),), (), Reply(content="Hello!", reasoning="The user wants one word.")
 
 
 def _sky(_: random.Random) -> Question:

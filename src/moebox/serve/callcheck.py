@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from moebox.core.endpoint import Endpoint
 from moebox.errors import AnswerIsNo, Outside
 from moebox.loose import Json, rows, words
+from moebox.phantom.client_checks import CODING_SYSTEM, HELLO, READS
 from moebox.serve.connect import Client
 
 QUESTION = "Read the file /srv/notes/shopping.txt with the tool."
@@ -16,7 +17,6 @@ PARAMETERS = {
     "properties": {"file_path": {"type": "string", "description": "absolute path"}},
     "required": ["file_path"],
 }
-ABOUT = "Reads a file of the local filesystem."
 ROOM = 4096  # tokens: a model that thinks must come to the call
 
 
@@ -44,9 +44,9 @@ def _messages(endpoint: Endpoint, timeout_s: float) -> Check:
         "model": endpoint.model,
         "max_tokens": ROOM,
         "stream": True,
-        "system": [{"type": "text", "text": "You are a coding assistant. Use the tools that are given."}],
+        "system": [{"type": "text", "text": CODING_SYSTEM}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}],
-        "tools": [{"name": "Read", "description": ABOUT, "input_schema": PARAMETERS}],
+        "tools": [{"name": "Read", "description": READS, "input_schema": PARAMETERS}],
     }
     headers = {"x-api-key": endpoint.key or "dummy", "anthropic-version": "2023-06-01"}
     call = Called()
@@ -71,10 +71,10 @@ def _chat(endpoint: Endpoint, *, tools: bool, timeout_s: float) -> Check:
         "max_tokens": ROOM,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": QUESTION if tools else "Say hello in one word."}],
+        "messages": [{"role": "user", "content": QUESTION if tools else HELLO}],
     }
     if tools:
-        function = {"name": "read_file", "description": ABOUT, "parameters": PARAMETERS}
+        function = {"name": "read_file", "description": READS, "parameters": PARAMETERS}
         body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
     call = Called()
     for event in _stream(url, endpoint.headers, body, timeout_s):

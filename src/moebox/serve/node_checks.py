@@ -13,6 +13,7 @@ from moebox.core.event import NodeFacts, NodesProbed, NodesReached
 from moebox.errors import Outside
 from moebox.loose import Json
 from moebox.serve.conduct import Conducted, open_agents
+from moebox.serve.preflight import version_words
 from moebox.store import Run
 from moebox.units import rate as rate_text
 
@@ -56,7 +57,7 @@ def meeting_port(deployment: Deployment) -> int:
 def probe(deployment: Deployment, order: Conducted) -> list[NodeFacts]:
     """What every node is, asked at the same time."""
     package = deployment.engine.package
-    ask = ["python3", "-c", f"import importlib.metadata as m; print(m.version({package!r}))"] if package else []
+    ask = version_words("python3", package) if package else []
     weights = deployment.weights
     local = weights if weights.startswith(("/", "~")) else ""
     began = time.time()

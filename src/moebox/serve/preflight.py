@@ -142,11 +142,15 @@ def version(deployment: Deployment, argv: tuple[str, ...]) -> None:
         )
 
 
+def version_words(python: str, package: str) -> list[str]:
+    """The command that prints the version of a package under that Python."""
+    return [python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
+
+
 def installed(traits: Traits, argv: tuple[str, ...]) -> str:
     """The version that would run, or "" where it cannot be told."""
     if traits.package:
-        ask = f"import importlib.metadata as m; print(m.version({traits.package!r}))"
-        return said([interpreter(argv[0]), "-c", ask])
+        return said(version_words(interpreter(argv[0]), traits.package))
     text = said([argv[0], "--version"])
     match = re.search(r"version:\s*(\d+)", text)
     return f"b{match.group(1)}" if match else ""

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from moebox import __version__, codec, files
 from moebox.core.event import Event, JournalLost
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.store import journal, plain
 
 FORMAT = 1
@@ -98,6 +98,13 @@ class Run:
         if not os.access(matches[0], os.R_OK | os.X_OK, effective_ids=True):
             raise BadInput(f"{matches[0]}: may not be read", hint="ask whoever owns it")
         return cls(matches[0])
+
+    @classmethod
+    def taken_up(cls, name: str, *, runs: Path | None = None) -> "Run":
+        """The run called `name`, held; BadInput where another moebox works on it."""
+        run = cls.open(name, runs=runs)
+        refuse_if(not run.hold(), f"{run.path} is being worked on by another moebox")
+        return run
 
     @property
     def id(self) -> str:
