@@ -189,3 +189,12 @@ def number(text: str) -> Flag:
 def thinking_off(deployment: Deployment) -> str:
     """The template's arguments that turn thinking off, as JSON."""
     return json.dumps(families.thinking_off(deployment.found_model), separators=(",", ":"))
+
+
+def tower_words(deployment: Deployment, copied: Word) -> list[Word]:
+    """What becomes of a vision tower; it is small, so a copy per GPU (`copied`) beats slicing it."""
+    if not deployment.vision_tower:
+        return []
+    if not deployment.recipe.vision:
+        return [("--language-model-only",)]
+    return [copied] if deployment.recipe.parallel.tp > 1 else []

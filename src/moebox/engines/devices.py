@@ -16,12 +16,25 @@ from moebox.sizing.kv import token_bytes
 
 
 def device(
-    name: str, total: int, weights: dict[Component, int], *, kv: int = 0, activations: int = 0, overhead: int
+    name: str,
+    total: int,
+    weights: dict[Component, int],
+    *,
+    draft: int = 0,
+    kv: int = 0,
+    activations: int = 0,
+    overhead: int,
 ) -> DeviceMemory:
     """A device with what is left free on it."""
-    free = total - sum(weights.values()) - kv - activations - overhead
     return DeviceMemory(
-        device=name, total=total, weights=weights, kv=kv, activations=activations, overhead=overhead, free=free
+        device=name,
+        total=total,
+        weights=weights,
+        draft=draft,
+        kv=kv,
+        activations=activations,
+        overhead=overhead,
+        free=total - sum(weights.values()) - draft - kv - activations - overhead,
     )
 
 

@@ -2,7 +2,7 @@
 
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, merge, number, thinking_off, without
+from moebox.engines.arguments import Node, field_words, flag_words, merge, number, thinking_off, tower_words, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
 from moebox.engines.reading import Reader, Reading, ignored, note_absent, taken, template_arguments
@@ -73,7 +73,7 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
     if recipe.prefix_caching is False:
         out.append(("--disable-radix-cache",))
-    optional = [*_tower_words(deployment), *_thinking_words(deployment)]
+    optional = [*tower_words(deployment, ("--mm-enable-dp-encoder",)), *_thinking_words(deployment)]
     out += [word for word in optional if word[0] in known.specs]  # a fork may have no such flag
     out += speculation(recipe)
     out += [(flag,) for flag in ALWAYS]
@@ -82,15 +82,6 @@ def serving_words(deployment: Deployment, *, node: Node | None, host: str) -> li
 
 def _thinking_words(deployment: Deployment) -> list[Word]:
     return [] if deployment.recipe.thinking else [("--default-chat-template-kwargs", thinking_off(deployment))]
-
-
-def _tower_words(deployment: Deployment) -> list[Word]:
-    """What becomes of a vision tower; it is small, so a copy per GPU beats slicing it."""
-    if not deployment.vision_tower:
-        return []
-    if not deployment.recipe.vision:
-        return [("--language-model-only",)]
-    return [("--mm-enable-dp-encoder",)] if deployment.recipe.parallel.tp > 1 else []
 
 
 def _for_node(out: list[Word], deployment: Deployment, node: Node) -> list[Word]:

@@ -14,7 +14,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import over_ranks
+from moebox.engines.devices import device, over_ranks
 from moebox.sizing import shards
 from moebox.sizing.constants import GIB, MIB, constant, gibibytes, taken, visible
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
@@ -153,16 +153,8 @@ def step_room(gpu: Gpu, model: Model, recipe: Recipe) -> int:
 def _device(gpu: Gpu, model: Model, recipe: Recipe, needs: Needs, tokens: int) -> DeviceMemory:
     kv = tokens // recipe.parallel.dp * needs.token + needs.window
     activations = step_room(gpu, model, recipe)
-    weights = needs.loaded - needs.window + needs.draft
     outside = before_loading(gpu) - math.floor(before_loading(gpu) * fraction(gpu, model, recipe))
     overhead = gpu.memory - before_loading(gpu) + max(0, outside - activations - needs.draft)
-    return DeviceMemory(
-        device="gpu",
-        total=gpu.memory,
-        weights=needs.weights,
-        draft=needs.draft,
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=gpu.memory - weights - kv - activations - overhead,
+    return device(
+        "gpu", gpu.memory, needs.weights, draft=needs.draft, kv=kv, activations=activations, overhead=overhead
     )

@@ -5,7 +5,7 @@ import json
 from moebox.core import presets
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Flag, Recipe
-from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, without
+from moebox.engines.arguments import Node, field_words, flag_words, merge, thinking_off, tower_words, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
 from moebox.engines.reading import Reader, Reading, ignored, json_object, taken, template_arguments
@@ -52,22 +52,13 @@ def words(deployment: Deployment, *, node: Node | None = None, host: str = "") -
         out.append(("--enable-auto-tool-choice",))
     if recipe.kv != "auto":
         out.append(("--kv-cache-dtype", KV.get(recipe.kv, recipe.kv)))
-    out += _tower_words(deployment)
+    out += tower_words(deployment, ("--mm-encoder-tp-mode", "data"))
     if not recipe.thinking:
         out.append(("--default-chat-template-kwargs", thinking_off(deployment)))
     out += speculation(recipe)
     out = _for_node(out, recipe, node)
     out = merge(out, flag_words(presets.of(recipe).flags, known), known)
     return merge(without(out, recipe.flags, known), flag_words(recipe.flags, known), known)
-
-
-def _tower_words(deployment: Deployment) -> list[Word]:
-    """What becomes of a vision tower; it is small, so a copy per GPU beats slicing it."""
-    if not deployment.vision_tower:
-        return []
-    if not deployment.recipe.vision:
-        return [("--language-model-only",)]
-    return [("--mm-encoder-tp-mode", "data")] if deployment.recipe.parallel.tp > 1 else []
 
 
 def _model_word(deployment: Deployment) -> Word:

@@ -13,7 +13,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import over_ranks
+from moebox.engines.devices import device, over_ranks
 from moebox.sizing import gpu_list, shards
 from moebox.sizing.constants import (
     GIB,
@@ -215,18 +215,9 @@ def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
 def _device(gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> DeviceMemory:
     kv = tokens // (recipe.parallel.dcp * recipe.parallel.dp) * needs.token + needs.window
     activations = needs.activations + needs.graphs + needs.later
-    weights = sum(needs.weights.values()) + needs.draft
     # What the claim leaves out of the GPU is overhead, less what later comes from it.
     outside = gpu.memory - claim - needs.later
     overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + taken(gpu))
-    free = gpu.memory - weights - kv - activations - overhead
-    return DeviceMemory(
-        device="gpu",
-        total=gpu.memory,
-        weights=needs.weights,
-        draft=needs.draft,
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=free,
+    return device(
+        "gpu", gpu.memory, needs.weights, draft=needs.draft, kv=kv, activations=activations, overhead=overhead
     )
