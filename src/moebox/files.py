@@ -88,8 +88,7 @@ def cache_home() -> Path:
 
 def own_cache() -> Path:
     """Where moebox keeps what it can make again: $MOEBOX_CACHE, or moebox in the user's cache directory."""
-    own = os.environ.get("MOEBOX_CACHE")
-    return Path(own).expanduser() if own else cache_home() / "moebox"
+    return Path(os.environ.get("MOEBOX_CACHE") or cache_home() / "moebox").expanduser()
 
 
 def config_home() -> Path:

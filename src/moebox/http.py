@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from moebox.errors import Outside, said
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import httpx2
 
 LARGEST = 4 << 20  # bytes of a reply that are read
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,13 @@ class Reply:
 
 
 def client(
-    *, timeout_s: float, headers: Mapping[str, str] | None = None, tls: "ssl.SSLContext | None" = None
+    *, timeout_s: float, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None
 ) -> "httpx2.Client":
     """A client for several requests; `tls` says which certificates it trusts."""
     import httpx2
 
     verify = tls or _certificates()
-    return httpx2.Client(timeout=timeout_s, headers=dict(headers or {}), trust_env=False, verify=verify)
+    return httpx2.Client(timeout=timeout_s, headers=dict(headers), trust_env=False, verify=verify)
 
 
 def trust(url: str) -> "ssl.SSLContext":
@@ -77,7 +78,7 @@ def _nobody() -> "ssl.SSLContext":
 def get(
     url: str,
     *,
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] = NO_HEADERS,
     timeout_s: float = 10.0,
     tls: "ssl.SSLContext | None" = None,
 ) -> Reply:
@@ -87,7 +88,7 @@ def get(
 
 
 def post_json(
-    url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
+    url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float = 10.0
 ) -> Reply:
     """One POST of a JSON document, over after `timeout_s` whatever arrives; a refused connection is a Reply too."""
     with Session(headers=headers, tls=trust(url)) as session:
@@ -97,7 +98,7 @@ def post_json(
 class Session:
     """Requests one after another over connections that are kept, each over after its own time whatever arrives."""
 
-    def __init__(self, *, headers: Mapping[str, str] | None = None, tls: "ssl.SSLContext | None" = None) -> None:
+    def __init__(self, *, headers: Mapping[str, str] = NO_HEADERS, tls: "ssl.SSLContext | None" = None) -> None:
         self._client = client(timeout_s=10.0, headers=headers, tls=tls)
         self._sockets: list[socket.socket] = []
 
@@ -161,7 +162,7 @@ class Session:
 
 
 async def post_stream(
-    url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, timeout_s: float
+    url: str, body: Mapping[str, Any], *, headers: Mapping[str, str] = NO_HEADERS, timeout_s: float
 ) -> AsyncIterator[bytes]:
     """One POST whose reply is passed on as its bytes arrive; HttpFailed where there is none to pass on."""
     import asyncio
@@ -171,7 +172,7 @@ async def post_stream(
     try:
         async with (
             asyncio.timeout(timeout_s),
-            httpx2.AsyncClient(timeout=None, headers=dict(headers or {}), trust_env=False, verify=trust(url)) as http,
+            httpx2.AsyncClient(timeout=None, headers=dict(headers), trust_env=False, verify=trust(url)) as http,
             http.stream("POST", url, json=body) as response,
         ):
             if response.status_code != 200:

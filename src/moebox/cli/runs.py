@@ -32,10 +32,10 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     """
     found = briefs(runs)
     if json:
-        emit({"runs": found, "folder": runs or runs_dir()})
+        emit({"runs": found, "folder": runs_dir(runs)})
         return 0
     if not found:
-        people().print(f"no runs in {runs or runs_dir()} yet", soft_wrap=True)
+        people().print(f"no runs in {runs_dir(runs)} yet", soft_wrap=True)
         return 0
     people().print(listing(found, wide=people().width >= WIDE))
     return 0

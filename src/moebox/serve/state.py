@@ -25,9 +25,7 @@ from moebox.serve.guard import MARK, Life
 
 def state_dir() -> Path:
     """Where records live: $MOEBOX_STATE, or moebox in the user's state directory."""
-    if os.environ.get("MOEBOX_STATE"):
-        return Path(os.environ["MOEBOX_STATE"])
-    return files.state_home() / "moebox"
+    return Path(os.environ.get("MOEBOX_STATE") or files.state_home() / "moebox")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

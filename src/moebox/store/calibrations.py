@@ -28,8 +28,7 @@ def stamp() -> tuple[tuple[str, int], ...]:
 
 def folder() -> Path:
     """Where they are."""
-    own = os.environ.get("MOEBOX_CALIBRATIONS")
-    return Path(own) if own else files.data_home() / "moebox" / "calibrations"
+    return Path(os.environ.get("MOEBOX_CALIBRATIONS") or files.data_home() / "moebox" / "calibrations")
 
 
 def shelf() -> Shelf:

@@ -34,7 +34,7 @@ class Brief:
 
 def briefs(runs: Path | None = None) -> list[Brief]:
     """Every run, newest first; folders that are none are passed over."""
-    home = runs or runs_dir()
+    home = runs_dir(runs)
     folders = sorted((folder for folder in home.iterdir() if folder.is_dir()), reverse=True) if home.is_dir() else []
     return [brief(Run(folder)) for folder in folders if looks_like_one(folder)]
 

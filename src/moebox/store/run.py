@@ -26,11 +26,9 @@ LATEST = "latest"
 PIPELINE, PIPELINE_BEFORE = "pipeline.json", "story.json"  # what `moebox run` keeps; its name up to 0.1
 
 
-def runs_dir() -> Path:
-    """Where runs live: $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
-    if os.environ.get("MOEBOX_RUNS"):
-        return Path(os.environ["MOEBOX_RUNS"])
-    return files.data_home() / "moebox" / "runs"
+def runs_dir(named: Path | None = None) -> Path:
+    """Where runs live: the folder that is named, $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
+    return named or Path(os.environ.get("MOEBOX_RUNS") or files.data_home() / "moebox" / "runs")
 
 
 def _folders(home: Path) -> list[Path]:
@@ -68,7 +66,7 @@ class Run:
         """A new folder named by time, name and a few random letters, so that two at once never share one."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         tidy = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:60] or "run"
-        path = (runs or runs_dir()) / f"{stamp}-{tidy}-{secrets.token_hex(2)}"
+        path = runs_dir(runs) / f"{stamp}-{tidy}-{secrets.token_hex(2)}"
         try:
             path.mkdir(parents=True, exist_ok=False)
         except OSError as problem:
@@ -86,7 +84,7 @@ class Run:
     @classmethod
     def open(cls, name: str, *, runs: Path | None = None) -> "Run":
         """The run with this path, folder name, unmistakable beginning or end of one, or the latest."""
-        home = runs or runs_dir()
+        home = runs_dir(runs)
         matches = _meant(name, home) if name else []
         if name == LATEST and not matches:
             raise BadInput(f"there are no runs in {home} yet", hint="`moebox run` makes one")

@@ -52,7 +52,7 @@ class Remembered:
 
 def summaries(runs: Path | None = None) -> list[Summary]:
     """Every run, newest first."""
-    home = runs or runs_dir()
+    home = runs_dir(runs)
     known = _recall(home)
     rows: dict[str, tuple[str, Summary]] = {}
     for folder in _folders(home):

@@ -68,7 +68,7 @@ def _searched(row: Summary) -> str:
 
 
 def _home(site: Site) -> Path:
-    return site.runs or runs_dir()
+    return runs_dir(site.runs)
 
 
 def run_of(name: str, site: Site) -> Run:

@@ -35,7 +35,7 @@ class TaskRow:
 
 async def listing(request: Request, *, site: Site) -> Response:
     """The newest runs with jobs."""
-    folders = await run_in_threadpool(folders_with_jobs, site.runs or runs_dir())
+    folders = await run_in_threadpool(folders_with_jobs, runs_dir(site.runs))
     rows = await run_in_threadpool(lambda: [row for folder in folders[:SHOWN] if (row := row_of(folder))])
     return page(site, "tasks.html", title="Tasks", here="tasks", rows=rows, total=len(folders), share=share)
 
