@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from moebox.checkpoint import gguf, resolve
 from moebox.errors import BadInput, MoeboxError, Unsupported
+from tests.checkpoint.mutation import mutated
 from tests.checkpoint.tiny import DEEPSEEK2, TENSORS
 from tests.checkpoint.tiny import gguf as write
 
@@ -76,10 +77,7 @@ def test_arrays_within_arrays_end(tmp_path: Path):
 def test_no_mutation_of_a_real_file_crashes_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     """Bytes flipped and cut anywhere: a model or one line."""
     path = write(tmp_path_factory.mktemp("fuzz") / "x.gguf", DEEPSEEK2, TENSORS)
-    raw = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 8))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
+    path.write_bytes(mutated(path.read_bytes(), data))
     try:
         resolve(str(path))
     except MoeboxError as problem:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moebox.checkpoint import resolve, safetensors
 from moebox.errors import BadInput, MoeboxError
+from tests.checkpoint.mutation import mutated
 from tests.checkpoint.tiny import KIMI as WHOLE
 from tests.checkpoint.tiny import folder, shard
 
@@ -142,10 +143,7 @@ def test_tensors_must_lie_in_the_file_and_fill_their_shape(tmp_path: Path, entry
 def test_no_mutation_of_a_real_file_crashes_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     """Bytes flipped, cut and inserted: a table of tensors or one line."""
     path = shard(tmp_path_factory.mktemp("fuzz") / "x.safetensors", PARTS)
-    raw = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 8))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
+    path.write_bytes(mutated(path.read_bytes(), data))
     try:
         list(safetensors.read_header(path))
     except MoeboxError as problem:

@@ -1,6 +1,5 @@
 """Two nodes over real Slurm and over real ssh: start, serve, stop; every kind of death named, nothing left anywhere."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.errors import MoeboxError, Outside
 from moebox.serve import node_checks, state
-from moebox.serve.agent import marked
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.nodes import prepare_nodes
 from moebox.serve.recipes import read_recipe
@@ -25,6 +23,7 @@ from moebox.serve.stop import stop
 from moebox.serve.where import Where
 from moebox.store import Run
 from tests.cluster.conftest import SLURM, Cluster, hosts, ranks_gone, said, session, until
+from tests.ranks import of_rank
 
 pytestmark = pytest.mark.engine
 Spanning = Callable[..., Path]
@@ -38,13 +37,7 @@ def small_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def processes(running: Session, rank: int) -> list[int]:
     """Processes of one rank."""
-    found = []
-    for pid in marked(state.mark(running.run.id)):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"--node-rank" in words and words[words.index(b"--node-rank") + 1] == str(rank).encode():
-                found.append(pid)
-    return found
+    return of_rank(state.mark(running.run.id), rank)
 
 
 def to_its_end(running: Session) -> None:

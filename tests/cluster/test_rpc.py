@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from moebox import codec, engines, http, phantom
+from moebox import codec, engines, http
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.box import Box, Cpu
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
+from moebox.core.recipe import Listen, Parallel, Runtime
 from moebox.serve import node_checks, state
 from moebox.serve.agent import marked
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.recipes import read_recipe
 from moebox.serve.session import Session
 from tests.cluster.conftest import SLURM, Cluster, hosts, quiet_port, ranks_gone, session
+from tests.embedded import phantom_recipe
 
 pytestmark = pytest.mark.engine
 PATIENCE_S = 300
@@ -37,16 +38,11 @@ def rpc(tmp_path: Path) -> Path:
     """A recipe that keeps the experts on the first node and everything else of every layer on the second."""
     folder = Path(os.environ.get("MOEBOX_LLAMA_BUILDS", ".venv-llama")) / "rpc" / "bin"
     assert (folder / "llama-server").exists(), "`make test-cluster` builds it: scripts/llama-build.sh rpc"
-    recipe = Recipe(
+    recipe = phantom_recipe(
         name="rpc",
-        engine="llama.cpp",
         model="phantom",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="phantom",
-        context=2048,
         max_seqs=1,
         parallel=Parallel(nodes=2),
-        hybrid=Hybrid(threads=1),
         runtime=Runtime(entry=str(folder.absolute() / "llama-server")),
         listen=Listen(port=quiet_port()),
         flags={"repack": False},  # symptom llama-repacked-…

@@ -25,6 +25,7 @@ from moebox.serve.conduct import Conducted, Conductor, RankOrder, agent_source, 
 from moebox.serve.node_checks import alike, reach
 from moebox.serve.nodes import read_hosts
 from moebox.serve.preflight import free_port
+from tests.ranks import of_rank
 
 ENGINE = Path(__file__).parents[1] / "cluster" / "engine.py"
 PATIENCE_S = 60.0
@@ -105,17 +106,6 @@ def nothing_left(asked: Conducted) -> None:
         time.sleep(0.1)
 
 
-def rank_processes(asked: Conducted, rank: int) -> list[int]:
-    """Processes of one rank, by its command line."""
-    found = []
-    for pid in marked(asked.mark):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"--node-rank" in words and words[words.index(b"--node-rank") + 1] == str(rank).encode():
-                found.append(pid)
-    return found
-
-
 def test_two_ranks_serve_as_one_with_one_log_and_stop_without_a_trace(tmp_path: Path) -> None:
     asked = order(tmp_path)
     with conducted(tmp_path, asked) as running:
@@ -134,7 +124,7 @@ def test_a_rank_that_is_killed_is_named_and_takes_the_others_down(tmp_path: Path
     asked = order(tmp_path)
     with conducted(tmp_path, asked) as running:
         serving(asked)
-        os.kill(min(rank_processes(asked, 1)), signal.SIGKILL)
+        os.kill(min(of_rank(asked.mark, 1)), signal.SIGKILL)
         assert running.wait(PATIENCE_S) == 9
         nothing_left(asked)
     assert "moebox: rank 1 on b was killed by SIGKILL; the other ranks were stopped" in (tmp_path / "log").read_text()

@@ -5,25 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from moebox import codec, engines, phantom
+from moebox import codec, engines
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.recipe import Hybrid, Listen, Parallel, Recipe, Runtime
 from moebox.errors import BadInput
 from moebox.serve.nodes import NodeAt, Nodes, conducted, order_for
 from moebox.store import Run
+from tests.embedded import phantom_recipe
 
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
 def recipe(**more: object) -> Recipe:
-    usual = Recipe(
+    usual = phantom_recipe(
         name="rpc",
-        engine="llama.cpp",
         model="phantom",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="phantom",
-        context=2048,
         parallel=Parallel(nodes=3),
         hybrid=Hybrid(threads=4),
         runtime=Runtime(entry="/opt/llama/bin/llama-server"),

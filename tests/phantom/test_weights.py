@@ -17,12 +17,13 @@ import pytest
 
 from moebox import phantom
 from moebox.checkpoint import deploy
-from moebox.core.recipe import Hybrid, Listen, Recipe, Runtime, Speculate
+from moebox.core.recipe import Hybrid, Recipe, Speculate
 from moebox.phantom.gguf import Gguf
 from moebox.phantom.lessons import LESSONS
 from moebox.phantom.tasks import FAMILIES, Call, Reply, Task
 from moebox.serve.session import start
 from moebox.store import Run
+from tests.embedded import phantom_recipe
 
 both = pytest.mark.parametrize("draft", [False, True])
 TOOL_MARKS = ["tool_calls_section_begin", "tool_call_begin", "tool_call_argument_begin", "tool_call_end"]
@@ -185,19 +186,8 @@ def test_fresh_tasks_are_answered_right(server: str, name: str) -> None:
 
 def recipe(**more: Any) -> Recipe:
     """The phantom on the embedded engine."""
-    return Recipe(
-        name="changed",
-        engine="llama.cpp",
-        model="phantom",
-        checkpoint=str(phantom.gguf_path()),
-        served_name="phantom",
-        context=1024,
-        max_seqs=1,
-        hybrid=Hybrid(threads=1, threads_batch=1),
-        runtime=Runtime(kind="embedded"),
-        listen=Listen(port=0),
-        **more,
-    )
+    threads = Hybrid(threads=1, threads_batch=1)
+    return phantom_recipe(name="changed", model="phantom", context=1024, max_seqs=1, hybrid=threads, **more)
 
 
 def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> None:
