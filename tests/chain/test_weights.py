@@ -133,8 +133,8 @@ def test_a_model_that_only_resembles_one_gets_its_parsers_and_a_line(tmp_path: P
 
     assert (found.model.tool_parser, found.model.reasoning_parser) == ("kimi_k2", "kimi_k2")
     assert not found.model.trust_remote_code
-    assert len(found.notes) == 1
     assert "resembles Kimi K2" in found.notes[0]
+    assert "holds no weights" in found.notes[1]
 
 
 def test_among_models_of_one_shape_the_name_decides_and_doubt_is_told(tmp_path: Path) -> None:
@@ -142,7 +142,8 @@ def test_among_models_of_one_shape_the_name_decides_and_doubt_is_told(tmp_path: 
     hub = tmp_path / "models--moonshotai--Kimi-K2.5" / "snapshots" / "0123abc"
     named, unnamed = look_up(str(folder(hub, KIMI))), look_up(str(folder(tmp_path / "weights", KIMI)))
 
-    assert (named.model.name, named.notes) == ("kimi-k2.5", ())
+    assert (named.model.name, len(named.notes)) == ("kimi-k2.5", 1)
+    assert f"{hub} holds no weights: bytes are computed from config.json" in named.notes[0]
     assert unnamed.model.tool_parser == "kimi_k2"
     assert "has the shape of" in unnamed.notes[0]
 

@@ -149,7 +149,9 @@ def from_folder(folder: Path) -> Resolved:
     model, computed = _from_config(config, folder.name)
     hints = Hints(names=_names(folder), template=_template(folder))
     if not files:
-        return _known(model, replace(computed, path=_full(folder)), hints)
+        found = _known(model, replace(computed, path=_full(folder)), hints)
+        bare = f"{folder} holds no weights: bytes are computed from config.json; `moebox up` needs them downloaded"
+        return replace(found, notes=(*found.notes, bare))
     sizes = safetensors.read_sizes(files, model.layers)
     agree(folder, model, sizes.by_layer, sizes.shapes)
     read = replace(

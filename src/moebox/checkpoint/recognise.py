@@ -110,8 +110,10 @@ def _as_family(model: Model, family: Family, hints: Hints) -> Model:
 
 
 def _several(model: Model, known: Model, alike: list[Model]) -> str:
-    titles = ", ".join(other.title for other in alike if other is not known)
-    return f"{model.name} has the shape of {known.title} (and of {titles}); it is taken for {known.title}"
+    others = [other for other in alike if other is not known]
+    titles = ", ".join(other.title for other in others)
+    shape = f"{model.name} has the shape of {known.title} (and of {titles}); it is taken for {known.title}"
+    return f"{shape}: put a name such as {others[0].repo.rpartition('/')[2]} into its path if it is another"
 
 
 def _resembles(model: Model, family: Family) -> str:
