@@ -28,6 +28,8 @@ from tests.verify.oracle.fifth import FIFTH, SOME
 from tests.verify.oracle.fourth import FOURTH
 from tests.verify.oracle.rates import ALL, RIGHT
 from tests.verify.oracle.second import SECOND
+from tests.verify.oracle.sixth import SIXTH
+from tests.verify.oracle.sixth import SOME as SOME_SIXTH
 from tests.verify.oracle.third import THIRD
 from tests.verify.test_ladder import MISSED
 
@@ -43,6 +45,7 @@ FAMILIES = {
     "third": tuple(THIRD),
     "fourth": tuple(FOURTH),
     "fifth": tuple(f"{name}@3" if name in SOME else name for name in FIFTH),
+    "sixth": tuple(f"{name}@3" if name in SOME_SIXTH else name for name in SIXTH),
 }
 
 # A fault, the mode that shows it, and the rungs that must.
@@ -92,7 +95,9 @@ def main() -> int:
     parser.add_argument("--effort", choices=sorted(TRIALS), action="append")
     parser.add_argument("--noise", type=int, default=0, help="the model errs on one prompt in N")
     parser.add_argument("--kinds", default="", help="only these faults, comma-separated")
-    parser.add_argument("--family", default="first,second,third,fourth,fifth", help="which families of broken servers")
+    parser.add_argument(
+        "--family", default="first,second,third,fourth,fifth,sixth", help="which families of broken servers"
+    )
     parser.add_argument("--minutes", type=float, default=600, help="stop after so long, and say how far it came")
     parser.add_argument("--all-rungs", action="store_true")
     given = parser.parse_args()

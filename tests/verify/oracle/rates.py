@@ -21,12 +21,20 @@ from .hostile import HOSTILE
 from .odd import ODD
 from .odd_fifth import ODD_FIFTH
 from .odd_fourth import ODD_FOURTH
+from .odd_sixth import ODD_SIXTH
 from .odd_third import ODD_THIRD
 from .second import SECOND
+from .sixth import SIXTH
 from .third import KNOWN, THIRD
 
-RIGHT: dict[str, Fault] = {**ODD, **ODD_THIRD, **ODD_FOURTH, **ODD_FIFTH}  # odd, and allowed by the documents
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **RIGHT, **HOSTILE}
+RIGHT: dict[str, Fault] = {
+    **ODD,
+    **ODD_THIRD,
+    **ODD_FOURTH,
+    **ODD_FIFTH,
+    **ODD_SIXTH,
+}  # odd, and allowed by the documents
+ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **SIXTH, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
 _asked: Counter[bytes] = Counter()
 
