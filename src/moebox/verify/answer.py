@@ -28,6 +28,7 @@ class Token:
     logprob: float
     data: tuple[int, ...] = ()  # its bytes, where given
     top: tuple[float, ...] = ()  # log-probabilities of the likeliest in its place, where asked for
+    likely: tuple[str, ...] = ()  # these tokens themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +200,7 @@ def _token(item: dict[str, object]) -> Token:
     value, data = item.get("logprob"), item.get("bytes")
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
     parts = tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()
-    likely = [other.get("logprob") for other in objects_of(item.get("top_logprobs"))]
-    top = tuple(float(value) for value in likely if isinstance(value, int | float))
-    return Token(text=text_of(item.get("token")), logprob=number, data=parts, top=top)
+    others = objects_of(item.get("top_logprobs"))
+    top = tuple(float(value) for other in others if isinstance(value := other.get("logprob"), int | float))
+    likely = tuple(text_of(other.get("token")) for other in others)
+    return Token(text=text_of(item.get("token")), logprob=number, data=parts, top=top, likely=likely)

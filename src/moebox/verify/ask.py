@@ -16,7 +16,7 @@ from moebox.verify.answer import Answer
 from moebox.verify.breach import Sort, strict_json
 from moebox.verify.chunks import streamed
 from moebox.verify.client import Client
-from moebox.verify.counts import implausible
+from moebox.verify.counts import PromptCounts, implausible
 from moebox.verify.kinds import STREAMED
 from moebox.verify.latency import Pace, Pulse
 from moebox.verify.options import Options
@@ -73,6 +73,8 @@ class Asker:
         self.patient = False  # long prompts and long answers take as long as they take
         self.ends = time.monotonic() + options.time_s
         self.ids: set[str] = set()
+        self.counts = PromptCounts()
+        self.first: Task | None = None  # the first code that was asked for, to be asked for again much later
         self.codes: set[str] = set()  # that stood in questions so far
         self.template_arguments = True  # chat_template_kwargs is taken; learnt by the first rung
         self.limit_name = "max_tokens"  # max_completion_tokens where it is refused, as by OpenAI for reasoning models
@@ -137,6 +139,7 @@ class Asker:
         """A task of the shared families, asked as it wants to be."""
         if task.family in ("secret", "needle") and CODE.fullmatch(str(task.expect)):
             self.codes.add(str(task.expect))
+            self.first = self.first or (task if task.family == "secret" else None)
         words: dict[str, object] = {"thinking": task.thinking, "max_tokens": task.max_tokens}
         words["tools"] = list(task.tools) or None
         words["response_format"] = task.response_format
@@ -194,6 +197,7 @@ class Asker:
         wrong = {sort: [breach.text for breach in answer.breaches if breach.sort == sort] for sort in SORTS}
         wrong["style"] += self._known(answer.id)
         wrong["usage"] += implausible(answer, exchange.request)
+        wrong["usage"] += self.counts.changed(exchange.request, answer.count("prompt"))
         if odd:  # llama.cpp begins without a role where the first token is part of a character
             wrong["style"] = []
         for sort, name in SORTS.items():

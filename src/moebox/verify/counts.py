@@ -1,5 +1,7 @@
 """Whether the token counts of a reply can be true."""
 
+import hashlib
+import json
 from typing import Any
 
 from moebox.verify.answer import Answer
@@ -7,7 +9,30 @@ from moebox.verify.answer import Answer
 LONGEST_TOKEN = 24  # characters of text in one token, on average, that no tokenizer reaches in ordinary answers
 HIDDEN = 48  # tokens of an answer that no reader sees: ends of turns, marks around thoughts
 HIDDEN_A_CALL = 96  # marks, ids and names around a tool call
+CLOCK = 3  # tokens that the time of day in a template is more at some times than at others
+# What a request may set without a word of its prompt being another.
+UNREAD = (
+    *("stream", "stream_options", "max_tokens", "max_completion_tokens", "stop", "grammar"),
+    *("temperature", "top_p", "seed", "logprobs", "top_logprobs"),
+)
 SLACK = 2  # tokens over max_tokens that some engines count with the end of turn
+
+
+class PromptCounts:
+    """How many tokens each prompt was; the same prompt is as many when it comes again, hours later too."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+
+    def changed(self, request: Any, counted: int | None) -> list[str]:
+        """Why the count of a prompt cannot be true, if it cannot."""
+        if counted is None or not isinstance(request, dict):
+            return []
+        asked = {key: value for key, value in request.items() if key not in UNREAD}
+        key = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).digest()
+        before = self._known.setdefault(key, counted)
+        same = abs(counted - before) <= CLOCK
+        return [] if same else [f"the same prompt is {before} tokens at first, and {counted} when it is asked again"]
 
 
 def implausible(answer: Answer, request: Any) -> list[str]:

@@ -27,7 +27,9 @@ EXACT = (
     "    return a, b  # \"x\", 'y'\n",
     '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>',
 )
-WIDE = "東🦜"  # three and four bytes: what a tokenizer cuts in pieces, added where every text is to have some
+# Added where every text is to have some: three and four bytes, which a tokenizer cuts in pieces, and a page's marks.
+WIDE = "東🦜 <b> & c"
+LAYOUT = tuple(text for text in TEXTS if "\n" in text or "  " in text)  # where a blank or a line end matters
 
 
 def garbled(want: str, got: str) -> str:
@@ -93,6 +95,8 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "line ends lost": lambda text: text.replace("\n", ""),
     "line ends changed": lambda text: text.replace("\n", "\r\n"),
     "tabs made blanks": lambda text: text.replace("\t", "    "),
+    "tabs made one blank": lambda text: text.replace("\t", " "),
+    "blank lines lost": lambda text: re.sub(r"\n{2,}", "\n", text),
     "fences lost": lambda text: re.sub(r"```\w*\n?", "", text),
     "indentation lost": lambda text: re.sub(r"\n[ \t]+", "\n", text),
     "blanks before marks lost": lambda text: re.sub(r" ([.,!?')])", r"\1", text),

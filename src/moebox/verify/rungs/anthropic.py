@@ -39,7 +39,7 @@ async def same_words(ask: Asker) -> Score:
     async def attempt() -> Trial:
         task = draw(ask, "copy")
         whole, pieces = [await messages.send(ask, messages.request(ask, task, stream=way)) for way in (False, True)]
-        if whole.text == pieces.text:
+        if whole.text.rstrip() == pieces.text.rstrip():
             return GOOD
         again = await messages.send(ask, messages.request(ask, task))
         return wrong(apart(whole.text, pieces.text)) if again.text == whole.text else GOOD
@@ -90,7 +90,8 @@ def _grown(ask: Asker, kind: str, what: str, few: int | None, many: int | None) 
 async def blocks(ask: Asker) -> None:
     """A tool_result whose content is a list of blocks is the same result, as is a turn in several blocks."""
     task = draw(ask, "tool_result")
-    turns = _turns(task)
+    first, *others = _turns(task)
+    turns = [first | {"content": f"{PADDING}\n{first['content']}"}, *others]  # lines become blocks
     listed = [_in_blocks(turn) for turn in turns]
     as_text, as_blocks = [
         await _input_tokens(ask, messages.request(ask, task, turns=shown)) for shown in (turns, listed)
@@ -124,7 +125,7 @@ def _in_blocks(turn: dict[str, object]) -> dict[str, object]:
     """The same turn with every text as a block of its own."""
     content = turn["content"]
     if isinstance(content, str):
-        return {**turn, "content": [{"type": "text", "text": content}]}
+        return {**turn, "content": [{"type": "text", "text": line} for line in content.splitlines(keepends=True)]}
     return {**turn, "content": [_inner(block) for block in objects_of(content)]}
 
 

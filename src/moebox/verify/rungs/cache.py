@@ -71,10 +71,11 @@ def _same(task: Task, streamed: Answer) -> str:
 
 
 async def repeated(ask: Asker) -> None:
-    """The same question many times gets the same answer: nothing wears out."""
+    """The same question many times gets the same answer, the ladder's first one too: nothing wears out."""
+    first = [ask.first] if ask.first else []
 
     async def attempt() -> Trial:
-        task = draw(ask, "secret")
+        task = first.pop() if first else draw(ask, "secret")
         answers = [await ask.ask(task) for _ in range(3)]
         right = [not judge(task, answer) for answer in answers]
         return wrong("" if len(set(right)) == 1 else f"the same question was right {right.count(True)} times of 3")

@@ -1,6 +1,7 @@
 """concurrency: many requests at once, each with its own secret: none crosses over, none is lost."""
 
 import asyncio
+import re
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -8,6 +9,7 @@ from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Unusable
 from moebox.verify.rung import Rung
+from moebox.verify.rungs.thinking import mixed as run_together
 from moebox.verify.trials import draw, judge
 
 MIXED = ("json_schema", "tool_call", "secret", "sums", "json_object", "copy", "tool_none", "count")
@@ -26,8 +28,21 @@ async def secrets(ask: Asker) -> str:
         for index, answer in enumerate(answers):
             ask.tally.add("crosstalk", _foreign(index, tasks, answer))
         await _all_right(ask, tasks, answers)
+        if thinking:
+            await _apart(ask, tasks, answers)
         _enough(ask)
     return f"{ask.options.parallel} concurrent requests, {rounds} times"
+
+
+async def _apart(ask: Asker, tasks: list[Task], answers: list[Answer | None]) -> None:
+    """Thoughts stay apart among others too; a model that did not think this time does not when it is asked alone."""
+    for index, (task, answer) in enumerate(zip(tasks, answers, strict=True)):
+        if answer is None:
+            continue
+        why = run_together(answer)
+        if not answer.reasoning and (await ask.ask(task, stream=index % 2 == 1)).reasoning:
+            why = f"thoughts come apart when asked alone, and in the answer among others: {answer.content[:60]!r}"
+        ask.tally.add("crowd", why)
 
 
 async def long_streams(ask: Asker) -> str:
@@ -70,9 +85,9 @@ async def _together(ask: Asker, asked: Asked) -> list[Answer | None]:
 
 def _foreign(index: int, tasks: list[Task], answer: Answer | None) -> str:
     """ "" or whose secret the answer holds."""
-    text = answer.content + answer.reasoning if answer else ""
+    told = set(re.findall(r"\w+", f"{answer.content} {answer.reasoning}")) if answer else set()  # whole codes
     for other, task in enumerate(tasks):
-        if other != index and task.expect in text and task.expect != tasks[index].expect:
+        if other != index and task.expect in told and task.expect != tasks[index].expect:
             return f"request {index} was given the secret of request {other}"
     return ""
 

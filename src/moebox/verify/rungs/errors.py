@@ -3,6 +3,8 @@
 import asyncio
 
 from moebox.core.verdict import Exchange, Whose
+from moebox.phantom.tasks import Task
+from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, lost, refuse, said
 from moebox.verify.breach import strict_json
 from moebox.verify.client import HUNG_UP
@@ -72,14 +74,16 @@ async def hung_up(ask: Asker) -> str:
     """Streams that a client leaves free their slot: the next requests are answered as ever."""
     url = f"{ask.endpoint.base_url}/chat/completions"
     many = 2 * ask.options.parallel
+    asked = [(draw(ask, "secret"), number % 2 == 0) for number in range(ask.options.share(0.34))]
+    before = [await ask.ask(task, stream=stream) for task, stream in asked]
     body = ask.body(draw(ask, "story").messages, max_tokens=STORY, stream=True)
     left = await asyncio.gather(*(ask.client.cancelled(url, body) for _ in range(many)))
     for exchange in left:
         ask.keep(exchange)
         ask.tally.add("transport" + STREAMED, "" if exchange.error == HUNG_UP else lost(exchange))
     gone = sum(exchange.error == HUNG_UP for exchange in left)
-    for number in range(ask.options.share(0.34)):
-        await _after(ask, gone, stream=number % 2 == 0)
+    for (task, stream), first in zip(asked, before, strict=True):
+        await _after(ask, task, first, gone, stream=stream)
         ask.keep(await ask.client.cancelled(url, body))
     return f"{gone} streams left in the middle"
 
@@ -102,15 +106,19 @@ async def beside_the_left(ask: Asker) -> str:
     return f"{rounds} streams beside {rounds * ask.options.parallel} that were left"
 
 
-async def _after(ask: Asker, gone: int, *, stream: bool) -> None:
-    """What a left stream did not say must not be said to the next client."""
-    task = draw(ask, "secret")
+async def _after(ask: Asker, task: Task, before: Answer, gone: int, *, stream: bool) -> None:
+    """What a left stream did not say must not be said to the next client: it gets the answer that came before."""
     answer = await ask.ask(task, stream=stream)
-    again = await ask.ask(task, stream=stream)
-    same = answer.content == again.content
-    why = judge(task, answer) or ("" if same else f"{answer.content[:60]!r}; asked again: {again.content[:40]!r}")
+    said, first = answer.content.strip(), before.content.strip()
+    same = said == first
+    changed = not same and (said in first or first in said or await _said(ask, task, stream) == first)
+    why = judge(task, answer) or (f"{said[:60]!r}; before that: {first[:40]!r}" if changed else "")
     whose: Whose = "model" if same else "server"
     ask.tally.add("answer" + STREAMED * stream, f"after {gone} streams were left: {why}" if why else "", whose)
+
+
+async def _said(ask: Asker, task: Task, stream: bool) -> str:
+    return (await ask.ask(task, stream=stream)).content.strip()
 
 
 RUNG = Rung(

@@ -4,6 +4,8 @@ import re
 from typing import Any
 
 from moebox.core.verdict import Score
+from moebox.phantom.tasks import Task
+from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
 from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
@@ -161,7 +163,8 @@ async def max_tokens(ask: Asker) -> Score:
     """The answer ends at max_tokens and says so."""
     if ask.limit_name != "max_tokens":
         raise Skipped("the server refuses max_tokens, and takes max_completion_tokens")
-    return await both(ask, "limits", lambda stream: _ended(ask, "max_tokens", stream), ask.options.share(0.67))
+    cuts = _Cuts(ask, "max_tokens")
+    return await both(ask, "limits", cuts.made, ask.options.share(0.67))
 
 
 async def max_completion_tokens(ask: Asker) -> Score:
@@ -169,28 +172,58 @@ async def max_completion_tokens(ask: Asker) -> Score:
     probe = await ask.send(ask.body(draw(ask, "story").messages, max_tokens=None, max_completion_tokens=FEW))
     if probe.status in REFUSALS:
         raise Skipped("the server does not take max_completion_tokens")
-    return await both(
-        ask, "limits", lambda stream: _ended(ask, "max_completion_tokens", stream), ask.options.share(0.25)
-    )
+    cuts = _Cuts(ask, "max_completion_tokens")
+    return await both(ask, "limits", cuts.made, ask.options.share(0.25))
 
 
-def _ended(ask: Asker, name: str, stream: bool) -> Attempt:
-    async def attempt() -> Trial:
-        limit = {"max_tokens": None, "max_completion_tokens": None, name: FEW}
-        request = ask.body(draw(ask, "story").messages, stream=stream or None)
+class _Cuts:
+    """Stories that a limit cuts, the same ones whole and then streamed: both end at the same token."""
+
+    def __init__(self, ask: Asker, name: str) -> None:
+        self.ask, self.name = ask, name
+        self.whole: list[tuple[Task, str]] = []  # how each was cut when it came whole
+
+    def made(self, stream: bool) -> Attempt:
+        """Attempts in one of the two ways."""
+
+        async def attempt() -> Trial:
+            task, before = self.whole.pop() if stream and self.whole else (draw(self.ask, "story"), "")
+            answer = await self._cut(task, stream)
+            said = answer.content + answer.reasoning
+            why = self._unfinished(answer) or self._beyond(answer)
+            if why.whose == "server" and not why.why and not stream:
+                self.whole.append((task, said))
+            if why.why or not before or not _is_part(said, before):
+                return why
+            again = await self._cut(task, stream=False)  # whole answers that differ among themselves prove nothing
+            lost = before.removeprefix(said.rstrip()) if again.content + again.reasoning == before else ""
+            return wrong(f"{self.name} {FEW} cuts a stream before {lost!r}, which comes whole" if lost else "")
+
+        return attempt
+
+    async def _cut(self, task: Task, stream: bool) -> Answer:
+        limit = {"max_tokens": None, "max_completion_tokens": None, self.name: FEW}
+        request = self.ask.body(task.messages, stream=stream or None)
         request = {key: value for key, value in {**request, **limit}.items() if value is not None}
-        answer = ask.read(await ask.send(request), stream=stream)
+        return self.ask.read(await self.ask.send(request), stream=stream)
+
+    def _unfinished(self, answer: Answer) -> Trial | None:
         made = answer.count("completion")
         if answer.finish == "stop" and made is not None and made < FEW:
             return Trial(why=f"a story of {made} tokens: {answer.content!r}", whose="model")
         if answer.finish != "length":
-            return wrong(f"finish_reason {answer.finish!r} after {name} {FEW} of a story")
-        words = len((answer.content + answer.reasoning).split())
-        if words > FEW + 1 or (made is not None and made > FEW):
-            return wrong(f"{made} tokens and {words} words although {name} was {FEW}")
-        return wrong("")
+            return wrong(f"finish_reason {answer.finish!r} after {self.name} {FEW} of a story")
+        return None
 
-    return attempt
+    def _beyond(self, answer: Answer) -> Trial:
+        made, words = answer.count("completion"), len((answer.content + answer.reasoning).split())
+        over = words > FEW + 1 or (made is not None and made > FEW)
+        return wrong(f"{made} tokens and {words} words although {self.name} was {FEW}" if over else "")
+
+
+def _is_part(said: str, whole: str) -> bool:
+    """The beginning of it, and not all."""
+    return whole.startswith(said.rstrip()) and said.rstrip() != whole.rstrip()
 
 
 async def too_long(ask: Asker) -> str:

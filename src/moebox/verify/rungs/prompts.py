@@ -1,5 +1,6 @@
 """prompts: system messages, content as parts and characters outside ASCII reach the model, and come back."""
 
+import json
 from typing import Any
 
 from moebox.core.verdict import Score
@@ -18,8 +19,10 @@ SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTES = "Read every word of this note before you use the tool. " * 32  # of a page: agents describe at length
 ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
+LAST_STEP = 4  # of those by which a conversation grows: one such as many more follow
 MANY_TURNS = 20  # of each side: agents work for hours
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
+AS_MUCH = 0.75  # of the tokens that a letter of the first tools takes, that one of the last takes at least
 
 
 async def system(ask: Asker) -> Warned | None:
@@ -88,26 +91,26 @@ def _in_three(task: Task) -> list[dict[str, str]]:
 
 async def whole_history(ask: Asker) -> None:
     """Every turn of a long conversation is sent on: the prompt grows with each."""
-    turns: list[Any] = []
-    last = 0
-    for added in (1, 1, 1, GROWTH, GROWTH):
-        answered = PADDING if added == GROWTH else "I will."
-        turns += [user(f"Remember: {words.sentence(ask.rng)}"), assistant(answered)]
+    turns: list[Any] = [_system(PADDING * 3)]  # more than a step adds: one at which it is dropped does not grow
+    last = pair = 0
+    for step, answered in enumerate(("I will.", "I will.", PADDING, PADDING, "I will.")):
+        asked = "Go on." if step == LAST_STEP else f"Remember: {words.sentence(ask.rng)}"
+        turns += [user(asked), assistant(answered)]
         counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt")
         if counted is None:
             raise Skipped("the server counts no tokens")
-        grown = counted > last + 4 + added
-        ask.tally.add("prompt", "" if grown else f"two turns more, yet {last} and {counted} prompt tokens")
-        last = counted
+        last, pair = counted, counted - last
+        grown = pair > 4 + (GROWTH if answered == PADDING else 1)
+        ask.tally.add("prompt", "" if grown else f"two turns more, yet {last - pair} and {last} prompt tokens")
     turns += [user("Go on."), assistant("I will.")] * MANY_TURNS
     with ask.unhurried():
         counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
-    grown = counted > last + 4 * MANY_TURNS
-    why = f"{2 * MANY_TURNS} turns more, yet {last} and {counted} prompt tokens: old ones are dropped"
-    ask.tally.add("prompt", "" if grown else why)
+    wanted = last + MANY_TURNS * pair  # the last step said what such a pair of turns takes
+    why = f"{2 * MANY_TURNS} turns more should be {wanted} prompt tokens, and are {counted}: old ones are dropped"
+    ask.tally.add("prompt", "" if counted >= wanted - GROWTH // 2 else why)
 
 
-async def many_tools(ask: Asker) -> str:
+async def many_tools(ask: Asker) -> str | Warned:
     """Every tool on offer is in the prompt: it grows with each."""
     once = [tool.schema() for tool in TOOLS]
     again = [_renamed(schema, f"{schema['function']['name']}_again") for schema in once]
@@ -116,9 +119,12 @@ async def many_tools(ask: Asker) -> str:
         offered = await _fitting(ask, offered)
         middle = len(offered) // 2
         few, half, most = [await _tokens_of(ask, offered[:many]) for many in (1, middle, len(offered))]
-    grown = min(half - few, most - half) > LEAST_A_TOOL * (middle - 1)
+    if few == most:
+        return Warned(f"1 tool and {len(offered)} are {few} prompt tokens: tools are not counted, or not read")
+    size = [len(json.dumps(tools)) for tools in (offered[1:middle], offered[middle:])]
+    grown = half - few > LEAST_A_TOOL * (middle - 1) and (most - half) / size[1] > AS_MUCH * (half - few) / size[0]
     why = f"1, {middle} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
-    ask.tally.add("prompt", "" if grown or few == most else why)  # where none counts, none may be counted
+    ask.tally.add("prompt", "" if grown else why)
     return f"{len(offered)} tools, {most} prompt tokens"
 
 

@@ -1,6 +1,7 @@
 """sampling: temperature and seed do what they say, and log-probabilities belong to the text."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,8 @@ from moebox.verify.rung import Rung, Warned
 from moebox.verify.trials import Trial, draw, trials, wrong
 
 HOT = 1.8
-DRAWS = 5
+WAYS = (False, True, False, True, False, True)  # streamed or not: three of each
+DRAWS = len(WAYS)
 SURE = 0.05  # nats a token below which a model hardly ever says anything else
 STOP = "12"
 WIDE = "Repeat after me: naïve 東京 🦜"
@@ -21,17 +23,28 @@ OPEN = ("Make up three names, four colours and a sound.", "Repeat after me: 🦜
 
 
 async def temperature(ask: Asker) -> str | Warned:
-    """Hot answers differ from each other."""
+    """Hot answers differ from each other, in streams and whole."""
     sure = True
     for question in OPEN:
-        answers = [await _sampled(ask, _hot(ask, question)) for _ in range(DRAWS)]
-        if len({answer.content + answer.reasoning for answer in answers}) > 1:
+        answers = [await _sampled(ask, _hot(ask, question, stream=way or None)) for way in WAYS]
+        apart = [way for way in (False, True) if _differ(answers, way)]
+        if len(apart) == 1:
+            return Warned(f"answers at temperature {HOT} differ, {_ONLY[apart[0]]} are all the same")
+        if apart:
             return f"{DRAWS} answers at temperature {HOT} differ"
         surprise = [-token.logprob for token in answers[0].tokens]
         sure = sure and bool(surprise) and sum(surprise) / len(surprise) < SURE
     if sure:
         raise Skipped("model, not server: it is too sure of its words to tell")
     return Warned(f"{DRAWS} answers at temperature {HOT} are the same: it is not read, or the model is too sure")
+
+
+_ONLY = {False: "and those in streams", True: "and those that are not streamed"}
+
+
+def _differ(answers: Sequence[Answer], stream: bool) -> bool:
+    """Those that came in this way are not all the same."""
+    return len({answer.content + answer.reasoning for answer in answers if answer.stream == stream}) > 1
 
 
 async def seed(ask: Asker) -> str | Warned:
@@ -54,7 +67,7 @@ async def _sampled(ask: Asker, body: dict[str, object]) -> Answer:
         exchange = await ask.send(body)
     if exchange.status in REFUSALS:
         raise Skipped(f"refused: HTTP {exchange.status}{said(exchange)}")
-    return ask.read(exchange, stream=False, odd=True)
+    return ask.read(exchange, stream=bool(body.get("stream")), odd=True)
 
 
 async def logprobs(ask: Asker) -> Score | Warned:
@@ -132,6 +145,8 @@ def _unranked(token: Token) -> str:
         return f"the likeliest tokens beside {token.text!r} are not in order: {token.top}"
     if token.top[0] > 1e-3:
         return f"a log-probability beside {token.text!r} is above zero: {token.top[0]}"
+    if token.logprob > token.top[-1] + 1e-3 and token.text not in token.likely:
+        return f"{token.text!r} was taken at {token.logprob}, and is not among the likeliest: {token.likely}"
     if token.logprob < token.top[-1] - 1e-3 and len(token.top) > 1:
         return f"{token.text!r} was taken at {token.logprob}, below all of the likeliest: {token.top}"
     return ""

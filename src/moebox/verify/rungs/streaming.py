@@ -7,6 +7,7 @@ from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Skipped
+from moebox.verify.counts import CLOCK
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.trials import GOOD, Trial, asking, draw, judge, trials, wrong
@@ -23,7 +24,6 @@ SPARE = 1.3  # of the tokens that such an answer takes by the first one's count
 UNKNOWN_LIMIT = 4096
 LONGEST_LOOP = 64  # words that may repeat
 THREAD = 0.8  # of the words right and in order: the thread was kept
-CLOCK = 3  # tokens that the time of day is more at some times than at others
 SLOW_S = 1.0  # streams that take less say nothing about that
 
 
@@ -33,7 +33,7 @@ async def same_words(ask: Asker) -> None:
     async def attempt() -> Trial:
         task = draw(ask, FAMILIES[ask.rng.randrange(len(FAMILIES))])
         whole, pieces = await ask.ask(task), await ask.ask(task, stream=True)
-        if whole.content == pieces.content:
+        if whole.content.rstrip() == pieces.content.rstrip():  # a line end more is no word
             ask.tally.add("usage" + STREAMED, _counted_alike(whole, pieces))
             return GOOD
         return await _whose(ask, task, whole, pieces)
@@ -44,7 +44,7 @@ async def same_words(ask: Asker) -> None:
 async def _whose(ask: Asker, task: Task, whole: Answer, pieces: Answer) -> Trial:
     """Two runs at temperature 0 may differ by numerics on a busy engine; then whole answers differ among themselves."""
     again = await ask.ask(task)
-    if again.content != whole.content and not task.grade(pieces.reply).why:
+    if again.content.rstrip() != whole.content.rstrip() and not task.grade(pieces.reply).why:
         return GOOD
     return wrong(apart(whole.content, pieces.content))
 

@@ -1,16 +1,17 @@
 """Texts that must arrive as they were: characters outside ASCII, blanks and marks, in words, arguments and JSON."""
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from moebox.phantom import vocabulary as words
+from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Skipped
 from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Warned
 from moebox.verify.rungs.turns import or_skipped, user
-from moebox.verify.unicode import EXACT, TEXTS, WIDE, garbled
+from moebox.verify.unicode import EXACT, LAYOUT, TEXTS, WIDE, garbled
 
 
 async def characters(ask: Asker) -> str:
@@ -19,18 +20,26 @@ async def characters(ask: Asker) -> str:
     texts = _some(ask)
     for number, text in enumerate(texts):
         ask.trial = (number + 1, len(texts))
-        stream = number % 2 == 1
-        heard = await _repeated(ask, text, stream)
-        why = garbled(text, heard)
-        same = text in heard
-        if not (same or why) and text in await _repeated(ask, text, not stream):
-            why = f"{text!r} came back as {heard[:60]!r} {_HOW[stream]}, and as it was {_HOW[not stream]}"
-        ask.tally.add("unicode" + STREAMED * stream, why)
-        copied += same
-        unread = unread or ("" if same or why else f"{text!r} became {heard[:60]!r}")
+        first = number % 2 == 1
+        heard = {first: await _repeated(ask, text, first)}
+        if text in LAYOUT or text not in heard[first]:  # streams lose blanks and line ends at other places
+            heard[not first] = await _repeated(ask, text, not first)
+        same = [stream for stream, said in heard.items() if text in said]
+        whys = {stream: garbled(text, said) or _apart(text, heard, stream) for stream, said in heard.items()}
+        for stream, why in whys.items():
+            ask.tally.add("unicode" + STREAMED * stream, why)
+        copied += bool(same)
+        unread = unread or ("" if same or any(whys.values()) else f"{text!r} became {heard[first][:60]!r}")
     if not copied and unread:
         raise Skipped(f"model, not server: it cannot copy such text ({unread})")
     return f"{copied} of {len(texts)} texts copied" + (f"; {unread}" if unread else "")
+
+
+def _apart(text: str, heard: dict[bool, str], stream: bool) -> str:
+    """ "" or how a text came that was right the other way."""
+    if text in heard[stream] or text not in heard.get(not stream, ""):
+        return ""
+    return f"{text!r} came back as {heard[stream][:60]!r} {_HOW[stream]}, and as it was {_HOW[not stream]}"
 
 
 _HOW = {False: "whole", True: "streamed"}
@@ -55,7 +64,15 @@ async def in_json(ask: Asker) -> str | Warned:
     return await _forced(ask, _constrained, "JSON")
 
 
-async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: str) -> str | Warned:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Got:
+    """A value that a schema forced, and what it stood in; no value where that could not be read."""
+
+    value: str | None = None
+    written: str = ""
+
+
+async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Awaitable[Got]], where: str) -> str | Warned:
     """Texts that are the only value their schema allows; judged where the server holds to that at all."""
     plain = words.invented(ask.rng)  # a word that no server spoils shows whether schemas are held to
     texts = [plain, *(f"{text} {WIDE}" for text in _some(ask)), *EXACT]
@@ -64,11 +81,12 @@ async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Any], where: st
     for number, (text, stream) in enumerate(asked):
         ask.trial = (number + 1, len(asked))
         got = await make(ask, text, stream)
-        why = "" if got is None else garbled(text, got)
+        why = "" if got.value is None else garbled(text, got.value)
         ask.tally.add("unicode" + STREAMED * stream, why)
-        kept += got == text
-        other = got not in (None, text) and not why
-        changed = changed or (f"{text!r} came as {got!r}, where the schema allows nothing else" if other else "")
+        kept += got.value == text
+        other = got.written and got.value != text and not why
+        shown = got.written[:120] if got.value is None else got.value
+        changed = changed or (f"{text!r} came as {shown!r}, where the schema allows nothing else" if other else "")
         if number == 1 and not kept:
             raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
     enforced = kept > len(asked) / 2
@@ -81,16 +99,16 @@ def _some(ask: Asker) -> list[str]:
     return ask.rng.sample(TEXTS, min(len(TEXTS), wanted)) * max(1, wanted // len(TEXTS))
 
 
-async def _called(ask: Asker, text: str, stream: bool) -> str | None:
+async def _called(ask: Asker, text: str, stream: bool) -> Got:
     schema = {"type": "object", "properties": {"city": {"type": "string", "enum": [text]}}, "required": ["city"]}
     about = "Get the current weather in a city."
     tool = {"type": "function", "function": {"name": "get_weather", "description": about, "parameters": schema}}
     turns = [user("What is the weather in the only city that there is?")]
     answer = await or_skipped(ask, turns, tools=[tool], tool_choice="required", stream=stream or None)
-    return _city(answer.calls[0].arguments) if answer.calls else None
+    return _city(answer, answer.calls[0].arguments) if answer.calls else Got()
 
 
-async def _constrained(ask: Asker, text: str, stream: bool) -> str | None:
+async def _constrained(ask: Asker, text: str, stream: bool) -> Got:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "enum": [text]}},
@@ -100,13 +118,16 @@ async def _constrained(ask: Asker, text: str, stream: bool) -> str | None:
     form = {"type": "json_schema", "json_schema": {"name": "record", "strict": True, "schema": schema}}
     turns = [user("Reply with a JSON object with the key city. There is one city only.")]
     answer = await or_skipped(ask, turns, response_format=form, stream=stream or None)
-    return _city(answer.content)
+    return _city(answer, answer.content)
 
 
-def _city(text: str) -> str | None:
+def _city(answer: Answer, text: str) -> Got:
+    """What is written under `city`; an answer that was cut says nothing."""
+    if answer.finish == "length":
+        return Got()
     try:
         found = strict_json(text)
     except ValueError:
-        return None
+        return Got(written=text)
     value = found.get("city") if isinstance(found, dict) else None
-    return value if isinstance(value, str) else None
+    return Got(value=value if isinstance(value, str) else None, written=text)

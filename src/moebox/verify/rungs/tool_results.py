@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moebox.core.verdict import Score
 from moebox.phantom import vocabulary as words
@@ -11,10 +11,11 @@ from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.rung import Warned
-from moebox.verify.rungs.turns import GROWTH, PADDING
+from moebox.verify.rungs.turns import PADDING, user
 from moebox.verify.trials import GOOD, Trial, trials
 
-LONG_WORDS = 200  # of a result; agents read whole files
+LONG_WORDS = 300  # of a result; agents read whole files
+MANY_TRIALS = 12  # of each kind, below which it is a third of that
 LEAST_GROWTH = 0.8  # tokens for each word more: no tokenizer packs two words into one
 SLACK = 4  # tokens that templates may put around parts, more or less
 
@@ -29,19 +30,37 @@ class Turn:
 
 
 async def long_result(ask: Asker) -> str:
-    """A long result is read to its end, and so are words beside the call: the prompt grows with them."""
-    turn = _drawn(ask)
-    text = " ".join(words.word(ask.rng) for _ in range(LONG_WORDS))
-    histories = [_history([dataclasses.replace(turn, result=turn.result | more)]) for more in ({}, {"log": text})]
-    histories.append([row | {"content": PADDING} if row["role"] == "assistant" else row for row in histories[0]])
+    """Long results, two in a row, and words beside the calls are read to their ends.
+
+    The same words in the user's turn say how many tokens they are; where they are fewer as results, each is looked at.
+    """
+    turns = [_drawn(ask), _drawn(ask)]
+    size = LONG_WORDS if ask.options.trials >= MANY_TRIALS else LONG_WORDS // 3
+    texts = [" ".join(words.word(ask.rng) for _ in range(many)) for many in (size, size // 2)]
+    tools = list({turn.tool.name: turn.tool for turn in turns}.values())
+    plain = _history(turns)
+    told = [user(f"{plain[0]['content']} {PADDING} {' '.join(texts)}"), *plain[1:]]
+    shown = {0: PADDING, 1: texts[0], 2: texts[1]}
     with ask.unhurried():
-        few, many, beside = [await _prompt_tokens(ask, history, [turn.tool]) for history in histories]
-    grown = many >= few + LEAST_GROWTH * LONG_WORDS
-    why = f"a result of {LONG_WORDS} words more, yet {few} and {many} prompt tokens: it is cut"
-    ask.tally.add("tool-history", "" if grown else why)
-    why = f"24 words beside a call, yet {few} and {beside} prompt tokens: a turn's words are dropped with its calls"
-    ask.tally.add("tool-history", "" if beside >= few + GROWTH else why)
-    return f"{LONG_WORDS} words, {many - few} tokens"
+        wanted, found = [await _prompt_tokens(ask, rows, tools) for rows in (told, _with(plain, shown))]
+        if found >= wanted - SLACK:
+            ask.tally.add("tool-history")
+            return f"{size + size // 2} words in two results, {found} prompt tokens"
+        few = await _prompt_tokens(ask, plain, tools)
+        for place, name in enumerate(("words beside calls", "the first of two results", "the second of two results")):
+            many = await _prompt_tokens(ask, _with(plain, {place: shown[place]}), tools)
+            more = len(shown[place].split())
+            why = f"{more} words more in {name}, yet {few} and {many} prompt tokens: they are cut or dropped"
+            ask.tally.add("tool-history", "" if many >= few + LEAST_GROWTH * more else why)
+    ask.tally.add("tool-history", f"the same words are {wanted} prompt tokens in the question and {found} in results")
+    return f"{wanted - found} prompt tokens lost"
+
+
+def _with(history: list[dict[str, object]], texts: Mapping[int, str]) -> list[dict[str, object]]:
+    """The history with words beside the calls (0) and in the results (1, 2)."""
+    first, called, *results = history
+    rows = [row | {"content": f"{row['content']} {texts.get(place, '')}"} for place, row in enumerate(results, 1)]
+    return [first, called | {"content": texts.get(0)}, *rows]
 
 
 async def parts(ask: Asker) -> Warned | str:
@@ -65,12 +84,14 @@ def _in_parts(turn: dict[str, object]) -> dict[str, object]:
     return {**turn, "content": [{"type": "text", "text": turn["content"]}]} if turn["role"] == "tool" else turn
 
 
-async def by_id(ask: Asker) -> Score:
-    """Two results go to the calls that their ids name."""
+async def by_id(ask: Asker) -> Score | Warned:
+    """Two results go to the calls that their ids name, also where the second call was done first."""
     tool = next(tool for tool in TOOLS if tool.name == "get_time")
 
-    async def crossed(turns: Sequence[Turn]) -> bool:
-        return _crossed(turns, await ask.chat(_history(turns), tools=[tool.schema()], max_tokens=256))
+    async def crossed(turns: Sequence[Turn], *, late: bool = False) -> bool:
+        first, called, *results = _history(turns)
+        history = [first, called, *(reversed(results) if late else results)]
+        return _crossed(turns, await ask.chat(history, tools=[tool.schema()], max_tokens=256))
 
     async def attempt() -> Trial:
         turns = _two(ask, tool)
@@ -79,7 +100,11 @@ async def by_id(ask: Asker) -> Score:
         again = await crossed(turns)
         return Trial(why="each of two results was told of the other's call", whose="model" if again else "server")
 
-    return await trials(ask, "tool-history", attempt, ask.options.share(0.34))
+    score = await trials(ask, "tool-history", attempt, ask.options.share(0.17))
+    swapped = [await crossed(_two(ask, tool), late=True) for _ in range(2)]
+    if all(swapped) and score.passed == score.trials:
+        return Warned("results in another order than their calls are told of the wrong call: ids are not read")
+    return score
 
 
 def _two(ask: Asker, tool: Tool) -> list[Turn]:

@@ -1,5 +1,6 @@
 """Tools of the shapes that agents bring: nested arguments, lists, optional ones, none at all."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,21 +14,24 @@ from moebox.verify.rungs.turns import PADDING
 
 Schema = Mapping[str, Any]
 ROOM = 128  # tokens for a call; the longest but one here takes some eighty
+LEAST_SHARED = 4  # letters of a name
 LONG = "write_file"  # the tool with a long argument, and the room that it takes
 LONG_ROOM = 768
 
 _PLACE = {
     "type": "object",
-    "properties": {"zip": {"type": "integer"}, "street": {"type": "string", "enum": ["Main Street"]}},
+    "properties": {"zip": {"type": "integer"}, "street": {"type": "string", "enum": ["<Main> & 5th"]}},
     "required": ["zip", "street"],
 }
 _SIZES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
+_ONE = {"type": "array", "items": {"type": "string", "enum": ["Ann"]}, "minItems": 1, "maxItems": 1}
+MCP = "mcp__home-assistant__set_flags_of_every_lamp"  # as MCP servers name them: double marks, a dash, over 40 letters
 # Values that parsers spoil: more than a double holds, and strings that look like something else.
 _EXACT: dict[str, object] = {"number": 9007199254740993, "code": "007", "flag": "true", "rate": "1e5"}
 # Values that `if value` drops, decimals, keys that a gateway rewrites, and a union of types.
 _EDIT: dict[str, object] = {"start_line": 0, "dry_run": False, "new_suffix": "", "scale_by": 0.25}
 _TYPES = {int: "integer", bool: "boolean", str: "string", float: "number"}
-_FILE = f"{PADDING.strip()}\n" * 2  # agents write whole files
+_FILE = f"{PADDING.strip()}\n\n\t<a> & b\n" * 2  # agents write whole files
 
 
 def _only(values: Mapping[str, object]) -> dict[str, Any]:
@@ -39,8 +43,12 @@ def _only(values: Mapping[str, object]) -> dict[str, Any]:
 SHAPES: tuple[tuple[str, str, Schema], ...] = (
     (
         "deliver",
-        "Deliver sizes 3 and 4 to 7 Main Street, zip 1234.",
-        {"type": "object", "properties": {"place": _PLACE, "sizes": _SIZES}, "required": ["place", "sizes"]},
+        "Deliver sizes 3 and 4 to <Main> & 5th, zip 1234, for Ann alone.",
+        {
+            "type": "object",
+            "properties": {"place": _PLACE, "sizes": _SIZES, "people": _ONE},
+            "required": ["place", "sizes", "people"],
+        },
     ),
     (
         "book",
@@ -53,7 +61,7 @@ SHAPES: tuple[tuple[str, str, Schema], ...] = (
     ),
     ("refresh_all", "Refresh everything now.", {"type": "object", "properties": {}}),
     (
-        "set_flags",
+        MCP,
         "Turn the light on; leave the rest as it is.",
         {
             "type": "object",
@@ -115,7 +123,15 @@ async def _both(ask: Asker, calls: _Calls, name: str, question: str, schema: Sch
         if answer.finish == "length":
             return
         for call in answer.calls:
+            why = f"{name} was named and came as {call.name}" if _mangled(call.name, name) else ""
+            ask.tally.add("tool-call" + STREAMED * stream, why)
             calls.add(name, call.arguments, schema, stream)
+
+
+def _mangled(came: str, name: str) -> bool:
+    """A part of the name, or the name with other marks: no model writes another tool's name that way."""
+    bare, whole = (re.sub(r"\W|_", "", text).lower() for text in (came, name))
+    return came != name and len(bare) >= LEAST_SHARED and (bare in whole or whole in bare)
 
 
 async def _forced(ask: Asker, name: str, question: str, schema: Schema, stream: bool) -> Answer:

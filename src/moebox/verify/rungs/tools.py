@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from moebox.core import registry
@@ -173,14 +174,26 @@ async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
 
 
 async def with_a_form(ask: Asker) -> str | Warned:
-    """response_format binds the answer; until then tools can be called."""
+    """response_format binds the answer, tools on offer or not; until then tools can be called."""
     task = draw(ask, "tool_call")
     schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
     form = {"type": "json_schema", "json_schema": {"name": "final", "schema": schema}}
     answer = await or_skipped(ask, list(task.messages), tools=list(task.tools), response_format=form)
     if answer.calls or not (await ask.ask(task)).calls:
-        return f"{len(answer.calls)} call"
+        return await _bound(ask, form, schema) or f"{len(answer.calls)} call"
     return Warned(f"with a response_format no tool is called: {answer.content[:60]!r}")
+
+
+async def _bound(ask: Asker, form: Mapping[str, object], schema: Mapping[str, object]) -> Warned | None:
+    """Where no tool is needed, the answer fits the schema with tools on offer, if it does without them."""
+    task = draw(ask, "tool_none")
+    said = await or_skipped(ask, list(task.messages), tools=list(task.tools), response_format=form)
+    why = "" if said.calls or said.finish == "length" else misfit(said.content, schema)
+    if not why:
+        return None
+    alone = await or_skipped(ask, list(task.messages), response_format=form)
+    held = not misfit(alone.content, schema)
+    return Warned(f"with tools on offer a response_format is not held to: {why}") if held else None
 
 
 async def ids(ask: Asker) -> str:
