@@ -11,7 +11,7 @@ from moebox.core.endpoint import endpoint_of
 from moebox.verify.ask import Asker
 from moebox.verify.client import Client
 from moebox.verify.options import Options
-from moebox.verify.rungs.tool_schemas import SHAPES, ill_formed
+from moebox.verify.rungs.tool_schemas import MCP, SHAPES, ill_formed
 from moebox.verify.trials import draw
 
 from .oracle import rates
@@ -46,10 +46,10 @@ def test_the_tools_on_offer_take_a_city_and_a_number(seed: int):
         ("deliver", {"place": '{"zip": 1234}', "sizes": [3, 4]}, "place"),
         ("deliver", {"place": {"zip": 1234, "street": "Main Street"}, "sizes": "[3, 4]"}, "sizes"),
         ("book", {"number": "9007199254740993", "code": "007", "flag": "true", "rate": "1e5"}, "number"),
-        ("set_flags", {"light": "true"}, "light"),
-        ("set_flags", {"light": "True"}, "light"),
-        ("set_flags", {"light": True, "level": "null"}, "level"),
-        ("set_flags", {"light": True, "level": "7"}, "level"),
+        (MCP, {"light": "true"}, "light"),
+        (MCP, {"light": "True"}, "light"),
+        (MCP, {"light": True, "level": "null"}, "level"),
+        (MCP, {"light": True, "level": "7"}, "level"),
     ],
 )
 def test_a_value_that_came_as_a_string_of_it_is_named(tool: str, given: object, named: str):
