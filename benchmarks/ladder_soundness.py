@@ -28,7 +28,7 @@ from tests.verify.oracle.fifth import FIFTH, SOME
 from tests.verify.oracle.fourth import FOURTH
 from tests.verify.oracle.rates import ALL, RIGHT
 from tests.verify.oracle.second import SECOND
-from tests.verify.oracle.sixth import SIXTH
+from tests.verify.oracle.sixth import SIXTH, THOUGHT_OF
 from tests.verify.oracle.sixth import SOME as SOME_SIXTH
 from tests.verify.oracle.third import THIRD
 from tests.verify.test_ladder import MISSED
@@ -46,6 +46,7 @@ FAMILIES = {
     "fourth": tuple(FOURTH),
     "fifth": tuple(f"{name}@3" if name in SOME else name for name in FIFTH),
     "sixth": tuple(f"{name}@3" if name in SOME_SIXTH else name for name in SIXTH),
+    "thought-of": tuple(THOUGHT_OF),
 }
 
 # A fault, the mode that shows it, and the rungs that must.

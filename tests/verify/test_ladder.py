@@ -144,6 +144,14 @@ SEEN_AT_ONCE = {
     "garbage-after-an-abort": ("errors",),
     "one-parser-for-all": ("thinking", "concurrency"),
     "anthropic-first-block-lost": ("anthropic",),
+    "results-need-names": ("tools",),
+    "empty-results-crash": ("agents",),
+    "quotes-in-history-crash": ("agents",),
+    "named-users-refused": ("prompts",),
+    "mail-redacted-in-calls": ("prompts",),
+    "parameters-undescribed": ("prompts",),
+    "nonsense-when-warm": ("cache",),
+    "connections-end-after-ten": ("errors",),
 }
 MISSED = {name: (rungs, 12) for name, rungs in ONCE_MISSED.items()}
 MISSED |= {name: (rungs, 4) for name, rungs in SEEN_AT_ONCE.items()}

@@ -25,7 +25,8 @@ TEXTS = (
 # What matters to the letter in arguments and JSON: blanks at both ends, commas, quotes, marks that parsers use.
 EXACT = (
     "    return a, b  # \"x\", 'y'\n",
-    '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>',
+    '<p class="x">y</p> <function=f> <parameter=p> </parameter> </function> <arg_value>'
+    " ann@example.com 10.0.0.7 +1 555 0100 https://a.example/b?c=%20d",  # and what filters for secrets take away
 )
 # Added where every text is to have some: three and four bytes, which a tokenizer cuts in pieces, and a page's marks.
 WIDE = "東🦜 <b> & c"

@@ -380,3 +380,44 @@ def prompt_not_counted(sent: list[Body]) -> list[Body]:
         if event["type"] == "message_start":
             event["message"]["usage"]["input_tokens"] = 0
     return sent
+
+
+def headless_in_streams(body: Body) -> None:
+    """The first quarter of a long prompt is lost where a stream is asked for."""
+    for turn in body["messages"] if body.get("stream") else ():
+        text = turn.get("content")
+        if isinstance(text, str) and len(text) > 4000:
+            turn["content"] = text[len(text) // 4 :]
+
+
+def crashing(when: Callable[[Body], bool]) -> Callable[[Request, Body], Response | None]:
+    """HTTP 500 for a conversation with such a turn."""
+
+    def gate(request: Request, body: Body) -> Response | None:
+        turns = body.get("messages")
+        met = isinstance(turns, list) and any(isinstance(turn, dict) and when(turn) for turn in turns)
+        return error(500, "Internal Server Error") if met else None
+
+    return gate
+
+
+def results_need_names(request: Request, body: Body) -> Response | None:
+    """A template that looks a tool's result up by its name."""
+    return crashing(lambda turn: turn.get("role") == "tool" and "name" not in turn)(request, body)
+
+
+def redacted(call: Call) -> Call:
+    """A filter for personal data."""
+    return dataclasses.replace(call, arguments=re.sub(r"[\w.]+@[\w.]+\w", "[EMAIL]", call.arguments))
+
+
+def undescribed(body: Body) -> None:
+    """What parameters are for is not sent on."""
+    for tool in body.get("tools") or ():
+        for known in (tool["function"].get("parameters") or {}).get("properties", {}).values():
+            known.pop("description", None)
+
+
+def no_thinking_blocks(body: Body) -> Response | None:
+    """Blocks of a kind that is not known are refused."""
+    return error(400, "content.0.type: Input should be 'text'") if '"type": "thinking"' in json.dumps(body) else None

@@ -135,9 +135,16 @@ class Crowd:
 
     async def eighth_is_garbage(self, made: Made) -> Made:
         """A batch of eight has a row that nobody wrote."""
+        return await self._last_is_garbage(made, 8)
+
+    async def twelfth_is_garbage(self, made: Made) -> Made:
+        """The same of a batch of twelve."""
+        return await self._last_is_garbage(made, 12)
+
+    async def _last_is_garbage(self, made: Made, batch: int) -> Made:
         self.present.append(made)
-        await company(self.present, 8)
-        unlucky = len(self.present) > 7 and self.present.index(made) % 8 == 7
+        await company(self.present, batch)
+        unlucky = len(self.present) >= batch and self.present.index(made) % batch == batch - 1
         asyncio.get_running_loop().call_later(0.05, self.present.remove, made)
         return dataclasses.replace(made, content=["!"] * 12) if unlucky and made.content else made
 
@@ -161,11 +168,12 @@ class Crowd:
 class Connections:
     """A proxy that loses its upstream on connections that were used often."""
 
-    def __init__(self) -> None:
+    def __init__(self, good: int = 5) -> None:
+        self.good = good
         self.served: Counter[Any] = Counter()
 
     def __call__(self, request: Request, body: Body) -> Response | None:
-        """The sixth request on a connection and all after it."""
+        """The first requests on a connection are good."""
         key = request.client and (request.client.host, request.client.port)
         self.served[key] += 1
-        return JSONResponse({"error": {"message": "Bad Gateway"}}, 502) if self.served[key] > 5 else None
+        return JSONResponse({"error": {"message": "Bad Gateway"}}, 502) if self.served[key] > self.good else None

@@ -24,7 +24,7 @@ from .odd_fourth import ODD_FOURTH
 from .odd_sixth import ODD_SIXTH
 from .odd_third import ODD_THIRD
 from .second import SECOND
-from .sixth import SIXTH
+from .sixth import SIXTH, THOUGHT_OF
 from .third import KNOWN, THIRD
 
 RIGHT: dict[str, Fault] = {
@@ -34,7 +34,8 @@ RIGHT: dict[str, Fault] = {
     **ODD_FIFTH,
     **ODD_SIXTH,
 }  # odd, and allowed by the documents
-ALL: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **SIXTH, **RIGHT, **HOSTILE}
+BROKEN: dict[str, Fault] = {**FAULTS, **SECOND, **THIRD, **KNOWN, **FOURTH, **FIFTH, **SIXTH, **THOUGHT_OF}
+ALL: dict[str, Fault] = {**BROKEN, **RIGHT, **HOSTILE}
 _NAME = re.compile(r"(?P<name>[^@!~+]+)(?:@(?P<rate>\d+))?(?:!(?P<mode>[sw]))?(?:~(?P<noise>\d+))?(?:\+(?P<draw>\d+))?")
 _asked: Counter[bytes] = Counter()
 

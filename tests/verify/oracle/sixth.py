@@ -4,6 +4,7 @@ The tables say what is broken; `bend_sixth` says how. Those in `SOME` are broken
 """
 
 import dataclasses
+import json
 
 from . import bend_sixth as bent
 from . import bend_sixth_time as late
@@ -117,5 +118,23 @@ SIXTH: dict[str, Fault] = {
     **USAGE,
     **ANTHROPIC,
     **SAMPLING,
+}
+# Thought of when the checks had been read, so they prove nothing about strangers' servers: not counted with the others.
+THOUGHT_OF: dict[str, Fault] = {
+    "long-streams-lose-their-head": Fault(request=request(bent.headless_in_streams)),
+    "results-need-names": Fault(gate=bent.results_need_names),
+    "mail-redacted-in-calls": Fault(reply=calls(bent.redacted)),
+    "empty-results-crash": Fault(
+        gate=bent.crashing(lambda turn: turn.get("role") == "tool" and turn.get("content") == "")
+    ),
+    "quotes-in-history-crash": Fault(gate=bent.crashing(lambda turn: '\\\\\\"' in json.dumps(turn.get("tool_calls")))),
+    "named-users-refused": Fault(gate=bent.crashing(lambda turn: turn.get("role") == "user" and "name" in turn)),
+    "nonsense-when-warm": Fault(
+        reply=says(lambda text: text[::-1] + " zzz", lambda body: 0 < (body.get("temperature") or 0) < 1)
+    ),
+    "twelve-at-once-swapped": Fault(among=late.Crowd().twelfth_is_garbage),
+    "parameters-undescribed": Fault(request=request(bent.undescribed)),
+    "connections-end-after-ten": Fault(gate=late.Connections(10)),
+    "anthropic-thoughts-back-refused": Fault(message_gate=bent.no_thinking_blocks),
 }
 SOME = ("retry-restarts-stream", "heartbeat-as-newline", "arguments-html-escaped", "token-lost-at-blocks")

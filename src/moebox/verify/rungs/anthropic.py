@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebox.core.verdict import Score
+from moebox.core.verdict import Exchange, Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
 from moebox.verify.ask import REFUSALS, THINKING_ROOM, Asker, Failed, Skipped
-from moebox.verify.breach import objects_of, strict_json
+from moebox.verify.breach import object_of, objects_of, strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
 from moebox.verify.rung import Rung, Warned
@@ -145,11 +145,11 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
     return counted + sum(count for count in cached if isinstance(count, int)) if isinstance(counted, int) else None
 
 
-async def thinking(ask: Asker) -> str:
+async def thinking(ask: Asker) -> str | Warned:
     """Thoughts come in blocks of their own, and the answer in text."""
     if not ask.thinks:
         raise Skipped("no reasoning came when asked for")
-    shown = {}
+    shown, back = {}, None
     for stream in (False, True):
         task = draw(ask, "sums")
         plain = await messages.send(ask, messages.request(ask, task, stream=stream))
@@ -160,9 +160,22 @@ async def thinking(ask: Asker) -> str:
         message = await _or_skipped(ask, body)
         shown[stream] = bool(message.thinking)
         ask.tally.add("reasoning" + STREAMED * stream, spilled(message.reply, plain.reply))
+        if message.thinking and not stream:
+            back = await _thoughts_back(ask, task, ask.exchanges[-1])
     either = "thinking blocks came in one of a whole and a streamed message only"
     ask.tally.add("reply-style", either if shown[False] != shown[True] else "")
-    return "thinking blocks came" if all(shown.values()) else "no thinking blocks came"
+    return back or ("thinking blocks came" if all(shown.values()) else "no thinking blocks came")
+
+
+async def _thoughts_back(ask: Asker, task: Task, exchange: Exchange) -> Warned | None:
+    """The blocks that came, thoughts among them, are taken back as the assistant's turn: Claude Code sends them."""
+    said = object_of(strict_json(exchange.response)).get("content")
+    turns = [*task.messages, {"role": "assistant", "content": said}, {"role": "user", "content": "Hello!"}]
+    try:
+        await messages.send(ask, messages.request(ask, task, turns=turns) | {"max_tokens": FEW}, odd=True)
+    except Failed as problem:
+        return Warned(_refusal(problem, "a turn with its own thinking block"))
+    return None
 
 
 async def _or_skipped(ask: Asker, body: dict[str, object]) -> Message:

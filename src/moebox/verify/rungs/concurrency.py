@@ -18,12 +18,13 @@ Asked = Iterable[Coroutine[Any, Any, Answer]]
 
 
 async def secrets(ask: Asker) -> str:
-    """N secrets at once, every other one streamed, in several rounds."""
-    rounds = ask.options.share(0.34)
-    for number in range(rounds):
+    """N secrets at once, every other one streamed, in several rounds, of which one is of twice as many."""
+    sizes = _sizes(ask)
+    rounds = len(sizes)
+    for number, many in enumerate(sizes):
         ask.trial = (number + 1, rounds)
         thinking = ask.thinks and number == rounds - 1  # what is thought must not cross over either
-        tasks = [draw(ask, "secret", thinking=thinking) for _ in range(ask.options.parallel)]
+        tasks = [draw(ask, "secret", thinking=thinking) for _ in range(many)]
         answers = await _together(ask, (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks)))
         for index, answer in enumerate(answers):
             ask.tally.add("crosstalk", _foreign(index, tasks, answer))
@@ -31,7 +32,13 @@ async def secrets(ask: Asker) -> str:
         if thinking:
             await _apart(ask, tasks, answers)
         _enough(ask)
-    return f"{ask.options.parallel} concurrent requests, {rounds} times"
+    return f"{', '.join(map(str, sizes))} concurrent requests"
+
+
+def _sizes(ask: Asker) -> list[int]:
+    """Requests of each round; where there are many rounds, two of them at once."""
+    usual, rounds = ask.options.parallel, ask.options.share(0.34)
+    return [usual] * rounds if rounds < 4 else [*[usual] * (rounds - 3), 2 * usual, usual]
 
 
 async def _apart(ask: Asker, tasks: list[Task], answers: list[Answer | None]) -> None:

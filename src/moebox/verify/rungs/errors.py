@@ -12,6 +12,7 @@ from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung
 from moebox.verify.trials import draw, judge
 
+BAD = 4  # requests after each good one, which cost nothing: clients keep a connection for hundreds
 STORY = 1024  # tokens of a stream that nobody waits for
 
 
@@ -66,8 +67,9 @@ async def kept_alive(ask: Asker) -> str:
         if why and judge(task, await ask.ask(task)):
             why = ""  # the model's own
         ask.tally.add("transport", f"after an error on the same connection: {why}" if why else "")
-        ask.keep(await ask.client.post(url, {"model": ask.endpoint.model, "max_tokens": 8}, kept=True))
-    return f"{rounds} good and {rounds} bad requests on one connection"
+        for _ in range(BAD):
+            ask.keep(await ask.client.post(url, {"model": ask.endpoint.model, "max_tokens": 8}, kept=True))
+    return f"{rounds} good and {BAD * rounds} bad requests on one connection"
 
 
 async def hung_up(ask: Asker) -> str:

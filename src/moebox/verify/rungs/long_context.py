@@ -52,8 +52,8 @@ async def _searched(ask: Asker, length: int, wanted: str) -> str:
 async def _text(ask: Asker, text: "_Text", depths: Sequence[float], target: int) -> int:
     """One text, a question for each depth; its tokens."""
     tasks, counted = await text.fitted(depths, target)
-    for depth, task in zip(depths, tasks, strict=True):
-        answer = await ask.ask(task)
+    for place, (depth, task) in enumerate(zip(depths, tasks, strict=True)):
+        answer = await ask.ask(task, stream=place % 2 == 1)
         _not_cut(answer, counted)
         wrong = judge(task, answer)
         ask.tally.add("context", *(await _traced(ask, text, task, answer, depth, target, wrong) if wrong else ()))

@@ -16,7 +16,8 @@ from moebox.verify.rungs.turns import GROWTH, PADDING, assistant, forms, or_skip
 from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
 
 SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
-NOTES = "Read every word of this note before you use the tool. " * 32  # of a page: agents describe at length
+NOTE = "Read every word of this note before you use the tool. "
+NOTES = (NOTE * 20, NOTE * 12)  # of a page, on a tool and on its first parameter: agents describe at length
 ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
 LAST_STEP = 4  # of those by which a conversation grows: one such as many more follow
@@ -149,7 +150,7 @@ async def long_descriptions(ask: Asker) -> str:
     """A tool with a description of a page, as agents bring them: it is read, and something is answered."""
     task = draw(ask, "tool_call")
     *others, last = task.tools  # the last: what stands before it is in the cache by then
-    long = [*others, _described(last, f"{last['function']['description']} {NOTES}")]
+    long = [*others, _described(last, f"{last['function']['description']} {NOTES[0]}", NOTES[1])]
     with ask.unhurried():
         plain, answer = await ask.ask(task), await or_skipped(ask, list(task.messages), tools=long)
     empty = not (answer.content or answer.reasoning or answer.calls)
@@ -157,14 +158,20 @@ async def long_descriptions(ask: Asker) -> str:
     few, many = plain.count("prompt"), answer.count("prompt")
     if few is None or many is None:
         return "answered"
-    grown = many > few + len(NOTES.split()) // 2 or many == few  # where tools are not counted, none is
-    why = f"{len(NOTES.split())} words more in a description, yet {few} and {many} prompt tokens: it is cut"
+    more = len("".join(NOTES).split())
+    grown = many > few + LEAST_GROWTH * more or many == few  # where tools are not counted, none is
+    why = f"{more} words more in descriptions of a tool and of its parameter, yet {few} and {many} prompt tokens"
     ask.tally.add("prompt", "" if grown else why)
     return f"{many - few} prompt tokens more for a long description"
 
 
-def _described(schema: Any, about: str) -> Any:
-    return {**schema, "function": {**schema["function"], "description": about}}
+def _described(schema: Any, about: str, about_first: str) -> Any:
+    """The tool with these descriptions, of itself and of its first parameter."""
+    function = schema["function"]
+    (name, first), *others = function["parameters"]["properties"].items()
+    known = {name: {**first, "description": about_first}, **dict(others)}
+    parameters = {**function["parameters"], "properties": known}
+    return {**schema, "function": {**function, "description": about, "parameters": parameters}}
 
 
 def _renamed(schema: Any, name: str) -> Any:

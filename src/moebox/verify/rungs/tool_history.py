@@ -20,10 +20,13 @@ def turn(answer: Answer) -> dict[str, object]:
     return said | thought | {"tool_calls": calls}
 
 
-def results(answer: Answer, result: Any) -> list[dict[str, object]]:
-    """The same result for each call."""
+def results(answer: Answer, result: Any, *, named: bool = True) -> list[dict[str, object]]:
+    """The same result for each call; `named` as some templates like it, for OpenAI's SDKs send no name."""
     content = json.dumps(result)
-    return [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content} for call in answer.calls]
+    rows: list[dict[str, object]] = [
+        {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content} for call in answer.calls
+    ]
+    return rows if named else [{key: row[key] for key in row if key != "name"} for row in rows]
 
 
 async def malformed(ask: Asker) -> str:

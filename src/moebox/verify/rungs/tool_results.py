@@ -74,10 +74,24 @@ async def parts(ask: Asker) -> Warned | str:
         if problem.status in REFUSALS:
             return Warned(f"tool results as parts are refused: {problem}")
         raise
+    try:
+        await _prompt_tokens(ask, _awkward(plain), [turn.tool])
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            return Warned(f"an empty result after a call with quotes and line ends is refused: {problem}")
+        raise
     kept = as_parts >= as_text - SLACK
     why = f"a result is {as_text} prompt tokens as a string and {as_parts} as parts: it is lost"
     ask.tally.add("tool-history", "" if kept else why)
     return f"{as_parts} prompt tokens as parts, {as_text} as a string"
+
+
+def _awkward(history: list[dict[str, object]]) -> list[dict[str, object]]:
+    """A call whose arguments hold quotes, backslashes and line ends, as code does, and a result that is empty."""
+    first, called, result = history
+    function = {"name": result["name"], "arguments": json.dumps({"text": 'say "é 東"\n\t\\'})}
+    calls = [{"id": result["tool_call_id"], "type": "function", "function": function}]
+    return [first, called | {"tool_calls": calls}, result | {"content": ""}]
 
 
 def _in_parts(turn: dict[str, object]) -> dict[str, object]:

@@ -220,7 +220,8 @@ async def and_back(ask: Asker) -> Score:
         answer = await ask.ask(task)
         if not answer.calls:
             return Trial(why=f"no tool was called: {answer.content[:80]}", whose="model")
-        turns = [*task.messages, tool_history.turn(answer), *tool_history.results(answer, {"result": secret})]
+        back = tool_history.results(answer, {"result": secret}, named=False)
+        turns = [*task.messages, tool_history.turn(answer), *back]
         last = await ask.chat(turns, tools=list(task.tools), max_tokens=task.max_tokens)
         return wrong("" if last.content.strip() or last.calls else "no answer after the tool's result")
 

@@ -41,7 +41,9 @@ FORMS: dict[str, Form] = {
     "a system message in mid-conversation": Form(
         turns=[*TALK, {"role": "system", "content": PADDING}, HELLO], without=[*TALK, HELLO]
     ),
-    "two turns of the user in a row": Form(turns=[user(PADDING), HELLO], without=[HELLO]),
+    "two turns in a row of users with names": Form(
+        turns=[{**user(PADDING), "name": "ann"}, {**HELLO, "name": "bo"}], without=[HELLO]
+    ),
     "an assistant's turn as parts": Form(
         turns=[HELLO, assistant([{"type": "text", "text": PADDING}]), HELLO], without=[HELLO, HELLO]
     ),
