@@ -14,10 +14,7 @@ from moebox.verify.trials import Trial, draw, judge, trials, wrong
 CHARS = 1400  # of each prompt: many blocks of any prefix cache
 DEPTHS = {"early": 0.03, "in the middle": 0.5, "late": 0.97}
 FEW = 4
-WARM: dict[str, Any] = {
-    "temperature": 0.6,
-    "top_p": 0.95,
-}  # as agents sample; nothing in a ladder but this and `sampling` does
+WARM: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95}  # as agents sample; almost all else is asked at 0
 
 
 async def alike(ask: Asker) -> None:

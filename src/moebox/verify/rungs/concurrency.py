@@ -1,6 +1,7 @@
 """concurrency: many requests at once, each with its own secret: none crosses over, none is lost."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Coroutine, Iterable
 from typing import Any
@@ -25,7 +26,9 @@ async def secrets(ask: Asker) -> str:
         ask.trial = (number + 1, rounds)
         thinking = ask.thinks and number == rounds - 1  # what is thought must not cross over either
         tasks = [draw(ask, "secret", thinking=thinking) for _ in range(many)]
-        answers = await _together(ask, (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks)))
+        asked = (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks))
+        with ask.unhurried() if many > ask.options.parallel else contextlib.nullcontext():  # a queue may be long
+            answers = await _together(ask, asked)
         for index, answer in enumerate(answers):
             ask.tally.add("crosstalk", _foreign(index, tasks, answer))
         await _all_right(ask, tasks, answers)

@@ -17,7 +17,7 @@ from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, t
 
 SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
 NOTE = "Read every word of this note before you use the tool. "
-NOTES = (NOTE * 20, NOTE * 12)  # of a page, on a tool and on its first parameter: agents describe at length
+NOTES = (NOTE * 28, NOTE * 14)  # of a page, on a tool and on its first parameter: agents describe at length
 ROOMY = 8192  # tokens of context that hold every tool, however they are written into the prompt
 MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as many
 LAST_STEP = 4  # of those by which a conversation grows: one such as many more follow
