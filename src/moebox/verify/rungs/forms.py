@@ -21,7 +21,7 @@ FIELDS: Mapping[str, Mapping[str, object]] = {
         "presence_penalty": 0,
         "frequency_penalty": 0,
     },
-    "what SDKs add (user, metadata, store)": {"user": "ann", "metadata": {"run": "1"}, "store": False},
+    "what SDKs add (user, store, service_tier)": {"user": "ann", "store": False, "service_tier": "auto"},
     "settings that are null (stop, top_p, n)": {"stop": None, "top_p": None, "n": None},
     "a tool without parameters": _tools(description="Refresh everything."),
     "a tool without a description": _tools(parameters=_NONE),

@@ -23,7 +23,7 @@ MANY_TRIALS = 12  # of each kind, below which the tools on offer are half as man
 LAST_STEP = 4  # of those by which a conversation grows: one such as many more follow
 MANY_TURNS = 20  # of each side: agents work for hours
 LEAST_A_TOOL = 8  # tokens that a tool's name and description are at least
-AS_MUCH = 0.75  # of the tokens that a letter of the first tools takes, that one of the last takes at least
+AS_MUCH = 0.6  # of the tokens that a letter of the first tools takes, that one of the last takes at least
 
 
 async def system(ask: Asker) -> Warned | None:

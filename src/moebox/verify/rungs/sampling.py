@@ -28,8 +28,11 @@ async def temperature(ask: Asker) -> str | Warned:
     for question in OPEN:
         answers = [await _sampled(ask, _hot(ask, question, stream=way or None)) for way in WAYS]
         apart = [way for way in (False, True) if _differ(answers, way)]
-        if len(apart) == 1:
-            return Warned(f"answers at temperature {HOT} differ, {_ONLY[apart[0]]} are all the same")
+        if len(apart) == 1:  # chance, or a way in which temperature is not read
+            alike = not apart[0]
+            answers += [await _sampled(ask, _hot(ask, question, stream=alike or None)) for _ in WAYS]
+            if not _differ(answers, alike):
+                return Warned(f"answers at temperature {HOT} differ, {_ONLY[alike]} are all the same")
         if apart:
             return f"{DRAWS} answers at temperature {HOT} differ"
         surprise = [-token.logprob for token in answers[0].tokens]
@@ -39,7 +42,7 @@ async def temperature(ask: Asker) -> str | Warned:
     return Warned(f"{DRAWS} answers at temperature {HOT} are the same: it is not read, or the model is too sure")
 
 
-_ONLY = {False: "and those in streams", True: "and those that are not streamed"}
+_ONLY = {False: "and those that are not streamed", True: "and those in streams"}
 
 
 def _differ(answers: Sequence[Answer], stream: bool) -> bool:

@@ -18,6 +18,10 @@ LONG_WORDS = 300  # of a result; agents read whole files
 MANY_TRIALS = 12  # of each kind, below which it is a third of that
 LEAST_GROWTH = 0.8  # tokens for each word more: no tokenizer packs two words into one
 SLACK = 4  # tokens that templates may put around parts, more or less
+LEAST_LOST = (
+    12  # tokens: half of the shortest text that may get lost; where texts meet, some are one token more or less
+)
+UNKNOWN_LIMIT = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,8 @@ async def long_result(ask: Asker) -> str:
     The same words in the user's turn say how many tokens they are; where they are fewer as results, each is looked at.
     """
     turns = [_drawn(ask), _drawn(ask)]
-    size = LONG_WORDS if ask.options.trials >= MANY_TRIALS else LONG_WORDS // 3
+    most = LONG_WORDS if ask.options.trials >= MANY_TRIALS else LONG_WORDS // 3
+    size = min(most, (ask.limit or UNKNOWN_LIMIT) // 8)  # with all else in the prompt it is to fit
     texts = [" ".join(words.word(ask.rng) for _ in range(many)) for many in (size, size // 2)]
     tools = list({turn.tool.name: turn.tool for turn in turns}.values())
     plain = _history(turns)
@@ -43,7 +48,7 @@ async def long_result(ask: Asker) -> str:
     shown = {0: PADDING, 1: texts[0], 2: texts[1]}
     with ask.unhurried():
         wanted, found = [await _prompt_tokens(ask, rows, tools) for rows in (told, _with(plain, shown))]
-        if found >= wanted - SLACK:
+        if found >= wanted - LEAST_LOST:
             ask.tally.add("tool-history")
             return f"{size + size // 2} words in two results, {found} prompt tokens"
         few = await _prompt_tokens(ask, plain, tools)
