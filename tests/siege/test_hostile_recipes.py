@@ -17,6 +17,7 @@ from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe
+from moebox.engines.assemble import network
 from moebox.errors import BadInput
 from moebox.render import FORMS, Form, render
 from moebox.serve.order import prepare
@@ -37,7 +38,7 @@ def expected(recipe: Recipe, form: Form) -> list[str]:
     host = "0.0.0.0" if form in ("k8s", "slurm") else recipe.listen.host
     recipe = dataclasses.replace(recipe, runtime=runtime, listen=dataclasses.replace(recipe.listen, host=host))
     inside = engines.contained(recipe)
-    bind = "0.0.0.0" if inside and engines.assemble.network(recipe) != "host" else recipe.listen.host
+    bind = "0.0.0.0" if inside and network(recipe) != "host" else recipe.listen.host
     return [part for word in engines.rooms.argv(recipe.engine).words(deploy(recipe), host=bind) for part in word]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.core import registry
-from moebox.core.recipe import EngineName
+from moebox.core.recipe import EngineName, Recipe
 from moebox.data import FOLDER
 from moebox.engines.retired import order, replaced, replaced_part, was_there
 from moebox.errors import BadInput
@@ -93,6 +93,11 @@ def _tables(engine: EngineName) -> dict[str, Path]:
 def newest(engine: EngineName) -> str:
     """The newest version moebox knows."""
     return versions(engine)[-1]
+
+
+def version_of(recipe: Recipe) -> str:
+    """The version that a recipe names, or the newest that moebox knows."""
+    return recipe.engine_version or newest(recipe.engine)
 
 
 @functools.cache

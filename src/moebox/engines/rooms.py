@@ -13,22 +13,27 @@
 An engine of another package may leave out lines, log, schedule, refuse and probe: the defaults of `plain` stand in.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from moebox.core import registry
-from moebox.core.box import Gpu
-from moebox.core.deployment import Deployment
-from moebox.core.plan import Caution, Line, Memory
-from moebox.core.recipe import Flag, Recipe
-from moebox.engines.arguments import Node
-from moebox.engines.events import Event
-from moebox.engines.flags import Word
-from moebox.engines.reading import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from moebox.core.box import Gpu
+    from moebox.core.deployment import Deployment
+    from moebox.core.plan import Caution, Line, Memory
+    from moebox.core.recipe import Flag, Recipe
+    from moebox.engines.arguments import Node
+    from moebox.engines.events import Event
+    from moebox.engines.flags import Word
+    from moebox.engines.reading import Reading
 
 OPTIONAL = ("lines", "log", "schedule", "refuse", "probe")
 
