@@ -29,7 +29,7 @@ args=(
   "$MODEL_PATH"
   # the model name that clients send
   --served-model-name "$SERVED_MODEL_NAME"
-  # the address it listens on; 127.0.0.1 is this machine only
+  # where it listens: 127.0.0.1 is this machine only, 0.0.0.0 every address
   --host 127.0.0.1
   # the port it answers on
   --port "$PORT"
