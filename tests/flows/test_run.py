@@ -58,7 +58,10 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
         "bench",
         "report",
     }
-    assert "known habit of ik_llama.cpp" in (run.path / "report.html").read_text()
+    report = (run.path / "report.html").read_text()
+    assert "known habit of ik_llama.cpp" in report
+    assert "Tell clients what this engine does" in report
+    assert "Fix the failing checks first" not in report
 
 
 def test_an_interrupt_says_how_to_go_on(story_recipe: Path):

@@ -187,12 +187,18 @@ def speculation(index: int, record: RunRecord) -> Iterator[Advice]:
 
 def wrong_answers(index: int, record: RunRecord) -> Iterator[Advice]:
     """Checks that failed come before any speed."""
-    failed = [check for check in record.checks if check.mark == "fail"]
+    failing = [check for check in record.checks if check.mark == "fail"]
+    failed = [check for check in failing if not check.habits]
     if failed:
         reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
-        names = listed(record.marked("fail"))
+        names = listed([check.name for check in failed])
         text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
         yield Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)
+    for check in failing:
+        if check.habits:
+            text = f"{record.label}: {check.name} failed by a known habit of {'; of '.join(check.habits)}."
+            rule = "A failed check whose cause is a known habit of the engine."
+            yield Advice(title="Tell clients what this engine does", text=text, rule=rule, runs=(index,), weight=1)
 
 
 def failures(index: int, record: RunRecord) -> Iterator[Advice]:
