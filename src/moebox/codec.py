@@ -137,18 +137,28 @@ def _inside(kind: Any, value: Any, where: str, at: str) -> list[tuple[Any, Any, 
 
 
 def _fields(kind: Any, value: dict[Any, Any], where: str, at: str) -> list[tuple[Any, Any, str]]:
-    hints = _hints(kind)
-    names = {key: f"{at}.{key}" if at else str(key) for key in value}
-    for key, name in names.items():
+    """The fields in which there can be unknown keys further down."""
+    hints, before = _hints(kind), f"{at}." if at else ""
+    for key in value:
         if key not in hints:
-            raise BadInput(f"{where}: unknown setting {name!r}", hint=suggest(str(key), hints))
-    return [(hints[key], value[key], name) for key, name in names.items()]
+            raise BadInput(f"{where}: unknown setting {f'{before}{key}'!r}", hint=suggest(str(key), hints))
+    return [(hint, value[key], f"{before}{key}") for key, hint in _nested(kind).items() if key in value]
 
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     """A dataclass's fields with their types; a table of a hundred rows asks as often."""
     return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _nested(kind: Any) -> dict[str, Any]:
+    """Those of them that hold a dataclass somewhere."""
+    return {name: hint for name, hint in _hints(kind).items() if _holds_fields(hint)}
+
+
+def _holds_fields(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(map(_holds_fields, typing.get_args(hint)))
 
 
 def _without_none(value: Any) -> Any:
