@@ -3,6 +3,7 @@
 Sizes are bytes and rates are per second. `source` tells a box that was detected from one that was declared.
 """
 
+import operator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +20,7 @@ FAMILIES = {
     "12.0": "blackwell-rtx",
     "12.1": "blackwell-rtx",
 }
+_SIZE = operator.attrgetter("memory", "bandwidth")
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
 
 
@@ -156,7 +158,7 @@ class Box:
     @property
     def gpu(self) -> Gpu | None:
         """The smallest GPU: the one that decides, on a mixed box."""
-        return min(self.gpus, key=lambda gpu: (gpu.memory, gpu.bandwidth)) if self.gpus else None
+        return min(self.gpus, key=_SIZE, default=None)
 
     @property
     def mixed(self) -> bool:
