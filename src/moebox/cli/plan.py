@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -13,6 +13,7 @@ from moebox.cli.pinned import Pinned
 from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
 from moebox.errors import DoesNotFit
 from moebox.flows import boxes
+from moebox.loose import Document
 from moebox.planner.choose import choose
 
 NOTHING = Pinned()
@@ -81,7 +82,7 @@ def write(chosen: Plan, path: Path) -> None:
     talk().print(f"wrote {path}", soft_wrap=True)
 
 
-def refusal(problem: DoesNotFit) -> dict[str, Any]:
+def refusal(problem: DoesNotFit) -> Document:
     """The answer no, for scripts."""
     return {
         "fits": False,
@@ -91,7 +92,7 @@ def refusal(problem: DoesNotFit) -> dict[str, Any]:
     }
 
 
-def document(chosen: Plan) -> dict[str, Any]:
+def document(chosen: Plan) -> Document:
     """The plan under the keys that scripts rely on."""
     memory = chosen.memory
     return {
@@ -115,7 +116,7 @@ def document(chosen: Plan) -> dict[str, Any]:
     }
 
 
-def device(budget: DeviceMemory) -> dict[str, Any]:
+def device(budget: DeviceMemory) -> Document:
     """One device's bytes; the five parts sum to its total."""
     return {
         "device": budget.device,

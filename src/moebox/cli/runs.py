@@ -2,12 +2,13 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox.cli.output import emit, people
 from moebox.errors import BadInput, Outside
+from moebox.loose import Document
 from moebox.store import Brief, Run, briefs, runs_dir
 from moebox.store.listing import brief, looks_like_one
 
@@ -119,7 +120,7 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
     return table
 
 
-def document(run: Run, record: "RunRecord") -> dict[str, Any]:
+def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
     return {
         **{name: getattr(brief(run), name) for name in ("id", "path", "started", "last", "last_kind", "live", "bytes")},

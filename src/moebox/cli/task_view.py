@@ -4,7 +4,6 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -17,6 +16,7 @@ from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
 from moebox.cli.tables import headed
 from moebox.core.verdict import Score
+from moebox.loose import Document
 from moebox.tasks import runner
 from moebox.tasks.result import END_WORDS, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import families, solved
@@ -162,10 +162,10 @@ def percentage(score: Score) -> str:
     return f"{score.share * 100:.0f}%" if score.trials else ""
 
 
-def summary(task_run: TaskRun) -> dict[str, Any]:
+def summary(task_run: TaskRun) -> Document:
     """The JSON document."""
     results = task_run.finished
-    document: dict[str, Any] = {"solved": solved(results)}
+    document: Document = {"solved": solved(results)}
     document |= {"families": families(results), "left": [name.id for name in task_run.left], "jobs": task_run.results}
     document |= {
         "url": task_run.url,
@@ -174,5 +174,5 @@ def summary(task_run: TaskRun) -> dict[str, Any]:
         "api": task_run.api,
         "sandbox": task_run.sandbox,
     }
-    plain: dict[str, Any] = codec.plain(document)
+    plain: Document = codec.plain(document)
     return plain
