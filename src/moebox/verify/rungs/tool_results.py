@@ -15,7 +15,7 @@ from moebox.verify.rungs.turns import PADDING, user
 from moebox.verify.trials import GOOD, Trial, trials
 
 LONG_WORDS = 300  # of a result; agents read whole files
-MANY_TRIALS = 12  # of each kind, below which it is a third of that
+MANY_TRIALS = 12  # of each kind, below which it is a fifth of that
 LEAST_GROWTH = 0.8  # tokens for each word more: no tokenizer packs two words into one
 SLACK = 4  # tokens that templates may put around parts, more or less
 LEAST_LOST = (
@@ -39,7 +39,7 @@ async def long_result(ask: Asker) -> str:
     The same words in the user's turn say how many tokens they are; where they are fewer as results, each is looked at.
     """
     turns = [_drawn(ask), _drawn(ask)]
-    most = LONG_WORDS if ask.options.trials >= MANY_TRIALS else LONG_WORDS // 3
+    most = LONG_WORDS if ask.options.trials >= MANY_TRIALS else LONG_WORDS // 5
     size = min(most, (ask.limit or UNKNOWN_LIMIT) // 8)  # with all else in the prompt it is to fit
     texts = [" ".join(words.word(ask.rng) for _ in range(many)) for many in (size, size // 2)]
     tools = list({turn.tool.name: turn.tool for turn in turns}.values())
