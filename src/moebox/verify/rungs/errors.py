@@ -82,7 +82,8 @@ async def hung_up(ask: Asker) -> str:
     left = await asyncio.gather(*(ask.client.cancelled(url, body) for _ in range(many)))
     for exchange in left:
         ask.keep(exchange)
-        ask.tally.add("transport" + STREAMED, "" if exchange.error == HUNG_UP else lost(exchange))
+        asked_to_wait = exchange.status in (429, 503)  # so many at once may be; nothing was left then
+        ask.tally.add("transport" + STREAMED, "" if asked_to_wait or exchange.error == HUNG_UP else lost(exchange))
     gone = sum(exchange.error == HUNG_UP for exchange in left)
     for (task, stream), first in zip(asked, before, strict=True):
         await _after(ask, task, first, gone, stream=stream)
