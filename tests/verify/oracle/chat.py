@@ -218,7 +218,7 @@ def from_anthropic(body: dict[str, Any]) -> dict[str, Any]:
                 function = {"name": block["name"], "arguments": json.dumps(block["input"])}
                 calls = [{"id": block["id"], "type": "function", "function": function}]
                 turns.append({"role": "assistant", "content": "", "tool_calls": calls})
-            elif block["type"] == "thinking":
+            elif block["type"] in ("thinking", "redacted_thinking"):
                 continue
             elif block["type"] == "tool_result":
                 turns.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": block["content"]})
