@@ -61,6 +61,13 @@ def test_an_integer_may_be_written_as_a_float():
     assert not _same({"minutes": 3, "more": 1}, {"minutes": 3})
 
 
+def test_halves_of_characters_are_the_servers_where_the_rest_is_right():
+    """A model that says something else and stops in a character is not blamed on the server."""
+    assert "half characters" in garbled("東京 parrot 🦜", "東京 parrot \ufffd\ufffd")
+    assert "half characters" in garbled("東京 parrot 🦜", "\ufffd京 parrot 🦜")
+    assert garbled('if a < b && c > d: "x"', "if a lik b outside\ufffd") == ""
+
+
 def test_blanks_at_the_ends_of_a_copy_are_no_fault():
     """Models trim; what is lost within is named."""
     assert garbled("  a  b\n", "a  b") == ""
