@@ -113,6 +113,28 @@ def test_a_broken_file_is_named_and_does_not_stop_a_plan(
     assert run(capsys, "plan", "kimi-k2.6", "--box", BOX)[0] == 0
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layer_s": 0.0},
+        {"layer_s": -1.0},
+        {"layer_s": 1e300},
+        {"fixed_s": -1e300},
+    ],
+)
+def test_impossible_times_of_a_shared_file_are_one_line(
+    wrong: dict[str, float], kept: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calibrations are handed from owner to owner: what was expected of a step is checked like what was timed."""
+    usual = {"batch": 1, "context": 128, "fixed_s": 1e-3, "layer_s": 2e-4}
+    file = tmp_path / "shared.json"
+    file.write_text(json.dumps({**codec.plain(kept), "expected": [usual | wrong]}))
+    code, _, err = run(capsys, "calibrations", "import", str(file))
+    assert (code, "impossible times" in err) == (2, True)
+    file.write_text(json.dumps({**codec.plain(kept), "expected": [usual]}))
+    assert run(capsys, "calibrations", "import", str(file))[0] == 0
+
+
 def test_half_a_calibration_is_not_handed_on(
     kept: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

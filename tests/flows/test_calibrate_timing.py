@@ -13,6 +13,7 @@ from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_boot import LOOKS, SHORT_S, Measuring, unsure
 from moebox.flows.calibrate_depths import Depth
 from moebox.flows.calibrate_grid import Point
+from moebox.flows.calibrate_timing import lateness
 
 
 def noisy_gaps(seconds: float, count: int, chance: random.Random, *, busy: bool) -> list[float]:
@@ -90,3 +91,11 @@ def test_a_reply_never_goes_beyond_the_context() -> None:
     assert work.steps(Point(batch=1, context=256)) == 750
     assert work.steps(Point(batch=1, context=832)) == 1024 - 832 - 3
     assert Measuring(depth=Depth(layers=4), chunk=8192).steps(Point(batch=1, context=256)) == 24
+
+
+def test_a_stream_that_waits_for_anothers_end_is_told_from_one_that_is_only_late() -> None:
+    """Longer replies bring late streams together; they only make a queue longer."""
+    early, late, queued = [1.0, 2.0, 3.0], [2.5, 3.5], [3.5, 4.5]
+    assert lateness([early, late]) == 0.0
+    assert lateness([early, queued]) == 2.5
+    assert lateness([early, []]) == lateness([]) == 0.0

@@ -1,5 +1,7 @@
 """What a rehearsal with the phantom makes of its ladder: known habits pass and are named, anything else fails."""
 
+from dataclasses import replace
+
 from moebox.core.habits import failure
 from moebox.core.verdict import Ladder, Mark, Probe, Slip, Verdict
 from moebox.flows.rehearse import answered
@@ -35,6 +37,22 @@ def test_everything_else_fails() -> None:
     assert failure(ladder(rung("alive", "skip"))) == "nothing passed"
     often = Slip(kind="usage", seen=9, of=40, low=0.1, high=0.4, verdict="fail")
     assert failure(ladder(rung("alive"), slips=(often,))) == "usage: 9 of 40"
+
+
+def red(kind: str, example: str) -> Slip:
+    """A kind of fault that is seen far too often."""
+    return Slip(kind=kind, seen=5, of=6, low=0.4, high=0.9, verdict="fail", example=example)
+
+
+def test_a_habit_forgives_nothing_beside_itself() -> None:
+    """A second fault in the same probe, another kind over the whole ladder, or a ladder that was cut short."""
+    habit, other = red("limits", HABIT.reason), red("answer", "another client's text")
+    both = replace(HABIT, slips=(habit, other))
+    assert failure(ladder(rung("limits", "fail", "", replace(HABIT, slips=(habit,))), slips=(habit,))) == ""
+    assert failure(ladder(rung("limits", "fail", "", both))) == "limits: another client's text"
+    assert failure(ladder(rung("limits", "fail", "", HABIT), slips=(other,))) == "answer: 5 of 6"
+    short = replace(ladder(rung("limits", "fail", "", HABIT)), stopped="three requests hung")
+    assert failure(short) == "three requests hung"
 
 
 def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:

@@ -1,5 +1,6 @@
 """Calibrations: steps timed with few layers, carried to the depth of the whole model."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,6 +270,38 @@ def test_steps_lie_within_what_the_calibration_says_of_itself(model: str, layers
     off = [reading.decode_s(step.batch, step.context) / step.seconds - 1 for step in real.decode]
     assert sum(abs(share) <= reading.error for share in off) >= 0.8 * len(off)
     assert reading.error < 0.12
+
+
+@given(
+    times=st.lists(
+        st.tuples(st.floats(1e-6, 10.0), st.floats(1e-6, 10.0), st.floats(0.0, 5.0)), min_size=1, max_size=7
+    ),
+    fixed=st.floats(-1.0, 10.0),
+    layer=st.floats(1e-9, 1.0),
+)
+def test_whatever_was_timed_and_expected_more_layers_take_no_less(
+    times: list[tuple[float, float, float]], fixed: float, layer: float
+) -> None:
+    """Times in any order and expectations that have nothing to do with them: finite, and never faster when deeper."""
+    sizes = [2**place for place in range(len(times))]
+    boots = tuple(
+        Boot(
+            layers=layers,
+            decode=tuple(
+                DecodeStep(batch=size, context=256, seconds=row[place], spread=row[2])
+                for size, row in zip(sizes, times, strict=True)
+            ),
+        )
+        for place, layers in enumerate((4, 8))
+    )
+    foretold = tuple(Expected(batch=size, context=256, fixed_s=fixed, layer_s=layer * size) for size in sizes)
+    deep, deeper = (
+        Measured(chunk=CHUNK, calibration=calibration(boots=boots, expected=foretold), layers=layers)
+        for layers in (12, 61)
+    )
+    for size in sizes:
+        assert 0 < deep.decode_s(size, 256) <= deeper.decode_s(size, 256) < math.inf
+    assert 0 < deeper.decode_spread < math.inf
 
 
 @pytest.mark.parametrize("name", ["kimi-k2.6", "gpt-oss-120b", "qwen3.5-397b-a17b", "deepseek-v3.2"])

@@ -123,6 +123,19 @@ def test_runs_are_filtered_and_compared(serve: Serve, tmp_path: Path):
     assert get(f"{url}runs/..%2F..%2Fetc")[0] == 404
 
 
+def test_a_step_whose_checks_failed_is_not_ticked_as_good(serve: Serve, tmp_path: Path):
+    """The ladder was climbed to its end, so the step is done; what it found was red all the same."""
+    run = a_run(tmp_path, name="red")
+    steps = [
+        {"name": "up", "state": "done", "seconds": 3.0},
+        {"name": "verify", "state": "done", "seconds": 9.0, "figures": {"pass": 11, "fail": 1}},
+    ]
+    (run.path / "pipeline.json").write_text(json.dumps({"steps": steps}))
+    page = get(f"{serve(runs=tmp_path)}runs/{run.id}/live")[1]
+    shown = {name: state for state, name in re.findall(r'<li class="(\w+)">.*?<b>(\w+)</b>', page)}
+    assert shown == {"up": "done", "verify": "failed"}
+
+
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A long list is shown from memory; a run that went on is read anew."""
     first, second = a_run(tmp_path, name="a"), a_run(tmp_path, name="b")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
-from moebox.flows.pipeline import STEPS, Pipeline, Step
+from moebox.flows.pipeline import STEPS, Pipeline, Step, shown_state
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
@@ -85,7 +85,10 @@ class View(Drawn):
         elif what.state == "running":
             people().print(f"{what.name}: {_ABOUT[what.name]}")
         else:
-            people().print(f"{_MARKS[_state(what)]} {what.name} {escape(self._told(what))}", soft_wrap=True)
+            people().print(
+                f"{_MARKS[shown_state(what.state, what.figures)]} {what.name} {escape(self._told(what))}",
+                soft_wrap=True,
+            )
 
     def ladder(self) -> RenderableType:
         """Every step in its state."""
@@ -98,9 +101,10 @@ class View(Drawn):
             if step.state == "running":
                 table.add_row(self.spinner, Text(name, style="bold"), self._running(name))
             else:
-                style = _STYLES[_state(step)]
+                state = shown_state(step.state, step.figures)
+                style = _STYLES[state]
                 table.add_row(
-                    Text(_MARKS[_state(step)], style=style),
+                    Text(_MARKS[state], style=style),
                     Text(name, style=style),
                     Text(self._told(step), style=style),
                 )
@@ -158,11 +162,6 @@ class View(Drawn):
 
 
 _RUNGS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
-
-
-def _state(step: Step) -> str:
-    """A step that was done and found checks that fail is not shown as good."""
-    return "failed" if step.figures.get("fail") else step.state
 
 
 def _figure(value: Any) -> str:

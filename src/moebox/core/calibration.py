@@ -6,7 +6,7 @@ Facts only. What they say of the whole model is worked out in `planner.speed.mea
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from moebox import codec
 from moebox.core import registry
@@ -49,6 +49,9 @@ class Prefill:
     tokens: int
     seconds: float
     spread: float = 0.0
+
+
+Timed = TypeVar("Timed", DecodeStep, Prefill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.verdict import Ladder, Probe, Verdict
+from moebox.core.verdict import Ladder, Probe, Slip, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,26 @@ def unexplained(engine: str, rung: Verdict) -> str:
     failing = [probe for probe in rung.probes if probe.verdict == "fail"]
     if not failing:
         return rung.reason
-    return next((probe.reason or probe.name for probe in failing if not shown(engine, rung.name, probe)), "")
+    return next(filter(None, (_beyond(engine, rung.name, probe) for probe in failing)), "")
+
+
+def _beyond(engine: str, rung: str, probe: Probe) -> str:
+    """What a failed probe shows beside habits: every kind of fault that failed must be one, or its reason."""
+    reasons = [slip.example for slip in _red(probe.slips)] or [probe.reason]
+    return next((why or probe.name for why in reasons if not recognised(engine, rung, probe.name, why)), "")
 
 
 def failure(ladder: Ladder) -> str:
     """The first failure of a ladder that is no known habit of its engine: the launch's own; "" where there is none."""
-    failing = [rung for rung in ladder.rungs if rung.verdict == "fail"]
-    reasons = ((rung.name, unexplained(ladder.engine, rung)) for rung in failing)
+    if ladder.holds:
+        return ""
+    reasons = ((rung.name, unexplained(ladder.engine, rung)) for rung in ladder.rungs)
     own = next((f"{name}: {why}" for name, why in reasons if why), "")
-    if own or failing or ladder.holds:
-        return own
-    often = next((f"{slip.kind}: {slip.seen} of {slip.of}" for slip in ladder.slips if slip.verdict == "fail"), "")
-    return often or ladder.stopped or "nothing passed"
+    habitual = {slip.kind for rung in ladder.rungs for probe in rung.probes for slip in _red(probe.slips)}
+    often = [f"{slip.kind}: {slip.seen} of {slip.of}" for slip in _red(ladder.slips) if slip.kind not in habitual]
+    none_passed = "" if any(rung.verdict == "fail" for rung in ladder.rungs) else "nothing passed"
+    return own or next(iter(often), "") or ladder.stopped or none_passed
+
+
+def _red(slips: Sequence[Slip]) -> list[Slip]:
+    return [slip for slip in slips if slip.verdict == "fail"]

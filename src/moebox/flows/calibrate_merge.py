@@ -2,13 +2,10 @@
 
 import math
 from dataclasses import replace
-from typing import TypeVar
 
-from moebox.core.calibration import Boot, Calibration, DecodeStep, Prefill
+from moebox.core.calibration import Boot, Calibration, Timed
 from moebox.errors import UnknownName
 from moebox.store import calibrations
-
-Timed = TypeVar("Timed", DecodeStep, Prefill)
 
 
 def with_earlier(found: Calibration) -> Calibration:

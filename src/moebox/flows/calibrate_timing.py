@@ -12,17 +12,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
-from moebox.core.calibration import DecodeStep, Prefill
+from moebox.core.calibration import DecodeStep, Prefill, Timed
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
 from moebox.loose import Json
 from moebox.serve.dummy import SPOKEN
 from moebox.stream import Exchange
 from moebox.stream.events import Event
-
-Timed = TypeVar("Timed", DecodeStep, Prefill)
 
 FIRST_ID = 512  # below are bytes and control tokens in every vocabulary met so far
 BLOCK_STEPS = 8  # steps of a block at least: a pause of the server spoils one block alone
@@ -31,6 +28,7 @@ BUNCHES = 5  # in a block at least, where they come in bunches because nobody wa
 AT_ONCE = 0.2  # of the mean gap: tokens closer to each other came in one bunch
 LEAST_STEPS = 8  # steps in which all streams must decode together
 LONGER = (1, 3, 9)  # times the steps, while streams do not decode together
+QUEUED = 1.5  # times further apart than before do streams begin, when longer replies make the last one wait longer
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
 LONG_S = 2.0  # a prompt that takes as long is hardly disturbed: two tries that agree are enough
@@ -142,16 +140,27 @@ def prefill(target: Target, tokens: int, *, deadline: float) -> Prefill:
 def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
     """One look at `batch` streams decoding together at `context`, for `steps` steps after the last has begun.
 
-    Streams that begin far apart on a busy host get longer replies, up to `room` tokens.
+    Streams that begin far apart on a busy host get longer replies, up to `room` tokens. Where the last begins the
+    later the longer replies are, it waits for another's end, and still longer ones would change nothing.
     """
-    ahead = lead(batch, context, chunk)
+    ahead, waited = lead(batch, context, chunk), math.inf
     for more in LONGER:
         reply = ahead + steps * more
         streams = together(target, [target.body(context, min(reply, room or reply)) for _ in range(batch)])
         gaps = shared_gaps([stream.times for stream in streams])
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
             return look(gaps, batch=batch, context=context)
+        late = lateness([stream.times for stream in streams])
+        if late > QUEUED * waited:
+            break
+        waited = late or math.inf
     raise NotTogether(f"{batch} streams at {context:,} tokens never decoded together for {LEAST_STEPS} steps")
+
+
+def lateness(times: Sequence[Sequence[float]]) -> float:
+    """Seconds after the first stream's beginning that the last begins, where the first is over by then; 0 elsewhere."""
+    first, last = (pick((stream[0] for stream in times if stream), default=0.0) for pick in (min, max))
+    return last - first if last >= min((stream[-1] for stream in times if stream), default=math.inf) else 0.0
 
 
 def lead(batch: int, context: int, chunk: int) -> int:

@@ -4,7 +4,7 @@ RUN/pipeline.json holds both; it is written whole after every step, so that a ru
 last step that was done.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from errno import ENOSPC
@@ -60,6 +60,11 @@ class Step:
     hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
     figures: Figures = field(default_factory=dict)  # what a person wants to see of it at a glance
+
+
+def shown_state(state: str, figures: Mapping[str, object]) -> str:
+    """How a step is shown: one that was done and found checks that fail is not shown as good."""
+    return "failed" if figures.get("fail") else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from moebox import codec, files
 from moebox.core.box import Box
-from moebox.core.calibration import FORMAT, Boot, Calibration, on_host, place_of
+from moebox.core.calibration import FORMAT, Boot, Calibration, DecodeStep, Prefill, on_host, place_of
 from moebox.errors import BadInput, UnknownName, refuse_if
+
+LONGEST_S = 3600.0  # of a step; a file that somebody shared may say anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,14 @@ def read(path: Path) -> Calibration:
     found = codec.decode(Calibration, value, where=str(path))
     for boot in found.boots:
         refuse_if(not _possible(boot), f"{path}: a boot of {boot.layers} layers has impossible times")
+    lines = all(0 < step.layer_s < LONGEST_S and abs(step.fixed_s) < LONGEST_S for step in found.expected)
+    refuse_if(not lines, f"{path}: impossible times were expected of a step")
     return found
 
 
 def _possible(boot: Boot) -> bool:
-    times = [*(step.seconds for step in boot.decode), *(prompt.seconds for prompt in boot.prefill)]
-    return boot.layers >= 1 and all(0 < seconds < 3600 for seconds in times)
+    steps: list[DecodeStep | Prefill] = [*boot.decode, *boot.prefill]
+    return boot.layers >= 1 and all(0 < step.seconds < LONGEST_S and 0 <= step.spread < LONGEST_S for step in steps)
 
 
 def get(name: str) -> Calibration:

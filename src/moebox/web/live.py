@@ -93,7 +93,11 @@ def run_document(run: Run) -> Json:
 def steps(document: Json) -> tuple[StepView, ...]:
     """Each step with its state and what came of it."""
     return tuple(
-        StepView(name=words(row, "name"), state=words(row, "state") or "waiting", text=_came(row))
+        StepView(
+            name=words(row, "name"),
+            state=pipelines.shown_state(words(row, "state") or "waiting", inner(row, "figures")),
+            text=_came(row),
+        )
         for row in rows(document, "steps")
     )
 

@@ -43,9 +43,9 @@ def deeper(
         if larger and seconds <= GROWN * min(series.items())[1][0]:
             factor = min(factor, larger[-1])
         factors[key] = factor
-        total = base + factor * wanted.layer_s * layers
+        total = max(base + factor * wanted.layer_s * layers, seconds)  # more layers are never faster
         beyond = doubt * abs(layers / deep[0] - 1)  # what is fixed and was taken for layers' is multiplied with them
-        found[key] = (max(total, seconds), math.hypot(spread, beyond / total))
+        found[key] = (total, math.hypot(spread, beyond / total))
     return found
 
 
