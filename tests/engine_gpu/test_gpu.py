@@ -21,7 +21,7 @@ import pytest
 from moebox import codec
 from moebox.core.habits import unexplained
 from moebox.core.recipe import Climb, Recipe
-from moebox.core.verdict import Ladder
+from moebox.core.verdict import Verdict
 from moebox.detect import nvml
 from moebox.serve.state import marked
 from moebox.verify.rungs import NAMES
@@ -65,9 +65,9 @@ def climbed(ladder: dict[str, Any]) -> dict[str, str]:
         for probe in rung["probes"]:
             if probe["verdict"] not in ("pass", "skip"):
                 say(f"       {probe['verdict']} {probe['name']}: {probe['reason'][:400]}")
-    read = codec.decode(Ladder, ladder, where="verify --json")
-    bad = {rung.name: unexplained(read.engine, rung) for rung in read.rungs}
-    left_out = {rung.name: rung.reason for rung in read.rungs if rung.verdict == "skip" and rung.name not in UNTRIED}
+    rungs = [codec.decode(Verdict, rung, where="verify --json") for rung in ladder["rungs"]]
+    bad = {rung.name: unexplained(ladder["engine"], rung) for rung in rungs}
+    left_out = {rung.name: rung.reason for rung in rungs if rung.verdict == "skip" and rung.name not in UNTRIED}
     return {name: reason for name, reason in bad.items() if reason} | left_out
 
 
