@@ -99,3 +99,12 @@ def test_a_stream_that_waits_for_anothers_end_is_told_from_one_that_is_only_late
     assert lateness([early, late]) == 0.0
     assert lateness([early, queued]) == 2.5
     assert lateness([early, []]) == lateness([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "known", "wrong"), [(16, 1, False), (16, 15, True), (8192, 8, False), (512, 64, True)]
+)
+def test_a_token_shared_by_chance_is_no_cached_prompt(prompt: int, known: int, wrong: bool) -> None:
+    """SGLang's pages hold one token: one of 64 warm-up prompts began as another did, and ended a whole calibration."""
+    event = timing.Event({}, usage=(prompt, 1, known, 0))
+    assert bool(timing.cached(event)) == wrong

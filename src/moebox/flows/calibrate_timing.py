@@ -32,7 +32,8 @@ QUEUED = 1.5  # times further apart than before do streams begin, when longer re
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
 LONG_S = 2.0  # a prompt that takes as long is hardly disturbed: two tries that agree are enough
-CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template, or tokens equal by chance
+CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template
+CHANCE = 4  # tokens that two drawn prompts may share by chance at their beginning, where a cache's pages are that short
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
 
 
@@ -92,9 +93,8 @@ def streamed(target: Target, body: Json, out: Stream) -> None:
 def cached(event: Event) -> str:
     """That the prompt was not read, where the usage says so."""
     prompt, _, known, _ = event.usage or (0, 0, 0, 0)
-    return (
-        f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if known > CACHED * prompt else ""
-    )
+    wrong = known > max(CACHED * prompt, CHANCE)
+    return f"{known:,} of {prompt:,} prompt tokens came from the server's prefix cache" if wrong else ""
 
 
 def brings_token(event: Event) -> bool:
