@@ -114,3 +114,12 @@ def test_no_peak_below_the_mean_is_shown() -> None:
     text = shown(200, {**FIGURES, "output_throughput": 453.0, "max_output_tokens_per_s": 256.0})
     assert "453" in text
     assert "256" not in text
+
+
+def test_errors_that_are_known_are_explained_once() -> None:
+    """llama.cpp's words say nothing to a reader; what is known of them stands beside them, with its remedy."""
+    errors = {f"Failed to parse input at pos {place}: some words": 1 for place in (5, 52)}
+    text = " ".join(shown(80, {**FIGURES, "errors": {**errors, "broken": 1}}).split())
+
+    assert text.count("does not fit the grammar made of the chat template") == 1
+    assert "Remedy: the request once more" in text
