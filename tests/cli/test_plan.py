@@ -190,3 +190,13 @@ def test_a_plan_without_experts_on_gpus_gives_no_order_of_layers(capsys: pytest.
     left = text.partition(told)[2].partition(" GiB of RAM is left free")[0]
     assert re.search(rf"free \S+ {re.escape(left)} ", text), "the table's last row says the same"
     assert "head of the stack" not in text
+
+
+def test_a_recipe_that_up_would_refuse_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder whose name holds an escape sequence: one line, and no file that is refused later."""
+    recipe = tmp_path / "recipe.toml"
+    folder = tiny.folder(tmp_path / "ev\x1b[2Jil", tiny.KIMI)
+    assert main(["plan", str(folder), "--box", "8x-h200", "-o", str(recipe), "--json"]) == 2
+    told = capsys.readouterr()
+    assert (told.out, "control character" in told.err, "\x1b" in told.err) == ("", True, False)
+    assert not recipe.exists()

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from moebox import files
-from moebox.cli.output import answer, people, talk
+from moebox.cli.output import answer, people, talk, write_file
 from moebox.errors import BadInput, refuse_outside
 from moebox.units import count, seconds, tok_s
 
@@ -65,7 +64,7 @@ def climb(
     best = summit.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:
-        _write(output, codec.to_toml(best.recipe))
+        write_file(output, codec.to_toml(best.recipe))
     answer(
         json,
         {**run.read_json(flow.TABLE), "recipe": codec.plain(best.recipe), "run": str(run.path)},
@@ -146,8 +145,3 @@ def _cells(trial: "Trial") -> list[str]:
         "[green]kept[/]" if trial.kept else "dropped",
         escape(trial.why),
     ]
-
-
-def _write(path: Path, text: str) -> None:
-    with files.writing(path, refused=BadInput):
-        path.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.output import answer, emit, people, talk
+from moebox.cli.output import answer, emit, people, talk, write_file
 from moebox.cli.pinned import Pinned
 from moebox.core.measure import Slo
 from moebox.errors import BadInput, DoesNotFit, refuse_outside
@@ -368,13 +368,12 @@ def render(
         output: A folder to write them to; otherwise they are printed.
         json: Print the files as one JSON document.
     """
-    from moebox.cli.render import write
     from moebox.flows.fleet_render import fleet_files
 
     texts = fleet_files(file, form, kind=router)
     if output:
         for name, text in texts.items():
-            write(output / name, text, executable=name.endswith((".sh", ".sbatch")))
+            write_file(output / name, text, executable=name.endswith((".sh", ".sbatch")))
     if json:
         emit({"form": form, "output": str(output) if output else None, "files": texts})
     elif output:

@@ -4,11 +4,13 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from moebox import codec
+from moebox import codec, files
+from moebox.errors import BadInput
 from moebox.escape import json_text, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from rich.console import Console
     from rich.segment import Segment
@@ -25,6 +27,12 @@ def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
         emit(document)
     else:
         show()
+
+
+def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
+    """A file that was asked for, whole or not at all; BadInput where it cannot be."""
+    with files.writing(path, refused=BadInput):
+        files.write_atomic(path, text, mode=0o755 if executable else 0o644)
 
 
 @functools.cache

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moebox import codec, files
+from moebox import codec
 from moebox.checkpoint import look_up
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import emit, people, talk, write_file
 from moebox.cli.pinned import Pinned
+from moebox.core import grammar
 from moebox.core.plan import Caution, DeviceMemory, Goal, Plan
 from moebox.errors import DoesNotFit
 from moebox.flows import boxes
@@ -61,6 +62,7 @@ def plan(
     notes = tuple(Caution(symptom="", text=note, severity="note") for note in known.notes)
     chosen = replace(chosen, warnings=(*notes, *chosen.warnings))
     chosen = boxes.planned_for(chosen, box, ram=ram, ram_bandwidth=ram_bandwidth)
+    grammar.refuse(chosen.recipe)  # what `up` would refuse is not written first
     if output:
         write(chosen, output)
     if json:
@@ -76,9 +78,7 @@ def write(chosen: Plan, path: Path) -> None:
     """The recipe as TOML, with the plan's reasons above it."""
     head = [f"# {chosen.recipe.name}: planned by moebox for {chosen.box}, goal {chosen.goal}."]
     head += [f"# - {line}" for line in chosen.reasons]
-    with files.writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe), encoding="utf-8")
+    write_file(path, "\n".join(head) + "\n\n" + codec.to_toml(chosen.recipe))
     talk().print(f"wrote {path}", soft_wrap=True)
 
 

@@ -7,13 +7,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from moebox import files
 from moebox import render as rendering
 from moebox.checkpoint import deploy
-from moebox.cli.output import answer
+from moebox.cli.output import answer, write_file
 from moebox.core.plan import Caution
 from moebox.engines import refusals
-from moebox.errors import BadInput
 from moebox.escape import printable
 from moebox.flows import recipes
 
@@ -38,7 +36,7 @@ def render(
     warnings = refusals(asked)
     if output:
         for name, text in files.items():
-            write(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
+            write_file(output / name if name else output, text, executable=form in rendering.EXECUTABLE)
     shown = {"text": files[""]} if "" in files else {"files": files}
     written = {"form": form, **shown, "output": str(output) if output else None, "warnings": warnings}
     answer(json, written, lambda: _show({} if output else files, warnings))
@@ -52,9 +50,3 @@ def _show(files: Mapping[str, str], warnings: Iterable[Caution]) -> None:
     for warning in warnings:
         remedy = f" ({warning.remedy})" if warning.remedy else ""
         print(printable(f"{warning.severity}: {warning.text}{remedy}"), file=sys.stderr)
-
-
-def write(path: Path, text: str, *, executable: bool) -> None:
-    """The file whole or not at all; BadInput where it cannot be."""
-    with files.writing(path, refused=BadInput):
-        files.write_atomic(path, text, mode=0o755 if executable else 0o644)

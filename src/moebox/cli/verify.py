@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from moebox import files
 from moebox.cli import flags
 from moebox.cli import target as targets
-from moebox.cli.output import answer
+from moebox.cli.output import answer, write_file
 from moebox.errors import BadInput
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def verify(
         )
     run.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
-        _write(junit, to_junit(ladder))
+        write_file(junit, to_junit(ladder))
     answer(json, {**document(ladder), "run": str(run.path)}, lambda: view.sum_up(ladder, run.path))
     good = ladder.verdict == "pass" if strict else ladder.holds
     return 0 if good else 1
@@ -109,9 +108,3 @@ def _effort(quick: bool, thorough: bool) -> "Effort":
     if quick:
         return "quick"
     return "thorough" if thorough else "default"
-
-
-def _write(path: Path, text: str) -> None:
-    with files.writing(path, refused=BadInput):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
