@@ -1,5 +1,7 @@
 """What is said when nothing fits: the nearest thing that works, asking for less before buying more."""
 
+import contextlib
+
 import pytest
 
 from moebox.core import catalogue
@@ -44,7 +46,7 @@ def test_every_model_runs_from_ram(model: str) -> None:
 def test_ram_is_named_before_gpus() -> None:
     """A single 5090: how much RAM would do, then how many GPUs."""
     told = hint("kimi-k2.6", "1x-rtx-5090", Pins())
-    assert told.index("--ram 464GiB") < told.index("it fits on 32x")
+    assert told.index("--ram 320GiB") < told.index("with 464GiB IQ3_K, which loses less") < told.index("it fits on 32x")
 
 
 def test_asking_for_less_is_named_first() -> None:
@@ -59,10 +61,20 @@ def test_a_file_nobody_has_seen_is_offered_as_that() -> None:
     assert "--checkpoint Q4_X (583.7 GB, a file not verified to exist) fits" in told
 
 
-def test_what_is_named_does_fit() -> None:
-    """The RAM that a remedy names holds the model."""
-    told = hint("glm-5.1", "1x-rtx-5090", Pins())
-    size = told.partition("--ram ")[2].partition(":")[0]
-    box = box_of("1x-rtx-5090", ram=size, ram_bandwidth="460GB/s")
-    plan = choose(box, catalogue.model("glm-5.1"), catalogue.checkpoints("glm-5.1"), Pins(context=2048))
-    assert plan.memory.fits
+@pytest.mark.parametrize(
+    ("model", "cards"),
+    [
+        ("glm-5.1", "1x-rtx-5090"),
+        ("kimi-k2.6", "2x-rtx-pro-6000-max-q"),
+        ("kimi-k2.6", "1x-h200"),
+        ("gpt-oss-120b", "4090"),
+    ],
+)
+def test_what_is_named_does_fit_and_is_the_nearest(model: str, cards: str) -> None:
+    """The RAM that a remedy names holds the model; two steps of it less do not."""
+    told = hint(model, cards, Pins())
+    size = int(told.partition("--ram ")[2].partition("GiB")[0])
+    for less, fits in ((0, True), (32, False)):
+        box = box_of(cards, ram=f"{size - less}GiB", ram_bandwidth="460GB/s")
+        with contextlib.nullcontext() if fits else pytest.raises(DoesNotFit):
+            choose(box, catalogue.model(model), catalogue.checkpoints(model), Pins())

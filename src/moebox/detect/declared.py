@@ -25,7 +25,7 @@ from moebox.errors import BadInput, UnknownName
 from moebox.loose import rows
 from moebox.units import parse_rate, parse_size
 
-_PART = re.compile(r"(?:(\d+)x-?)?([a-z].*)")
+_PART = re.compile(r"(?:(\d+)x-?)?([a-z0-9].*)")
 MOST_GPUS = 1024  # in one machine; more is a typing error
 MOST_NODES = 256
 MOST_NETWORK = 10**12  # bytes/s a GPU between nodes; NVLink's largest domains have 0.9

@@ -7,9 +7,8 @@ from moebox.core import registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import SHORTER, START_UTILIZATION, candidates, cannot_run, engines_for, forms
+from moebox.planner.candidates import LEAST_BITS, SHORTER, START_UTILIZATION, candidates, cannot_run, engines_for, forms
 from moebox.planner.pins import Pins, sharing
-from moebox.planner.prefer import LEAST_BITS
 from moebox.planner.weigh import Weighed, weigh
 from moebox.sizing.constants import gibibytes
 from moebox.units import count, gb, gib
@@ -217,32 +216,35 @@ def _larger(box: Box) -> Iterator[Box]:
 
 def _ram_needed(asked: Asked) -> str:
     """How much RAM beside these GPUs would do, with what; "" when RAM is not what lacks or the engine uses none."""
-    nearest = _with_ram(asked)
-    if nearest is None:
+    able = sorted(_with_ram(asked), key=_ram_of)
+    if not able:
         return ""
-    box = asked.box
-    size = -(-(_ram_of(nearest) + gibibytes("llama", "margin")) // ROUND) * ROUND
+    box, nearest = asked.box, able[0]
+    better = next((one for one in able if one.checkpoint.bits_per_weight(one.model) >= LEAST_BITS), nearest)
+    if _ram_size(better) == _ram_size(nearest):
+        nearest = better
     here = ("here", "on this GPU", "on these GPUs")[min(len(box.gpus), 2)]
     have = f"{gib(box.ram)} is there" if box.ram else "none was declared"
     form = f"{nearest.checkpoint.name} under {registry.titled(nearest.recipe.engine)}"
-    return f"--ram {size // 2**30}GiB: with that much RAM {form} fits {here} ({have})"
+    more = f", with {_ram_size(better)} {better.checkpoint.name}, which loses less" if better != nearest else ""
+    return f"--ram {_ram_size(nearest)}: with that much RAM {form} fits {here} ({have}){more}"
 
 
-def _with_ram(asked: Asked) -> Weighed | None:
-    """What needs least RAM of all that fits with more of it; where some keep their quality, of those."""
+def _ram_size(weighed: Weighed) -> str:
+    """RAM that would do, as --ram takes it, in round steps."""
+    size = -(-(_ram_of(weighed) + gibibytes("llama", "margin")) // ROUND) * ROUND
+    return f"{size // 2**30}GiB"
+
+
+def _with_ram(asked: Asked) -> list[Weighed]:
+    """All that fits with more RAM."""
     box, pins = asked.box, asked.pins
     if pins.serving or not asked.offloads:
-        return None
+        return []
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
     engines = (pins.engine,) if pins.engine else sharing()
     found = weigh(roomy, asked.model, candidates(roomy, asked.model, asked.checkpoints, pins, engines), pins)
-    able = [one for one in found if _ram_of(one) > box.ram and one.memory.fits and not one.refused]
-    return min(able, key=_least_ram, default=None)
-
-
-def _least_ram(weighed: Weighed) -> tuple[bool, int]:
-    """Forms of too few bits last, then by RAM."""
-    return weighed.checkpoint.bits_per_weight(weighed.model) < LEAST_BITS, _ram_of(weighed)
+    return [one for one in found if _ram_of(one) > box.ram and one.memory.fits and not one.refused]
 
 
 def _ram_of(weighed: Weighed) -> int:

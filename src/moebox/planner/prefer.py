@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
+from moebox.planner.candidates import LEAST_BITS
 from moebox.planner.weigh import Weighed
 
 # An engine that is not the first choice must be forecast this much better: the forecast's own error is about as large.
@@ -25,7 +26,6 @@ DIVIDED = 0.90  # decode context parallelism: rows of one rig only
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
 KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
 SLOW = ("kv-fp8-sglang-slow",)  # such symptoms
-LEAST_BITS = 3.5  # a weight; below, perplexity leaves the original's (makers' model cards)
 FEW_BITS = 0.5  # and what a form below that counts, once more for each whole bit below
 
 
