@@ -62,6 +62,7 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     assert "known habit of ik_llama.cpp" in report
     assert "Tell clients what this engine does" in report
     assert "Fix the failing checks first" not in report
+    assert main(["run", "--resume", run.id]) == 1  # nothing is left to do, and it is as red as before
 
 
 def test_an_interrupt_says_how_to_go_on(story_recipe: Path):
