@@ -9,7 +9,7 @@ _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "B": 1}
 _SIZES = {name.lower(): factor for name, factor in {**_DECIMAL, **_BINARY}.items()}
 _SIZES |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # as memory tools mean it: 768G of RAM is 768 GiB
-_NUMBER = re.compile(r"\s*(\d+(?:[._]\d+)*(?:\.\d+)?)\s*([a-zA-Z]*)(/s)?\s*")
+_NUMBER = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([a-zA-Z]*)(/s)?\s*")
 
 
 def parse_size(text: str) -> int:

@@ -1,7 +1,7 @@
 """Numbers to words and back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moebox import units
@@ -36,6 +36,8 @@ def test_whole_bytes_survive(size: int):
 
 
 @given(st.text(max_size=30))
+@example("0.0.0")
+@example("1_000.5GiB")
 def test_no_text_crashes_the_parsers(text: str):
     """They answer or raise ValueError, never anything else."""
     for parse in (units.parse_size, units.parse_rate, units.parse_tokens, units.parse_seconds):

@@ -62,3 +62,12 @@ def test_checks_that_were_not_tried_for_want_of_time_are_named() -> None:
         answered(ladder(rung("alive"), late), "vllm")
         == "answered right on 1 check of the ladder (out of time for cache)"
     )
+
+
+def test_a_second_fault_of_the_same_kind_is_looked_at_too() -> None:
+    """A habit explains its own words alone; what else was seen under that kind of fault needs one as well."""
+    several = replace(red("limits", HABIT.reason), also=("an answer in another's words",))
+    mixed = replace(HABIT, slips=(several,))
+    assert (
+        failure(ladder(rung("limits", "fail", "", mixed), slips=(several,))) == "limits: an answer in another's words"
+    )

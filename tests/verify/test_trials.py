@@ -141,3 +141,15 @@ def test_a_servers_words_cannot_drive_a_terminal(text: str):
 
     assert shown.isprintable() or "\u200d" in shown or "\ufe0f" in shown
     shown.encode()
+
+
+def test_a_probe_is_told_its_own_slips_not_an_earlier_ones() -> None:
+    """ "finish_reason 'stop'" had the example of a probe before it: another fault of the same kind."""
+    tally = Tally()
+    tally.add("limits", "HTTP 500 when the context is full")
+    before = tally.snapshot()
+    for why in ("finish_reason 'stop' at the limit", "finish_reason 'stop' at the limit", "no reply", ""):
+        tally.add("limits", why)
+    (mine,) = tally.slips(before)
+    assert (mine.seen, mine.of, mine.example, mine.also) == (3, 4, "finish_reason 'stop' at the limit", ("no reply",))
+    assert tally.slips()[0].example == "HTTP 500 when the context is full"

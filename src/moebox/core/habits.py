@@ -17,7 +17,7 @@ class Habit:
     id: str
     engine: str
     versions: str  # in which it was seen
-    rung: str
+    rung: str  # "" where every one of them may meet it
     probe: str  # how the names of the probes that meet it begin
     pattern: str  # found in such a probe's reason
     does: str
@@ -45,7 +45,8 @@ def habits_of(engine: str) -> tuple[Habit, ...]:
 def recognised(engine: str, rung: str, probe: str, reason: str) -> Habit | None:
     """The habit that a probe's reason shows; None where it is none that is known of this engine."""
     for habit in habits_of(engine):
-        if (habit.rung, probe.startswith(habit.probe)) == (rung, True) and re.search(habit.pattern, reason):
+        here = habit.rung in ("", rung) and probe.startswith(habit.probe)
+        if here and re.search(habit.pattern, reason):
             return habit
     return None
 
@@ -54,7 +55,7 @@ def shown(engine: str, rung: str, probe: Probe) -> tuple[Habit, ...]:
     """Known habits of `engine` that a probe which did not pass shows."""
     if probe.verdict not in ("warn", "fail"):
         return ()
-    reasons = (probe.reason, *(slip.example for slip in probe.slips))
+    reasons = (probe.reason, *(why for slip in probe.slips for why in (slip.example, *slip.also)))
     seen = [recognised(engine, rung, probe.name, reason) for reason in reasons]
     return tuple(dict.fromkeys(filter(None, seen)))
 
@@ -71,7 +72,7 @@ def unexplained(engine: str, rung: Verdict) -> str:
 
 def _beyond(engine: str, rung: str, probe: Probe) -> str:
     """What a failed probe shows beside habits: every kind of fault that failed must be one, or its reason."""
-    reasons = [slip.example for slip in _red(probe.slips)] or [probe.reason]
+    reasons = [why for slip in _red(probe.slips) for why in (slip.example, *slip.also)] or [probe.reason]
     return next((why or probe.name for why in reasons if not recognised(engine, rung, probe.name, why)), "")
 
 

@@ -43,6 +43,7 @@ class Slip:
     verdict: Mark = "pass"
     whose: Whose = "server"
     example: str = ""  # what was wrong the first time
+    also: tuple[str, ...] = ()  # what else was, where it was not always the same
 
     @property
     def rate(self) -> float:

@@ -3,12 +3,14 @@
 A kind ends in `/streamed` where it was met in a stream; both share one row here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebox.core.verdict import Mark, Slip, Whose
 from moebox.verify.score import wilson
 
 RED = 0.03  # a server's fault is red when its rate is above this with 97.5% confidence, and was seen twice
+ALSO = 4  # further examples of a kind of fault that are kept
 MODEL_RED = 0.15  # so many wrong answers are no slips of a good model any more
 MODEL_WARN = 0.04
 MODEL_TRIALS = 4  # fewer say nothing about a model
@@ -79,11 +81,21 @@ def _model_mark(low: float, seen: int, of: int) -> Mark:
     return "fail" if enough and low > MODEL_RED else "warn"
 
 
-def slip(name: str, seen: int, of: int, *, whose: Whose = "server", example: str = "") -> Slip:
+def slip(name: str, seen: int, of: int, *, whose: Whose = "server", examples: Sequence[str] = ()) -> Slip:
     """A count with its interval and verdict."""
     score = wilson(seen, of)
-    mark = mark_of(name, seen, of, whose)
-    return Slip(kind=name, seen=seen, of=of, low=score.low, high=score.high, verdict=mark, whose=whose, example=example)
+    example, *also = dict.fromkeys(examples) or ("",)
+    return Slip(
+        kind=name,
+        seen=seen,
+        of=of,
+        low=score.low,
+        high=score.high,
+        verdict=mark_of(name, seen, of, whose),
+        whose=whose,
+        example=example,
+        also=tuple(also[:ALSO]),
+    )
 
 
 def in_words(found: Slip) -> str:

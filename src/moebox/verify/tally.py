@@ -12,21 +12,19 @@ _ORDER = {"fail": 0, "warn": 1, "pass": 2, "skip": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Of `of` chances, so many slips of the server's and so many of the model's, each with its first example."""
+    """Of `of` chances, the slips of the server's and those of the model's, each in words."""
 
     of: int = 0
-    server: int = 0
-    model: int = 0
-    server_example: str = ""
-    model_example: str = ""
+    server: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
 
     def added(self, why: str, whose: Whose) -> "Count":
         """One chance more, and a slip where there is a `why`."""
         if not why:
             return replace(self, of=self.of + 1)
         if whose == "model":
-            return replace(self, of=self.of + 1, model=self.model + 1, model_example=self.model_example or why)
-        return replace(self, of=self.of + 1, server=self.server + 1, server_example=self.server_example or why)
+            return replace(self, of=self.of + 1, model=(*self.model, why))
+        return replace(self, of=self.of + 1, server=(*self.server, why))
 
 
 NONE = Count()
@@ -53,8 +51,8 @@ class Tally:
 
     def _of(self, kind: str, since: Mapping[str, Count]) -> Iterator[Slip]:
         now, before = self._counts[kind], since.get(kind, NONE)
-        of, server, model = now.of - before.of, now.server - before.server, now.model - before.model
+        of, server, model = now.of - before.of, now.server[len(before.server) :], now.model[len(before.model) :]
         if of:
-            yield slip(kind, server, of, example=now.server_example if server else "")
+            yield slip(kind, len(server), of, examples=server)
         if model:
-            yield slip(kind, model, of, whose="model", example=now.model_example)
+            yield slip(kind, len(model), of, whose="model", examples=model)
