@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from moebox import codec
+from moebox.core.habits import unexplained
 from moebox.core.recipe import Recipe
+from moebox.core.verdict import Verdict
 
 WAIT_S = 900
 
@@ -81,3 +83,10 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def beyond_habits(ladder: dict[str, Any]) -> dict[str, str]:
+    """The checks of `verify --json` that failed by no known habit of their engine, with what was seen."""
+    rungs = [codec.decode(Verdict, rung, where="verify --json") for rung in ladder["rungs"]]
+    found = {rung.name: unexplained(ladder["engine"], rung) for rung in rungs}
+    return {name: why for name, why in found.items() if why}

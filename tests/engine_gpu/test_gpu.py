@@ -19,13 +19,11 @@ import psutil
 import pytest
 
 from moebox import codec
-from moebox.core.habits import unexplained
 from moebox.core.recipe import Climb, Recipe
-from moebox.core.verdict import Verdict
 from moebox.detect import nvml
 from moebox.serve.state import marked
 from moebox.verify.rungs import NAMES
-from tests.driving import Done, moebox, up, written
+from tests.driving import Done, beyond_habits, moebox, up, written
 from tests.engine_gpu.conftest import recipe_for
 
 pytestmark = pytest.mark.gpu
@@ -65,10 +63,8 @@ def climbed(ladder: dict[str, Any]) -> dict[str, str]:
         for probe in rung["probes"]:
             if probe["verdict"] not in ("pass", "skip"):
                 say(f"       {probe['verdict']} {probe['name']}: {probe['reason'][:400]}")
-    rungs = [codec.decode(Verdict, rung, where="verify --json") for rung in ladder["rungs"]]
-    bad = {rung.name: unexplained(ladder["engine"], rung) for rung in rungs}
-    left_out = {rung.name: rung.reason for rung in rungs if rung.verdict == "skip" and rung.name not in UNTRIED}
-    return {name: reason for name, reason in bad.items() if reason} | left_out
+    left_out = {rung["name"]: rung["reason"] for rung in ladder["rungs"] if rung["verdict"] == "skip"}
+    return beyond_habits(ladder) | {name: reason for name, reason in left_out.items() if name not in UNTRIED}
 
 
 def on_gpu() -> set[int]:
