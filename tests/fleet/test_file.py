@@ -41,7 +41,7 @@ def test_members_are_spelled_out_and_named(tmp_path: Path) -> None:
     [
         ('name = "A B"', "name 'A B'"),
         ('[router]\nkind = "nginx"', "router.kind"),
-        ("[router]\nport = 70000", "router.port 70000 is not a port"),
+        ("[router]\nport = 70000", "router.port 70000 is out of range"),
         ("[[member]]\nname = 'a'", "give either url or recipe"),
         ("[[member]]\nurl = 'http://a:1'\nrecipe = 'b.toml'", "give either url or recipe"),
         ("[[member]]\nurl = 'http://a:1'\ncount = 2", "count is for recipes"),

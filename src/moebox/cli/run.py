@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.output import emit, people, talk
-from moebox.errors import BadInput
+from moebox.core.traits import LAST_PORT
+from moebox.errors import BadInput, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
 from moebox.store import Run
@@ -138,10 +139,11 @@ def levels(text: str) -> tuple[int, ...]:
 
 
 def refuse(request: pipelines.Request) -> None:
-    """BadInput for steps that do not exist, and for a box that is neither here nor simulated."""
+    """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check([request.until, *request.skip])
     planned_only = request.until == pipelines.STEPS[0]
     real = not (request.twin or request.recipe)
+    refuse_outside("--port", request.port, 0, LAST_PORT)
     if request.box:
         boxes.box(request.box)
         if real and not planned_only:

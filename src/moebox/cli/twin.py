@@ -10,7 +10,8 @@ from moebox.cli import subject as subjects
 from moebox.cli.output import answer, talk
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
-from moebox.errors import BadInput, Outside
+from moebox.core.traits import LAST_PORT
+from moebox.errors import BadInput, Outside, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner.simulate import rules_of
 
@@ -45,6 +46,7 @@ def twin(
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         json: Print one JSON document with the URL when it listens.
     """
+    refuse_outside("--port", port, 0, LAST_PORT)
     if not 0 < speed <= 1e6:
         raise BadInput(f"--speed {speed:g} is out of range", hint="2 is twice as fast as the box")
     if recipes.is_recipe(target):
@@ -77,8 +79,6 @@ def title(subject: Subject) -> str:
 
 def bound(port: int) -> socket.socket:
     """A listening socket of this machine only."""
-    if not 0 <= port < 65536:
-        raise BadInput(f"--port {port} is not a port", hint="from 1 to 65535, or 0 for a free one")
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -12,7 +12,8 @@ from moebox.cli.output import answer, talk
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import as_text
-from moebox.errors import BadInput
+from moebox.core.traits import LAST_PORT
+from moebox.errors import refuse_outside
 from moebox.escape import visible
 from moebox.serve.where import Where
 
@@ -71,8 +72,7 @@ def up(
 
 def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind | None) -> Recipe:
     """The recipe with what the command line says instead."""
-    if port is not None and not 0 <= port <= 65535:
-        raise BadInput(f"--port {port} is no port")
+    refuse_outside("--port", port, 0, LAST_PORT)
     listen = dataclasses.replace(
         recipe.listen, port=recipe.listen.port if port is None else port, host=host or recipe.listen.host
     )

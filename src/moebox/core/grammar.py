@@ -16,7 +16,8 @@ from moebox import codec
 from moebox.core import containers
 from moebox.core.change import setting
 from moebox.core.recipe import Recipe, Runtime
-from moebox.errors import BadInput, refuse_if
+from moebox.core.traits import LAST_PORT
+from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.redact import holds_token
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -152,6 +153,7 @@ def _token(value: Any, at: str) -> str:
 
 
 def _host(recipe: Recipe) -> None:
+    refuse_outside("listen.port", recipe.listen.port, 0, LAST_PORT)  # 0: any that is free
     host = recipe.listen.host
     if _address(host):
         return

@@ -44,7 +44,6 @@ def _ranges(recipe: Recipe, engine: Traits) -> None:
 
 
 def _port(port: int, engine: Traits) -> None:
-    refuse_if(not 0 <= port <= LAST_PORT, f"listen.port: {port} is not a port")  # 0: any that is free
     others = " and ".join(f"{other:,}" for other in engine.ports_of(port)[1:])
     text = f"listen.port: {engine.title} on {port} also listens on {others}, and ports end at {LAST_PORT:,}"
     refuse_if(port > engine.last_port, text, hint=f"{engine.last_port} or less")

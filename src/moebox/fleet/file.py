@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 
 from moebox import codec
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, UnknownName
+from moebox.core.traits import LAST_PORT
+from moebox.errors import BadInput, UnknownName, refuse_outside
 from moebox.fleet.cost import Prices
 from moebox.fleet.route import POLICIES, Policy
 from moebox.fleet.users import UserWorkload
@@ -109,8 +110,7 @@ def _router(where: str, router: RouterSettings) -> None:
     if router.policy not in POLICIES:
         raise UnknownName("routing policy", router.policy, POLICIES)
     for name, port in (("port", router.port), ("metrics_port", router.metrics_port)):
-        if not 0 <= port <= 65535:
-            raise BadInput(f"{where}: router.{name} {port} is not a port")
+        refuse_outside(f"{where}: router.{name}", port, 0, LAST_PORT)
 
 
 def _member(where: str, member: Member) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import uvicorn
 
-from moebox.errors import BadInput, Outside
+from moebox.core.traits import LAST_PORT
+from moebox.errors import BadInput, Outside, refuse_outside
 from moebox.web import planning
 from moebox.web.app import application
 from moebox.web.gate import Site
@@ -17,6 +18,7 @@ TRIES = 20  # ports after the asked one, when it is taken and nobody insisted on
 
 def listen(host: str, port: int, *, insist: bool) -> socket.socket:
     """A bound socket; the next free port where the usual one is taken."""
+    refuse_outside("--port", port, 0, LAST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(port, port + (1 if insist or port == 0 else TRIES)):
         made = socket.socket(family, socket.SOCK_STREAM)
