@@ -1,12 +1,14 @@
 """Files written whole or not at all, and the folders moebox keeps its own in (XDG base directories)."""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from moebox.errors import MoeboxError, Outside
 
@@ -19,25 +21,53 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync
     A pipe or a device takes the text itself: a file in its place would be a surprise. OSError leaves nothing behind.
     """
     raw = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+    with becoming(path, mode=mode, sync=sync) as file:
+        file.write(raw)
+    return path
+
+
+@contextlib.contextmanager
+def becoming(path: Path, *, mode: int | None = None, sync: bool = False) -> Iterator[BinaryIO]:
+    """`write_atomic` for what is written piece by piece: it takes the place of `path` when the block ends well."""
     if path.exists() and not path.is_file():
-        path.write_bytes(raw)
-        return path
+        with open(path, "wb") as file:
+            yield file
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _part(path)
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode), "wb") as file:
-            file.write(raw)
+            yield file
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         if mode is not None:
             part.chmod(mode)  # past the umask
         part.replace(path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
-    return path
+
+
+def try_out(path: Path) -> None:
+    """OSError where `path` cannot be written, before the work whose result it is to hold; what is there stays."""
+    if path.exists() and not path.is_file():  # not opened: whoever reads from a pipe would take that for its end
+        number = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.W_OK) else errno.EACCES
+        if number:
+            raise OSError(number, os.strerror(number), str(path))
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    try:
+        part.write_bytes(bytes(4096))  # an empty file may fit on a full disk
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 import getpass
 import json
 import os
+import random
+import resource
 import socket
 import tarfile
 import zlib
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moebox.cli import main
 from moebox.errors import BadInput
 from moebox.report.pack import pack
 from moebox.report.tidy import HIDDEN, redact
@@ -63,6 +66,44 @@ def test_an_archive_names_no_owner(tmp_path: Path) -> None:
         members = archive.getmembers()
     assert all(member.name.split("/")[0] == "k26" for member in members)
     assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
+
+
+def test_an_archive_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of that name, a place that takes no files, a full disk: exit 3, and nothing is left behind."""
+    run = a_run(tmp_path / "runs")
+    there, full = tmp_path / "there.tar.gz", tmp_path / "full.tar.gz"
+    there.mkdir()
+    full.symlink_to("/dev/full")
+    for target in (there, full, Path("/proc/none.tar.gz"), tmp_path / f"{'x' * 300}.tar.gz"):
+        assert main(["pack", str(run.path), "-o", str(target), "--no-pdf"]) == 3
+        said = capsys.readouterr()
+        assert said.err.startswith(f"error: {target}: cannot be written: "), said.err
+        assert not said.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full.tar.gz", "runs", "there.tar.gz"]
+
+
+def test_a_disk_that_fills_up_leaves_the_archive_that_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file fits, all of them together do not: the limit of a process on its files stands for the disk."""
+    run = a_run(tmp_path / "runs")
+    folder, _ = pack([run], tmp_path / "packed", pdf=False)
+    largest = max(path.stat().st_size for path in folder.rglob("*"))
+    for number in range(4):
+        run.write(f"patches/{number}.txt", random.Random(number).randbytes(largest // 2 - 1).hex())
+    target = tmp_path / "k26.tar.gz"
+    target.write_text("earlier")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 4096, before[1]))
+    try:
+        code = main(["pack", str(run.path), "-o", str(target), "--no-pdf"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert code == 3
+    assert f"error: {target}: cannot be written: File too large" in capsys.readouterr().err
+    assert target.read_text() == "earlier"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["k26.tar.gz", "packed", "runs"]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def write_report(
     return paths
 
 
-def save(path: Path, text: str) -> Path:
+def save(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all, its folder made if need be."""
     with files.writing(path, hint="`-o FILE` puts it elsewhere"):
         files.write_atomic(path.resolve(), text)

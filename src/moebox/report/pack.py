@@ -53,16 +53,27 @@ def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, 
     if not runs:
         raise BadInput("name the runs to pack", hint="`moebox runs` lists them")
     if target.name.endswith((".tar.gz", ".tgz")):
-        with files.scratch("pack") as folder:
-            name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-            left_out = fill(runs, folder / name, pdf=pdf)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(target, "w:gz") as archive:
-                archive.add(folder / name, arcname=name, filter=anonymous)
-        return target, left_out
+        return target, _archive(runs, target, pdf=pdf)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")
     return target, fill(runs, target, pdf=pdf)
+
+
+def _archive(runs: Sequence[Run], target: Path, *, pdf: bool) -> list[str]:
+    """Whole or not at all; where it cannot be written, that is told before anything is read."""
+    name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+    hint = "`-o FILE` puts it elsewhere"
+    with files.writing(target, hint=hint):
+        files.try_out(target)
+    with files.scratch("pack") as folder:
+        left_out = fill(runs, folder / name, pdf=pdf)
+        with (
+            files.writing(target, hint=hint),
+            files.becoming(target) as file,
+            tarfile.open(target.name, "w:gz", fileobj=file) as archive,
+        ):
+            archive.add(folder / name, arcname=name, filter=anonymous)
+    return left_out
 
 
 def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -156,8 +167,7 @@ def _copy(source: Path, target: Path) -> None:
     if source.suffix not in BINARY:
         raise BadInput(f"{source}: not text, so it was not looked through")
     samples.read(source)  # it goes to others, who will unpack it
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(plain.read_bytes(source))
+    save(target, plain.read_bytes(source))
 
 
 def findings(page: Page) -> str:
