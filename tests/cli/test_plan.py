@@ -200,3 +200,44 @@ def test_a_recipe_that_up_would_refuse_is_not_written(tmp_path: Path, capsys: py
     told = capsys.readouterr()
     assert (told.out, "control character" in told.err, "\x1b" in told.err) == ("", True, False)
     assert not recipe.exists()
+
+
+def test_what_every_node_runs_is_shown_without_asking_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that `plan` prints for two nodes, dry."""
+    recipe, hosts = tmp_path / "two.toml", tmp_path / "hosts.txt"
+    hosts.write_text("alpha 10.0.0.1\nbeta 10.0.0.2\n")
+    assert main(["plan", "kimi-k2.6", "--box", "16x-h100", "-o", str(recipe)]) == 0
+    capsys.readouterr()
+    assert main(["up", str(recipe), "--hosts", str(hosts), "--dry-run"]) == 0
+    first, _, second = capsys.readouterr().out.partition("# beta\n")
+    assert "--node-rank 0 --master-addr 10.0.0.1" in first
+    assert "--host 10.0.0.1" in first  # as it is launched: the other node must reach it
+    assert "--node-rank 1 --master-addr 10.0.0.1" in second
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "never"),
+    [
+        (("--speculate", "eagle3"), "a careful start: text only;", "no draft"),
+        (("--kv", "fp8"), "an fp8 cache holds 2 times the tokens", "twice"),
+        (("--concurrency", "2000"), "40% faster at 105 streams against 40", "at 40 streams"),
+        (("--context", "4096"), "requests of 3,277 tokens are read and answered with 819", "answered with 1,024"),
+    ],
+)
+def test_sentences_are_of_the_plan_beside_them(
+    words: tuple[str, ...], says: str, never: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fixed sentences had gone past what was pinned."""
+    assert main(["plan", "kimi-k2.6", *BOX, *words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert says in text
+    assert never not in text
+
+
+def test_a_short_context_is_weighed_by_whole_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """At 4,096 tokens the answer had one, and half of the GPUs stayed free."""
+    short, longer = (
+        planned(capsys, "kimi-k2.6", "--box", "2x8x-rtx-pro-6000-server", "--context", size)
+        for size in ("4096", "8192")
+    )
+    assert short["recipe"]["parallel"] == longer["recipe"]["parallel"]

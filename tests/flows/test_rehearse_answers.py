@@ -71,3 +71,11 @@ def test_a_second_fault_of_the_same_kind_is_looked_at_too() -> None:
     assert (
         failure(ladder(rung("limits", "fail", "", mixed), slips=(several,))) == "limits: an answer in another's words"
     )
+
+
+def test_a_check_that_fails_in_sum_is_explained_by_the_probes_it_is_the_sum_of() -> None:
+    """Each probe only warns; together they are red, by a fault that this engine is known for, or by another."""
+    for why, told in ((HABIT.reason, ""), ("other", "limits: other")):
+        few = replace(HABIT, verdict="warn", slips=(replace(red("limits", why), verdict="warn"),))
+        whole = replace(rung("limits", "fail", why, few), slips=(red("limits", why),))
+        assert failure(ladder(whole, slips=(red("limits", why),))) == told

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
-from moebox.core import catalogue
+from moebox.core import catalogue, registry
 from moebox.detect.declared import box_of
-from moebox.errors import DoesNotFit, MoeboxError
+from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 
@@ -46,7 +46,7 @@ def test_every_model_runs_from_ram(model: str) -> None:
 def test_ram_is_named_before_gpus() -> None:
     """A single 5090: how much RAM would do, then how many GPUs."""
     told = hint("kimi-k2.6", "1x-rtx-5090", Pins())
-    assert told.index("--ram 320GiB") < told.index("with 464GiB IQ3_K, which loses less") < told.index("it fits on 32x")
+    assert told.index("--ram 320GiB") < told.index("with 464GiB IQ3_K, which loses less") < told.index("it fits on 24x")
 
 
 def test_asking_for_less_is_named_first() -> None:
@@ -78,3 +78,51 @@ def test_what_is_named_does_fit_and_is_the_nearest(model: str, cards: str) -> No
         box = box_of(cards, ram=f"{size - less}GiB", ram_bandwidth="460GB/s")
         with contextlib.nullcontext() if fits else pytest.raises(DoesNotFit):
             choose(box, catalogue.model(model), catalogue.checkpoints(model), Pins())
+
+
+@pytest.mark.parametrize(
+    ("model", "cards"),
+    [("qwen3-235b", "4x-rtx-3090"), ("kimi-k3", "2x8x-rtx-5090"), ("deepseek-v4-pro", "8x-rtx-pro-6000-server")],
+)
+def test_so_many_gpus_do_fit(model: str, cards: str) -> None:
+    """Counted over all nodes, and no larger a box than is needed of those that are sold."""
+    number, _, title = hint(model, cards, Pins(engine=None)).partition("it fits on ")[2].partition("x ")
+    engine = next(traits.name for traits in registry.all_traits() if title.endswith(f"under {traits.title}"))
+    name = catalogue.gpus()[box_of(cards).gpus[0].name].name
+    assert choose(
+        box_of(f"{number}x-{name}"), catalogue.model(model), catalogue.checkpoints(model), Pins(engine=engine)
+    )
+
+
+def test_a_form_that_needs_other_pins_to_go_says_so() -> None:
+    """vLLM reads no GGUF: following the hint to the letter was refused."""
+    assert "--checkpoint UD-Q2_K_XL (340.0 GB) fits without --engine" in hint(
+        "kimi-k2.6", "4x-rtx-pro-6000-server", Pins(engine="vllm")
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "cards", "why"),
+    [
+        ("kimi-k2.6-reap-519b", "8x-mi300x", "NVFP4 is a format of NVIDIA's GPUs"),
+        ("glm-5.2-reap-504b", "4x-rtx-3090", "no sparse attention kernels"),
+    ],
+)
+def test_what_no_engine_runs_there_is_no_plan(model: str, cards: str, why: str) -> None:
+    """It was planned with a warning that it does not start, or refused for a layout that nobody had pinned."""
+    with pytest.raises(DoesNotFit, match=f"does not run on {cards}: .*{why}"):
+        choose(box_of(cards), catalogue.model(model), catalogue.checkpoints(model), Pins())
+
+
+def test_another_engine_is_asked_where_the_first_cannot_start() -> None:
+    """MiniMax in nvfp4 fits an MI300X and does not start there; llama.cpp holds a form that does."""
+    plan = choose(box_of("mi300x"), catalogue.model("minimax-m2.7"), catalogue.checkpoints("minimax-m2.7"), Pins())
+    assert not [caution.text for caution in plan.warnings if caution.severity == "fatal"]
+
+
+def test_memory_that_gpu_and_cpu_share_is_counted_once() -> None:
+    """A DGX Spark has no RAM beside it, and two of them are two machines."""
+    assert "--ram" not in hint("qwen3-235b", "dgx-spark", Pins())
+    with pytest.raises(BadInput, match="use the same memory"):
+        box_of("dgx-spark", ram="48GiB")
+    assert (box_of("2x-dgx-spark").nodes, len(box_of("2x-dgx-spark").gpus)) == (2, 1)

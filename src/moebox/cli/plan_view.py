@@ -18,6 +18,7 @@ from moebox.core.model import Component, Model
 from moebox.core.plan import Caution, DeviceMemory, Forecast, Line, Plan
 from moebox.core.registry import titled
 from moebox.engines.reasons import flag_reason
+from moebox.planner.weigh import request
 from moebox.units import count, gib, rate, seconds, tok_s
 
 # Parts of a bar: name, letter (so that colour carries no meaning), colour, and the components of weights it sums.
@@ -200,8 +201,9 @@ def runners(plan: Plan) -> RenderableType:
     rows += [(other.title, other.answer_tok_s, other.kv_tokens, other.loses) for other in plan.alternatives]
     for title, answers, cache, loses in rows:
         table.add_row(Text(title), tok_s(answers).removesuffix(" tok/s"), count(cache), Text(loses))
-    note = "answers: tok/s while requests of 4,096 tokens are read and answered with 1,024, as many as the goal asks"
-    return Group(table, Text(note, style="dim"))
+    prompt, answer = map(count, request(plan.recipe.context))
+    note = f"answers: tok/s while requests of {prompt} tokens are read and answered with {answer}, as many as the goal "
+    return Group(table, Text(note + "asks for and the cache holds", style="dim"))
 
 
 def dropped(refused: dict[str, str]) -> RenderableType:
@@ -232,9 +234,9 @@ def commands(plan: Plan, saved: Path | None) -> RenderableType:
     deployment = deploy(plan.recipe)
     lines += _starting(shlex.quote(file), deployment)
     launch = engines.launch(deployment)
-    argv = engines.command(deployment, launch)
+    argv = engines.command(deployment, launch, home=str(Path.home()))
     table = grid(("$" if line.startswith("moebox") else "-", Text(line)) for line in lines)
-    table.add_row("", Text(f"which runs: {engines.shown(launch, argv)}", style="dim"))
+    table.add_row("", Text(f"which runs: {engines.shown(launch, argv)}", style="dim", overflow="fold"))
     return table
 
 

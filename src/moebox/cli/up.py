@@ -64,7 +64,7 @@ def up(
     asked = deploy(settled(recipes.read(recipe), port=port, host=host, runtime=runtime))
     patience_s = flags.seconds("--patience", patience)
     if dry_run:
-        return show_command(asked)
+        return show_command(asked, where)
     return serve(
         asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json, where=where
     )
@@ -80,11 +80,17 @@ def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def show_command(deployment: "Deployment") -> int:
+def show_command(deployment: "Deployment", where: Where = HERE) -> int:
     """What would be run, ready to paste; keys stand as the variables they come from."""
     from moebox import engines
     from moebox.serve.session import prepare
 
+    if where.given and deployment.recipe.parallel.nodes > 1:
+        from moebox.serve.nodes import commands
+
+        for node, command in commands(deployment, where).items():
+            print(visible(f"# {node}\n{command}"))
+        return 0
     order = prepare(deployment)
     print(visible(engines.shown(order.launch, order.argv)))
     return 0

@@ -4,7 +4,7 @@ Sizes are bytes and rates are per second. `source` tells a box that was detected
 """
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebox.core.calibration import Calibration
@@ -179,3 +179,12 @@ class Box:
     def gpu_memory(self) -> int:
         """Bytes of device memory on all nodes."""
         return sum(gpu.memory for gpu in self.gpus) * self.nodes
+
+
+def in_nodes(box: Box) -> Box:
+    """The same GPUs in as many nodes as such GPUs come in: sixteen H100 are two machines of eight."""
+    gpu, number = box.gpu, len(box.gpus)
+    if gpu is None or box.mixed or box.nodes > 1 or not gpu.per_node or number <= gpu.per_node:
+        return box
+    nodes = -(-number // gpu.per_node)
+    return replace(box, gpus=box.gpus[: number // nodes], nodes=nodes) if number % nodes == 0 else box

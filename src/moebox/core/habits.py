@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox import codec
@@ -55,7 +55,7 @@ def shown(engine: str, rung: str, probe: Probe) -> tuple[Habit, ...]:
     """Known habits of `engine` that a probe which did not pass shows."""
     if probe.verdict not in ("warn", "fail"):
         return ()
-    reasons = (probe.reason, *(why for slip in probe.slips for why in (slip.example, *slip.also)))
+    reasons = (probe.reason, *(why for slip in probe.slips for why in _seen(slip)))
     seen = [recognised(engine, rung, probe.name, reason) for reason in reasons]
     return tuple(dict.fromkeys(filter(None, seen)))
 
@@ -65,15 +65,23 @@ def unexplained(engine: str, rung: Verdict) -> str:
     if rung.verdict != "fail":
         return ""
     failing = [probe for probe in rung.probes if probe.verdict == "fail"]
-    if not failing:
-        return rung.reason
-    return next(filter(None, (_beyond(engine, rung.name, probe) for probe in failing)), "")
+    beyond = (_beyond(engine, rung.name, probe) for probe in failing) if failing else _in_sum(engine, rung)
+    return next(filter(None, beyond), "")
 
 
 def _beyond(engine: str, rung: str, probe: Probe) -> str:
-    """What a failed probe shows beside habits: every kind of fault that failed must be one, or its reason."""
-    reasons = [why for slip in _red(probe.slips) for why in (slip.example, *slip.also)] or [probe.reason]
+    """What a failed probe shows beside habits: every fault that failed must be one, or its reason."""
+    reasons = [why for slip in _red(probe.slips) for why in _seen(slip)] or [probe.reason]
     return next((why or probe.name for why in reasons if not recognised(engine, rung, probe.name, why)), "")
+
+
+def _in_sum(engine: str, rung: Verdict) -> Iterator[str]:
+    """The same of a rung that fails by what its probes show in sum: a habit of one of them must explain it."""
+    for slip in _red(rung.slips):
+        names = [probe.name for probe in rung.probes if any(met.kind == slip.kind for met in probe.slips)]
+        yield from (why for why in _seen(slip) if not any(recognised(engine, rung.name, name, why) for name in names))
+    if not _red(rung.slips):
+        yield rung.reason
 
 
 def failure(ladder: Ladder) -> str:
@@ -82,11 +90,21 @@ def failure(ladder: Ladder) -> str:
         return ""
     reasons = ((rung.name, unexplained(ladder.engine, rung)) for rung in ladder.rungs)
     own = next((f"{name}: {why}" for name, why in reasons if why), "")
-    habitual = {slip.kind for rung in ladder.rungs for probe in rung.probes for slip in _red(probe.slips)}
+    habitual = {slip.kind for rung in ladder.rungs for slip in _failing(rung)}
     often = [f"{slip.kind}: {slip.seen} of {slip.of}" for slip in _red(ladder.slips) if slip.kind not in habitual]
     none_passed = "" if any(rung.verdict == "fail" for rung in ladder.rungs) else "nothing passed"
     return own or next(iter(often), "") or ladder.stopped or none_passed
 
 
+def _failing(rung: Verdict) -> list[Slip]:
+    """What a failed rung failed by: slips of its failed probes, or of all of them in sum."""
+    probes = [probe for probe in rung.probes if probe.verdict == "fail"]
+    return [slip for probe in probes for slip in _red(probe.slips)] if probes else _red(rung.slips)
+
+
 def _red(slips: Sequence[Slip]) -> list[Slip]:
     return [slip for slip in slips if slip.verdict == "fail"]
+
+
+def _seen(slip: Slip) -> tuple[str, ...]:
+    return (slip.example, *slip.also)

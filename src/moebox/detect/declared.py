@@ -20,7 +20,7 @@ from pathlib import Path
 
 from moebox import codec
 from moebox.core import catalogue
-from moebox.core.box import Box, Cpu, Gpu
+from moebox.core.box import Box, Cpu, Gpu, in_nodes
 from moebox.errors import BadInput, UnknownName
 from moebox.loose import rows
 from moebox.units import parse_rate, parse_size
@@ -61,6 +61,8 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
         raise BadInput(str(problem)) from None
     if ram and size < LEAST_RAM:
         raise BadInput(f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
+    if ram and box.gpu and box.gpu.unified:
+        raise BadInput(f"--ram {ram}: {box.gpu.title} and its CPU use the same memory, which is counted as the GPU's")
     if rate > MOST_BANDWIDTH:
         raise BadInput(
             f"--ram-bandwidth {ram_bandwidth}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
@@ -97,15 +99,6 @@ def _network(text: str, rate: str) -> int:
     if not 10**7 <= network <= MOST_NETWORK:
         raise BadInput(f"box {text!r}: {rate} between nodes is out of range", hint="bytes, a GPU: 400 Gb/s is 50GB/s")
     return network
-
-
-def in_nodes(box: Box) -> Box:
-    """The same GPUs in as many nodes as such GPUs come in: sixteen H100 are two machines of eight."""
-    gpu, number = box.gpu, len(box.gpus)
-    if gpu is None or box.mixed or box.nodes > 1 or not gpu.per_node or number <= gpu.per_node:
-        return box
-    nodes = -(-number // gpu.per_node)
-    return replace(box, gpus=box.gpus[: number // nodes], nodes=nodes) if number % nodes == 0 else box
 
 
 def gpus_called(text: str) -> tuple[Gpu, ...]:

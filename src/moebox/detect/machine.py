@@ -21,13 +21,14 @@ def detect(*, measure: bool = False) -> Box:
         from moebox.detect import bandwidth as meter
 
         measured, _ = meter.measure()
+    shared = any(gpu.unified for gpu in driver.gpus)  # counted as the GPU's, and there is no other
     return Box(
         name=name_of(driver),
         gpus=driver.gpus,
         links=driver.links,
         cpu=cpu,
-        ram=memory.total,
-        ram_free=memory.available,
+        ram=0 if shared else memory.total,
+        ram_free=None if shared else memory.available,
         ram_bandwidth=bandwidth,
         ram_bandwidth_measured=measured,
         host=hosts.host(driver=driver.version, cuda=driver.cuda),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
-from moebox.errors import UnknownName
+from moebox.errors import DoesNotFit, UnknownName
 from moebox.planner import nofit, prefer, reasons, warnings
 from moebox.planner.candidates import SHORTER, Candidate, candidates, engines_for
 from moebox.planner.pins import Pins
@@ -23,6 +23,8 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
     best = pick(fitting)
+    if best.refused and not pins.narrow:
+        raise DoesNotFit(f"{model.title} does not run on {box.name}: {best.refused}")
     others = [one for one in fitting if one is not best]
     return Plan(
         recipe=best.recipe,
@@ -78,7 +80,7 @@ def at_context(
             fitting = _claiming_more(box, model, found, pins)
         able += fitting
         # Where the longest cache is asked for, engines that keep experts in RAM may hold more even if others fit.
-        if able and pins.goal != "context":
+        if pins.goal != "context" and any(not one.refused for one in able):
             break
     return tried, able
 

@@ -1,21 +1,26 @@
 """What to say when nothing fits: how much is missing, and what would fix it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moebox.core import registry
-from moebox.core.box import Box
+from moebox.core.box import Box, in_nodes
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import LEAST_BITS, SHORTER, START_UTILIZATION, candidates, cannot_run, engines_for, forms
 from moebox.planner.pins import Pins, sharing
 from moebox.planner.weigh import Weighed, weigh
-from moebox.sizing.constants import gibibytes
 from moebox.units import count, gb, gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB
 MOST_RAM = 2**42  # no host has more
-LARGER = (2, 4, 8, 16, 32, 64)  # numbers of GPUs that boxes come with
+LARGER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of GPUs that boxes come with
+FREED = {
+    "--engine": "engine",
+    "--kv": "kv",
+    "--memory-utilization": "memory_utilization",
+    "--experts-on-gpu": "experts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class Asked:
                 yield from weigh(self.box, self.model, [candidate], self.pins)
 
     def fitting(self) -> Iterator[Weighed]:
-        """Those that fit."""
-        return (weighed for weighed in self.weighed() if weighed.memory.fits)
+        """Those that fit and start."""
+        return (weighed for weighed in self.weighed() if weighed.memory.fits and not weighed.refused)
 
     @property
     def fits(self) -> bool:
@@ -98,7 +103,8 @@ def nothing_to_try(asked: Asked) -> MoeboxError:
     engines = [name for group in engines_for(box, pins) for name in group]
     if not any(forms(asked.checkpoints, name, pins) for name in engines):
         return _unread(asked, engines)
-    excluded = [cannot_run(name, box, model) for name in engines]
+    reading = [name for name in engines if forms(asked.checkpoints, name, pins)]
+    excluded = [cannot_run(name, box, model) for name in reading]
     if all(excluded) and not pins.engine:
         return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(excluded)}")
     return _uncut(asked)
@@ -137,10 +143,7 @@ def _uncut(asked: Asked) -> MoeboxError:
 def remedies(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
     """The nearest things that would make it fit, what costs least first: asking for less, another form, RAM, GPUs."""
     yield from _asking_less(asked)
-    form = _other_form(asked, tried)
-    if form:
-        seen = ", a file not verified to exist" if form.unverified else ""
-        yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits"
+    yield from _other_form(asked, tried)
     ram = _ram_needed(asked)
     if ram:
         yield ram
@@ -174,13 +177,22 @@ def _fewer(pins: Pins) -> Iterator[int]:
         number //= 2
 
 
-def _other_form(asked: Asked, tried: list[Weighed]) -> Checkpoint | None:
-    """The largest form that fits when engine and checkpoint are free; one nobody has seen where no other does."""
-    free = asked.within(checkpoint=None, engine=None, kv=None, memory_utilization=None, experts=None)
-    found = max((one.checkpoint for one in free.fitting()), key=lambda form: form.bytes, default=None)
-    if found is None:
-        return next((form for form in _unseen(asked) if _fits_as(free, form)), None)
-    return None if any(one.checkpoint == found for one in tried) else found
+def _other_form(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
+    """The largest form that fits, if need be without other pins; one nobody has seen where no other does."""
+    given = {flag: name for flag, name in FREED.items() if getattr(asked.pins, name) is not None}
+    for freed in ({}, given) if given else ({},):
+        free = asked.within(checkpoint=None, **dict.fromkeys(freed.values()))
+        found = max((one.checkpoint for one in free.fitting()), key=lambda form: form.bytes, default=None)
+        form = found or next((form for form in _unseen(asked) if _fits_as(free, form)), None)
+        if form and not any(one.checkpoint == form for one in tried):
+            seen = ", a file not verified to exist" if form.unverified else ""
+            yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits{_without(freed)}"
+            return
+
+
+def _without(freed: Mapping[str, str]) -> str:
+    """Pins that must go for it."""
+    return f" without {' and '.join(freed)}" if freed else ""
 
 
 def _unseen(asked: Asked) -> Iterator[Checkpoint]:
@@ -200,18 +212,20 @@ def _more_gpus(asked: Asked) -> Iterator[str]:
     in_ram = pins.engine and asked.offloads
     if not box.gpus or in_ram or pins.experts or pins.memory_utilization:
         return
-    engine = next(traits.name for traits in registry.all_traits() if traits.serves)
-    free = asked.within(tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192, engine=engine)
-    enough = next((larger for larger in _larger(box) if replace(free, box=larger).fits), None)
-    if enough:
-        yield f"it fits on {len(enough.gpus)}x {box.gpus[0].title}"
+    free = asked.within(tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192)
+    serving = [traits for traits in registry.all_traits() if traits.serves and pins.engine in (None, traits.name)]
+    for number in (size for size in LARGER if size > len(box.gpus) * box.nodes):
+        larger = replace(free, box=_with_gpus(box, number))
+        engine = next((traits for traits in serving if larger.within(engine=traits.name).fits), None)
+        if engine:
+            yield f"it fits on {number}x {box.gpus[0].title} under {engine.title}"
+            return
 
 
-def _larger(box: Box) -> Iterator[Box]:
-    """The same box with more of its first GPU."""
-    gpu, have = box.gpus[0], len(box.gpus)
-    for number in (have + 1, *(size for size in LARGER if size > have)):
-        yield replace(box, gpus=(gpu,) * number, name=f"{number}x-{gpu.name}")
+def _with_gpus(box: Box, number: int) -> Box:
+    """As many of its first GPU, in as many nodes as such GPUs come in."""
+    gpu = box.gpus[0]
+    return in_nodes(replace(box, gpus=(gpu,) * number, nodes=1, name=f"{number}x-{gpu.name}"))
 
 
 def _ram_needed(asked: Asked) -> str:
@@ -232,14 +246,14 @@ def _ram_needed(asked: Asked) -> str:
 
 def _ram_size(weighed: Weighed) -> str:
     """RAM that would do, as --ram takes it, in round steps."""
-    size = -(-(_ram_of(weighed) + gibibytes("llama", "margin")) // ROUND) * ROUND
+    size = -(-_ram_of(weighed) // ROUND) * ROUND
     return f"{size // 2**30}GiB"
 
 
 def _with_ram(asked: Asked) -> list[Weighed]:
     """All that fits with more RAM."""
     box, pins = asked.box, asked.pins
-    if pins.serving or not asked.offloads:
+    if pins.serving or not asked.offloads or (box.gpu and box.gpu.unified):
         return []
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
     engines = (pins.engine,) if pins.engine else sharing()

@@ -114,8 +114,12 @@ def _first_title() -> str:
 def worth(weighed: Weighed) -> float:
     """What the goal asks for: answer tokens a second, or cache with `context`; discounted unless bold."""
     value = float(weighed.memory.kv_tokens) if weighed.pins.goal == "context" else weighed.score
-    factors = [discount.factor for discount in discounts(weighed) if not weighed.pins.bold or discount.always]
-    return math.prod(factors, start=value)
+    return math.prod((discount.factor for discount in counted(weighed)), start=value)
+
+
+def counted(weighed: Weighed) -> tuple[Discount, ...]:
+    """Those discounts that count: for the bold only some."""
+    return tuple(discount for discount in discounts(weighed) if not weighed.pins.bold or discount.always)
 
 
 def _owner(repo: str) -> str:

@@ -13,7 +13,7 @@ from moebox.planner.pins import Pins
 from moebox.planner.speed.links import between_nodes
 from moebox.planner.weigh import PROMPT, Weighed
 from moebox.sizing.gpu_list import all_gpus
-from moebox.units import count, gb, gib, seconds
+from moebox.units import count, gb, gib, plural, seconds
 
 MOST = 5  # runners-up shown
 MOST_REFUSED = 8
@@ -71,7 +71,9 @@ def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
 def _cache(best: Weighed, tried: list[Weighed]) -> str:
     recipe = best.recipe
     if recipe.kv == "fp8":
-        return "an fp8 cache holds twice the tokens of bf16"
+        plain = replace(best.candidate, recipe=replace(recipe, kv="bf16"))
+        more = best.memory_as(plain).kv_bytes_per_token / best.memory.kv_bytes_per_token
+        return f"an fp8 cache holds {more:.2g} times the tokens of bf16"
     for one in tried:
         if _same_but(one, best, "kv") and one.recipe.kv == "fp8" and one.refused:
             return f"a {recipe.kv} cache, not fp8: {one.refused}"
@@ -126,14 +128,19 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
 def _caution(best: Weighed, pins: Pins) -> str:
     if pins.bold:
         return "bold: speculative decoding and community images are allowed; a plain start is safer (leave --bold out)"
-    if best.recipe.hybrid:
-        return "text only and one slot first; `moebox climb` goes on from there"
-    return "a careful start: text only, no draft; `moebox climb` walks context up and then tries drafts"
+    recipe, only = best.recipe, "" if best.recipe.vision else "text only"
+    if recipe.hybrid:
+        slots = "one slot first" if (recipe.max_seqs or 1) == 1 else f"{recipe.max_seqs} slots"
+        return f"{' and '.join(filter(None, (only, slots)))}; `moebox climb` goes on from there"
+    plain = ", ".join(filter(None, (only, "" if recipe.speculate else "no draft")))
+    drafts = "" if recipe.speculate else " and then tries drafts"
+    return f"a careful start: {plain}; `moebox climb` walks context up{drafts}" if plain else ""
 
 
 def _context(best: Weighed, pins: Pins) -> str:
-    if not pins.context and best.recipe.context < min(START_CONTEXT, best.model.context):
-        return f"context {count(best.recipe.context)}: {count(START_CONTEXT)} does not fit"
+    wanted = min(START_CONTEXT, best.model.context)
+    if not pins.context and best.recipe.context < wanted:
+        return f"context {count(best.recipe.context)}: {count(wanted)} does not fit"
     return ""
 
 
@@ -210,26 +217,30 @@ def _loses(one: Weighed, best: Weighed) -> str:
     """Why it was not taken, and how its cache compares."""
     parts = [lost(one, best)]
     share = f"{one.memory.kv_tokens / best.memory.kv_tokens:.2g}" if best.memory.kv_tokens else "0"
-    if share not in ("0", "1"):
+    if share not in ("0", "1") and best.pins.goal != "context":
         parts.append(f"{share}× the cache")
     return "; ".join(parts)
 
 
 def lost(one: Weighed, best: Weighed) -> str:
     """How a runner-up compares, and what it would have had to make up for."""
-    reasons = [discount.reason for discount in prefer.discounts(one) if discount not in prefer.discounts(best)]
+    counted = prefer.counted(best)
+    reasons = [discount.reason for discount in prefer.counted(one) if discount not in counted]
     text = compared(one, best)
-    if not reasons or text.endswith("slower"):
+    if not reasons or text.endswith(("slower", "smaller in cache")):
         return text
     return f"{text}, but {'; '.join(reasons)}"
 
 
 def compared(one: Weighed, best: Weighed) -> str:
-    """The one yardstick: answer tokens a second when the requests that plans are compared by are served."""
-    change = round(one.score / best.score - 1, 2)
+    """By the goal's yardstick: cache, or answer tokens a second while the requests of a comparison are served."""
+    large = best.pins.goal == "context" and bool(best.memory.kv_tokens)
+    share = one.memory.kv_tokens / best.memory.kv_tokens if large else one.score / best.score
+    change = round(share - 1, 2)
     if change == 0:
-        return "as fast"
-    return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}"
+        return "as large in cache" if large else "as fast"
+    more, less = ("larger in cache", "smaller in cache") if large else ("faster", "slower")
+    return f"{abs(change):.0%} {more if change > 0 else less}"
 
 
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
@@ -274,9 +285,15 @@ def _gained(best: Weighed, others: list[Weighed]) -> Iterator[Caution]:
     if patched and patched.recipe.kv == "fp8":
         text = (
             f"the patched community image runs an fp8 cache on these GPUs: {count(patched.memory.kv_tokens)} tokens "
-            f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} at {best.streams} streams"
+            f"instead of {count(best.memory.kv_tokens)}, {compared(patched, best)} {_streams(patched, best)}"
         )
         yield Caution(symptom="", text=text, remedy="--image community", severity="note", source=IMAGE_SOURCE)
+
+
+def _streams(one: Weighed, best: Weighed) -> str:
+    """The streams at which two candidates were compared."""
+    theirs = "" if one.streams == best.streams else f" against {best.streams}"
+    return f"at {plural(one.streams, 'stream')}{theirs}"
 
 
 def limited(best: Weighed) -> Iterator[Caution]:

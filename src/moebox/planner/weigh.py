@@ -22,6 +22,12 @@ CONTEXTS = (1024, 8192, 32768, 65536, 131072, 262144)
 CONCURRENCIES = (1, 8, 32, 64, 128)
 
 
+def request(context: int) -> tuple[int, int]:
+    """Tokens of prompt and answer that candidates of this context are compared by: four to one where it is short."""
+    answer = max(1, min(ANSWER, context // 5))
+    return max(1, min(PROMPT, context - answer)), answer
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
     """A candidate that was looked at."""
@@ -75,11 +81,14 @@ class Weighed:
     @cached_property
     def score(self) -> float:
         """Answer tokens a second when `streams` such requests are read and answered together."""
-        prompt = max(1, min(PROMPT, self.recipe.context - 1))
-        answer = max(1, min(ANSWER, self.recipe.context - prompt))
+        prompt, answer = request(self.recipe.context)
         step = self.speed.decode_step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
         reading = self.speed.prefill_s(prompt) * self.streams
         return self.streams * answer / (reading + answer * step)
+
+    def memory_as(self, other: Candidate) -> Memory:
+        """What another candidate would take in its place."""
+        return memory_of(Deployment.of(other.recipe, self.model, other.checkpoint, self.box))
 
     @cached_property
     def decode(self) -> float:

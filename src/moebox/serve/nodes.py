@@ -18,7 +18,7 @@ from moebox import codec, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.endpoint import endpoint_of
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, Outside, Unsupported
 from moebox.serve.agent import MASTER
 from moebox.serve.conduct import Conducted, RankOrder, agent_source
 from moebox.serve.guard import LADDER
@@ -211,6 +211,21 @@ def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
     )
 
 
+def commands(deployment: Deployment, where: Where) -> dict[str, str]:
+    """What every node of a hosts file would run, by its name; nothing is asked of the nodes."""
+    if where.hosts is None:
+        hint = "`moebox render --as slurm` writes the job"
+        raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
+    nodes = over_ssh(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.node_python)
+    _check_spanning(deployment, nodes)
+    addresses = tuple(node.address for node in nodes.nodes)
+    opened, shown = _opened(deployment, addresses[0]), {}
+    for rank, node in enumerate(nodes.nodes):
+        launch = engines.launch(opened, rank=rank, master=addresses[0], addresses=addresses)
+        shown[node.name] = engines.shown(launch, launch.argv)
+    return shown
+
+
 def _rank(deployment: Deployment, rank: int, addresses: tuple[str, ...]) -> RankOrder:
     """One node's command. Where the first connects to workers on the others, it starts once they listen."""
     launch = engines.launch(deployment, rank=rank, master=MASTER, addresses=addresses)
@@ -228,9 +243,7 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
     recipe = deployment.recipe
     _check_spanning(deployment, nodes)
     address = nodes.nodes[0].address
-    # The other ranks and this machine must reach it: it listens on the address they use, which is no public one.
-    listen = replace(recipe.listen, host=recipe.listen.host if recipe.listen.host != "127.0.0.1" else address)
-    opened = deployment.with_recipe(replace(recipe, listen=listen))
+    opened = _opened(deployment, address)
     path = run.write("nodes.json", codec.to_json(conducted(opened, nodes, run.id)))
     launch = engines.launch(opened, addresses=tuple(node.address for node in nodes.nodes))
     key = os.environ.get(recipe.listen.key_env)
@@ -246,6 +259,13 @@ def order_for(deployment: Deployment, nodes: Nodes, run: Run) -> Order:
         nodes=tuple(node.name for node in nodes.nodes),
         job=nodes.job,
     )
+
+
+def _opened(deployment: Deployment, address: str) -> Deployment:
+    """The other ranks and this machine must reach it: it listens on the address they use, which is no public one."""
+    recipe = deployment.recipe
+    host = recipe.listen.host if recipe.listen.host != "127.0.0.1" else address
+    return deployment.with_recipe(replace(recipe, listen=replace(recipe.listen, host=host)))
 
 
 def _check_spanning(deployment: Deployment, nodes: Nodes) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from moebox.phantom.tasks import Task
@@ -11,6 +11,7 @@ from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Unusable
 from moebox.verify.rung import Rung
 from moebox.verify.rungs.thinking import mixed as run_together
+from moebox.verify.tally import Count
 from moebox.verify.trials import draw, judge
 
 MIXED = ("json_schema", "tool_call", "secret", "sums", "json_object", "copy", "tool_none", "count")
@@ -22,6 +23,7 @@ async def secrets(ask: Asker) -> str:
     """N secrets at once, every other one streamed, in several rounds, of which one is of twice as many."""
     sizes = _sizes(ask)
     rounds = len(sizes)
+    before = ask.tally.snapshot()
     for number, many in enumerate(sizes):
         ask.trial = (number + 1, rounds)
         thinking = ask.thinks and number == rounds - 1  # what is thought must not cross over either
@@ -34,7 +36,7 @@ async def secrets(ask: Asker) -> str:
         await _all_right(ask, tasks, answers)
         if thinking:
             await _apart(ask, tasks, answers)
-        _enough(ask)
+        _enough(ask, before)
     return f"{', '.join(map(str, sizes))} concurrent requests"
 
 
@@ -57,26 +59,28 @@ async def _apart(ask: Asker, tasks: list[Task], answers: list[Answer | None]) ->
 
 async def long_streams(ask: Asker) -> str:
     """N streams of numbers from different starts run side by side, and none holds a number of another."""
+    before = ask.tally.snapshot()
     starts = [2 + 7 * (index % 8) for index in range(ask.options.parallel)]
     tasks = [draw(ask, "count", start=start, end=start + 30) for start in starts]
     await _all_right(ask, tasks, await _together(ask, (ask.ask(task, stream=True) for task in tasks)))
-    _enough(ask)
+    _enough(ask, before)
     return f"{len(tasks)} concurrent streams"
 
 
 async def mixed(ask: Asker) -> str:
     """Schemas, tools, numbers and plain words side by side: no request is held to another's grammar."""
+    before = ask.tally.snapshot()
     for turn in range(2):
         tasks = [draw(ask, MIXED[index % len(MIXED)]) for index in range(ask.options.parallel)]
         asked = (ask.ask(task, stream=(index + turn) % 2 == 1) for index, task in enumerate(tasks))
         await _all_right(ask, tasks, await _together(ask, asked))
-        _enough(ask)
+        _enough(ask, before)
     return f"{ask.options.parallel} requests of {len(MIXED)} sorts at once, twice"
 
 
-def _enough(ask: Asker) -> None:
-    """Failed once it is red: no need to go on."""
-    for slip in ask.tally.slips():
+def _enough(ask: Asker, before: Mapping[str, Count]) -> None:
+    """Failed once what this probe has seen is red: no need to go on."""
+    for slip in ask.tally.slips(before):
         if slip.kind in ("crosstalk", "crowd") and slip.verdict == "fail":
             raise Failed(f"{slip.example}; {slip.seen} of {slip.of}")
 
