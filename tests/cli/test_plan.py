@@ -241,3 +241,10 @@ def test_a_short_context_is_weighed_by_whole_answers(capsys: pytest.CaptureFixtu
         for size in ("4096", "8192")
     )
     assert short["recipe"]["parallel"] == longer["recipe"]["parallel"]
+
+
+def test_an_image_beyond_what_it_was_built_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was planned for any model on any GPU without a word."""
+    for words, told in ((("gpt-oss-120b", "--box", "1x-h200"), True), (("kimi-k2.6", *BOX), False)):
+        warnings = planned(capsys, *words, "--image", "community")["warnings"]
+        assert any("it is untried" in warning["text"] for warning in warnings) == told

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
+from moebox.core import families
 from moebox.core.plan import Alternative, Caution
 from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
@@ -265,10 +266,23 @@ def _same_shape(one: Weighed, best: Weighed) -> bool:
 
 def warned(best: Weighed, others: list[Weighed], pins: Pins) -> Iterator[Caution]:
     """What the patched image gains where the stock one cannot do what it does, or why it was taken."""
-    if best.recipe.runtime.preset and not pins.image:
+    if best.recipe.runtime.preset and pins.image:
+        yield from _untried(best)
+    elif best.recipe.runtime.preset:
         yield from _patched(best)
     elif best.deployment.engine.presets and not best.recipe.runtime.preset:
         yield from _gained(best, others)
+
+
+def _untried(best: Weighed) -> Iterator[Caution]:
+    """A patched image that was asked for beyond what it was built for."""
+    preset, gpu = best.recipe.runtime.preset, best.box.gpu
+    if gpu is None or (gpu.generation == "blackwell-rtx" and families.made_for(best.model, preset)):
+        return
+    text = (
+        f"the patched image was built for Kimi on RTX Blackwell; with {best.model.title} on {gpu.title} it is untried"
+    )
+    yield Caution(symptom="", text=text, remedy="leave --image out for the stock image", source=IMAGE_SOURCE)
 
 
 def _patched(best: Weighed) -> Iterator[Caution]:

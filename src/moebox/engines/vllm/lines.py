@@ -108,6 +108,8 @@ def reasons(deployment: Deployment, memory: Memory) -> list[str]:
     if not size:
         return []
     default = rules.workspace_bytes(gpu, model, replace(recipe, max_seqs=None))
+    if default <= size:  # as many were asked for
+        return []
     return [
         f"max_seqs {recipe.max_seqs}: Triton MLA's workspace is {gib(size)} a GPU; "
         f"at vLLM's default of 1,024 sequences it would be {gib(default)}, after memory was planned"
