@@ -197,3 +197,18 @@ def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:
         text = codec.to_toml(lean(recipe))
         assert codec.decode(Recipe, tomllib.loads(text), where="page") == recipe
         assert len(text) < 700
+
+
+def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(tmp_path: Path) -> None:
+    """`moebox bench URL`: the caption had percentiles of its own, and the page said that nothing was measured."""
+    run = Run.create("bench", runs=tmp_path)
+    run.release()
+    (run.path / "measurements").mkdir()
+    columns.write(run.path / "measurements" / "a.samples", sampled(64, 100))
+    measured = level(4, median_itl_ms=21.0, p50_itl_ms=21.0, p99_itl_ms=77.7)
+    run.write_json("measurements/a.json", {**measured, "samples": "a.samples"})
+    write_report([run], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "concurrency 4 21.0 ms and 77.7 ms" in text
+    assert "Nothing was measured" not in text
+    assert "This run has no recipe" in text

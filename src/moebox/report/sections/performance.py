@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.report import samples
 from moebox.report.bars import ranked
@@ -219,7 +219,13 @@ def digested(records: Sequence[RunRecord]) -> Iterator[tuple[str, int, samples.D
         digest = samples.summarise(level.samples) if level.samples else None
         if digest:
             name = ", ".join(filter(None, (records[index].named, f"concurrency {load(level):g}")))
-            yield name, colour(place if single else index), digest
+            yield name, colour(place if single else index), told(digest, level)
+
+
+def told(digest: samples.Digest, level: Level) -> samples.Digest:
+    """With the percentiles of the tables, where the measurement has them: drawings count coarsely."""
+    p50, p99 = level.itl.p50, level.itl.p99
+    return replace(digest, marks=(("P50", p50), ("P99", p99))) if p50 and p99 else digest
 
 
 def sampled(record: RunRecord, count: int) -> list[Level]:

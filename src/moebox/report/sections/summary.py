@@ -157,9 +157,16 @@ def prose(records: Sequence[RunRecord]) -> list[str]:
     """What ran on what, why a run failed, how it scaled, and the first recommendation."""
     ran = " ".join([*openings(records), *explained(records)])
     broken = [record.start + failed(record) for record in records if record.failure]
-    first = list(filter(None, (ran, *broken))) or ["Nothing was measured in this run yet."]
+    first = list(filter(None, (ran, *broken))) or [_without_recipe(records)]
     grew = " ".join(sentence for record in records[:3] for sentence in scaling(record))
     return [*first, *filter(None, (grew, recommended(records)))]
+
+
+def _without_recipe(records: Sequence[RunRecord]) -> str:
+    """What there is of servers that moebox did not start."""
+    if any(record.levels or record.tried or record.tasks for record in records):
+        return "This run has no recipe, so what ran on what is not told here."
+    return "Nothing was measured in this run yet."
 
 
 def recommended(records: Sequence[RunRecord]) -> str:
