@@ -30,3 +30,13 @@ def test_the_rehearsal_model_has_a_name_to_start_by(capsys: pytest.CaptureFixtur
 def test_a_name_nobody_knows_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert main(["run", "--recipe", "kimi-k26-vlm", "--yes", "--runs", str(tmp_path)]) == 2
     assert "kimi-k26-vllm" in capsys.readouterr().err
+
+
+def test_a_recipe_of_a_later_moebox_is_not_guessed_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What its settings mean is not known here."""
+    recipe = tmp_path / "later.toml"
+    recipe.write_text(
+        'format = 99\nname = "later"\nengine = "vllm"\nmodel = "kimi-k2.6"\ncheckpoint = "int4"\nserved_name = "k"\n'
+    )
+    assert main(["up", str(recipe), "--dry-run"]) == 2
+    assert "format 99 is newer than this moebox" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import Any
 from moebox import codec
 from moebox.core import containers
 from moebox.core.change import setting
-from moebox.core.recipe import Recipe, Runtime
+from moebox.core.recipe import FORMAT, Recipe, Runtime
 from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.redact import holds_token
@@ -52,6 +52,7 @@ def read(path: Path) -> Recipe:
 
 def refuse(recipe: Recipe) -> None:
     """Raise BadInput naming the first text that cannot be meant, or should not."""
+    refuse_if(recipe.format > FORMAT, f"format {recipe.format} is newer than this moebox, which reads up to {FORMAT}")
     _texts(codec.plain(recipe), "")
     _names(recipe)
     _variables(recipe)
