@@ -82,6 +82,7 @@ def bench(
         refuse_load(asked, preset)
     plan = plan_of(asked, preset)
     endpoint = targets.endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
+    keeper = Keeper(output_file, run, label or plan.name, model=endpoint.model)
     subject = subject_of(
         endpoint,
         tokenizer=tokenizer,
@@ -93,7 +94,6 @@ def bench(
     if not json:
         where = f"{printable(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
         talk().print(where, style="dim", markup=False)
-    keeper = Keeper(output_file, run, label or plan.name, model=endpoint.model)
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}
@@ -189,11 +189,15 @@ def _serve(
     results = sweep.results
     if results:
         whole = _together(results, search, best)
-        keeper.write(whole)
-        answer(json, whole, lambda: show(people(), results, best=best))
+        try:
+            answer(json, whole, lambda: show(people(), results, best=best))
+        finally:  # whoever reads the answer may have gone
+            keeper.write(whole)
         _say_where(keeper, json)
     if sweep.interrupted:
         _say_how_to_go_on(sweep, search, words)
+    keeper.tell_lost()
+    if sweep.interrupted:
         return INTERRUPTED
     if search and best is None:
         raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
@@ -208,8 +212,8 @@ def _together(results: list[Document], search: Axis | None, best: int | None) ->
 
 
 def _say_where(keeper: Keeper, json: bool) -> None:
-    """The run that was made for the results."""
-    if keeper.own_run and not json:
+    """The run that was made for the results, where they are in it."""
+    if keeper.own_run and not keeper.lost and not json:
         talk().print(f"kept: `moebox report {keeper.own_run}` shows it", style="dim", soft_wrap=True)
 
 
@@ -256,10 +260,13 @@ def _tests(
         load=plan.loads[0],
         on_test=(lambda name: None) if json else (lambda name: talk().print(name, style="dim")),
     )
-    keeper.keep_tests(result)
-    answer(json, document(result), lambda: show_rows(people(), document(result)))
+    try:
+        answer(json, document(result), lambda: show_rows(people(), document(result)))
+    finally:
+        keeper.keep_tests(result)
     _say_where(keeper, json)
     failed = [row for row in result.rows if row.failed]
     for row in failed:
         talk().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
+    keeper.tell_lost()
     return AnswerIsNo.exit_code if failed and not allow_failures else 0

@@ -6,8 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from moebox.cli.bench_keep import Measurements
 from moebox.cli.output import answer, people
+from moebox.files import writing
 from moebox.loose import Document
+from moebox.store.run import tidied
 
 
 def import_(
@@ -27,20 +30,18 @@ def import_(
     from moebox.bench.importers import load
 
     results = [result for path in files for result in load(path)]
-    if run:
-        _keep(results, run)
+    measurements = Measurements.of(run) if run else None
     answer(json, {"kind": "sweep", "results": results}, lambda: _show(results))
+    if measurements:
+        _keep(results, measurements)
     return 0
 
 
-def _keep(results: Sequence[Document], run: str) -> None:
+def _keep(results: Sequence[Document], measurements: "Measurements") -> None:
     """In the run's measurements, so that its report shows them."""
-    from moebox.store import Run
-
-    folder = Run.open(run)
-    for place, result in enumerate(results):
-        stem = Path(str(result["source"])).stem.replace(" ", "-")
-        folder.write_json(f"measurements/{stem}-{place}.json", result)
+    with writing(measurements.run.path):
+        for place, result in enumerate(results):
+            measurements.write(f"{tidied(Path(str(result['source'])).stem) or 'imported'}-{place}", result)
 
 
 def _show(results: Sequence[Document]) -> None:

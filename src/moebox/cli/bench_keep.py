@@ -1,61 +1,170 @@
 """Where the results and samples of `moebox bench` are kept."""
 
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moebox import codec, files
 from moebox.core.result import Measurement, PrefillDecode, document
-from moebox.errors import BadInput
+from moebox.errors import BadInput, MoeboxError, Outside, refuse_if
+from moebox.loose import Document, inner, rows, words
+from moebox.store import Run, plain, runs_dir
+from moebox.store.run import ELSEWHERE, tidied
 
 if TYPE_CHECKING:
     from moebox.bench.measure import Measured
 
+LONGEST = "c1000000"  # a load, as it stands in the names of files
+
+
+class Measurements:
+    """Those of one run. None takes the place of another that asked for something else."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._named: set[str] = set()  # by us
+
+    @classmethod
+    def of(cls, name: str) -> "Measurements":
+        """Of a run that is there. Whoever works on it, an `up` perhaps, holds it already; otherwise we do."""
+        run = Run.open(name)
+        run.hold()
+        return cls(run)
+
+    def write(self, name: str, values: Document, samples: bytes | None = None) -> str:
+        """Keep one, strictly; the name that it got, which its samples have too."""
+        name = self._free(name, values)
+        self.run.strict = True
+        if samples is not None:
+            self.run.write(f"measurements/{name}.samples", samples)
+            values = {**values, "samples": f"{name}.samples"}
+        self.run.write_json(f"measurements/{name}.json", values)
+        self._named.add(name)
+        return name
+
+    def _free(self, name: str, values: Document) -> str:
+        """With a number where something else has the name; the same measured again replaces what was there."""
+        numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+        return next(each for each in numbered if each not in self._named and self._may_be(each, values))
+
+    def _may_be(self, name: str, values: Document) -> bool:
+        path = self.run.path / "measurements" / f"{name}.json"
+        samples = path.with_name(f"{name}.samples")
+        if os.path.lexists(samples) and not plain.is_plain(samples):
+            return False
+        if not os.path.lexists(path):
+            return True
+        try:
+            return _asked(plain.load_json(path)) == _asked(values)
+        except BadInput:  # damaged, or no file
+            return False
+
+
+def _asked(values: object) -> object:
+    """What a measurement asked of whom, its salt aside, another one each time; all of one that was imported."""
+    if words(values, "source"):
+        return values
+    work = {key: value for key, value in inner(values, "workload").items() if key != "salt"}
+    tests = [words(row, "test") for row in rows(values, "rows")]
+    return words(values, "kind"), words(values, "model_id"), work, tests
+
 
 class Keeper:
-    """Where results and samples are kept: a file, a run that is there, or else a run of their own."""
+    """Where results and samples are kept: a file, a run that is there, or else a run of their own.
+
+    What cannot be written is refused before anything is measured. Where that shows only later, the measurement goes on:
+    its figures are shown, and `tell_lost` says what is missing.
+    """
 
     def __init__(self, file: Path | None, run: str, label: str, *, model: str) -> None:
-        from moebox.store import Run
-
         self.label = label
-        self._file, self._model = file, model
-        self._run = Run.open(run) if run else None
         self.own_run = ""  # the run that was made for the results, once there are any
-        if file and not file.parent.is_dir():
-            raise BadInput(f"{file.parent}: no such folder")
+        self.lost: MoeboxError | None = None  # the first write that failed
+        self._file, self._model = file, model
+        self._named: set[Path] = set()  # samples beside the file
+        self._measurements = Measurements.of(run) if run else None
+        if file:
+            refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
+            _try_out(file, file)
+            if self._samples_beside:
+                _try_out(file, file.with_name(f"{file.stem}-{LONGEST}.samples"))
+        if self._measurements:
+            _try_out(self._measurements.run.path, self._measurements.run.path / "measurements" / "new.json")
+        elif not file:
+            _try_out(runs_dir(), runs_dir() / "new", hint=ELSEWHERE)
 
     def keep(self, measured: "Measured", title: str) -> Measurement:
         """One measurement's samples, and in a run its figures too; the result says where its samples are."""
         result, title = measured.result, title.replace("/", "-per-")
-        self._make_run()
-        if self._file:
-            path = self._file.with_name(f"{self._file.stem}-{title}.samples")
-            files.write_atomic(path, measured.samples.pack())
-            result = replace(result, samples=path.name)
-        if self._run:
-            name = f"{self.label or result.workload.kind}-{title}"
+        samples = measured.samples.pack()
+        name = self._keep_in_run(f"{tidied(self.label) or result.workload.kind}-{title}", document(result), samples)
+        if name:
             result = replace(result, samples=f"{name}.samples")
-            self._run.write(f"measurements/{name}.samples", measured.samples.pack())
-            self._run.write_json(f"measurements/{name}.json", document(result))
+        if self._file and self._samples_beside:
+            path = self._beside(self._file, title)
+            with self._noting(path):
+                files.write_atomic(path, samples)
+                result = replace(result, samples=path.name)
         return result
 
     def keep_tests(self, tests: PrefillDecode) -> None:
         """The tests of --pp and --tg."""
         self.write(document(tests))
-        self._make_run()
-        if self._run:
-            self._run.write_json(f"measurements/{self.label or 'pp-tg'}.json", document(tests))
+        self._keep_in_run(tidied(self.label) or "pp-tg", document(tests))
 
     def write(self, whole: dict[str, Any]) -> None:
         """The whole document; a run has a file for each measurement."""
         if self._file:
-            files.write_atomic(self._file, codec.to_json(whole) + "\n")
+            with self._noting(self._file):
+                files.write_atomic(self._file, codec.to_json(whole) + "\n")
+
+    def tell_lost(self) -> None:
+        """Outside where not everything was kept."""
+        if self.lost:
+            raise self.lost
+
+    def _keep_in_run(self, name: str, values: Document, samples: bytes | None = None) -> str:
+        """The name that it got; "" where there is no run to keep it in, or it could not be written."""
+        with self._noting(self._measurements.run.path if self._measurements else runs_dir()):
+            self._make_run()
+            if self._measurements:
+                return self._measurements.write(name, values, samples)
+        return ""
 
     def _make_run(self) -> None:
         """An hour's measurement must not live on the screen alone."""
-        from moebox.store import Run
+        if self._file is None and self._measurements is None:
+            self._measurements = Measurements(Run.create(f"bench-{self._model}"))
+            self.own_run = self._measurements.run.id
 
-        if self._file is None and self._run is None:
-            self._run = Run.create(f"bench-{self._model}")
-            self.own_run = self._run.id
+    @property
+    def _samples_beside(self) -> bool:
+        """Beside a pipe or a device there is no place for them."""
+        return self._file is not None and (self._file.is_file() or not self._file.exists())
+
+    def _beside(self, file: Path, title: str) -> Path:
+        """The samples of a load, in a file of their own each time."""
+        numbered = (title if number == 1 else f"{title}-{number}" for number in itertools.count(1))
+        paths = (file.with_name(f"{file.stem}-{each}.samples") for each in numbered)
+        path = next(path for path in paths if path not in self._named)
+        self._named.add(path)
+        return path
+
+    @contextlib.contextmanager
+    def _noting(self, path: Path) -> Iterator[None]:
+        """What cannot be written in the block ends no measurement."""
+        try:
+            with files.writing(path):
+                yield
+        except MoeboxError as problem:
+            self.lost = self.lost or Outside(problem.message, hint=problem.hint)
+
+
+def _try_out(place: Path, path: Path, *, hint: str | None = None) -> None:
+    """BadInput where `path` cannot be written, which belongs to `place`."""
+    with files.writing(place, refused=BadInput, hint=hint):
+        files.try_out(path)

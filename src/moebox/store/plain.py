@@ -47,6 +47,14 @@ def refuse_strange_within(folder: Path, *, but: str = "") -> None:
                 refuse_strange(path)
 
 
+def refuse_strange_on_the_way(folder: Path, path: Path) -> None:
+    """The same for a path below a folder, and for links among the folders between."""
+    for place in list(path.relative_to(folder).parents)[:-1]:
+        if os.path.islink(folder / place):
+            refuse_strange(folder / place)
+    refuse_strange(path)
+
+
 def open_bytes(path: Path) -> BinaryIO:
     """A plain file, open for reading; OSError where it is none or cannot be opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

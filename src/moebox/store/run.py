@@ -23,12 +23,18 @@ from moebox.store import journal, plain
 FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the quota, the shell's file limit
 LATEST = "latest"
+ELSEWHERE = "the variable MOEBOX_RUNS puts runs elsewhere"
 PIPELINE, PIPELINE_BEFORE = "pipeline.json", "story.json"  # what `moebox run` keeps; its name up to 0.1
 
 
 def runs_dir(named: Path | None = None) -> Path:
     """Where runs live: the folder that is named, $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
     return named or Path(os.environ.get("MOEBOX_RUNS") or files.data_home() / "moebox" / "runs")
+
+
+def tidied(name: str) -> str:
+    """What of a name can stand in a file's, at most 60 characters; "" where nothing can."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:60]
 
 
 def _folders(home: Path) -> list[Path]:
@@ -65,14 +71,11 @@ class Run:
     def create(cls, name: str, *, runs: Path | None = None) -> "Run":
         """A new folder named by time, name and a few random letters, so that two at once never share one."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        tidy = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:60] or "run"
-        path = runs_dir(runs) / f"{stamp}-{tidy}-{secrets.token_hex(2)}"
+        path = runs_dir(runs) / f"{stamp}-{tidied(name) or 'run'}-{secrets.token_hex(2)}"
         try:
             path.mkdir(parents=True, exist_ok=False)
         except OSError as problem:
-            raise BadInput(
-                f"{path}: cannot make the run folder: {problem.strerror}", hint="`--runs DIR` puts runs elsewhere"
-            ) from None
+            raise BadInput(f"{path}: cannot make the run folder: {problem.strerror}", hint=ELSEWHERE) from None
         run = cls(path)
         run.hold()
         run.write_json(
@@ -113,7 +116,8 @@ class Run:
         """Mark the run as being worked on until this process ends; False when another one holds it."""
         if self._lock is None:
             plain.refuse_strange_within(self.path, but="tasks")  # a stranger's folder: we are about to write into it
-            lock = open(self.path / ".lock", "ab")  # noqa: SIM115  (held open on purpose)
+            with files.writing(self.path, refused=BadInput):
+                lock = open(self.path / ".lock", "ab")  # noqa: SIM115  (held open on purpose)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -164,8 +168,12 @@ class Run:
         return journal.read(self.path / "events.jsonl")
 
     def write(self, name: str, text: str | bytes) -> Path:
-        """Write a file of the run whole or not at all; refused by a full disk it is counted as lost, unless strict."""
+        """Write a file of the run whole or not at all; refused by a full disk it is counted as lost, unless strict.
+
+        BadInput where a link leads elsewhere, or something stands there that is no plain file.
+        """
         path = self.path / name
+        plain.refuse_strange_on_the_way(self.path, path)
         try:
             files.write_atomic(path, text, sync=True)
         except OSError as problem:
