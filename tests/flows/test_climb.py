@@ -150,6 +150,24 @@ def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: P
         climb(codec.read_toml(Recipe, other), Run(folder), effort=LIGHT)
 
 
+def test_an_interrupted_climb_says_how_to_go_on(recipe: Recipe, tmp_path: Path):
+    """Exit code 130 and the command to type; the engine is gone."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(recipe))
+    words = [sys.executable, "-m", "moebox", "climb", str(path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    assert any(line.startswith("start") for line in process.stderr)
+    process.send_signal(signal.SIGTERM)
+    said = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait(timeout=60) == 130
+    (run,) = (tmp_path / "runs").iterdir()
+    assert said.splitlines()[-1] == f"interrupted; go on with: moebox climb --resume {run.name}"
+    assert state.strays() == {}
+
+
 def test_two_recipes_are_compared_with_judgement(recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """What is said, how right, how valid, how many guesses were accepted, and how fast, with an interval."""
     plain, guessing = tmp_path / "a.toml", tmp_path / "b.toml"

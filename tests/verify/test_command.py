@@ -1,6 +1,7 @@
 """`moebox verify` as people and scripts call it."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from moebox.cli import main
 
+from ..flows.pipelines import until
 from .oracle.app import KEY, MODEL
 
 
@@ -93,14 +95,30 @@ def test_a_recipe_names_its_server(oracle: str, tmp_path: Path, capsys: pytest.C
     assert (document["url"], document["model"], document["engine"]) == ("http://127.0.0.1:9/v1", "m", "vllm")
 
 
-def test_it_can_be_interrupted(oracle: str):
-    """Ctrl-C is exit code 130 and one word."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_interrupted(number: signal.Signals, oracle: str, tmp_path: Path):
+    """Exit code 130, and one line that says where the checks are that were done."""
     words = [sys.executable, "-m", "moebox", "verify", f"{oracle}/never-answers", "--model", MODEL]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert "alive" in process.stdout.readline()
-    process.send_signal(2)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until(lambda: any((tmp_path / "runs").glob("*/events.jsonl")), "the first check begins")
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
 
     assert process.returncode == 130
+    (run,) = (tmp_path / "runs").iterdir()
+    assert said.splitlines()[-1] == f"interrupted; the checks that were done are in {run}"
     assert "Traceback" not in said
+
+
+def test_a_comparison_can_be_interrupted(oracle: str):
+    """It says that it begins anew the next time."""
+    url = f"{oracle}/never-answers"
+    words = [sys.executable, "-m", "moebox", "compare", url, url, "--model", MODEL]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    assert process.stderr.readline().startswith("run: ")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert said.startswith("interrupted; a comparison cannot be resumed")

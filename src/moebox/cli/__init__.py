@@ -115,8 +115,8 @@ def _quietly(words: list[str]) -> int:
     except MoeboxError as problem:
         show(problem)
         return problem.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
         return INTERRUPTED
 
 

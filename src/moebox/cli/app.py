@@ -22,13 +22,14 @@ def build(called: tuple[str, ...] = ()) -> App:
     A command's page shows its whole docstring, lists of commands the one sentence of the table.
     """
     shown = Parameter(show_default=default_text)
-    app = App(
-        name="moebox", help=HELP, version=f"moebox {__version__}", help_format="markdown", default_parameter=shown
-    )
+    version = f"moebox {__version__}"
+    app = App(name="moebox", help=HELP, version=version, help_format="markdown", default_parameter=shown)
     own = command_of(called)
     groups = {
         name: App(name=name, help=_help(name, about, own), default_parameter=shown) for name, about in GROUPS.items()
     }
+    for part in (app, *groups.values()):
+        part.suppress_keyboard_interrupt = False  # it would exit without a word; `cli` says what was interrupted
     for group in groups.values():
         app.command(group)
     for name, (target, about) in COMMANDS.items():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from moebox.cli.output import answer, people, talk, write_file
+from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, refuse_outside
 from moebox.units import count, seconds, tok_s
 
@@ -60,7 +61,8 @@ def climb(
     chosen, run = _begun(recipe) if recipe else _resumed(resume)
     effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions, jobs=jobs if by == "task" else 0)
     talk().print(f"run: {run.path}", soft_wrap=True)
-    summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
+    with told_when_interrupted(f"go on with: moebox climb --resume {run.id}"):
+        summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
     best = summit.best
     assert best is not None  # AnswerIsNo was raised otherwise
     if output:

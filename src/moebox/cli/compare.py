@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli.output import answer, emit, people, talk
+from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, refuse_outside
 from moebox.units import percent, plural, seconds, tok_s
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from moebox.flows.compare import Comparison, Target
+    from moebox.store import Run
     from moebox.tasks.job import Level
     from moebox.tasks.result import JobResult
 
@@ -76,12 +78,17 @@ def compare(
 
     effort = Effort(concurrency=streams, questions=questions, rounds=rounds, seed=first)
     run = Run.create("compare")
-    talk().print(f"run: {run.path}", soft_wrap=True)
-    sides = compare_targets(left, right, run, effort)
+    with told_when_interrupted(_not_resumed(run)):
+        talk().print(f"run: {run.path}", soft_wrap=True)
+        sides = compare_targets(left, right, run, effort)
     found = judged(*sides)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first})
     answer(json, {**codec.plain(found), "run": str(run.path)}, lambda: _show(found))
     return 0 if found.as_good else 1
+
+
+def _not_resumed(run: "Run") -> str:
+    return f"a comparison cannot be resumed; what was written so far is in {run.path}"
 
 
 def _streams(given: list[str] | None) -> tuple[int, ...]:
@@ -132,7 +139,8 @@ def _by_task(
 
     from rich.text import Text
 
-    found = compare_by_task(a, b, names, run, runner.Options(parallel=parallel), tell)
+    with told_when_interrupted(_not_resumed(run)):
+        found = compare_by_task(a, b, names, run, runner.Options(parallel=parallel), tell)
     run.write_json("compare.json", {"by_task": found, "seed": seed})
     if json:
         emit({**codec.plain(found), "run": str(run.path)})

@@ -9,6 +9,7 @@ from moebox.checkpoint import deploy
 from moebox.cli import flags, up_view
 from moebox.cli.eta import Waiting
 from moebox.cli.output import emit, people, talk
+from moebox.cli.signals import told_when_interrupted
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.units import seconds
@@ -116,14 +117,12 @@ def measured(
         talk().print(line, markup=False, soft_wrap=True)
 
     key = f"measure {recipe.engine} {recipe.model} {recipe.runtime.kind} {','.join(map(str, depths))}".rstrip()
+    kept = told_when_interrupted(f"what was measured is in {run.path}")
     try:
-        with Waiting(f"measuring {recipe.name}", key, limit_s=budget_s):
+        with kept, Waiting(f"measuring {recipe.name}", key, limit_s=budget_s):
             calibration = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, tell=tell)
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
-    except KeyboardInterrupt:
-        tell(f"interrupted; what was measured is in {run.path}")
-        raise
     if json:
         emit({**brief(calibration), "run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen})
         return 0

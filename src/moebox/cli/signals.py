@@ -1,4 +1,7 @@
-"""SIGTERM and SIGHUP end the long commands in good order, as Ctrl-C does: with what was measured, and how to go on."""
+"""How commands are interrupted, and what they say then.
+
+SIGTERM and SIGHUP end the long commands in good order, as Ctrl-C does: with what was measured, and how to go on.
+"""
 
 import contextlib
 import signal
@@ -26,3 +29,12 @@ def as_interrupt(words: Sequence[str]) -> Iterator[None]:
     finally:
         for number in chosen:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def told_when_interrupted(what: str) -> Iterator[None]:
+    """An interrupt that says, in the command's last line, what there is by now or how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(what) from interrupt

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.output import answer, people, talk
+from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, Outside
 from moebox.units import parse_seconds
 
@@ -150,15 +151,16 @@ def _work(
     if not json:
         talk().print(f"run: {run.path}", soft_wrap=True)
     try:
-        with View(task_run, quiet=json) as view:
+        with told_when_interrupted(_go_on(run)), View(task_run, quiet=json) as view:
             done = runner.work_all(task_run, worker, run, options, view.listener())
-    except KeyboardInterrupt:
-        talk().print(f"\ngo on with: moebox task --resume {run.id}", soft_wrap=True)
-        raise
     finally:
         run.release()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
     return 0 if any(result.solved for result in done.finished) else 1
+
+
+def _go_on(run: "Run") -> str:
+    return f"go on with: moebox task --resume {run.id}"
 
 
 def _resumed(resume: str, model: str) -> tuple[str, str]:

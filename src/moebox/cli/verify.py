@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.output import answer, write_file
+from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def verify(
         raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     run = Run.create(f"verify-{endpoint.model}")
-    run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model))
-    with View(quiet=json) as view:
+    with told_when_interrupted(f"the checks that were done are in {run.path}"), View(quiet=json) as view:
+        run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model))
         tell = None if json else view.check
         ladder = climb(
             endpoint, options, only=names, start=from_, keep_going=keep_going, run=run, tell=tell, watch=view.watch
