@@ -342,30 +342,46 @@ def test_the_key_travels_in_the_header_and_nowhere_else() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_keeps_what_was_measured(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, a service manager or a closed terminal: exit code 130, a file marked partial, and how to go on."""
+    file = tmp_path / "result.json"
+    code, said, url = interrupted(number, file, "2,4", after=3)
+    result = json.loads(file.read_text())
+
+    assert code == 130
+    assert (result["partial"], result["completed"], result["cancelled"]) == (True, 3, 2)
+    again = f"moebox bench {url} --model m --input 256 --output 3 --concurrency 2,4 --requests 9 -o {file}"
+    assert f"go on with: {again}\n" in said
+    assert "Traceback" not in said
+
+
+def test_going_on_after_an_interrupt_spares_what_was_measured(tmp_path: Path) -> None:
+    """The first load is done and in the file: the others go into another one."""
+    file = tmp_path / "result.json"
+    _, said, _ = interrupted(signal.SIGINT, file, "1,2,4", after=9)
+
+    assert [result["partial"] for result in json.loads(file.read_text())["results"]] == [False, True]
+    assert f"--concurrency 2,4 --requests 9 -o {tmp_path / 'result-2.json'}\n" in said
+
+
+def interrupted(number: signal.Signals, file: Path, loads: str, *, after: int) -> tuple[int, str, str]:
+    """A sweep that is ended when so many requests were answered: exit code, stderr, and where it was measured."""
 
     def slow(peer: Peer, body: dict[str, object]) -> bool:
-        if len(peer.state.asked) <= 3:
+        if len(peer.state.asked) <= after:
             return good(peer, body)
         peer.send(HEAD, chunk(event({"content": " a"})))
         time.sleep(20)
         return False
 
-    file = tmp_path / "result.json"
     with serving(slow) as server:
         url = server.url
         command = [sys.executable, "-c", "import sys; from moebox.cli import main; sys.exit(main())", "bench"]
-        flags = ["--model", "m", "--concurrency", "2,4", "--requests", "9", "--output", "3", "-o", str(file)]
+        flags = ["--model", "m", "--concurrency", loads, "--requests", "9", "--output", "3", "-o", str(file)]
         process = subprocess.Popen(
             [*command, url, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         )
-        while len(server.asked) < 5:
+        while len(server.asked) < after + 2:
             assert process.poll() is None
             time.sleep(0.05)
         os.killpg(process.pid, number)
         said = process.communicate(timeout=30)[1].decode()
-    result = json.loads(file.read_text())
-
-    assert process.returncode == 130
-    assert (result["partial"], result["completed"], result["cancelled"]) == (True, 3, 2)
-    assert f"go on with: moebox bench {url} --model m --input 256 --output 3 --concurrency 2,4 --requests 9" in said
-    assert "Traceback" not in said
+    return process.returncode, said, url

@@ -228,8 +228,10 @@ def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> N
     own_run = sweep.keeper.own_run
     words += ["--run", own_run] if own_run else []
     plan = sweep.plan
-    for flags in flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo):
-        talk().print(Text(f"go on with: {shlex.join([*words, *flags])}"), soft_wrap=True)
+    commands = flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo)
+    for number, flags in enumerate(commands, 2 if finished else 1):
+        line = shlex.join([*words, *flags, *sweep.keeper.output_flags(number)])
+        talk().print(Text(f"go on with: {line}"), soft_wrap=True)
 
 
 def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:

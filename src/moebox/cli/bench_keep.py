@@ -122,6 +122,13 @@ class Keeper:
             with self._noting(self._file):
                 files.write_atomic(self._file, codec.to_json(whole) + "\n")
 
+    def output_flags(self, number: int) -> list[str]:
+        """`-o` for the command that goes on: another file than the first, which what is measured already stays in."""
+        if self._file is None:
+            return []
+        later = number > 1 and self._samples_beside
+        return ["-o", str(self._file.with_stem(f"{self._file.stem}-{number}") if later else self._file)]
+
     def tell_lost(self) -> None:
         """Outside where not everything was kept."""
         if self.lost:
