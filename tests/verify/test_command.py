@@ -110,6 +110,22 @@ def test_it_can_be_interrupted(number: signal.Signals, oracle: str, tmp_path: Pa
     assert "Traceback" not in said
 
 
+def test_a_killed_one_is_not_shown_as_passed(oracle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`runs show` says how many of the checks were done, and nothing of them is green."""
+    words = [sys.executable, "-m", "moebox", "verify", f"{oracle}/correct", "--only", "alive,arithmetic"]
+    process = subprocess.Popen([*words, "--trials", "1000"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert "alive" in process.stdout.readline()
+    process.kill()
+    process.communicate(timeout=60)
+
+    assert main(["runs", "show", "latest"]) == 0
+    shown = capsys.readouterr().out
+    assert "! right" in shown
+    assert "interrupted: 1 of 2 checks done" in shown
+    assert "✓" not in shown
+
+
 def test_a_comparison_can_be_interrupted(oracle: str):
     """It says that it begins anew the next time."""
     url = f"{oracle}/never-answers"

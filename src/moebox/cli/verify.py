@@ -73,7 +73,7 @@ def verify(
     from moebox.verify.options import TIME_S, TRIALS, Options
 
     names = flags.names(*(only or ()))
-    choose(names, from_)  # a misspelt check is named before anything is asked
+    chosen = tuple(rung.name for rung in choose(names, from_))  # a misspelt check is named before anything is asked
     effort = _effort(quick, thorough)
     options = Options(
         context=flags.tokens("--context", context or None),
@@ -90,7 +90,7 @@ def verify(
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     run = Run.create(f"verify-{endpoint.model}")
     with told_when_interrupted(f"the checks that were done are in {run.path}"), View(quiet=json) as view:
-        run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model))
+        run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen))
         tell = None if json else view.check
         ladder = climb(
             endpoint, options, only=names, start=from_, keep_going=keep_going, run=run, tell=tell, watch=view.watch

@@ -80,14 +80,14 @@ def right(record: RunRecord) -> DecisionCell:
     """How many checks passed; what slipped."""
     if record.simulation:
         return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
-    if not record.tried:
+    if not record.tried and record.unfinished is None:
         text = "published figures: answers were not checked" if record.imported else "not checked yet"
         return DecisionCell(name="right", text=text, tone="quiet")
-    text = f"{len(record.marked('pass'))} of {len(record.tried)} checks passed"
     failing, warned = record.marked("fail"), record.marked("warn")
     told = {"failed": failing, "warnings": warned}
-    text = "; ".join([text, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
-    tone: Tone = "bad" if failing else "warn" if warned else "good"
+    text = "; ".join([record.check_count, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
+    whole = not warned and record.unfinished is None
+    tone: Tone = "bad" if failing else "good" if whole else "warn"
     return DecisionCell(name="right", text=text, tone=tone, detail=habits(record), link="ladder")
 
 

@@ -261,6 +261,7 @@ class RunRecord:
     facts: tuple[tuple[str, str], ...] = ()
     levels: tuple[Level, ...] = ()
     checks: tuple[CheckResult, ...] = ()
+    unfinished: tuple[str, ...] | None = None  # checks of a verification without an end; empty where it is not told
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -301,6 +302,14 @@ class RunRecord:
     def tried(self) -> tuple[CheckResult, ...]:
         """The checks that were not skipped."""
         return tuple(check for check in self.checks if check.mark != "skip")
+
+    @property
+    def check_count(self) -> str:
+        """How many checks passed; of a verification without an end, how many were done."""
+        if self.unfinished is None:
+            return f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
+        wanted = f" of {len(self.unfinished)}" if self.unfinished else ""
+        return f"{'still running' if self.live else 'interrupted'}: {len(self.checks)}{wanted} checks done"
 
     def marked(self, mark: Mark) -> list[str]:
         """The names of the checks with that verdict."""

@@ -81,6 +81,7 @@ def read(run: Run) -> RunRecord:
         facts=facts_of(about),
         levels=tuple(levels),
         checks=tuple(checks),
+        unfinished=happened.unfinished_checks(pipeline, journal.entries),
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.entries)),
         problems=tuple(problems),

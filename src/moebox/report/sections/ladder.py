@@ -45,7 +45,7 @@ def verdict(check: CheckResult) -> Cell:
 
 def counted(record: RunRecord) -> str:
     """ "15 of 17 checks passed; warnings: json and tools; vision failed."."""
-    text = f"{len(record.marked('pass'))} of {len(record.tried)} checks passed"
+    text = record.check_count
     warned, failed = record.marked("warn"), record.marked("fail")
     if warned:
         text += f"; warnings: {listed(warned)}"
