@@ -61,6 +61,21 @@ def test_a_device_takes_the_text_and_stays_a_device():
     assert not Path("/dev/null").is_file()
 
 
+@pytest.mark.parametrize("name", ["/dev/fd/1", "link"])
+def test_standard_output_stays_what_it_is_where_it_leads_into_a_file(name: str, tmp_path: Path):
+    """`-o /dev/stdout > file`: no file takes the place of the device, and what was printed before stays."""
+    (tmp_path / "link").symlink_to("/proc/self/fd/1")  # as /dev/stdout is
+    command = [sys.executable, "-m", "moebox", "render", "kimi-k26-vllm", "--as", "script", "-o", str(tmp_path / name)]
+    with (tmp_path / "file").open("w") as file:
+        file.write("before\n")
+        file.flush()
+        subprocess.run(command, stdout=file, check=True)
+
+    assert (tmp_path / "file").read_text().startswith("before\n#!/")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Scratch folders of processes that are gone go; those of the living, and what only looks alike, stay."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

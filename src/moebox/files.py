@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,10 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int | None = None, sync
 @contextlib.contextmanager
 def becoming(path: Path, *, mode: int | None = None, sync: bool = False) -> Iterator[BinaryIO]:
     """`write_atomic` for what is written piece by piece: it takes the place of `path` when the block ends well."""
-    if path.exists() and not path.is_file():
-        with open(path, "wb") as file:
+    if is_stream(path):
+        number = _descriptor(path)
+        sys.stdout.flush()  # it may be the same one
+        with open(path if number is None else os.dup(number), "wb") as file:
             yield file
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +55,7 @@ def becoming(path: Path, *, mode: int | None = None, sync: bool = False) -> Iter
 
 def try_out(path: Path) -> None:
     """OSError where `path` cannot be written, before the work whose result it is to hold; what is there stays."""
-    if path.exists() and not path.is_file():  # not opened: whoever reads from a pipe would take that for its end
+    if is_stream(path):  # not opened: whoever reads from a pipe would take that for its end
         number = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.W_OK) else errno.EACCES
         if number:
             raise OSError(number, os.strerror(number), str(path))
@@ -64,6 +67,19 @@ def try_out(path: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def is_stream(path: Path) -> bool:
+    """A pipe, a device, or what this process has open, like /dev/stdout: nothing takes its place."""
+    return _descriptor(path) is not None or (path.exists() and not path.is_file())
+
+
+def _descriptor(path: Path) -> int | None:
+    """1 for /dev/stdout, even where the shell leads it into a file: that is written on from where it has got to."""
+    for place in (path, path.readlink() if path.is_symlink() else path):
+        if place.name.isdigit() and os.path.realpath(place.parent) == f"/proc/{os.getpid()}/fd":
+            return int(place.name)
+    return None
 
 
 def _part(path: Path) -> Path:

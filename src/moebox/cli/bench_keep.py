@@ -151,7 +151,7 @@ class Keeper:
     @property
     def _samples_beside(self) -> bool:
         """Beside a pipe or a device there is no place for them."""
-        return self._file is not None and (self._file.is_file() or not self._file.exists())
+        return self._file is not None and not files.is_stream(self._file)
 
     def _beside(self, file: Path, title: str) -> Path:
         """The samples of a load, in a file of their own each time."""
