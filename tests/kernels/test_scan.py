@@ -105,6 +105,8 @@ def test_the_command_keeps_its_findings_in_a_run(tmp_path: Path, capsys: pytest.
     assert "106,496" in markdown(report([run]))
     assert [event.kind for event in run.events()] == ["kernels.judged"]
     assert main([*words, "--run", str(tmp_path / "none")]) == 2
+    (run.path / "patches").symlink_to(tmp_path)
+    assert main([*words, "--run", str(run.path)]) == 2, "a link in it leads elsewhere"
     assert main(["doctor", "kernels", "--cache", str(tmp_path), "--run", str(run.path)]) == 2
     assert "--run" in capsys.readouterr().err
 

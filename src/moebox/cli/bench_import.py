@@ -10,7 +10,7 @@ from moebox.cli.bench_keep import Measurements
 from moebox.cli.output import answer, people
 from moebox.files import writing
 from moebox.loose import Document
-from moebox.store.run import tidied
+from moebox.store.run import Run, tidied
 
 
 def import_(
@@ -30,7 +30,7 @@ def import_(
     from moebox.bench.importers import load
 
     results = [result for path in files for result in load(path)]
-    measurements = Measurements.of(run) if run else None
+    measurements = Measurements(Run.joined(run)) if run else None
     answer(json, {"kind": "sweep", "results": results}, lambda: _show(results))
     if measurements:
         _keep(results, measurements)

@@ -28,13 +28,6 @@ class Measurements:
         self.run = run
         self._named: set[str] = set()  # by us
 
-    @classmethod
-    def of(cls, name: str) -> "Measurements":
-        """Of a run that is there. Whoever works on it, an `up` perhaps, holds it already; otherwise we do."""
-        run = Run.open(name)
-        run.hold()
-        return cls(run)
-
     def write(self, name: str, values: Document, samples: bytes | None = None) -> str:
         """Keep one, strictly; the name that it got, which its samples have too."""
         name = self._free(name, values)
@@ -86,7 +79,7 @@ class Keeper:
         self.lost: MoeboxError | None = None  # the first write that failed
         self._file, self._model = file, model
         self._named: set[Path] = set()  # samples beside the file
-        self._measurements = Measurements.of(run) if run else None
+        self._measurements = Measurements(Run.joined(run)) if run else None
         if file:
             refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
             _try_out(file, file)

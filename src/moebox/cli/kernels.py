@@ -163,7 +163,7 @@ def opened(run: str) -> "Run":
     """The run that the findings go to; told before minutes are spent."""
     from moebox.store import Run
 
-    return Run.open(run)
+    return Run.joined(run)
 
 
 def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:

@@ -107,6 +107,13 @@ class Run:
         refuse_if(not run.hold(), f"{run.path} is being worked on by another moebox")
         return run
 
+    @classmethod
+    def joined(cls, name: str, *, runs: Path | None = None) -> "Run":
+        """The run called `name`, to add files to; held unless another moebox does so already, an `up` perhaps."""
+        run = cls.open(name, runs=runs)
+        run.hold()
+        return run
+
     @property
     def id(self) -> str:
         """The folder's name."""
