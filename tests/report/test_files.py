@@ -212,3 +212,4 @@ def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(t
     assert "concurrency 4 21.0 ms and 77.7 ms" in text
     assert "Nothing was measured" not in text
     assert "This run has no recipe" in text
+    assert "moebox verify URL" in text

@@ -149,6 +149,15 @@ def _tone(pair: Pair) -> Tone:
     return "good" if pair.inside else "warn"
 
 
+def _of_a_server(record: RunRecord) -> DecisionCell:
+    """After a command for a server of whose launch nothing is known."""
+    if record.tried and not record.levels:
+        return DecisionCell(name="next", text="moebox bench URL", command=True, detail="its speed was not measured")
+    if record.levels and not record.tried:
+        return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its answers were not checked")
+    return DecisionCell(name="next", text="moebox plan MODEL", command=True)
+
+
 def following(record: RunRecord) -> DecisionCell:
     """The one command to type now."""
     recipe = shlex.quote(str(record.path / "recipe.toml"))
@@ -157,7 +166,7 @@ def following(record: RunRecord) -> DecisionCell:
     if record.live:
         return DecisionCell(name="next", text="moebox ps", command=True, detail="the run is still going on")
     if record.recipe is None:
-        return DecisionCell(name="next", text="moebox plan MODEL", command=True)
+        return _of_a_server(record)
     if record.simulation:
         model = shlex.quote(record.recipe.model)
         return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
