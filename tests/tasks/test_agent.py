@@ -117,13 +117,16 @@ def test_a_bad_call_is_answered_and_may_be_repaired(server: str, tmp_path: Path)
     assert sum(call.repaired for call in result.calls) == 1
 
 
-def test_a_server_that_dies_ends_its_job_and_the_next_goes_on(tmp_path: Path):
-    """Each says what happened to it."""
-    with serving() as url:
-        done = do(url, "dies", "errand", tmp_path, seeds=(0, 1))
+def test_a_server_that_dies_is_not_the_models_failure(tmp_path: Path):
+    """Its job and the later ones are left, and whoever asked is told."""
+    with serving() as url, pytest.raises(runner.ServerGone, match="does not answer any more"):
+        do(url, "dies", "errand", tmp_path, seeds=(0, 1))
 
-    assert [result.end for result in done.results] == ["endpoint", "endpoint"]
-    assert done.left == []
+    kept = runner.take_up(Run(next(tmp_path.glob("*-tasks-*"))))
+    assert kept
+    assert [result.end for result in kept.results] == ["gone"]
+    assert len(kept.left) == 2
+    assert kept.finished == []
 
 
 def test_a_server_that_hangs_is_left_when_the_job_is_out_of_time(server: str, tmp_path: Path):

@@ -11,6 +11,8 @@ import pytest
 
 from moebox.cli import main
 
+from .conftest import serving
+
 
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +60,22 @@ def test_resume_finishes_a_run(server: str, capsys: pytest.CaptureFixture[str]):
 
     assert main(["task", "--resume", "latest"]) == 0
     assert "solved: 3 of 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_an_outage_is_not_the_models_failure(words: list[str], server: str, capsys: pytest.CaptureFixture[str]):
+    """Exit code 3, the jobs are left, and with the server back `--resume` does them all."""
+    with serving() as dying:
+        asked = ["--family", "errand", "--jobs", "2", "--seed", "0"]
+        assert main(["task", dying, "--model", "dies", *asked, *words]) == 3
+    told = capsys.readouterr()
+    assert "does not answer any more" in told.err
+    assert "go on with: moebox task --resume" in told.err
+    if words:
+        assert json.loads(told.out)["left"] == ["errand-easy-0", "errand-easy-1"]
+
+    assert main(["task", server, "--model", "solve", "--resume", "latest"]) == 0
+    assert "solved: 2 of 2" in capsys.readouterr().out
 
 
 def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest.CaptureFixture[str]):

@@ -1,5 +1,6 @@
 """`moebox task`: agents at work against an endpoint, scored by what the files do afterwards."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,11 @@ def _work(
     try:
         with told_when_interrupted(_go_on(run)), View(task_run, quiet=json) as view:
             done = runner.work_all(task_run, worker, run, options, view.listener())
+    except runner.ServerGone as problem:
+        done = runner.take_up(run) or task_run
+        problem.hint = f"once it is back, {_go_on(run)}"
+        answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
+        raise
     finally:
         run.release()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
@@ -188,7 +194,7 @@ def _begin(
     if task_run.agent != worker.name:
         hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"
         raise BadInput(f"{run.path} was worked on by {task_run.agent}, not {worker.name}", hint=hint)
-    return run, task_run
+    return run, dataclasses.replace(task_run, url=endpoint.base_url)
 
 
 def _worker(

@@ -6,14 +6,14 @@ from typing import Literal
 from moebox.core.verdict import Score
 from moebox.tasks.job import Level
 
-# How a job ended. Only "budget" and "stopped" are unfinished: `--resume` does those again.
+# How a job ended. The last three are unfinished: `--resume` does those again.
 End = Literal[
     "done",  # a reply without a tool call
     "turns",  # as many replies as the job allows
     "time",  # the job's own time was up
     "context",  # the conversation does not fit the server's context any more
     "cut",  # a reply was cut at its token limit with nothing usable in it
-    "endpoint",  # the server died, refused or broke off
+    "endpoint",  # the server refused or broke off, and still answers
     "thinking",  # replies of nothing but thinking
     "malformed",  # one call after the other that no tool can take
     "loop",  # the same call with the same answer again and again
@@ -21,8 +21,9 @@ End = Literal[
     "client",  # a real client failed or was not able to start
     "budget",
     "stopped",
+    "gone",  # the server does not answer any more
 ]
-UNFINISHED: tuple[End, ...] = ("budget", "stopped")
+UNFINISHED: tuple[End, ...] = ("budget", "stopped", "gone")
 FILE = "tasks.json"
 END_WORDS: dict[End, str] = {
     "done": "done",
@@ -38,6 +39,7 @@ END_WORDS: dict[End, str] = {
     "client": "the client failed",
     "budget": "budget used up",
     "stopped": "stopped",
+    "gone": "the server stopped answering",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from moebox import codec, sandbox
+from moebox import codec, http, sandbox
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import TaskBegan, TaskEnded
 from moebox.errors import Outside
@@ -25,6 +25,13 @@ from moebox.tasks.tools import Tool, Toolbox, ToolServerDied
 from moebox.tasks.workspace import Workspace
 
 JOB_S = 1800.0  # the longest one job may take
+LOOKS, PAUSE_S = 6, 0.5  # at a server that failed a job: one that goes down answers for some seconds more
+ANSWER_S = 10.0  # to say anything at all
+AWAY = (0, 502, 503, 504)  # no reply, or a proxy's word that there is none behind it
+
+
+class ServerGone(Outside):
+    """The server does not answer any more; the jobs that are left are not lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +144,14 @@ class _State:
     task_run: TaskRun
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
+    gone: str = ""  # what the server that does not answer any more was last heard to say
 
 
 def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, listener: Listener) -> TaskRun:
-    """Do every job that is left. On Ctrl-C the running ones are dropped and what is done stays done."""
+    """Do every job that is left. On Ctrl-C the running ones are dropped and what is done stays done.
+
+    ServerGone when the server does not answer any more: its running jobs and the later ones are left.
+    """
     state = _State(task_run)
     left: queue.SimpleQueue[JobName] = queue.SimpleQueue()
     for name in task_run.left:
@@ -168,6 +179,8 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
         state.stopped.set()
     if problems:
         raise problems[0]
+    if state.gone:
+        raise ServerGone(f"{task_run.url} does not answer any more: {state.gone}", hint="is the server up?")
     return state.task_run
 
 
@@ -188,13 +201,32 @@ def _labour(
             return
         listener.began(name)
         run.event(TaskBegan(job=name.id))
-        result = _do_job(name, worker, run, options, listener, until, state)
+        result = _left_if_gone(_do_job(name, worker, run, options, listener, until, state), state)
         with state.lock:
             others = tuple(other for other in state.task_run.results if other.id != result.id)
             state.task_run = replace(state.task_run, results=(*others, result))
             save(state.task_run, run)
             run.event(TaskEnded(job=name.id, solved=result.solved, end=result.end, wrong=result.wrong))
         listener.ended(result)
+
+
+def _left_if_gone(result: JobResult, state: _State) -> JobResult:
+    """The result; a job that failed because the server is gone is left, and with it all the others."""
+    if result.end not in ("endpoint", "client") or _answers(state.task_run.url):
+        return result
+    state.gone = result.why or END_WORDS[result.end]
+    state.stopped.set()
+    return replace(result, end="gone", solved=False)
+
+
+def _answers(url: str) -> bool:
+    """Whether the server still answers anything, a refusal for want of a key included, and goes on to."""
+    return all(_answers_after(url, PAUSE_S * min(look, 1)) for look in range(LOOKS))
+
+
+def _answers_after(url: str, pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return http.get(f"{url}/models", timeout_s=ANSWER_S).status not in AWAY
 
 
 def _do_job(
