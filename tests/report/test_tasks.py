@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from moebox.report.decision import decide
 from moebox.report.files import write_report
 from moebox.report.reading.folder import read
 from moebox.report.sections.tasks import section
@@ -91,3 +92,11 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
 
     assert record.tasks is None
     assert any("tasks.json" in gap for gap in record.gaps)
+
+
+def test_the_strip_names_the_jobs(tmp_path: Path) -> None:
+    """A run of jobs alone said "not checked yet", "not measured yet" and nothing of what it was for."""
+    _, right, _, following = decide(read(saved(tmp_path))).answers
+
+    assert right.detail == "1 of 2 jobs solved by an agent"
+    assert following.text == "moebox verify URL"

@@ -82,13 +82,20 @@ def right(record: RunRecord) -> DecisionCell:
         return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
     if not record.tried and record.unfinished is None:
         text = "published figures: answers were not checked" if record.imported else "not checked yet"
-        return DecisionCell(name="right", text=text, tone="quiet")
+        return DecisionCell(name="right", text=text, tone="quiet", detail=jobs(record))
     failing, warned = record.marked("fail"), record.marked("warn")
     told = {"failed": failing, "warnings": warned}
     text = "; ".join([record.check_count, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
     whole = not warned and record.unfinished is None
     tone: Tone = "bad" if failing else "good" if whole else "warn"
-    return DecisionCell(name="right", text=text, tone=tone, detail=habits(record), link="ladder")
+    detail = "; ".join(filter(None, (habits(record), jobs(record))))
+    return DecisionCell(name="right", text=text, tone=tone, detail=detail, link="ladder")
+
+
+def jobs(record: RunRecord) -> str:
+    """How many jobs an agent solved with it, where some were tried."""
+    done = record.tasks.finished if record.tasks else []
+    return f"{sum(job.solved for job in done)} of {plural(len(done), 'job')} solved by an agent" if done else ""
 
 
 def habits(record: RunRecord) -> str:
@@ -153,7 +160,7 @@ def _of_a_server(record: RunRecord) -> DecisionCell:
     """After a command for a server of whose launch nothing is known."""
     if record.tried and not record.levels:
         return DecisionCell(name="next", text="moebox bench URL", command=True, detail="its speed was not measured")
-    if record.levels and not record.tried:
+    if (record.levels or record.tasks) and not record.tried:
         return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its answers were not checked")
     return DecisionCell(name="next", text="moebox plan MODEL", command=True)
 
