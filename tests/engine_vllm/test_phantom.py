@@ -13,9 +13,10 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.event import AttemptStarted
 from moebox.core.habits import failure
 from moebox.core.recipe import Climb, Recipe
-from moebox.flows.climb import Effort, climb
+from moebox.flows.climb import climb
 from moebox.flows.compare import Effort as Asked
 from moebox.flows.compare import ask_side, compare
+from moebox.flows.effort import Effort
 from moebox.serve.session import start
 from moebox.store import PIPELINE, Run
 from moebox.verify.ask import Options

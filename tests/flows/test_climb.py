@@ -17,7 +17,8 @@ from moebox.cli import main
 from moebox.core.endpoint import Endpoint
 from moebox.core.recipe import Climb, Hybrid, Listen, Recipe, Runtime
 from moebox.errors import AnswerIsNo, BadInput
-from moebox.flows.climb import Effort, climb
+from moebox.flows.climb import climb
+from moebox.flows.effort import Effort
 from moebox.flows.pace import Pace
 from moebox.flows.walk import Trial
 from moebox.serve import state
@@ -137,8 +138,16 @@ def test_a_killed_climb_is_taken_up_where_it_stopped(recipe: Recipe, tmp_path: P
     (folder,) = (tmp_path / "runs").iterdir()
     done = json.loads((folder / "climb.json").read_text())
 
-    assert main(["climb", "--resume", folder.name, "--rounds", "2", "--questions", "4", "--json"]) == 0
+    for flag in ("--rounds", "--concurrency", "--questions", "--jobs"):  # the steps before would not be comparable
+        assert main(["climb", "--resume", folder.name, flag, "7"]) == 2
+        assert f"{flag} 7: {folder.name} was begun with" in capfd.readouterr().err
+    assert main(["climb", "--resume", folder.name, "--by", "task"]) == 2
+    assert main(["climb", "--resume", folder.name, "--questions", "4", "--json"]) == 0
     table = json.loads(capfd.readouterr().out)
+    assert [(len(step["samples"]), step["asked"]) for step in table["steps"]] == [(2, 4), (2, 4)]
+    (folder / "effort.toml").unlink()  # as an earlier moebox left it
+    assert main(["climb", "--resume", folder.name, "--rounds", "3", "--json"]) == 0
+    capfd.readouterr()
     assert [step["change"] for step in done["steps"]] == ["start"]
     assert [step["change"] for step in table["steps"]] == ["start", "context 4096"]
     assert table["steps"][0] == done["steps"][0]

@@ -8,14 +8,17 @@ from cyclopts import Parameter
 from moebox.cli.output import answer, people, talk, write_file
 from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, refuse_outside
+from moebox.loose import Json
 from moebox.units import count, seconds, tok_s
 
 if TYPE_CHECKING:
     from moebox.core.recipe import Recipe
     from moebox.flows.climb import Summit
+    from moebox.flows.effort import Effort
     from moebox.flows.walk import Trial
     from moebox.store import Run
 
+JOBS = 20  # with --by task
 _MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]", "skip": "[dim]–[/]"}
 
 
@@ -25,11 +28,11 @@ def climb(
     *,
     resume: str = "",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    concurrency: int = 4,
-    rounds: int = 5,
-    questions: int = 20,
-    by: Literal["answers", "task"] = "answers",
-    jobs: int = 20,
+    concurrency: int | None = None,
+    rounds: int | None = None,
+    questions: int | None = None,
+    by: Literal["answers", "task"] | None = None,
+    jobs: int | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Try one setting at a time: context, then speculative decoding, then what the recipe's [climb] table lists.
@@ -41,11 +44,11 @@ def climb(
         recipe: The recipe to begin with.
         resume: Go on with the climb in this run folder.
         output: Write the best verified recipe here too.
-        concurrency: Concurrent requests in the measurement of each step.
-        rounds: Measurements of each step; more make the interval narrower.
-        questions: Questions asked at temperature 0 to see whether a step changes the answers.
+        concurrency: Concurrent requests in the measurement of each step, 4 when left out.
+        rounds: Measurements of each step, 5 when left out; more make the interval narrower.
+        questions: Questions asked at temperature 0 to see whether a step changes the answers, 20 when left out.
         by: With task, an agent also does the same jobs at each step; a step that loses solved jobs is rolled back.
-        jobs: Number of jobs, with --by task.
+        jobs: Number of jobs, with --by task; 20 when left out.
         json: Print JSON.
     """
     from moebox import codec
@@ -59,7 +62,8 @@ def climb(
     refuse_outside("--questions", questions, 0, 1000)
     refuse_outside("--jobs", jobs, 1, 1000)
     chosen, run = _begun(recipe) if recipe else _resumed(resume)
-    effort = flow.Effort(concurrency=concurrency, rounds=rounds, questions=questions, jobs=jobs if by == "task" else 0)
+    given = {"concurrency": concurrency, "rounds": rounds, "questions": questions, "by": by, "jobs": jobs}
+    effort = _effort(run, {flag: value for flag, value in given.items() if value is not None})
     talk().print(f"run: {run.path}", soft_wrap=True)
     with told_when_interrupted(f"go on with: moebox climb --resume {run.id}"):
         summit = flow.climb(chosen, run, effort=effort, tell=_silent if json else _tell, box=detect(measure=False))
@@ -97,6 +101,21 @@ def _resumed(name: str) -> "tuple[Recipe, Run]":
     if not run.hold():
         raise BadInput(f"{run.path} is being climbed by another moebox")
     return recipe, run
+
+
+def _effort(run: "Run", given: Json) -> "Effort":
+    """As the climb was begun, for its steps are compared; by the flags where it is new, or does not say."""
+    from moebox.flows import effort as efforts
+
+    kept = efforts.effort_of(run)
+    if kept is None:
+        return efforts.effort_by(_measures(**given), where="climb")
+    efforts.refuse_contradiction(kept, given, run)
+    return kept
+
+
+def _measures(by: object = "answers", jobs: object = JOBS, **others: object) -> Json:
+    return {**others, "jobs": jobs if by == "task" else 0}
 
 
 def _silent(kind: str, news: Any) -> None:

@@ -2,6 +2,7 @@
 
 RUN/  climb.json      every step so far, and the best; written after each step, so that a climb can be resumed
       start.toml      the recipe it began with
+      effort.toml     what is measured at each step, the same for all since they are compared
       climb/STEP/     each step's engine: recipe, log, verdicts
       best.toml       the best verified recipe
 """
@@ -37,11 +38,11 @@ from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
 from moebox.flows import acceptance, answers, settings
+from moebox.flows.effort import Effort, keep
 from moebox.flows.fit import misfit
 from moebox.flows.gain import bracketed, gain
-from moebox.flows.pace import Pace, pace
 from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, pointless, steps
-from moebox.serve import ports, session, state
+from moebox.serve import ports, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.store import Run
 from moebox.stream.awake import Awake
@@ -53,23 +54,6 @@ TABLE, START, BEST = "climb.json", "start.toml", "best.toml"
 KILLED = {"killed": "its engine was killed", "": ""}  # by how it ended
 CHANCES = 2  # of a step whose engine was killed
 SETTLE_S = 120.0  # longer than a guard's whole way from a polite stop to a kill
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much is measured at each step."""
-
-    concurrency: int = 4
-    rounds: int = 5
-    tokens: int = 128
-    questions: int = 20
-    jobs: int = 0  # done by an agent at each step; none where the work is not to be judged
-    trials: int = 10
-    parallel: int = 8
-    depths: tuple[float, ...] = (0.02, 0.5, 0.98)
-    first: tuple[str, ...] = ()  # rungs of the first step; all when empty, few when it was verified just before
-    patience_s: float = session.PATIENCE_S
-    pace: Callable[..., Pace] = pace  # how speed is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +81,7 @@ def climb(
     """
     settings.check(recipe)
     effort = effort or Effort()
-    trials = _taken_up(recipe, run)
+    trials = _taken_up(recipe, run, effort)
     tried = {trial.change for trial in trials}
     best = next((trial for trial in reversed(trials) if trial.kept), None)
     passed_over: dict[str, str] = {}
@@ -339,11 +323,12 @@ def _answers_of(run: Run, best: Trial | None) -> list[str]:
     return [str(answer["text"]) for answer in said or ()]
 
 
-def _taken_up(recipe: Recipe, run: Run) -> list[Trial]:
+def _taken_up(recipe: Recipe, run: Run, effort: Effort) -> list[Trial]:
     """The steps that an earlier, interrupted climb in this folder has done; BadInput when it climbed another recipe."""
     begun = run.path / START
     if not begun.exists():
         run.write(START, codec.to_toml(recipe))
+        keep(effort, run)
         run.event(ClimbBegan(recipe=recipe.name))
         return []
     if codec.read_toml(Recipe, begun) != recipe:

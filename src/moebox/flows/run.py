@@ -21,7 +21,8 @@ from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine_here
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import boxes, phantom, recipes
-from moebox.flows.climb import BEST, Effort, climb
+from moebox.flows.climb import BEST, climb
+from moebox.flows.effort import Effort
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
 from moebox.flows.pipeline import STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
