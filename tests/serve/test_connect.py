@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -288,9 +289,29 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     given_url = ["connect", "openai", "--url", "http://127.0.0.1:9", "--model", "m"]
 
     assert main(given_url) == 0
+    told = capsys.readouterr().err
+    assert "warning: http://127.0.0.1:9/v1: " in told
+    assert "the server does not answer, so its context is not known; 65,536 is assumed" in told
     assert main([*given_url, "--check"]) == 3
     assert main([*given_url, "--write"]) == 2
     assert "is the server up?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--context", "32k"]])
+def test_no_client_is_pointed_at_an_engine_that_is_dead(
+    words: list[str], embedded: Recipe, run: Run, home: Path, capsys: pytest.CaptureFixture[str]
+):
+    """kill -9 of one that `moebox ps` lists: exit code 3, and the client's settings stay as they are."""
+    with start(deploy(embedded), run) as live_engine:
+        name = live_engine.instance.id
+        os.kill(live_engine.instance.life.engine, signal.SIGKILL)
+        live_engine.guard.wait()
+        before = sorted(home.rglob("*.json"))
+        assert main(["connect", "opencode", name, "--write", *words]) == 3
+        told = capsys.readouterr().err
+        assert "Nothing was written" in told
+        assert "written:" not in told
+        assert sorted(home.rglob("*.json")) == before
 
 
 def test_the_served_context_is_told_to_the_client(server: Server, capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,7 @@ from moebox.core.habits import habits_of
 from moebox.core.recipe import Recipe
 from moebox.serve import connect as connecting
 from moebox.serve import state
-from moebox.stream.limits import served_limits
+from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
 
 
@@ -44,9 +44,12 @@ def connect(
         json: Print JSON.
     """
     endpoint = target.endpoint(url, model=model, key_env=key_env)
-    limit, source = _context(context, url, endpoint)
+    served = served_limits(endpoint)
+    limit, source = _context(context, url, served)
     reached = connecting.Reached(endpoint=endpoint, key_env=key_env or _key_variable(url), context=limit, vision=vision)
     wanted = connecting.settings(client, reached)
+    if served.away:
+        _say_away(endpoint, served.away, written=bool(write and wanted.path))
     told: dict[str, object] = {"client": client, "base_url": endpoint.base_url, "model": endpoint.model}
     told |= {"context": reached.context, "output": connecting.output_tokens(reached)}
     told |= {"shown": wanted.shown, "path": str(wanted.path) if wanted.path else None, "settings": wanted.changes}
@@ -80,15 +83,24 @@ def _key_variable(url: str) -> str:
     return state.find(url or None).key_env
 
 
-def _context(given: str, url: str, endpoint: Endpoint) -> tuple[int, str]:
+def _say_away(endpoint: Endpoint, why: str, *, written: bool) -> None:
+    """A warning that the server does not answer; Outside where a client would be pointed at it."""
+    problem = target.not_there(endpoint, why)
+    if written:
+        problem.hint = "is the server up? Nothing was written"
+        raise problem
+    talk().print(f"warning: {problem.message}; {problem.hint}", markup=False, soft_wrap=True)
+
+
+def _context(given: str, url: str, served: ServedLimits) -> tuple[int, str]:
     """What was given, what the server says, what the recipe was planned for, or a modest guess; and a note on it."""
     if given:
         return flags.read("--context", given, parse_tokens), ""
-    served = served_limits(endpoint)
     if served.context:
         return served.context, f"context {served.context:,} ({served.source})"
+    missing = "answer, so its context is not known" if served.away else "say its context"
     if url.endswith(".toml"):
         planned = codec.read_toml(Recipe, Path(url)).context
-        return planned, f"the server does not say its context; {planned:,} is the recipe's"
+        return planned, f"the server does not {missing}; {planned:,} is the recipe's"
     guess = connecting.MODEST_CONTEXT
-    return guess, f"the server does not say its context; {guess:,} is assumed; `--context` sets it"
+    return guess, f"the server does not {missing}; {guess:,} is assumed; `--context` sets it"

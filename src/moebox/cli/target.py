@@ -29,6 +29,11 @@ def is_url(target: str) -> bool:
     return ":" in target or target.startswith("localhost")
 
 
+def not_there(endpoint: Endpoint, why: str) -> Outside:
+    """For a server that gives no answer; `why` as the system says it."""
+    return Outside(f"{endpoint.base_url}: {_ERRNO.sub('', why)}", hint="is the server up?")
+
+
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     if target.endswith(".toml"):
         recipe = grammar.read(Path(target))
@@ -63,7 +68,7 @@ def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint
     tls = sockets.tls_context(target) if target.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
-        raise Outside(f"{endpoint.base_url}: {_ERRNO.sub('', reply.text)}", hint="is the server up?")
+        raise not_there(endpoint, reply.text)
     try:
         names = [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):

@@ -15,6 +15,7 @@ class ServedLimits:
 
     context: int | None = None  # None where the server does not say
     source: str = ""
+    away: str = ""  # why no answer came at all
 
 
 def served_limits(endpoint: Endpoint) -> ServedLimits:
@@ -23,12 +24,15 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
     llama.cpp divides its context among its slots: /props tells a slot's share, which is what one conversation gets,
     so it is asked wherever the model list gives no max_model_len.
     """
-    models = rows(_get(f"{endpoint.base_url}/models", endpoint), "data")
+    listed = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
+    if not listed.status:
+        return ServedLimits(away=listed.text)
+    models = rows(_json(listed), "data")
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
     if limit := _whole(model.get("max_model_len")):
         return ServedLimits(context=limit, source="max_model_len of /v1/models")
-    props = _get(f"{endpoint.root}/props", endpoint)
+    props = _json(http.get(f"{endpoint.root}/props", headers=endpoint.headers, timeout_s=QUICK_S))
     if limit := _whole(within(props, "default_generation_settings.n_ctx")):
         return ServedLimits(context=limit, source="n_ctx of /props")
     if limit := _whole(within(model, "meta.n_ctx")):
@@ -36,8 +40,7 @@ def served_limits(endpoint: Endpoint) -> ServedLimits:
     return ServedLimits()
 
 
-def _get(url: str, endpoint: Endpoint) -> Json:
-    reply = http.get(url, headers=endpoint.headers, timeout_s=QUICK_S)
+def _json(reply: http.Reply) -> Json:
     return as_json(reply.json() if reply.ok else None)
 
 
