@@ -112,6 +112,23 @@ def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_pa
     assert not marked(ready["id"])
 
 
+def test_the_run_of_a_detached_engine_is_not_deleted_under_it(acting: Acting, tmp_path: Path) -> None:
+    """`runs` lists it as running, and `runs rm` says what to stop; with the engine down it may go."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(acting("good")))
+    ready = json.loads(said("up", str(path), "--detach", "--json").stdout)
+    (row,) = json.loads(said("runs", "--json").stdout)["runs"]
+    refused = said("runs", "rm", row["id"], "--yes")
+    assert said("down").returncode == 0
+
+    assert row["live"]
+    assert refused.returncode == 3
+    assert f"stop that first: `moebox down {ready['id']}`" in refused.stderr
+    (row,) = json.loads(said("runs", "--json").stdout)["runs"]
+    assert not row["live"]
+    assert said("runs", "rm", row["id"], "--yes").returncode == 0
+
+
 def test_a_detached_engine_that_died_is_shown_with_its_code(acting: Acting, tmp_path: Path) -> None:
     """Nobody watched it die; ps tells all the same, and down clears the record."""
     path = tmp_path / "recipe.toml"

@@ -1,5 +1,6 @@
 """`moebox runs`: what there is, one of them, and away with it."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +32,7 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         runs: The folder that holds them.
         json: Print JSON.
     """
-    found = briefs(runs)
+    found = _with_engines(briefs(runs))
     if json:
         emit({"runs": found, "folder": runs_dir(runs)})
         return 0
@@ -40,6 +41,25 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         return 0
     people().print(listing(found, wide=people().width >= WIDE))
     return 0
+
+
+def _with_engines(rows: "Sequence[Brief]") -> list[Brief]:
+    """A run is live as long as an engine of it is, whoever waits for that."""
+    engines = _engines()
+    return [dataclasses.replace(row, live=row.live or bool(_engine(engines, Path(row.path)))) for row in rows]
+
+
+def _engines() -> dict[Path, str]:
+    """The engines that live, by the folder they write into."""
+    from moebox.serve import state
+
+    known = state.instances() if state.state_dir().is_dir() else []  # a list of runs makes no folder
+    return {Path(instance.run).resolve(): instance.id for instance in known if instance.alive}
+
+
+def _engine(engines: dict[Path, str], run: Path) -> str:
+    """The one that writes into this run's folder; "" where none does."""
+    return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
 
 
 def listing(found: "Sequence[Brief]", *, wide: bool) -> "Table":
@@ -122,8 +142,9 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
 
 def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
+    (row,) = _with_engines([brief(run)])
     return {
-        **{name: getattr(brief(run), name) for name in ("id", "path", "started", "last", "last_kind", "live", "bytes")},
+        **{name: getattr(row, name) for name in ("id", "path", "started", "last", "last_kind", "live", "bytes")},
         "simulation": record.simulation,
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,
@@ -171,6 +192,8 @@ def _deletable(name: str, runs: Path | None) -> Run:
         raise BadInput(f"{folder.path}: is not a run's folder, so it is left alone")
     if folder.held:
         raise Outside(f"{folder.id} is being worked on", hint="stop that first")
+    if engine := _engine(_engines(), folder.path):
+        raise Outside(f"{folder.id}: its engine is running", hint=f"stop that first: `moebox down {engine}`")
     return folder
 
 
