@@ -53,6 +53,19 @@ def test_a_good_run_answers_all_four_and_links_its_evidence(tmp_path: Path):
     assert found["next"].text.startswith("moebox up ")
 
 
+def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
+    """The checks that it made are no verdict on those that it did not."""
+    run = a_run(tmp_path)
+    steps = [{"name": "plan", "state": "done"}, {"name": "verify", "state": "running"}]
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
+    record = read(run)
+
+    assert (answers(record)["right"].text, answers(record)["right"].tone) == ("interrupted: 1 check done", "warn")
+    assert answers(replace(record, live=True))["right"].text == "still running: 1 check done"
+    assert answers(record)["next"].text == f"moebox run --resume {run.id}"
+    assert [tile.tone for tile in summary.check_tiles(record)] == ["warn"]
+
+
 def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
     """The report's strip says in or out of band; the same words stand in the terminal and in Markdown."""
     run = a_run(tmp_path)

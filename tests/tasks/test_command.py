@@ -78,6 +78,17 @@ def test_an_outage_is_not_the_models_failure(words: list[str], server: str, caps
     assert "solved: 2 of 2" in capsys.readouterr().out
 
 
+def test_a_side_that_goes_away_is_not_the_worse_one(server: str, capsys: pytest.CaptureFixture[str]):
+    """A comparison by jobs ends with exit code 3 and no verdict."""
+    with serving() as dying:
+        models = ["--model", "solve", "--model-b", "dies"]
+        words = ["compare", server, dying, "--by", "task", *models, "--family", "errand", "--jobs", "2", "--seed", "0"]
+        assert main([*words, "--json"]) == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "does not answer any more" in told.err
+
+
 def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest.CaptureFixture[str]):
     """And one without jobs is told."""
     main(["task", server, "--model", "solve", "--jobs", "1", "--seed", "0"])

@@ -123,6 +123,7 @@ def test_a_killed_one_is_not_shown_as_passed(oracle: str, tmp_path: Path, capsys
     shown = capsys.readouterr().out
     assert "! right" in shown
     assert "interrupted: 1 of 2 checks done" in shown
+    assert "moebox verify URL" in shown
     assert "✓" not in shown
 
 

@@ -158,6 +158,8 @@ def _tone(pair: Pair) -> Tone:
 
 def _of_a_server(record: RunRecord) -> DecisionCell:
     """After a command for a server of whose launch nothing is known."""
+    if record.unfinished is not None:
+        return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its checks were interrupted")
     if record.tried and not record.levels:
         return DecisionCell(name="next", text="moebox bench URL", command=True, detail="its speed was not measured")
     if (record.levels or record.tasks) and not record.tried:
@@ -177,6 +179,9 @@ def following(record: RunRecord) -> DecisionCell:
     if record.simulation:
         model = shlex.quote(record.recipe.model)
         return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
+    if record.unfinished is not None:
+        text = f"moebox run --resume {shlex.quote(record.id)}"
+        return DecisionCell(name="next", text=text, command=True, detail="it was interrupted in its checks")
     failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"

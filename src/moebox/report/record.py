@@ -14,6 +14,7 @@ from moebox.core.recipe import Recipe
 from moebox.core.result import Spread
 from moebox.loose import Json
 from moebox.tasks.result import TaskRun
+from moebox.units import plural
 
 Outcome = Literal["SUCCESS", "PARTIAL", "FAILED", "RUNNING", "STOPPED"]
 Mark = Literal["pass", "fail", "skip", "warn"]
@@ -308,8 +309,9 @@ class RunRecord:
         """How many checks passed; of a verification without an end, how many were done."""
         if self.unfinished is None:
             return f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
-        wanted = f" of {len(self.unfinished)}" if self.unfinished else ""
-        return f"{'still running' if self.live else 'interrupted'}: {len(self.checks)}{wanted} checks done"
+        done, wanted = len(self.checks), len(self.unfinished)
+        told = f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
+        return f"{'still running' if self.live else 'interrupted'}: {told} done"
 
     def marked(self, mark: Mark) -> list[str]:
         """The names of the checks with that verdict."""
