@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from moebox.cli.output import answer, people, talk, write_file
+from moebox.cli.output import answer, people, talk, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, refuse_outside
 from moebox.loose import Json
@@ -61,6 +61,7 @@ def climb(
     refuse_outside("--rounds", rounds, 2, 100)
     refuse_outside("--questions", questions, 0, 1000)
     refuse_outside("--jobs", jobs, 1, 1000)
+    try_file(output)
     chosen, run = _begun(recipe) if recipe else _resumed(resume)
     given = {"concurrency": concurrency, "rounds": rounds, "questions": questions, "by": by, "jobs": jobs}
     effort = _effort(run, {flag: value for flag, value in given.items() if value is not None})

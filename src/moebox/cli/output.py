@@ -35,6 +35,13 @@ def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
         files.write_atomic(path, text, mode=0o755 if executable else 0o644)
 
 
+def try_file(path: "Path | None") -> None:
+    """BadInput where a file that was asked for cannot be written, before the work whose result it is to hold."""
+    if path:
+        with files.writing(path, refused=BadInput):
+            files.try_out(path)
+
+
 @functools.cache
 def people() -> "Console":
     """Where results for people go: stdout."""

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import target as targets
-from moebox.cli.output import answer, write_file
+from moebox.cli.output import answer, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput
 
@@ -87,6 +87,7 @@ def verify(
     )
     if not (1 <= options.trials <= 1000 and 1 <= parallel <= 1024):
         raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
+    try_file(junit)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     run = Run.create(f"verify-{endpoint.model}")
     with told_when_interrupted(f"the checks that were done are in {run.path}"), View(quiet=json) as view:
