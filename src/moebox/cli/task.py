@@ -156,7 +156,7 @@ def _work(
             done = runner.work_all(task_run, worker, run, options, view.listener())
     except runner.ServerGone as problem:
         done = runner.take_up(run) or task_run
-        problem.hint = f"once it is back, {_go_on(run)}"
+        problem.hint = f"once it is back, {_go_on(run)} (at another address: moebox task URL --resume {run.id})"
         answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
         raise
     finally:
