@@ -107,6 +107,8 @@ def test_a_recipe_file_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str], 
         ["--input", "10", "--output", "10", "--requests", "0"],
         ["--input", "10", "--output", "10", "--prefix-hit", "2"],
         ["--context", "99999999999"],
+        ["--prefill-engines", "2", "--concurrency", "4"],
+        ["--cold", "26s"],
     ],
 )
 def test_bad_input_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
@@ -122,3 +124,10 @@ def test_the_page_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert "forecast, not a measurement" in page
     assert max(len(line) for line in page.splitlines()) <= 80
+
+
+def test_a_cache_that_was_given_is_the_one_that_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """It warned of the planned one: 532 requests, where 4,578 tokens hold 12."""
+    words = ("--engine", "sglang", "--kv-tokens", "4578", "--input", "256", "--output", "100", "--concurrency", "64")
+    warnings = [row["text"] for row in told(capsys, "kimi-k2.5", *BOX, *words)["warnings"]]
+    assert "the cache holds 12 requests of 356 tokens, not 64: the rest wait" in warnings

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from moebox.bench.vocabulary import text_for
+from moebox.core.endpoint import endpoint_of
+
 CODE = "import sys; from moebox.cli import main; sys.exit(main())"
 WORDS = ["twin", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community"]
 SETTINGS = ["--kv", "fp8", "--context", "8192", "--port", "0", "--speed", "20", "--json"]
@@ -198,3 +201,10 @@ def test_the_twin_answers_to_this_machines_names_only(twin: dict[str, Any], host
     connection.endheaders()
     assert connection.getresponse().status == 421
     connection.close()
+
+
+def test_a_load_generator_learns_how_long_its_words_are(twin: dict[str, Any]) -> None:
+    """Prompts were 45 % longer than asked: the twin counts letters, and nobody could ask it how."""
+    text = text_for(endpoint_of(str(twin["url"]), str(twin["model"])))
+    assert text.how == "the server's /tokenize, mean length"
+    assert 1.3 < text.tokens_per_word < 1.6

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Count = Callable[[str], int]
 REMOTE = "/tokenize"
 TOKENIZE_S = 20.0  # the longest that counting one text, or all that it takes to choose words, may take
+MOSTLY_SINGLE = 1.4  # tokens of a common word on average, below which it is worth asking which of them are one
 FEWEST_PER_WORD, MOST_PER_WORD = 0.2, 20.0  # tokens: outside of it no tokenizer of text is at work
 
 
@@ -59,7 +60,9 @@ def counter(endpoint: Endpoint, text: Text, *, tls: "ssl.SSLContext | None" = No
 
 def calibrated(count: Count, how: str) -> Text:
     """The common words that are one token each by `count`, or, where too few are, their mean length."""
-    single = _single(list(filler.common()), count)
+    common = filler.common()
+    per_word = count(" ".join(common)) / len(common)
+    single = _single(list(common), count) if per_word < MOSTLY_SINGLE else []
     code = filler.code("calibration", 2000)
     per_code_word = count(code) / len(code.split())
     if len(single) >= 64:
@@ -67,8 +70,6 @@ def calibrated(count: Count, how: str) -> Text:
         extra = {count(test) - len(test.split()) for test in tests}
         if extra <= {0, 1}:  # the first word, with no space before it, may take one more
             return Text(words=tuple(single), tokens_per_code_word=per_code_word, exact=True, how=how)
-    common = filler.common()
-    per_word = count(" ".join(common)) / len(common)
     how = f"{how}, mean length"
     return Text(words=common, tokens_per_word=per_word, tokens_per_code_word=per_code_word, how=how)
 

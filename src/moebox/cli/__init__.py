@@ -21,7 +21,7 @@ NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 GROUPS: dict[str, str] = {
     "runs": "List runs, show one, or delete some.",
     "bench": "Measure throughput and latency, and say where the client was the limit.",
-    "models": "List the models that moebox knows, or show one by name or path.",
+    "models": "List the models that moebox knows; `models show` shows one, by name or path.",
     "calibrations": "List, show, share and remove what `rehearse --measure` timed on this box.",
     "fleet": "Plan, render, start, verify and measure several boxes behind a router.",
     "doctor": "Find out what is wrong with the machine, a log or an engine's kernels.",

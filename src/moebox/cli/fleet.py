@@ -111,6 +111,8 @@ def _candidates(
 
     names = flags.names(box)
     if target.endswith(".toml"):
+        if names:
+            raise BadInput("--box is for a model; the members of a fleet file name their own", hint="leave --box out")
         raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
     if not names:
         raise BadInput("no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")

@@ -12,7 +12,7 @@ from moebox.cli.output import answer, people
 from moebox.cli.pinned import Pinned
 from moebox.cli.subject import Subject
 from moebox.core.box import Box
-from moebox.errors import BadInput, refuse_outside
+from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner import forecast as rows_of
 from moebox.planner.pins import Pins
@@ -83,6 +83,19 @@ class Asked:
 
 
 NO_WISH = Asked()
+# What only a simulated serving run can take up.
+SERVING = (
+    "requests",
+    "per_stream",
+    "lengths",
+    "prefix_hit",
+    "warm",
+    "turns",
+    "think",
+    "cold",
+    "window",
+    "prefill_engines",
+)
 
 
 def forecast(
@@ -140,7 +153,7 @@ def _planned(model: str, box: Box, pins: Pins, asked: Asked, contexts: tuple[int
         pins = replace(pins, ubatch=UBATCH)
     longest = max((*contexts, _longest(asked)), default=0)
     subject = subjects.chosen(model, box, replace(pins, context=longest or None, concurrency=serving or None))
-    return subjects.for_requests(subject, serving, _request_tokens(asked)) if serving else subject
+    return subjects.for_requests(subject, serving, _request_tokens(asked), asked.kv_tokens) if serving else subject
 
 
 def _as_asked(subject: Subject, asked: Asked) -> Subject:
@@ -181,6 +194,8 @@ def _mode(asked: Asked) -> Mode | None:
         raise BadInput("a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
     if asked.input is not None and not (serving or asked.prefill):
         raise BadInput("--input goes with --output or with --prefill")
+    lost = next((name for name in SERVING if getattr(asked, name) != getattr(NO_WISH, name)), "")
+    refuse_if(lost and not serving, f"--{lost.replace('_', '-')} is for a serving run", hint="add --input and --output")
     return modes[0] if modes else None
 
 

@@ -79,11 +79,15 @@ def refuse_no_cache(kv_tokens: int) -> None:
     refuse_if(kv_tokens < 1, text, hint="`moebox plan` shows the memory")
 
 
-def for_requests(subject: Subject, concurrency: int, length: int) -> Subject:
-    """The same, warned of a short cache by the requests that will run instead of the longest that could."""
+def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int | None = None) -> Subject:
+    """The same, warned of a short cache by the requests that will run instead of the longest that could.
+
+    `kv_tokens`: the cache that is assumed instead of the planned one.
+    """
     of_context = short_cache(subject.memory, concurrency, subject.recipe.context)
     others = tuple(caution for caution in subject.warnings if caution not in of_context)
-    return replace(subject, warnings=(*others, *short_cache(subject.memory, concurrency, length)))
+    memory = subject.memory if kv_tokens is None else replace(subject.memory, kv_tokens=kv_tokens)
+    return replace(subject, memory=memory, warnings=(*others, *short_cache(memory, concurrency, length)))
 
 
 def planned(plan: Plan, box: Box, model: Model, forms: tuple[Checkpoint, ...]) -> Deployment:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moebox.twin import messages, openai
 from moebox.twin.engine import Engine
+from moebox.twin.filler import tokens_in
 from moebox.twin.metrics import exposition
 from moebox.twin.openai import SAYS
 from moebox.twin.request import Json, Refused, read
@@ -71,6 +72,18 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         )
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
+    async def tokenize(request: Request) -> Response:
+        """As vLLM and llama.cpp have it: a load generator learns how long its words are here."""
+        try:
+            body = await _body(request)
+        except Refused as problem:
+            return _error(problem)
+        text = body.get("prompt", body.get("content"))
+        if not isinstance(text, str):
+            return _error(Refused(400, "prompt or content is to be a text"))
+        tokens = tokens_in(text)
+        return JSONResponse({"count": tokens, "tokens": [0] * tokens, "max_model_len": context})
+
     async def complete(request: Request) -> Response:
         anthropic = request.url.path.endswith("/messages")
         chat = anthropic or request.url.path.endswith("/chat/completions")
@@ -96,6 +109,7 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         Route("/ping", health),
         Route("/metrics", metrics),
         Route("/v1/models", models),
+        Route("/tokenize", tokenize, methods=["POST"]),
         Route("/v1/chat/completions", complete, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/messages", complete, methods=["POST"]),
