@@ -31,7 +31,8 @@ def page(found: FleetPlan, prices: Prices) -> RenderableType:
 
 def _title(found: FleetPlan) -> str:
     question = found.question
-    return f"{question.users:,} users, {found.workload} ({question.work.about}); {slo_text(question.slo)}"
+    about = f" ({question.work.about})" if question.work.about else ""
+    return f"{question.users:,} users, {found.workload}{about}; {slo_text(question.slo)}"
 
 
 def slo_text(slo: Slo) -> str:

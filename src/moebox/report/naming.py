@@ -125,6 +125,7 @@ def label(row: Sequence[str], places: Sequence[int]) -> str:
 
 def placed(record: RunRecord, *, alone: str) -> str:
     """Where a model that is not split over GPUs lies; `alone` is what the one GPU is called."""
-    if record.box and not record.box.gpus:
+    hybrid = record.recipe.hybrid if record.recipe else None
+    if (record.box and not record.box.gpus) or (hybrid and hybrid.gpu_layers == 0):
         return "CPU"
-    return "CPU + GPU" if record.recipe and record.recipe.hybrid else alone
+    return "CPU + GPU" if hybrid else alone
