@@ -20,6 +20,10 @@ MOST = 5  # runners-up shown
 MOST_REFUSED = 8
 SETTINGS = {field.name for field in fields(Recipe)} - {"name", "memory_utilization", "env"}  # a choice, each
 IMAGE_SOURCE = "https://github.com/local-inference-lab/rtx6kpro"
+COMPARED = {  # by cache or by speed: more, less, the same
+    False: ("faster", "slower", "as fast"),
+    True: ("larger in cache", "smaller in cache", "as large in cache"),
+}
 
 
 def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
@@ -235,13 +239,11 @@ def lost(one: Weighed, best: Weighed) -> str:
 
 def compared(one: Weighed, best: Weighed) -> str:
     """By the goal's yardstick: cache, or answer tokens a second while the requests of a comparison are served."""
-    large = best.pins.goal == "context" and bool(best.memory.kv_tokens)
-    share = one.memory.kv_tokens / best.memory.kv_tokens if large else one.score / best.score
+    by_cache = best.pins.goal == "context" and bool(best.memory.kv_tokens)
+    share = one.memory.kv_tokens / best.memory.kv_tokens if by_cache else one.score / best.score
+    more, less, same = COMPARED[by_cache]
     change = round(share - 1, 2)
-    if change == 0:
-        return "as large in cache" if large else "as fast"
-    more, less = ("larger in cache", "smaller in cache") if large else ("faster", "slower")
-    return f"{abs(change):.0%} {more if change > 0 else less}"
+    return f"{abs(change):.0%} {more if change > 0 else less}" if change else same
 
 
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
