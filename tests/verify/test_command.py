@@ -12,6 +12,7 @@ import pytest
 from moebox.cli import main
 
 from ..flows.pipelines import until
+from ..report.making import a_run
 from .oracle.app import KEY, MODEL
 
 
@@ -139,3 +140,17 @@ def test_a_comparison_can_be_interrupted(oracle: str):
 
     assert process.returncode == 130
     assert said.startswith("interrupted; a comparison cannot be resumed")
+
+
+def test_checks_are_kept_in_the_run_of_the_launch(
+    oracle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`up`, `verify --run`, `bench --run`: one report shows what was chosen, whether it is right and how fast it is."""
+    monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
+    run = a_run(tmp_path)
+    assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", run.id]) == 0
+    assert f"evidence: {run.path}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [run.id]
+    assert main(["runs", "show", run.id]) == 0
+    assert "pass  alive" in capsys.readouterr().out
+    assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", "nosuch"]) == 2

@@ -36,6 +36,7 @@ def verify(
     keep_going: Annotated[bool, Parameter(negative=())] = False,
     strict: Annotated[bool, Parameter(negative=())] = False,
     junit: Path | None = None,
+    run: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Check that a server works, from its first answer to agents' long conversations: every slip is counted.
@@ -62,6 +63,7 @@ def verify(
         keep_going: Go on past a failure that makes later checks meaningless.
         strict: Exit code 1 for warnings too.
         junit: Write JUnit XML here too.
+        run: Keep the evidence in this run, such as that of the engine's launch; in one of its own when left out.
         json: Print JSON.
     """
     from moebox.cli.verify_view import View
@@ -89,17 +91,17 @@ def verify(
         raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
     try_file(junit)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    run = Run.create(f"verify-{endpoint.model}")
-    with told_when_interrupted(f"the checks that were done are in {run.path}"), View(quiet=json) as view:
-        run.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen))
+    kept = Run.joined(run) if run else Run.create(f"verify-{endpoint.model}")
+    with told_when_interrupted(f"the checks that were done are in {kept.path}"), View(quiet=json) as view:
+        kept.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen))
         tell = None if json else view.check
         ladder = climb(
-            endpoint, options, only=names, start=from_, keep_going=keep_going, run=run, tell=tell, watch=view.watch
+            endpoint, options, only=names, start=from_, keep_going=keep_going, run=kept, tell=tell, watch=view.watch
         )
-    run.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
+    kept.event(VerifyEnded(verdict=ladder.verdict, stopped=ladder.stopped))
     if junit:
         write_file(junit, to_junit(ladder))
-    answer(json, {**document(ladder), "run": str(run.path)}, lambda: view.sum_up(ladder, run.path))
+    answer(json, {**document(ladder), "run": str(kept.path)}, lambda: view.sum_up(ladder, kept.path))
     good = ladder.verdict == "pass" if strict else ladder.holds
     return 0 if good else 1
 
