@@ -15,6 +15,7 @@ from moebox.cli import main
 from moebox.report import samples
 from moebox.report.files import write_report
 from moebox.store import Run
+from moebox.store.summary import summarize
 from tests.report.making import a_run, level
 
 MEASURED = """
@@ -213,3 +214,13 @@ def test_a_run_without_a_recipe_says_one_p99_and_not_that_nothing_was_measured(t
     assert "Nothing was measured" not in text
     assert "This run has no recipe" in text
     assert "moebox verify URL" in text
+
+
+def test_a_benchmark_of_a_twin_is_marked_as_a_simulation_in_every_list(tmp_path: Path) -> None:
+    """No recipe says so there: the replies did, and the measurement kept it."""
+    run = Run.create("bench", runs=tmp_path)
+    run.release()
+    run.write_json("measurements/a.json", level(4, simulation=True))
+    assert summarize(run).simulation
+    write_report([run], tmp_path / "r.html")
+    assert "moebox verify URL" not in (tmp_path / "r.html").read_text()

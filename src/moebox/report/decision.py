@@ -162,7 +162,7 @@ def _of_a_server(record: RunRecord) -> DecisionCell:
         return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its checks were interrupted")
     if record.tried and not record.levels:
         return DecisionCell(name="next", text="moebox bench URL", command=True, detail="its speed was not measured")
-    if (record.levels or record.tasks) and not record.tried:
+    if (record.levels or record.tasks) and not (record.tried or record.simulation):
         return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its answers were not checked")
     return DecisionCell(name="next", text="moebox plan MODEL", command=True)
 

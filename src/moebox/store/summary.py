@@ -99,7 +99,9 @@ def summarize(run: Run) -> Summary:
         ttft_ms=figure(best, "mean_ttft_ms"),
         failed=_failed(pipeline),
         step=_step(pipeline),
-        simulation=truth(pipeline, "simulated") or truth(_json(run.path / "run.json"), "simulation"),
+        simulation=any(
+            (truth(pipeline, "simulated"), truth(_json(run.path / "run.json"), "simulation"), truth(best, "simulation"))
+        ),
     )
 
 
