@@ -7,7 +7,7 @@ import pytest
 from moebox.core import catalogue, registry
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.choose import choose
+from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
 
 RAM_MODELS = (
@@ -126,3 +126,11 @@ def test_memory_that_gpu_and_cpu_share_is_counted_once() -> None:
     with pytest.raises(BadInput, match="use the same memory"):
         box_of("dgx-spark", ram="48GiB")
     assert (box_of("2x-dgx-spark").nodes, len(box_of("2x-dgx-spark").gpus)) == (2, 1)
+
+
+@pytest.mark.parametrize("cards", ["mi300x", "4x-rtx-3090", "8x-rtx-pro-6000-server", "8x-a100"])
+def test_nothing_that_does_not_start_is_weighed_against_what_does(cards: str) -> None:
+    """At any context: what fits and is known not to start must not keep a shorter one from being tried."""
+    for model in ("minimax-m2.7", "glm-5.2-reap-504b", "kimi-k2.6"):
+        _, fitting = search(box_of(cards, ram="512GiB"), catalogue.model(model), catalogue.checkpoints(model), Pins())
+        assert not [weighed.refused for weighed in fitting if weighed.refused]

@@ -29,9 +29,8 @@ BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
 DRAFT_UTILIZATION = 0.88  # the same: with a draft under DCP, 0.90 ran out of memory at the first long request
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
 UBATCHES = (512, 2048, 4096, 8192)
-LEAST_BITS = (
-    3.5  # a weight: fewer are chosen only when nothing larger fits; perplexity leaves the original's (makers' cards)
-)
+# Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
+LEAST_BITS = 3.5
 UNPROVEN = 4  # tiers: engines that few have measured come after those that many have
 
 

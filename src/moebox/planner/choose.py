@@ -5,7 +5,7 @@ from dataclasses import replace
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
-from moebox.errors import DoesNotFit, UnknownName
+from moebox.errors import UnknownName
 from moebox.planner import nofit, prefer, reasons, warnings
 from moebox.planner.candidates import SHORTER, Candidate, candidates, engines_for
 from moebox.planner.pins import Pins
@@ -23,8 +23,6 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
     best = pick(fitting)
-    if best.refused and not pins.narrow:
-        raise DoesNotFit(f"{model.title} does not run on {box.name}: {best.refused}")
     others = [one for one in fitting if one is not best]
     return Plan(
         recipe=best.recipe,
@@ -68,7 +66,10 @@ def search(
 def at_context(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, context: int
 ) -> tuple[list[Weighed], list[Weighed]]:
-    """All candidates for one context, group by group of engines until something fits, and those that fit."""
+    """All candidates for one context, group by group of engines until something fits and starts, and those that do.
+
+    Where pins leave only what is known not to start, that counts as well: it is shown with what is wrong with it.
+    """
     tried: list[Weighed] = []
     able: list[Weighed] = []
     for engines in engines_for(box, pins):
@@ -82,7 +83,8 @@ def at_context(
         # Where the longest cache is asked for, engines that keep experts in RAM may hold more even if others fit.
         if pins.goal != "context" and any(not one.refused for one in able):
             break
-    return tried, able
+    starting = [one for one in able if not one.refused]
+    return tried, starting or (able if pins.narrow else [])
 
 
 def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
@@ -102,7 +104,6 @@ def _claiming_more(box: Box, model: Model, found: list[Candidate], pins: Pins) -
 
 
 def pick(fitting: list[Weighed]) -> Weighed:
-    """What is worth most of those that start; when pins leave only what is known to crash, of that."""
-    usable = [weighed for weighed in fitting if not weighed.refused] or fitting
-    served = [weighed for weighed in usable if weighed.recipe.hybrid is None or weighed.pins.goal == "context"]
-    return max(served or usable, key=lambda weighed: (prefer.worth(weighed), weighed.score))
+    """What is worth most; engines that serve from GPUs alone first, unless the longest cache is asked for."""
+    served = [weighed for weighed in fitting if weighed.recipe.hybrid is None or weighed.pins.goal == "context"]
+    return max(served or fitting, key=lambda weighed: (prefer.worth(weighed), weighed.score))

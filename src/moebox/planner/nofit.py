@@ -69,8 +69,11 @@ def problem(
         groups = f" × dp {pins.dp}" if pins.dp else ""
         text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {least} GPUs and {box.name} has {have}"
         return DoesNotFit(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
-    nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     hint = "; ".join(list(remedies(asked, tried))[:3]) or None
+    refused = next((one.refused for one in tried if one.memory.fits and one.refused), "")
+    if refused:
+        return DoesNotFit(f"{model.title} does not run on {box.name}: {refused}", hint=hint)
+    nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     return DoesNotFit(_lacking(asked, nearest), shortfall=nearest.memory.shortfall, hint=hint)
 
 
@@ -101,9 +104,9 @@ def nothing_to_try(asked: Asked) -> MoeboxError:
         name = pins.engine or "an engine that takes these settings"
         return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(pins))
     engines = [name for group in engines_for(box, pins) for name in group]
-    if not any(forms(asked.checkpoints, name, pins) for name in engines):
-        return _unread(asked, engines)
     reading = [name for name in engines if forms(asked.checkpoints, name, pins)]
+    if not reading:
+        return _unread(asked, engines)
     excluded = [cannot_run(name, box, model) for name in reading]
     if all(excluded) and not pins.engine:
         return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(excluded)}")

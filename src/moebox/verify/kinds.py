@@ -10,7 +10,7 @@ from moebox.core.verdict import Mark, Slip, Whose
 from moebox.verify.score import wilson
 
 RED = 0.03  # a server's fault is red when its rate is above this with 97.5% confidence, and was seen twice
-ALSO = 4  # further examples of a kind of fault that are kept
+ALSO = 200  # further examples of a kind of fault that are kept: more than any series of trials is long
 MODEL_RED = 0.15  # so many wrong answers are no slips of a good model any more
 MODEL_WARN = 0.04
 MODEL_TRIALS = 4  # fewer say nothing about a model
