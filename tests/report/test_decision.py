@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding
+from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding, VerifyBegan
 from moebox.report.decision import DecisionCell, decide, decided
 from moebox.report.expect import foretold
 from moebox.report.format import number as number_text
@@ -64,6 +64,13 @@ def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
     assert answers(replace(record, live=True))["right"].text == "still running: 1 check done"
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
     assert [tile.tone for tile in summary.check_tiles(record)] == ["warn"]
+
+
+def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):
+    """After `moebox up`, `moebox verify --run` was interrupted: there is no whole run to resume."""
+    run = a_run(tmp_path)
+    run.event(VerifyBegan(checks=("reply", "tools")))
+    assert answers(read(run))["next"].text == f"moebox verify --run {run.id}"
 
 
 def test_the_speed_stands_beside_its_forecast(tmp_path: Path):

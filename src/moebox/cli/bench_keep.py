@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moebox import codec, files
+from moebox.cli.output import try_file
 from moebox.core.result import Measurement, PrefillDecode, document
 from moebox.errors import BadInput, MoeboxError, Outside, refuse_if
 from moebox.loose import Document, inner, rows, words
@@ -41,8 +42,7 @@ class Measurements:
 
     def _free(self, name: str, values: Document) -> str:
         """With a number where something else has the name; the same measured again replaces what was there."""
-        numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
-        return next(each for each in numbered if each not in self._named and self._may_be(each, values))
+        return next(each for each in _numbered(name) if each not in self._named and self._may_be(each, values))
 
     def _may_be(self, name: str, values: Document) -> bool:
         path = self.run.path / "measurements" / f"{name}.json"
@@ -82,13 +82,14 @@ class Keeper:
         self._measurements = Measurements(Run.joined(run)) if run else None
         if file:
             refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
-            _try_out(file, file)
+            try_file(file)
             if self._samples_beside:
-                _try_out(file, file.with_name(f"{file.stem}-{LONGEST}.samples"))
+                try_file(file.with_name(f"{file.stem}-{LONGEST}.samples"), of=file)
         if self._measurements:
-            _try_out(self._measurements.run.path, self._measurements.run.path / "measurements" / "new.json")
+            folder = self._measurements.run.path
+            try_file(folder / "measurements" / "new.json", of=folder)
         elif not file:
-            _try_out(runs_dir(), runs_dir() / "new", hint=ELSEWHERE)
+            try_file(runs_dir() / "new", of=runs_dir(), hint=ELSEWHERE)
 
     def keep(self, measured: "Measured", title: str) -> Measurement:
         """One measurement's samples, and in a run its figures too; the result says where its samples are."""
@@ -148,8 +149,7 @@ class Keeper:
 
     def _beside(self, file: Path, title: str) -> Path:
         """The samples of a load, in a file of their own each time."""
-        numbered = (title if number == 1 else f"{title}-{number}" for number in itertools.count(1))
-        paths = (file.with_name(f"{file.stem}-{each}.samples") for each in numbered)
+        paths = (file.with_name(f"{file.stem}-{each}.samples") for each in _numbered(title))
         path = next(path for path in paths if path not in self._named)
         self._named.add(path)
         return path
@@ -164,7 +164,6 @@ class Keeper:
             self.lost = self.lost or Outside(problem.message, hint=problem.hint)
 
 
-def _try_out(place: Path, path: Path, *, hint: str | None = None) -> None:
-    """BadInput where `path` cannot be written, which belongs to `place`."""
-    with files.writing(place, refused=BadInput, hint=hint):
-        files.try_out(path)
+def _numbered(name: str) -> Iterator[str]:
+    """The name, then with a number, from 2 on."""
+    return (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))

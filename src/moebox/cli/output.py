@@ -35,10 +35,13 @@ def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
         files.write_atomic(path, text, mode=0o755 if executable else 0o644)
 
 
-def try_file(path: "Path | None") -> None:
-    """BadInput where a file that was asked for cannot be written, before the work whose result it is to hold."""
+def try_file(path: "Path | None", *, of: "Path | None" = None, hint: str | None = None) -> None:
+    """BadInput where a file that was asked for cannot be written, before the work whose result it is to hold.
+
+    `of`: what is named then, where the file is one that stands for it.
+    """
     if path:
-        with files.writing(path, refused=BadInput):
+        with files.writing(of or path, refused=BadInput, hint=hint):
             files.try_out(path)
 
 

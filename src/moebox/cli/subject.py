@@ -87,7 +87,7 @@ def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int
     of_context = short_cache(subject.memory, concurrency, subject.recipe.context)
     others = tuple(caution for caution in subject.warnings if caution not in of_context)
     memory = subject.memory if kv_tokens is None else replace(subject.memory, kv_tokens=kv_tokens)
-    return replace(subject, memory=memory, warnings=(*others, *short_cache(memory, concurrency, length)))
+    return replace(subject, warnings=(*others, *short_cache(memory, concurrency, length)))
 
 
 def planned(plan: Plan, box: Box, model: Model, forms: tuple[Checkpoint, ...]) -> Deployment:

@@ -169,7 +169,6 @@ def _of_a_server(record: RunRecord) -> DecisionCell:
 
 def following(record: RunRecord) -> DecisionCell:
     """The one command to type now."""
-    recipe = shlex.quote(str(record.path / "recipe.toml"))
     if record.imported:
         return DecisionCell(name="next", text="published figures: nothing to run", tone="quiet")
     if record.live:
@@ -179,8 +178,14 @@ def following(record: RunRecord) -> DecisionCell:
     if record.simulation:
         model = shlex.quote(record.recipe.model)
         return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
+    return _of_a_launch(record, shlex.quote(str(record.path / "recipe.toml")))
+
+
+def _of_a_launch(record: RunRecord, recipe: str) -> DecisionCell:
+    """After an engine was up: the rest of its checks, those that failed again, or the engine again."""
     if record.unfinished is not None:
-        text = f"moebox run --resume {shlex.quote(record.id)}"
+        again = "verify --run" if record.unfinished else "run --resume"  # made by hand, or a step of a whole run
+        text = f"moebox {again} {shlex.quote(record.id)}"
         return DecisionCell(name="next", text=text, command=True, detail="it was interrupted in its checks")
     failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
     if failing:
