@@ -95,9 +95,9 @@ def drive(job: Job, *, watch: Callable[[list[Progress], float], None] | None = N
 
 
 def choose_workers(job: Job) -> int:
-    """One process is enough below four thousand streams; never more than the cores less one, or the connections."""
+    """One process for four thousand streams; never more than the cores it may use less one, or the connections."""
     connections = job.load.concurrency or 1
-    return max(1, min(-(-connections // STREAMS_PER_WORKER), (os.cpu_count() or 2) - 1, connections))
+    return max(1, min(-(-connections // STREAMS_PER_WORKER), len(os.sched_getaffinity(0)) - 1, connections))
 
 
 def _gather(crew: list[_Worker], watch: Callable[[list[Progress], float], None]) -> Driven:

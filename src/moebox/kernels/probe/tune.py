@@ -89,7 +89,7 @@ def key(case: "Case", choice: Choice) -> str:
 
 def compile_all(request: TuneRequest, path: str) -> dict[int, dict[str, int]]:
     """Both architectures, in parallel processes that never see the GPU."""
-    workers = os.cpu_count() or 1
+    workers = len(os.sched_getaffinity(0))
     sizes: dict[int, dict[str, int]] = {}
     for capability in dict.fromkeys((request.limit_capability, request.capability)):
         sizes[capability] = {}
