@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,25 @@ def test_imported_results_of_one_name_are_all_kept(runs: Path, tmp_path: Path) -
         assert main(["bench", "import", str(file), "--run", run.id]) == 0
         assert main(["bench", "import", str(file), "--run", run.id]) == 0
     assert measured(run.path) == ["their-result-0-2.json", "their-result-0.json"]
+
+
+@pytest.mark.parametrize("words", [["--concurrency", "1,2,4"], ["--search", "concurrency", "--slo", "ttft=9s"]])
+def test_a_server_that_died_ends_the_sweep(words: list[str], runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Loads after it would fill a table with nothing; what is left is named as a command, the spoilt load included."""
+
+    def dies(peer: Peer, body: dict[str, object]) -> bool:
+        if len(peer.state.asked) < 7:
+            return good(peer, body)
+        peer.state.listener.shutdown(socket.SHUT_RDWR)
+        peer.state.listener.close()
+        return False
+
+    with serving(dies) as server:
+        url = server.url
+        assert main(["bench", url, "--model", "m", "--requests", "4", "--output", "3", "--input", "8", *words]) == 3
+    said = capsys.readouterr()
+    assert [path.suffix for path in next(runs.iterdir()).glob("measurements/c4*")] == []
+    assert f"error: the server is gone since c2: {url.removeprefix('http://')}: Connection refused" in said.err
+    again = "--concurrency 2,4" if "1,2,4" in words else "--search concurrency"
+    assert again in said.err.partition("go on with: ")[2]
+    assert "c2" in said.out

@@ -19,6 +19,7 @@ SIMULATED = "x-moebox-simulation"  # a header of every reply of `moebox twin`
 MOST_TEMPLATE = 8192  # tokens of a chat template; a server that counts more does not count
 MOST_EVENTS = 10_000  # of a reply to a request for a few tokens
 CALIBRATION_S = 120.0  # for a prompt of a few hundred tokens
+LISTENS_S = 10.0  # that a server may take to accept a connection
 LONGEST_PAUSE_S = 60.0  # that a server which is still loading may ask for
 
 
@@ -38,6 +39,10 @@ class Subject:
     def tls(self) -> ssl.SSLContext | None:
         """Which certificates its other pages (/tokenize, /metrics) are trusted by; None where it speaks no TLS."""
         return sockets.tls_context(self.target) if self.target.tls else None
+
+    def still_there(self) -> None:
+        """Outside where nobody listens any more."""
+        sockets.connect(self.target, LISTENS_S).close()
 
 
 def subject_of(

@@ -14,7 +14,7 @@ from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
 from moebox.cli.output import answer, people, talk
 from moebox.core.measure import Load, Slo
 from moebox.core.result import Measurement, document
-from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput
+from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput, Outside
 from moebox.escape import printable
 from moebox.loose import Document
 
@@ -111,6 +111,10 @@ def _command(target: str, values: dict[str, str], switches: dict[str, bool]) -> 
     return words + [flag for flag, given in switches.items() if given]
 
 
+class _Gone(Outside):
+    """Nobody listens any more where requests were answered before."""
+
+
 class _Sweep:
     """Measures one load after the other and keeps each result."""
 
@@ -119,6 +123,7 @@ class _Sweep:
         self.done: list[Measured] = []
         self.sent = 0  # requests so far: prompts of a file go on where the load before ended
         self.stopped = False  # before the first request of a load was measured
+        self.gone: Outside | None = None  # why the server cannot be reached any more
 
     def measure(self, load: Load) -> "Measured":
         """One load."""
@@ -139,7 +144,16 @@ class _Sweep:
             )
         self.sent += self.plan.warmup + len(measured.samples)
         self.done.append(replace(measured, result=self.keeper.keep(measured, title)))
+        if measured.result.bad:
+            self._reach(title)
         return self.done[-1]
+
+    def _reach(self, title: str) -> None:
+        """_Gone where the server died under a load: the others would measure nothing."""
+        try:
+            self.subject.still_there()
+        except Outside as problem:
+            raise _Gone(f"the server is gone since {title}: {problem.message}", hint="start it again") from None
 
     def run(self, search: Axis | None) -> int | None:
         """Every load of the plan, or the search for the highest that meets the SLO; that one's place, if any."""
@@ -151,6 +165,8 @@ class _Sweep:
             sweep(range(len(self.plan.loads)), lambda at: self.measure(self.plan.loads[int(at)]))
         except KeyboardInterrupt:
             self.stopped = True
+        except _Gone as problem:
+            self.gone = problem
         return None
 
     def _highest(self, axis: Axis, slo: Slo) -> int | None:
@@ -164,6 +180,12 @@ class _Sweep:
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it, in a load or between two."""
         return self.stopped or any(measured.interrupted for measured in self.done)
+
+    @property
+    def finished(self) -> int:
+        """Loads that need not be measured again: neither interrupted nor the one under which the server died."""
+        whole = sum(not measured.interrupted for measured in self.done)
+        return whole - 1 if self.gone else whole
 
     @property
     def results(self) -> list[Document]:
@@ -194,9 +216,11 @@ def _serve(
         finally:  # whoever reads the answer may have gone
             keeper.write(whole)
         _say_where(keeper, json)
-    if sweep.interrupted:
+    if sweep.interrupted or sweep.gone:
         _say_how_to_go_on(sweep, search, words)
     keeper.tell_lost()
+    if sweep.gone:
+        raise sweep.gone
     if sweep.interrupted:
         return INTERRUPTED
     if search and best is None:
@@ -223,7 +247,7 @@ def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> N
 
     from moebox.bench.command import flags_of
 
-    finished = 0 if search else sum(not measured.interrupted for measured in sweep.done)
+    finished = 0 if search else sweep.finished
     words = [*words, *(("--search", search) if search else ())]
     own_run = sweep.keeper.own_run
     words += ["--run", own_run] if own_run else []
