@@ -15,7 +15,7 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
-from moebox.core.event import LevelBegan
+from moebox.core.event import AttemptFailed, AttemptStarted, LevelBegan, VerifyBegan, VerifyEnded
 from moebox.core.recipe import Recipe
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
@@ -193,3 +193,32 @@ def test_a_chat_with_no_engine_is_one_line(serve: Serve):
 
     assert status == 503
     assert "no running engine" in json.loads(text)["error"]
+
+
+def test_lists_of_runs_say_how_each_ended(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Terminal and page alike: half a ladder has not passed, a launch that failed has not just ended."""
+    whole, cut, failed = (a_run(tmp_path, name=name) for name in ("whole", "cut", "failed"))
+    cut.event(VerifyBegan(model="k", checks=("reply", "tools")))
+    failed.event(AttemptStarted(id="a"))
+    failed.event(AttemptFailed(id="a", message="out of memory"))
+    checked = Run.create("verify-m", runs=tmp_path)
+    checked.event(VerifyBegan(model="only-checked", checks=("reply",)))
+    checked.event(VerifyEnded(verdict="pass"))
+    for run in (whole, cut, failed, checked):
+        run.release()
+    page = get(serve(runs=tmp_path) + "runs")[1]
+    assert main(["runs", "--runs", str(tmp_path)]) == 0
+    terminal = capsys.readouterr().out
+
+    def row(text: str, run: Run) -> str:
+        return next(
+            line for line in text.replace("<tr>", "\n<tr>").replace("\n<td", "<td").splitlines() if run.id in line
+        )
+
+    for text in (page, terminal):
+        assert "interrupted in verify" in row(text, cut)
+        assert "passed" not in row(text, cut)
+        assert "failed in up" in row(text, failed)
+        assert "ended" in row(text, whole)
+        assert "passed" in row(text, whole)
+    assert "only-checked" in row(page, checked)

@@ -10,8 +10,10 @@ from cyclopts import Parameter
 from moebox.cli.output import emit, people
 from moebox.errors import BadInput, Outside
 from moebox.loose import Document
+from moebox.serve import state
 from moebox.store import Brief, Run, briefs, runs_dir
 from moebox.store.listing import brief, looks_like_one
+from moebox.store.summary import Summary, summaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,58 +34,46 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         runs: The folder that holds them.
         json: Print JSON.
     """
-    found = _with_engines(briefs(runs))
     if json:
-        emit({"runs": found, "folder": runs_dir(runs)})
+        emit({"runs": _with_engines(briefs(runs)), "folder": runs_dir(runs)})
         return 0
+    found = summaries(runs)
     if not found:
         people().print(f"no runs in {runs_dir(runs)} yet", soft_wrap=True)
         return 0
-    people().print(listing(found, wide=people().width >= WIDE))
+    engines = state.folders()
+    live = {row.id for row in found if _live(Run(runs_dir(runs) / row.id), engines)}
+    people().print(listing(found, live, wide=people().width >= WIDE))
     return 0
+
+
+def _live(run: Run, engines: dict[Path, str]) -> bool:
+    """As long as somebody works on it, or an engine of it lives."""
+    return run.held or bool(state.writing(engines, run.path))
 
 
 def _with_engines(rows: "Sequence[Brief]") -> list[Brief]:
     """A run is live as long as an engine of it is, whoever waits for that."""
-    engines = _engines()
-    return [dataclasses.replace(row, live=row.live or bool(_engine(engines, Path(row.path)))) for row in rows]
+    engines = state.folders()
+    return [dataclasses.replace(row, live=row.live or bool(state.writing(engines, Path(row.path)))) for row in rows]
 
 
-def _engines() -> dict[Path, str]:
-    """The engines that live, by the folder they write into."""
-    from moebox.serve import state
-
-    known = state.instances() if state.state_dir().is_dir() else []  # a list of runs makes no folder
-    return {Path(instance.run).resolve(): instance.id for instance in known if instance.alive}
-
-
-def _engine(engines: dict[Path, str], run: Path) -> str:
-    """The one that writes into this run's folder; "" where none does."""
-    return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
-
-
-def listing(found: "Sequence[Brief]", *, wide: bool) -> "Table":
-    """A row a run; what happened last only where there is room for it."""
+def listing(found: "Sequence[Summary]", live: set[str], *, wide: bool) -> "Table":
+    """A row a run; model and box only where there is room for them."""
     from rich.table import Table
 
-    texts = ("state", "last event") if wide else ("state",)
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold", width=min(max(len(row.id) for row in found), LONGEST_ID))
-    for name in texts:
+    for name in ("state", *(("model", "box") if wide else ())):
         table.add_column(name, overflow="fold")
-    rows = [(str(row.verdicts), str(row.measurements), f"{row.bytes / 1e6:.1f}") for row in found]
-    for name, cells in zip(("checks", "benches", "MB"), zip(*rows, strict=True), strict=True):
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, (name, *cells))))
-    for row, figures in zip(found, rows, strict=True):
-        told = (state(row), row.last_kind)[: len(texts)]
-        table.add_row(row.id, *told, *figures)
+    table.add_column("checks", no_wrap=True)
+    table.add_column("tok/s", justify="right", no_wrap=True)
+    for row in found:
+        place = (row.model, row.box) if wide else ()
+        told = row.state(live=row.id in live) + (", simulated" if row.simulation else "")
+        speed = f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
+        table.add_row(row.id, told, *(text or "–" for text in place), row.checks, speed)
     return table
-
-
-def state(row: Brief) -> str:
-    """In a few words."""
-    marks = {"simulation": row.simulation, "reported": row.report, "incomplete": bool(row.notes)}
-    return ", ".join(["running" if row.live else "ended", *(word for word, holds in marks.items() if holds)])
 
 
 def show(
@@ -192,7 +182,7 @@ def _deletable(name: str, runs: Path | None) -> Run:
         raise BadInput(f"{folder.path}: is not a run's folder, so it is left alone")
     if folder.held:
         raise Outside(f"{folder.id} is being worked on", hint="stop that first")
-    if engine := _engine(_engines(), folder.path):
+    if engine := state.writing(state.folders(), folder.path):
         raise Outside(f"{folder.id}: its engine is running", hint=f"stop that first: `moebox down {engine}`")
     return folder
 

@@ -115,6 +115,17 @@ def instances() -> list[Instance]:
     return sorted(found, key=lambda instance: (instance.started, instance.id))
 
 
+def folders() -> dict[Path, str]:
+    """The engines that live, by the folder they write into; asking makes no folder."""
+    known = instances() if state_dir().is_dir() else []
+    return {Path(instance.run).resolve(): instance.id for instance in known if instance.alive}
+
+
+def writing(engines: dict[Path, str], run: Path) -> str:
+    """The one of `folders` that writes into this run's; "" where none does."""
+    return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
+
+
 def find(name: str | None) -> Instance:
     """The instance called `name` (id, its beginning, or the recipe's name); the only live one when None."""
     known = instances()

@@ -7,22 +7,28 @@ user's cache and can be deleted at any time.
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from moebox import codec, files
+from moebox.core.event import AttemptFailed, AttemptReady, AttemptStarted, VerifyBegan, VerifyEnded, simulated
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, rows, truth, words
+from moebox.redact import hide_keys
 from moebox.store import plain
+from moebox.store.journal import Entry
 from moebox.store.listing import looks_like_one, stamp_of
 from moebox.store.run import PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
-Verdict = Literal["", "pass", "warn", "fail"]
+Verdict = Literal["", "pass", "warn", "fail", "interrupted"]
+CHECKS = {"pass": "passed", "warn": "warnings", "fail": "failed", "interrupted": "interrupted"}
+MARK = "simulation"
 LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
-_FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements")
+_FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json")
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,21 @@ class Summary:
     ttft_ms: float | None = None
     failed: str = ""  # the step that failed, and why
     step: str = ""  # the last step that was begun
+    unended: str = ""  # the step without an end: the one that runs, or in which the run was interrupted
     simulation: bool = False
+
+    def state(self, *, live: bool) -> str:
+        """In a few words."""
+        if live:
+            return f"running {self.step}".strip()
+        if self.failed:
+            return f"failed in {self.failed.partition(':')[0]}"
+        return f"interrupted in {self.unended}" if self.unended else "ended"
+
+    @property
+    def checks(self) -> str:
+        """How they ended, in a word; a simulation's answers were not checked."""
+        return CHECKS.get("" if self.simulation else self.verdict, "–")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,32 +108,55 @@ def summarize(run: Run) -> Summary:
     recipe, box = _toml(run.path / "recipe.toml"), _toml(run.path / "box.toml")
     pipeline = _json(run.path / PIPELINE) or _json(run.path / PIPELINE_BEFORE)
     best = _fastest(run.path / "measurements")
+    entries = run.journal().entries
+    unchecked = unfinished_checks(pipeline, entries) is not None
     return Summary(
         id=run.id,
         started=stamp_of(run.id),
-        model=_text(recipe, "served_name", "model") or _text(pipeline, "request.model") or _text(best, "model_id"),
+        model=_model(recipe, pipeline, best, entries, _json(run.path / "tasks.json")),
         engine=_text(recipe, "engine"),
         box=_text(box, "name"),
-        verdict=_verdict(run.path),
+        verdict=_verdict(run.path, unchecked=unchecked),
         output_tok_s=figure(best, "output_throughput"),
         ttft_ms=figure(best, "mean_ttft_ms"),
-        failed=_failed(pipeline),
+        failed=_failed(pipeline) or _not_launched(entries),
         step=_step(pipeline),
-        simulation=any(
-            (truth(pipeline, "simulated"), truth(_json(run.path / "run.json"), "simulation"), truth(best, "simulation"))
-        ),
+        unended=_running(pipeline) or ("verify" if unchecked else ""),
+        simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),
     )
 
 
-def _verdict(folder: Path) -> Verdict:
-    """The ladder's own, or the worst of its rungs."""
+def unfinished_checks(pipeline: object, entries: Sequence[Entry]) -> tuple[str, ...] | None:
+    """The checks of a verification that began and did not end; None where it ended, or never began."""
+    if _running(pipeline) == "verify":
+        return ()
+    told = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | VerifyEnded)]
+    return told[-1].checks if told and isinstance(told[-1], VerifyBegan) else None
+
+
+def _model(recipe: Json, pipeline: Json, best: Json, entries: Sequence[Entry], jobs: Json) -> str:
+    """The model that was asked, as the first who knows calls it."""
+    told = (_text(recipe, "served_name", "model"), _text(pipeline, "request.model"), _text(best, "model_id"))
+    checked = (entry.event.model[:200] for entry in entries if isinstance(entry.event, VerifyBegan))
+    return next(filter(None, (*told, *checked, _text(jobs, "model"))), "")
+
+
+def _verdict(folder: Path, *, unchecked: bool) -> Verdict:
+    """The ladder's own, or the worst of its rungs; those of half a ladder are no verdict, unless one failed."""
     marks = {_text(_json(folder / "verify.json"), "verdict")}
     if not marks & {"pass", "warn", "fail"}:
         marks = {_text(_json(path), "verdict") for path in plain.entries(folder / "verdicts", "*.json")[:64]}
+    if unchecked and "fail" not in marks:
+        return "interrupted"
     for mark in ("fail", "warn", "pass"):
         if mark in marks:
             return mark
     return ""
+
+
+def _simulated(entries: Sequence[Entry], *told: tuple[Json, str]) -> bool:
+    """Whether a file or an event says that a twin answered."""
+    return any(truth(*each) for each in told) or any(simulated(entry.event) for entry in entries)
 
 
 def _fastest(folder: Path) -> Json:
@@ -134,9 +177,20 @@ def _failed(pipeline: Json) -> str:
     return ""
 
 
+def _not_launched(entries: Sequence[Entry]) -> str:
+    """Of a launch by itself, the last of which failed."""
+    told = [entry.event for entry in entries if isinstance(entry.event, AttemptStarted | AttemptReady | AttemptFailed)]
+    return f"up: {hide_keys(told[-1].message)}"[:300] if told and isinstance(told[-1], AttemptFailed) else ""
+
+
 def _step(pipeline: Json) -> str:
     begun = [step for step in rows(pipeline, "steps") if step.get("state") in ("running", "done", "failed")]
     return _text(begun[-1], "name") if begun else ""
+
+
+def _running(pipeline: object) -> str:
+    """The step that began and did not end."""
+    return next((words(step, "name") for step in rows(pipeline, "steps") if words(step, "state") == "running"), "")
 
 
 def _text(document: Json, *names: str) -> str:

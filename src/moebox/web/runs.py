@@ -24,6 +24,7 @@ from moebox import files
 from moebox.errors import BadInput, Outside
 from moebox.report.files import report
 from moebox.report.page import html
+from moebox.serve import state
 from moebox.store import Run, runs_dir
 from moebox.store.summary import Summary, summaries
 from moebox.web import live
@@ -48,10 +49,18 @@ async def listing(request: Request, *, site: Site) -> Response:
     """The newest runs that match the filter."""
     words = request.query_params.get("q", "").lower().split()
     rows = await run_in_threadpool(matching, site, words)
-    shown = [Row(run=row, live=Run(_home(site) / row.id).held) for row in rows[:SHOWN]]
+    shown = await run_in_threadpool(with_life, site, rows[:SHOWN])
     return page(
         site, "runs.html", title="Runs", here="runs", rows=shown, total=len(rows), query=" ".join(words), steps=STEPS
     )
+
+
+def with_life(site: Site, rows: list[Summary]) -> list[Row]:
+    """Each with whether somebody works on it, or an engine of it lives."""
+    engines = state.folders()
+    runs = [Run(_home(site) / row.id) for row in rows]
+    lives = [run.held or bool(state.writing(engines, run.path)) for run in runs]
+    return [Row(run=row, live=live) for row, live in zip(rows, lives, strict=True)]
 
 
 def matching(site: Site, words: list[str]) -> list[Summary]:
@@ -63,8 +72,8 @@ def matching(site: Site, words: list[str]) -> list[Summary]:
 
 
 def _searched(row: Summary) -> str:
-    state = "simulated" if row.simulation else ""
-    return " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, state)).lower()
+    marks = ("simulated" if row.simulation else "", "interrupted" if row.unended else "")
+    return " ".join((row.id, row.model, row.engine, row.box, row.verdict, row.failed, *marks)).lower()
 
 
 def _home(site: Site) -> Path:

@@ -16,6 +16,7 @@ from moebox.report.reading import climbed, happened, kernels, measured, planned,
 from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
+from moebox.store.summary import unfinished_checks
 from moebox.tasks import runner
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ def read(run: Run) -> RunRecord:
         facts=facts_of(about),
         levels=tuple(levels),
         checks=tuple(checks),
-        unfinished=happened.unfinished_checks(pipeline, journal.entries),
+        unfinished=unfinished_checks(pipeline, journal.entries),
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.entries)),
         problems=tuple(problems),

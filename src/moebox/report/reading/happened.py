@@ -20,8 +20,6 @@ from moebox.core.event import (
     JournalLost,
     PhaseDone,
     PhaseStarted,
-    VerifyBegan,
-    VerifyEnded,
 )
 from moebox.escape import clipped
 from moebox.loose import rows, words
@@ -149,14 +147,6 @@ def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence
         step=words(step, "name") or "up", what=hide_keys(words(step, "why")), hint=hide_keys(words(step, "hint"))
     )
     return with_launch(with_finding(by_step, found), launch)
-
-
-def unfinished_checks(pipeline: object, entries: Sequence[Entry]) -> tuple[str, ...] | None:
-    """The checks of a verification that began and did not end; None where it ended, or never began."""
-    if any(words(row, "name") == "verify" and words(row, "state") == "running" for row in rows(pipeline, "steps")):
-        return ()
-    told = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | VerifyEnded)]
-    return told[-1].checks if told and isinstance(told[-1], VerifyBegan) else None
 
 
 def gravest(problems: Sequence[Problem], *, launched: bool) -> Problem | None:
