@@ -1,6 +1,5 @@
 """`moebox twin`: a simulated endpoint of a box one does not own."""
 
-import asyncio
 import socket
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, Outside, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner.simulate import rules_of
+from moebox.stream import loop
 
 NOTHING = Pinned()
 
@@ -66,7 +66,7 @@ def twin(
             f"simulating {title(subject)}\n{url}/v1 serves {subject.recipe.served_name}; Ctrl-C stops it"
         ),
     )
-    asyncio.run(serve(subject, listening, capacity, speed))
+    loop.run(serve(subject, listening, capacity, speed))
     return 0
 
 

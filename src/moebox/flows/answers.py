@@ -1,6 +1,5 @@
 """The same questions to two servers at temperature 0: what they say, and how far it is the same."""
 
-import asyncio
 import contextlib
 import math
 import random
@@ -11,6 +10,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Score
 from moebox.errors import Outside
 from moebox.phantom.tasks import FAMILIES, Task
+from moebox.stream import loop
 from moebox.verify import tokens
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, Options, Unusable
@@ -85,12 +85,12 @@ class Judgement:
 
 def collect(endpoint: Endpoint, *, questions: int = QUESTIONS, seed: int = 0) -> list[Said]:
     """Ask a fixed set of questions; the same seed asks the same. Outside-of-order answers count as wrong."""
-    return asyncio.run(_collect(endpoint, drawn(questions, seed)))
+    return loop.run(_collect(endpoint, drawn(questions, seed)))
 
 
 def collect_both(a: Endpoint, b: Endpoint, *, questions: int, seed: int) -> tuple[list[Said], list[Said]]:
     """Ask two servers the same, question by question and in turn: A B, B A, A B …"""
-    return asyncio.run(_collect_both(a, b, drawn(questions, seed)))
+    return loop.run(_collect_both(a, b, drawn(questions, seed)))
 
 
 def drawn(questions: int, seed: int) -> list[Task]:

@@ -24,6 +24,7 @@ from moebox.serve.program import Program
 from moebox.serve.session import Session, launch, prepare
 from moebox.serve.stop import stop as stop_instance
 from moebox.store import Run
+from moebox.stream import loop
 
 BUSIEST = "busiest"
 BACK_S = 120.0  # for a router to send requests again to a member that came back
@@ -79,7 +80,7 @@ def member_loss(record: FleetRecord, victim: MemberRecord | None, *, streams: in
         killed.append((chosen, held[chosen.name]))
         _kill(chosen)
 
-    seen = asyncio.run(
+    seen = loop.run(
         crowd(
             record.endpoint(),
             streams=streams,

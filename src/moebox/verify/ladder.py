@@ -13,6 +13,7 @@ from moebox.core.habits import shown
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
 from moebox.errors import UnknownName
 from moebox.store import Run
+from moebox.stream import loop
 from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
 from moebox.verify.breach import objects_of
 from moebox.verify.client import Client
@@ -48,7 +49,7 @@ def verify(
     `watch` of each request; `keep_going` climbs on past a rung that makes later ones meaningless.
     """
     rungs = choose(only, start)
-    return asyncio.run(climb(endpoint, options, rungs, keep_going=keep_going, run=run, tell=tell, watch=watch))
+    return loop.run(climb(endpoint, options, rungs, keep_going=keep_going, run=run, tell=tell, watch=watch))
 
 
 def choose(only: Sequence[str], start: str) -> list[Rung]:

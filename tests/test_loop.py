@@ -1,0 +1,33 @@
+"""Work on an event loop, begun from code that has none."""
+
+import asyncio
+import gc
+import warnings
+
+import pytest
+
+from moebox.stream import loop
+
+
+async def answer() -> int:
+    await asyncio.sleep(0)
+    return 42
+
+
+def test_its_answer_is_given() -> None:
+    assert loop.run(answer()) == 42
+
+
+def test_an_interrupt_before_the_first_step_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the moment between: a person reads that it was interrupted, not of coroutines."""
+
+    def interrupted(work: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(answer())
+        gc.collect()
+    assert [str(one.message) for one in told] == []
