@@ -54,6 +54,18 @@ def test_serving_rows_have_the_serving_benchmarks_names(capsys: pytest.CaptureFi
     assert row["output_throughput"] == pytest.approx(1408, rel=0.2)
 
 
+def test_the_figures_of_one_stream_agree_with_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """One stream has nothing to interrupt it: ITL is TPOT, its tail too, and no mean lies above a P99 of equal runs."""
+    load = ["--input", "400000", "--output", "100", "--concurrency", "1"]
+    (row,) = told(capsys, "kimi-k2.6", "--box", "8x-h200", "--context", "500000", *load)["rows"]
+
+    assert row["mean_itl_ms"] == pytest.approx(row["mean_tpot_ms"], rel=0.001)
+    assert row["p99_itl_ms"] == pytest.approx(row["mean_tpot_ms"], rel=0.02)
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        assert row[f"mean_{name}_ms"] <= row[f"p99_{name}_ms"] * 1.001
+        assert row[f"p50_{name}_ms"] <= row[f"p99_{name}_ms"]
+
+
 def test_rates_instead_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
     """Two request rates, two rows; more load never means a shorter wait."""
     words = ["kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--rate", "0.2,4", "--requests", "100"]

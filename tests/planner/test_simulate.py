@@ -134,6 +134,37 @@ def test_cost_grows_with_requests_and_not_with_tokens() -> None:
     assert len(long.itl.bins) + len(long.ttft.bins) + len(long.tpot.bins) < 3000
 
 
+@given(
+    prompt=st.integers(1, 200_000),
+    answer=st.integers(2, 400),
+    engine=st.sampled_from(["vllm", "sglang"]),
+    hit=st.sampled_from([0.0, 0.9]),
+)
+@settings(max_examples=40, deadline=None)
+def test_one_stream_is_interrupted_by_nothing(prompt: int, answer: int, engine: str, hit: float) -> None:
+    """Alone on the engine the gaps between tokens are TPOT: a request's own prompt is no gap of its."""
+    recipe = replace(RECIPE, engine=engine)
+    one = Workload(input=prompt, output=answer, requests=4, concurrency=1, prefix_hit=hit)
+    alone = simulate(speed(recipe), rules_of(recipe, 262_144), one)
+
+    assert alone.itl.mean == pytest.approx(alone.tpot.mean)
+    assert alone.itl.quantile(0.99) == pytest.approx(alone.tpot.mean, rel=0.02)
+    for times in (alone.ttft, alone.tpot, alone.itl, alone.e2el):
+        assert times.least <= times.quantile(0.5) <= times.quantile(0.99) <= times.greatest
+        assert times.least - 1e-9 <= times.mean <= times.greatest + 1e-9
+
+
+def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting() -> None:
+    """SGLang reads prompts before it decodes: gaps of all requests add up to the time from first to last token."""
+    recipe = replace(RECIPE, engine="sglang")
+    two = Workload(input=20_000, output=50, requests=8, concurrency=2, lengths="uniform")
+    both = simulate(speed(recipe), rules_of(recipe, 262_144), two)
+    answers = [two.lengths_of(number)[1] for number in range(8)]
+
+    assert both.itl.weight == sum(answers) - len(answers)
+    assert both.itl.total == pytest.approx(both.e2el.total - both.ttft.total)
+
+
 def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
     """Requests that come slowly find the machine free: throughput is the rate, the first token way and prompt."""
     done = simulate(PLAIN, rules_of(RECIPE, 10**6), Workload(input=1000, output=50, requests=200, rate=0.2))

@@ -9,12 +9,14 @@ FLOOR = 1e-6  # seconds; shorter times share a bin
 
 @dataclass(slots=True)
 class Histogram:
-    """Times in logarithmic bins of 1%: mean exact, quantiles within half a bin."""
+    """Times in logarithmic bins of 1%: mean, least and greatest exact, quantiles within half a bin."""
 
     bins: dict[int, float] = field(default_factory=dict)
     total: float = 0.0
     weight: float = 0.0
     squares: float = 0.0
+    least: float = math.inf
+    greatest: float = 0.0
 
     def add(self, seconds: float, weight: float = 1.0) -> None:
         """Count `seconds`, `weight` times."""
@@ -23,6 +25,7 @@ class Histogram:
         self.total += seconds * weight
         self.weight += weight
         self.squares += seconds * seconds * weight
+        self.least, self.greatest = min(self.least, seconds), max(self.greatest, seconds)
 
     @property
     def mean(self) -> float:
@@ -40,5 +43,5 @@ class Histogram:
         for place in sorted(self.bins):
             left -= self.bins[place]
             if left <= 1e-9:
-                return math.exp((place + 0.5) * BIN)
+                return min(max(math.exp((place + 0.5) * BIN), self.least), self.greatest)
         return 0.0

@@ -92,7 +92,8 @@ class _Run:
         self.order = itertools.count()
         self.talks: dict[int, _Talk] = {}  # by request
         self.readers = [0.0] * workload.prefill_engines  # when each engine that only reads prompts is free
-        self.now = self.stall = self.last_in = 0.0
+        self.now = self.last_in = 0.0
+        self.stalls: list[tuple[int, float]] = []  # since the last decode step: who waited for a prompt, and how long
         self.step_began = 0.0  # when the last step began
         self.cold = workload.cold_s
         self.completed = self.rejected = self.slices = 0
@@ -196,12 +197,14 @@ class _Run:
         self.step_began = self.now - done.seconds / max(done.steps, 1)
         if done.steps:
             each = (done.seconds + self.cold) / done.steps
-            self.itl.add(each + self.stall, done.batch)
+            for stall, sequences in self._stalled(done.batch):
+                self.itl.add(each + stall, sequences)
             if done.steps > 1:
                 self.itl.add(each, done.batch * (done.steps - 1.0))
-            self.stall = 0.0
-        elif self.scheduler.running:
-            self.stall += done.seconds
+            self.stalls = []
+        else:
+            begun = set(done.started) - set(done.finished)
+            self.stalls.append((self.scheduler.running - len(begun), done.seconds))
         self.cold = 0.0
         for request in done.started:
             if request.first < 0:
@@ -210,6 +213,15 @@ class _Run:
         for request in done.finished:
             self._finished(request)
         self.peak = max(self.peak, self.scheduler.used)
+
+    def _stalled(self, batch: int) -> Iterator[tuple[float, int]]:
+        """How long prompts kept the `batch` that decodes now waiting: one that began later waited for fewer of them."""
+        left, counted = sum(seconds for _, seconds in self.stalls), 0
+        for waiting, seconds in (*self.stalls, (batch, 0.0)):
+            if waiting > counted:
+                yield left, waiting - counted
+                counted = waiting
+            left -= seconds
 
     def _finished(self, request: Request) -> None:
         self.completed += 1
