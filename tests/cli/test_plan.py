@@ -248,3 +248,22 @@ def test_an_image_beyond_what_it_was_built_for_is_told(capsys: pytest.CaptureFix
     for words, told in ((("gpt-oss-120b", "--box", "1x-h200"), True), (("kimi-k2.6", *BOX), False)):
         warnings = planned(capsys, *words, "--image", "community")["warnings"]
         assert any("it is untried" in warning["text"] for warning in warnings) == told
+
+
+@pytest.mark.parametrize("box", ["1x-b300", "8x-h200"])
+def test_the_goals_figure_is_given_with_runners_up_and_without(box: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts and people find what this plan is compared by, though nothing else fits beside it."""
+    document = planned(capsys, "minimax-m3", "--box", box)
+    assert document["answer_tok_s"] > 0
+    assert main(["plan", "minimax-m3", "--box", box]) == 0
+    page = capsys.readouterr().out
+    shown = re.search(r"\(this plan\) +([\d,.]+)", page)
+    assert shown
+    assert float(shown[1].replace(",", "")) == pytest.approx(document["answer_tok_s"], rel=0.01)
+
+
+def test_weights_of_unequal_stages_are_told_by_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Five stages of 57 layers: the page said what the first GPU holds, and the fourth holds 15 GiB more."""
+    document = planned(capsys, "minimax-m3", "--box", "5x-mi300x", "--pp", "5", "--tp", "1")
+    most = max(sum(device["by_component"].values()) for device in document["memory"]["per_device"])
+    assert f"leaves up to {most / 2**30:.2f} GiB of weights on each GPU" in " ".join(document["reasons"])

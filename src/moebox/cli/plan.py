@@ -107,6 +107,7 @@ def document(chosen: Plan) -> Document:
             "fits": memory.fits,
         },
         "forecast": chosen.forecast,
+        "answer_tok_s": chosen.answer_tok_s,
         "reasons": chosen.reasons,
         "warnings": chosen.warnings,
         "alternatives": chosen.alternatives,

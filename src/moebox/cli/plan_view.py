@@ -42,8 +42,7 @@ def page(plan: Plan, model: Model, *, saved: Path | None = None) -> RenderableTy
     parts: list[RenderableType] = [title(plan, model), Text(), section("why this one"), bullets(plan.reasons), Text()]
     parts += [section("memory"), memory(plan), Text()]
     parts += [section("forecast"), forecast(plan.forecast, plan.measured), Text()]
-    if plan.alternatives:
-        parts += [section("runners-up"), runners(plan), Text()]
+    parts += [section("runners-up" if plan.alternatives else "answers"), runners(plan), Text()]
     if plan.refused:
         parts += [section("dropped"), dropped(plan.refused), Text()]
     if plan.warnings:
@@ -191,7 +190,7 @@ def _basis(rows: tuple[Forecast, ...], measured: str) -> str:
 
 
 def runners(plan: Plan) -> RenderableType:
-    """Runners-up and what taking them would change."""
+    """This plan by the goal's yardstick, then runners-up and what taking them would change."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("instead", ratio=3)
     table.add_column("answers", justify="right", no_wrap=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 from moebox.core import families
-from moebox.core.plan import Alternative, Caution
+from moebox.core.plan import Alternative, Caution, Memory
 from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
@@ -54,14 +54,20 @@ def _layout(best: Weighed, others: list[Weighed]) -> str:
     parallel, every = best.recipe.parallel, len(all_gpus(best.box))
     if best.recipe.hybrid:
         return ""
-    device = next(one for one in best.memory.devices if one.weights)
-    text = f"{parallel.text} leaves {gib(device.weights_total)} of weights on each GPU"
+    text = f"{parallel.text} leaves {_held(best.memory)} of weights on each GPU"
     rival = _best(others, lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.text != parallel.text)
     if rival:
         text += f"; {rival.recipe.parallel.text} is {compared(rival, best)}"
     if parallel.gpus < every:
         text += f"; {every - parallel.gpus} of {every} GPUs stay free"
     return text
+
+
+def _held(memory: Memory) -> str:
+    """Weights of a GPU; stages are not equally large."""
+    sizes = {gib(device.weights_total) for device in memory.devices if device.weights}
+    most = gib(max(device.weights_total for device in memory.devices))
+    return most if len(sizes) == 1 else f"up to {most}"
 
 
 def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
