@@ -66,6 +66,20 @@ def test_the_figures_of_one_stream_agree_with_each_other(capsys: pytest.CaptureF
         assert row[f"p50_{name}_ms"] <= row[f"p99_{name}_ms"]
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
+def test_plan_and_forecast_agree_on_a_form_whose_name_two_formats_share(
+    capsys: pytest.CaptureFixture[str], engine: str
+) -> None:
+    """gpt-oss is called mxfp4 as GGUF and as safetensors: the engine reads one, and both commands take that."""
+    words = ["gpt-oss-120b", "--box", "1x-rtx-pro-6000-max-q", "--engine", engine, "--checkpoint", "mxfp4"]
+    assert main(["plan", *words, "--context", "1024", "--concurrency", "1", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["forecast"]
+    (row,) = told(capsys, *words, "--decode", "--context", "1024", "--concurrency", "1")["rows"]
+
+    (same,) = (one for one in planned if (one["concurrency"], one["context"]) == (1, 1024))
+    assert row["decode_tok_s"] == pytest.approx(same["decode_tok_s"], rel=0.01)
+
+
 def test_rates_instead_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
     """Two request rates, two rows; more load never means a shorter wait."""
     words = ["kimi-k2.6", *RIG, "--input", "1000", "--output", "100", "--rate", "0.2,4", "--requests", "100"]

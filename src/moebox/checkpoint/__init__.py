@@ -87,10 +87,20 @@ def _published(recipe: Recipe) -> tuple[Model, Checkpoint | None] | None:
         model = catalogue.model(recipe.model)
     except UnknownName:
         return _by_repository(recipe.checkpoint)
-    # Forms of different formats may share a name (gpt-oss comes in mxfp4 as both): the engine's own comes first.
-    reads = registry.traits(recipe.engine).formats
-    forms = tuple(sorted(catalogue.checkpoints(model.name), key=lambda form: form.format not in reads))
+    forms = _readable_first(recipe, catalogue.checkpoints(model.name))
     return model, _form(recipe.checkpoint, forms) or _elsewhere(recipe, forms)
+
+
+def form_of(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint:
+    """The one of `forms` that a recipe planned from them names."""
+    named = recipe.checkpoint
+    return next(form for form in _readable_first(recipe, forms) if named in (form.name, form.repo, form.path))
+
+
+def _readable_first(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """Forms of different formats may share a name (gpt-oss comes in mxfp4 as both): the engine's own come first."""
+    reads = registry.traits(recipe.engine).formats
+    return tuple(sorted(forms, key=lambda form: form.format not in reads))
 
 
 def _by_repository(name: str) -> tuple[Model, Checkpoint | None] | None:

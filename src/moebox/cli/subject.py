@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from moebox.checkpoint import deploy, resolve
+from moebox.checkpoint import deploy, form_of, resolve
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
-from moebox.core.plan import Caution, Memory, Plan
+from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import budget
 from moebox.errors import BadInput, DoesNotFit, refuse_if
@@ -70,7 +70,8 @@ def chosen(name: str, box: Box, pins: Pins) -> Subject:
         if not _layout_pinned(pins):
             raise
         return _as_if(box, model, forms, pins, problem)
-    return Subject(deployment=planned(plan, box, model, forms), memory=plan.memory, warnings=plan.warnings)
+    deployment = Deployment.of(plan.recipe, model, form_of(plan.recipe, forms), box)
+    return Subject(deployment=deployment, memory=plan.memory, warnings=plan.warnings)
 
 
 def refuse_no_cache(kv_tokens: int) -> None:
@@ -88,12 +89,6 @@ def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int
     others = tuple(caution for caution in subject.warnings if caution not in of_context)
     memory = subject.memory if kv_tokens is None else replace(subject.memory, kv_tokens=kv_tokens)
     return replace(subject, warnings=(*others, *short_cache(memory, concurrency, length)))
-
-
-def planned(plan: Plan, box: Box, model: Model, forms: tuple[Checkpoint, ...]) -> Deployment:
-    """What a plan came to, as a deployment of the form it chose."""
-    form = next(form for form in forms if plan.recipe.checkpoint in (form.name, form.repo, form.path))
-    return Deployment.of(plan.recipe, model, form, box)
 
 
 def accepting(subject: Subject, share: float) -> Subject:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from moebox import codec, units
-from moebox.checkpoint import resolve
+from moebox.checkpoint import form_of, resolve
 from moebox.core import registry
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Goal, Plan
@@ -167,8 +167,8 @@ def answered(one: Asked, pins: Pins) -> Answer:
     box = boxes.box(one.box or None, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
     plan = choose(box, model, checkpoints, replace(pins, context=one.context, concurrency=one.concurrency))
     plan = boxes.planned_for(plan, one.box, ram=one.ram, ram_bandwidth=one.ram_bandwidth)
-    form = next(form for form in checkpoints if plan.recipe.checkpoint in (form.name, form.repo, form.path))
-    return Answer(asked=one, plan=plan, speed=Speed.of(Deployment.of(plan.recipe, model, form, box)))
+    deployment = Deployment.of(plan.recipe, model, form_of(plan.recipe, checkpoints), box)
+    return Answer(asked=one, plan=plan, speed=Speed.of(deployment))
 
 
 def blocks(answer: Answer) -> list[Block]:
