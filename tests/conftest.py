@@ -30,8 +30,9 @@ SUITE = "MOEBOX_SUITE"  # in the environment of every process that a test starts
 SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|vllm_dist_[0-9a-f]+|torchinductor_\w+")
 LEAVING_S = 20.0  # for engines whose guard is still stopping them
 
-# A shell's background job ignores SIGINT, and children inherit that; those that are interrupted here must hear it.
+# A shell's background job ignores SIGINT, and nohup's SIGHUP, and children inherit that; those here must hear both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # Set before any fixture, whatever its scope: a suite's engines must never stand in the user's `moebox ps`, or fall to
@@ -41,6 +42,7 @@ _ROOT = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 _FOLDERS = tempfile.TemporaryDirectory(prefix="moebox-tests-", dir=_ROOT)
 _SCRATCH = Path(_FOLDERS.name, "tmp")
 _CACHE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "xdg"
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")  # the caller's, for suites that need a GPU
 os.environ |= {
     "MOEBOX_RUNS": f"{_FOLDERS.name}/runs",
     "MOEBOX_STATE": f"{_FOLDERS.name}/state",
@@ -49,6 +51,7 @@ os.environ |= {
     "XDG_CACHE_HOME": str(_CACHE),
     "TMPDIR": str(_SCRATCH),
     SUITE: _FOLDERS.name,
+    "CUDA_VISIBLE_DEVICES": "",  # a machine with GPUs is tested like one without; suites for GPUs ask for theirs
     "MOEBOX_THREADS": "1",  # workers share the cores, and engines whose threads wait for each other crawl there
 }
 _SCRATCH.mkdir()

@@ -202,8 +202,11 @@ def test_a_recipe_that_up_would_refuse_is_not_written(tmp_path: Path, capsys: py
     assert not recipe.exists()
 
 
-def test_what_every_node_runs_is_shown_without_asking_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command that `plan` prints for two nodes, dry."""
+def test_what_every_node_runs_is_shown_without_asking_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that `plan` prints for two nodes, dry: not even an ssh client is needed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
     recipe, hosts = tmp_path / "two.toml", tmp_path / "hosts.txt"
     hosts.write_text("alpha 10.0.0.1\nbeta 10.0.0.2\n")
     assert main(["plan", "kimi-k2.6", "--box", "16x-h100", "-o", str(recipe)]) == 0

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from moebox import codec
+from moebox.checkpoint import resolve
 from moebox.cli.box_view import panel, troubles
 from moebox.core import catalogue
 from moebox.core.box import Box
@@ -22,8 +23,11 @@ from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.detect import bundle, host, machine, nvml
 from moebox.detect.bandwidth import measure
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
 from moebox.planner.warnings import from_numbers
 from moebox.sizing.constants import taken, visible
+from moebox.sizing.gpu_list import used_gpus
 
 
 class NoAnswer(Exception):
@@ -228,3 +232,29 @@ def test_cpus_that_the_kernel_knows_by_number_have_names(told: str, found: tuple
     """On Arm /proc/cpuinfo has implementer and part; lscpu knows what they are called."""
     assert host.lscpu(told) == found
     assert host.cpu().model not in ("", "aarch64", "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("told", "numbers"),
+    [("2,3", (2, 3)), ("5", (5,)), ("3,1", (3, 1)), ("", ()), ("-1", ()), ("1,9,2", (1,)), ("GPU-000000000006", (6,))],
+)
+def test_gpus_that_cuda_hides_are_not_counted(told: str, numbers: tuple[int, ...]):
+    """By number or UUID, up to the first that is not there, as CUDA reads the variable."""
+    assert nvml.visible(told, [f"GPU-{number:012d}-x" for number in range(8)]) == numbers
+
+
+def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
+    """The same shell starts it, or another one: the recipe names them as the driver counts them."""
+    found = nvml.read(Driver(), sysfs=tmp_path, only="4,5,6,7")
+    box = Box(name=machine.name_of(found), gpus=found.gpus, gpu_numbers=found.numbers, links=found.links, ram=2**40)
+    assert box.name == "4x-rtx-pro-6000-server"
+    recipe = choose(box, *resolve("minimax-m2.7"), Pins(tp=4)).recipe
+    assert recipe.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert used_gpus(box, recipe) == (0, 1, 2, 3)
+    assert {(link.a, link.b) for link in box.links if link.kind == "pix"} == {(0, 1), (2, 3)}
+
+
+def test_all_visible_gpus_need_no_names(tmp_path: Path):
+    """Nor does a list of all of them."""
+    for only in (None, "0,1,2,3,4,5,6,7"):
+        assert nvml.read(Driver(), sysfs=tmp_path, only=only).numbers == ()

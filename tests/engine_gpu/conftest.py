@@ -18,7 +18,8 @@ import pytest
 from moebox import phantom
 from moebox.core.recipe import Listen, Recipe, Runtime
 from moebox.detect import nvml
-from tests.driving import environment, suite_folders, up, written
+from tests.conftest import GPUS
+from tests.driving import environment, moebox, suite_folders, up, written
 
 # SGLang takes its port + 10,000 as well, and no port above 55,535.
 PORTS = range(21_000, 29_000)
@@ -47,7 +48,9 @@ def engine() -> str:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """State, runs and calibrations of this suite's own."""
     home = tmp_path_factory.mktemp("gpu")
-    with environment(suite_folders(home)):
+    with environment({**suite_folders(home), "CUDA_VISIBLE_DEVICES": GPUS or ""}):
+        if GPUS is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
         yield home
 
 
@@ -86,6 +89,12 @@ def server(rehearsal: Path) -> Iterator[dict[str, object]]:
     """One engine with the phantom for all questions."""
     with up(rehearsal) as started:
         yield started
+
+
+@pytest.fixture
+def free_gpu(folders: Path) -> None:
+    """No engine of this suite holds the GPU: for what starts its own, after those that share one."""
+    moebox("down", "--all")
 
 
 @pytest.fixture(scope="session")

@@ -125,8 +125,9 @@ def test_a_server_compared_with_itself_shows_no_difference(server: dict[str, Any
     assert document["answers"]["right_a"]["passed"] == document["answers"]["right_b"]["passed"]
 
 
+@pytest.mark.usefixtures("free_gpu")
 def test_one_step_of_a_climb(rehearsal: Path, folders: Path) -> None:
-    """A longer context: restarted, verified, measured, kept. An engine that is up leaves the GPU room for it."""
+    """A longer context: restarted, verified, measured, kept."""
     recipe = codec.read_toml(Recipe, rehearsal)
     step = dataclasses.replace(
         recipe,
@@ -151,6 +152,7 @@ def mortal_recipe(rehearsal: Path, folders: Path, name: str, port: int) -> Path:
     return written(dataclasses.replace(recipe, name=name, memory_utilization=0.3, listen=listen), folders)
 
 
+@pytest.mark.usefixtures("free_gpu")
 def test_kill_nine_of_the_engine_in_the_middle_of_a_benchmark(rehearsal: Path, folders: Path) -> None:
     """The benchmark ends with errors named, the guard cleans up, and the GPU's memory is free again."""
     with nothing_left(), up(mortal_recipe(rehearsal, folders, "mortal", 2)) as started:
@@ -173,6 +175,7 @@ def test_kill_nine_of_the_engine_in_the_middle_of_a_benchmark(rehearsal: Path, f
     assert "mortal" not in moebox("ps", "--json").good().out
 
 
+@pytest.mark.usefixtures("free_gpu")
 def test_kill_nine_of_moebox_in_the_middle_of_a_boot_leaves_no_engine(rehearsal: Path, folders: Path) -> None:
     """Nobody is left to stop the engine but its guard, which does."""
     recipe = mortal_recipe(rehearsal, folders, "orphaned", 4)
@@ -190,6 +193,7 @@ def test_kill_nine_of_moebox_in_the_middle_of_a_boot_leaves_no_engine(rehearsal:
         assert booting, "the engine never came to the GPU"
 
 
+@pytest.mark.usefixtures("free_gpu")
 def test_the_plan_is_what_the_engine_reports(engine: str, cut: Path, folders: Path) -> None:
     """Kimi's shapes in four layers: weights and cache of the plan within 3 % of the engine's own figures."""
     recipe = recipe_for(engine, "kimi-4", cut, memory_utilization=0.6, context=8192, max_seqs=16)

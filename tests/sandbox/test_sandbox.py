@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -343,11 +344,18 @@ def test_nothing_outlives_the_job(level: Level):
 
 
 def test_without_root_it_holds_as_well():
-    """The whole of it as an unprivileged user, at every level, with an interpreter that user may run."""
-    words = [interpreter_for_nobody(), "-B", "-c", NOBODY, str(Path(sandbox.__file__).parents[2])]
-    nobody = pwd.getpwnam("nobody")
-    who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-    done = subprocess.run(words, capture_output=True, text=True, cwd="/", env={"TMPDIR": "/tmp"}, check=False, **who)
+    """The whole of it as an unprivileged user, at every level, with an interpreter and sources that user may read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        os.chmod(home, 0o755)  # noqa: S103
+        sources = Path(sandbox.__file__).parents[1]
+        unneeded = shutil.ignore_patterns("*.gguf", "__pycache__", "data", "engines", "web")
+        shutil.copytree(sources, Path(home, "moebox"), ignore=unneeded)
+        words = [interpreter_for_nobody(), "-B", "-c", NOBODY, home]
+        nobody = pwd.getpwnam("nobody")
+        who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd="/", env={"TMPDIR": "/tmp"}, check=False, **who
+        )
     seen = json.loads(done.stdout or done.stderr)
 
     assert seen["uid"] != 0

@@ -201,6 +201,8 @@ def troubles(box: Box) -> list[str]:
     lines = [line for index, gpu in enumerate(box.gpus) for line in _troubles_of(index, gpu)]
     if any(link.p2p is False for link in box.links):
         lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
+    if box.gpu_numbers:
+        lines.append(f"CUDA_VISIBLE_DEVICES hides all but the driver's GPU {', '.join(map(str, box.gpu_numbers))}")
     if box.mixed:
         lines.append("GPUs differ: tensor parallel runs at the pace and size of the smallest")
     return lines

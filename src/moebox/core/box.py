@@ -141,6 +141,7 @@ class Box:
 
     name: str
     gpus: tuple[Gpu, ...] = ()
+    gpu_numbers: tuple[int, ...] = ()  # the driver's, where CUDA_VISIBLE_DEVICES hides some of its GPUs
     links: tuple[Link, ...] = ()  # empty on declared boxes: the GPU's own nvlink/pcie figures hold
     cpu: Cpu = Cpu()
     ram: int = 0

@@ -1,5 +1,6 @@
 """This machine as a Box."""
 
+import os
 from dataclasses import replace
 
 import psutil
@@ -13,7 +14,7 @@ from moebox.detect import nvml
 def detect(*, measure: bool = False) -> Box:
     """What this machine is; `measure` also reads memory for a second or two to learn its bandwidth."""
     module = nvml.load()
-    driver = nvml.read(module) if module else nvml.Driver()
+    driver = nvml.read(module, only=os.environ.get("CUDA_VISIBLE_DEVICES")) if module else nvml.Driver()
     memory = psutil.virtual_memory()
     cpu, bandwidth = with_channels(hosts.cpu())
     measured = None
@@ -25,6 +26,7 @@ def detect(*, measure: bool = False) -> Box:
     return Box(
         name=name_of(driver),
         gpus=driver.gpus,
+        gpu_numbers=driver.numbers,
         links=driver.links,
         cpu=cpu,
         ram=0 if shared else memory.total,

@@ -5,7 +5,7 @@ driver is a valid box without GPUs.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ class Driver:
     version: str = ""
     cuda: str = ""
     gpus: tuple[Gpu, ...] = ()
+    numbers: tuple[int, ...] = ()  # of the GPUs, where not all are visible
     links: tuple[Link, ...] = ()
 
 
@@ -54,18 +55,36 @@ def processes(nvml: Any, index: int) -> list[tuple[int, int]]:
     return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
 
 
-def read(nvml: Any, *, sysfs: Path = Path("/sys")) -> Driver:
-    """Every GPU and the links between them."""
+def read(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> Driver:
+    """Every GPU and the links between them; `only` is what CUDA_VISIBLE_DEVICES says."""
     ask = _asker(nvml)
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    numbers = tuple(range(len(every))) if only is None else visible(only, [_uuid(nvml, ask, each) for each in every])
+    handles = [every[number] for number in numbers]
     version = ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), "")
     cuda = ask(nvml.nvmlSystemGetCudaDriverVersion, 0)
     return Driver(
         version=version,
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
         gpus=tuple(_gpu(nvml, ask, handle, sysfs) for handle in handles),
+        numbers=numbers if len(numbers) < len(every) else (),
         links=tuple(_link(nvml, ask, handles, a, b) for a in range(len(handles)) for b in range(a + 1, len(handles))),
     )
+
+
+def visible(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the GPUs that CUDA shows to programs: listed by number or UUID, up to the first it does not know."""
+    found: list[int] = []
+    for word in (part.strip() for part in only.split(",")):
+        named = [at for at, uuid in enumerate(uuids) if word == str(at) or (len(word) > 4 and uuid.startswith(word))]
+        if len(named) != 1:
+            break
+        found += named
+    return tuple(found)
+
+
+def _uuid(nvml: Any, ask: Any, handle: Any) -> str:
+    return str(ask(lambda: _text(nvml.nvmlDeviceGetUUID(handle)), ""))
 
 
 def _asker(nvml: Any) -> Callable[[Callable[[], T], T], T]:

@@ -155,7 +155,7 @@ def served(
 ) -> Recipe:
     """One recipe for vLLM or SGLang."""
     used = gpu_list.fastest_alike(box, parallel.gpus)
-    env = {} if used == tuple(range(len(used))) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, used))}
+    env = gpu_list.named(box, used)
     runtime = Runtime()
     if preset:  # as the image's own launches have it: graphs come out of what the claim leaves, not off the cache
         env |= {GRAPHS_COUNTED: "0"}
@@ -282,6 +282,7 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
             name=f"{model.name}-{checkpoint.quant.lower()}-{engine}",
             max_seqs=pins.concurrency or 1,
             kv=pins.kv or "f16",
+            env=gpu_list.named(box, tuple(range(len(box.gpus)))),
             hybrid=_ggml(box, model, engine, pins, ubatch),
         )
         counts = pins.experts
@@ -329,6 +330,7 @@ def sliced(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
             kv=pins.kv or "bf16",
             memory_utilization=pins.memory_utilization or BOLD_UTILIZATION,
             parallel=parallel,
+            env=gpu_list.named(box, tuple(range(tp))),
             hybrid=none,
         )
         recipe = replace(recipe, batched_tokens=rooms.schedule(engine).step_tokens(recipe))

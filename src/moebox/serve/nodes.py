@@ -85,9 +85,14 @@ def _node(words: list[str], *, where: str) -> NodeAt:
 
 
 def over_ssh(hosts: tuple[NodeAt, ...], count: int, *, python: str) -> Nodes:
-    """The first `count` of these hosts."""
+    """The first `count` of these hosts, to be asked."""
     if shutil.which("ssh") is None:
         raise Outside("ssh is not installed here", hint="install openssh-client, or use --slurm")
+    return first_of(hosts, count, python=python)
+
+
+def first_of(hosts: tuple[NodeAt, ...], count: int, *, python: str) -> Nodes:
+    """The first `count` of these hosts; BadInput where there are fewer."""
     if len(hosts) < count:
         raise BadInput(f"the recipe spans {count} nodes and the hosts file lists {len(hosts)}")
     return Nodes(nodes=hosts[:count], python=python)
@@ -216,7 +221,7 @@ def commands(deployment: Deployment, where: Where) -> dict[str, str]:
     if where.hosts is None:
         hint = "`moebox render --as slurm` writes the job"
         raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
-    nodes = over_ssh(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.node_python)
+    nodes = first_of(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.node_python)
     _check_spanning(deployment, nodes)
     addresses = tuple(node.address for node in nodes.nodes)
     opened, shown = _opened(deployment, addresses[0]), {}

@@ -23,6 +23,7 @@ from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
 from moebox.kernels.patch import patched
 from moebox.kernels.scan import packages
 from moebox.loose import within
+from moebox.sizing.gpu_list import VISIBLE
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50
@@ -276,15 +277,17 @@ def bind(probe: socket.socket, host: str, number: int) -> None:
 def gpus_taken(deployment: Deployment) -> tuple[int, ...]:
     """The GPUs that the recipe takes on this machine; none where there are none."""
     recipe = deployment.recipe
-    named = recipe.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if named:
-        return tuple(int(word) for word in named.split(",") if word.strip().isdigit())
     if recipe.runtime.kind == "embedded":
         return ()
-    there = _gpus_here()
-    if deployment.engine.takes_all_gpus:
+    named = recipe.env.get(VISIBLE, os.environ.get(VISIBLE))
+    there = _gpus_here() if named is None else _numbers(named)
+    if VISIBLE in recipe.env or deployment.engine.takes_all_gpus:
         return there
     return there[: recipe.parallel.gpus // max(recipe.parallel.nodes, 1)]
+
+
+def _numbers(named: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in named.split(",") if word.strip().isdigit())
 
 
 def _gpus_here() -> tuple[int, ...]:

@@ -4,6 +4,8 @@ from moebox.core.box import Box, Gpu
 from moebox.core.plan import DeviceMemory
 from moebox.core.recipe import Recipe
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 def all_gpus(box: Box) -> tuple[Gpu, ...]:
     """Every GPU of every node, in order."""
@@ -12,14 +14,24 @@ def all_gpus(box: Box) -> tuple[Gpu, ...]:
 
 def used_gpus(box: Box, recipe: Recipe) -> tuple[int, ...]:
     """Indices of the GPUs a recipe runs on: CUDA_VISIBLE_DEVICES where set, else the first ones."""
-    named = recipe.env.get("CUDA_VISIBLE_DEVICES", "")
-    parts = [part.strip() for part in named.split(",") if part.strip()]
-    every = range(len(all_gpus(box)))
-    if parts and all(part.isdigit() for part in parts):
-        picked = tuple(int(part) for part in parts if int(part) in every)
-    else:
-        picked = tuple(every)
+    picked = _listed(box, recipe.env.get(VISIBLE, ""))
     return picked if recipe.hybrid else picked[: recipe.parallel.gpus]
+
+
+def _listed(box: Box, text: str) -> tuple[int, ...]:
+    """The GPUs of a list of their numbers; all of them where it lists none, or names them otherwise."""
+    every = range(len(all_gpus(box)))
+    numbers = text.replace(" ", "").split(",")
+    if not all(number.isdigit() for number in numbers):
+        return tuple(every)
+    places = dict(zip(map(str, box.gpu_numbers or every), every, strict=False))
+    return tuple(places[number] for number in numbers if number in places)
+
+
+def named(box: Box, used: tuple[int, ...]) -> dict[str, str]:
+    """The environment in which a program sees these GPUs alone; nothing where they are its first ones anyway."""
+    numbers = tuple(box.gpu_numbers[place] for place in used) if box.gpu_numbers else used
+    return {} if numbers == tuple(range(len(numbers))) else {VISIBLE: ",".join(map(str, numbers))}
 
 
 def stages_of(used: tuple[int, ...], recipe: Recipe) -> dict[int, int]:
