@@ -270,3 +270,17 @@ def test_weights_of_unequal_stages_are_told_by_the_largest(capsys: pytest.Captur
     document = planned(capsys, "minimax-m3", "--box", "5x-mi300x", "--pp", "5", "--tp", "1")
     most = max(sum(device["by_component"].values()) for device in document["memory"]["per_device"])
     assert f"leaves up to {most / 2**30:.2f} GiB of weights on each GPU" in " ".join(document["reasons"])
+
+
+@pytest.mark.parametrize(
+    "words", [["minimax-m2.7", "--goal", "latency"], ["gpt-oss-120b"], ["gpt-oss-120b", "--engine", "sglang"]]
+)
+def test_one_memory_is_counted_once(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """A DGX Spark's CPU and GPU share 119.21 GiB: the system and the server's own part come out of them too."""
+    plan = planned(capsys, *words, "--box", "1x-gb10")
+    (device,) = plan["memory"]["per_device"]
+
+    assert device["device"] == "gpu0"
+    assert device["overhead_bytes"] >= 12 * 2**30  # 8 GiB for the system, 4 for the server's process
+    assert device["free_bytes"] >= 0
+    assert not any("stay in RAM" in reason for reason in plan["reasons"])

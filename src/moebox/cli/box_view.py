@@ -147,7 +147,7 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
     if box.ram:
         free = f", {gib(box.ram_free)} free" if box.ram_free is not None else ""
         yield "RAM", f"{gib(box.ram)}{free}{speed(box)}"
-    elif box.gpu and box.gpu.unified:
+    elif box.unified:
         yield "RAM", "the GPU's memory: both use the same"
     if box.nodes > 1:
         yield "network", between_nodes(box)

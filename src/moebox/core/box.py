@@ -162,6 +162,11 @@ class Box:
         return min(self.gpus, key=_SIZE, default=None)
 
     @property
+    def unified(self) -> bool:
+        """Whether CPU and GPU use one memory, which is counted as the GPU's."""
+        return any(gpu.unified for gpu in self.gpus)
+
+    @property
     def mixed(self) -> bool:
         """Cards of more than one kind."""
         return len({gpu.name for gpu in self.gpus}) > 1

@@ -11,7 +11,7 @@ from moebox.core.model import Component
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.sizing import gpu_list
-from moebox.sizing.constants import gibibytes, taken
+from moebox.sizing.constants import hosted, reserved
 from moebox.sizing.kv import token_bytes
 
 
@@ -41,8 +41,19 @@ def device(
 def every_gpu(gpus: Sequence[Gpu], used: Mapping[int, DeviceMemory]) -> tuple[DeviceMemory, ...]:
     """All GPUs in their order; one that is not used holds what other programs hold of it."""
     return tuple(
-        used[index] if index in used else gpu_list.idle(index, gpu, taken(gpu)) for index, gpu in enumerate(gpus)
+        used[index] if index in used else gpu_list.idle(index, gpu, reserved(gpu)) for index, gpu in enumerate(gpus)
     )
+
+
+def with_host(box: Box, gpus: Sequence[DeviceMemory], ram: DeviceMemory) -> tuple[DeviceMemory, ...]:
+    """GPUs and RAM; where they are one memory, RAM's part lies on the first GPU, which has the system's already."""
+    if not box.unified:
+        return (*gpus, ram)
+    first, *others = gpus
+    weights = {name: first.weights.get(name, 0) + ram.weights.get(name, 0) for name in (*first.weights, *ram.weights)}
+    kv, activations = first.kv + ram.kv, first.activations + ram.activations
+    joined = device(first.device, first.total, weights, kv=kv, activations=activations, overhead=first.overhead)
+    return (joined, *others)
 
 
 class RankMemory(Protocol):
@@ -86,4 +97,4 @@ def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:
 def ram_overhead(box: Box) -> int:
     """RAM that is not the engine's to fill: what is held now, at least a system's own, and the process itself."""
     held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
-    return max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
+    return hosted(held)

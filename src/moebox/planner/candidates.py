@@ -20,7 +20,7 @@ from moebox.planner import layouts, over_nodes, place
 from moebox.planner.pins import SHARING, Pins, sharing, with_hybrid, with_preset
 from moebox.planner.pins import serving as serving_engines
 from moebox.sizing import gpu_list
-from moebox.sizing.constants import GRAPHS_COUNTED, gibibytes, taken, visible
+from moebox.sizing.constants import GRAPHS_COUNTED, gibibytes, reserved, visible
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
 SHORTER = (196608, 131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096, 2048)
@@ -217,7 +217,7 @@ def utilization(box: Box, used: tuple[int, ...], share: float) -> float:
 
 
 def _free_share(gpu: Gpu) -> float:
-    free = visible(gpu) - taken(gpu) - gibibytes("load", "margin")
+    free = visible(gpu) - reserved(gpu) - gibibytes("load", "margin")
     return math.floor(100 * free / visible(gpu)) / 100
 
 

@@ -31,8 +31,10 @@ def spread(box: Box, model: Model, counts: tuple[int, ...]) -> tuple[tuple[int, 
 
 def counts_that_fit(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> tuple[int, ...]:
     """As many expert layers on each GPU as its memory holds after cache, buffers and a margin; all, if they fit."""
-    if not model.moe or not checkpoint.expert_layer_bytes or not box.gpus:
+    if not (model.moe and checkpoint.expert_layer_bytes and box.gpus):
         return ()
+    if box.unified:  # what a GPU leaves to the CPU takes the same memory: whether all of it fits, the budget says
+        return even([model.moe_layers] * len(box.gpus), model.moe_layers)
     whole = _room(box, model, checkpoint, recipe, all_placed=True)
     if sum(whole) >= model.moe_layers:
         return even(whole, model.moe_layers)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 from moebox.core import families
-from moebox.core.plan import Alternative, Caution, Memory
+from moebox.core.box import Box
+from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
 from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
@@ -105,10 +106,13 @@ def _placement(best: Weighed) -> str:
         return f"all {total} expert layers fit on the GPUs ({shown})"
     where = f"{placed} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last)"
     none = f"none of {total} expert layers lies on the GPUs"
-    return (
-        f"{where if placed else none}; {gib(ram.weights_total)} of weights stay in RAM, "
-        f"{gib(ram.free)} of RAM is left free"
-    )
+    return f"{where if placed else none}; {_left_to_cpu(best.box, ram)}"
+
+
+def _left_to_cpu(box: Box, ram: DeviceMemory) -> str:
+    if box.unified:
+        return "the CPU works on the others, out of the same memory"
+    return f"{gib(ram.weights_total)} of weights stay in RAM, {gib(ram.free)} of RAM is left free"
 
 
 def _over_nodes(best: Weighed) -> str:

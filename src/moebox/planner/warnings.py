@@ -80,7 +80,7 @@ def _beyond_training(recipe: Recipe, model: Model) -> Iterator[Caution]:
 
 
 def _unknown_ram(recipe: Recipe, box: Box) -> Iterator[Caution]:
-    if not recipe.hybrid or (box.gpu and box.gpu.unified):
+    if not recipe.hybrid or box.unified:
         return
     if not box.ram:
         text = "how much RAM there is is unknown: only forms that lie wholly on the GPUs were weighed"

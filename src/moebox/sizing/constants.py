@@ -74,6 +74,16 @@ def visible(gpu: Gpu) -> int:
     return gpu.memory - round(kept * GIB)
 
 
+def reserved(gpu: Gpu) -> int:
+    """Bytes that are not an engine's to fill: other programs', and of a memory shared with the CPU the host's part."""
+    return hosted(taken(gpu)) if gpu.unified else taken(gpu)
+
+
+def hosted(held: int) -> int:
+    """Of a memory the host runs in: what is held now, at least a system's own, and the engine's process itself."""
+    return max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
+
+
 def taken(gpu: Gpu) -> int:
     """Bytes other programs hold on a detected GPU now; an engine of moebox's can be stopped and does not count."""
     if gpu.memory_free is None:

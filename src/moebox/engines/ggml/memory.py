@@ -15,9 +15,9 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.engines.devices import device, every_gpu, ram_overhead
+from moebox.engines.devices import device, every_gpu, ram_overhead, with_host
 from moebox.sizing import gpu_list
-from moebox.sizing.constants import MIB, constant, gibibytes, taken, visible
+from moebox.sizing.constants import MIB, constant, gibibytes, reserved, visible
 from moebox.sizing.kv import layer_bytes, token_bytes
 
 USUAL_AMB = 256  # MiB, where ik_llama.cpp is given no -amb
@@ -33,7 +33,7 @@ def budget(deployment: Deployment) -> Memory:
         index: gpu_budget(index, gpus[index], model, checkpoint, recipe, owners[slot], slot, last=slot == len(used) - 1)
         for slot, index in enumerate(used)
     }
-    devices = (*every_gpu(gpus, budgets), ram_budget(box, model, checkpoint, recipe))
+    devices = with_host(box, every_gpu(gpus, budgets), ram_budget(box, model, checkpoint, recipe))
     short = max(-place.free for place in devices)
     return Memory(
         devices=devices,
@@ -70,7 +70,7 @@ def owned_layers(model: Model, gpus: list[Gpu]) -> list[list[int]]:
     """Layers of each GPU: shares by free memory, the output counting as one more layer at the end."""
     if not gpus:
         return []
-    sizes = [max(1, visible(gpu) - taken(gpu)) for gpu in gpus]
+    sizes = [max(1, visible(gpu) - reserved(gpu)) for gpu in gpus]
     edges = [edge / sum(sizes) for edge in accumulate(sizes)]
     owned: list[list[int]] = [[] for _ in gpus]
     for layer in range(model.layers):
@@ -98,7 +98,7 @@ def gpu_budget(
         weights["routed_experts"] = count * checkpoint.expert_layer_bytes
     kv = round(cache_tokens(recipe) * layer_bytes(model, recipe) * len(layers))
     activations = compute_bytes(model, recipe, last=last, alone=alone) + staging_bytes(model, checkpoint, recipe)
-    overhead = gpu.memory - visible(gpu) + taken(gpu) + gibibytes("llama", "context")
+    overhead = gpu.memory - visible(gpu) + reserved(gpu) + gibibytes("llama", "context")
     return device(f"gpu{index}", gpu.memory, weights, kv=kv, activations=activations, overhead=overhead)
 
 
@@ -213,6 +213,12 @@ def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
     if "mla" in registry.traits(recipe.engine).hybrid:
         return max(experts, compute_bytes(model, recipe, last=True, alone=True))
     return max(experts, ubatch * attention_width(model)) + ubatch * 2 * recipe.context
+
+
+def shared_bytes(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """What the CPU's side takes of this GPU's memory beside experts: nothing unless they share it."""
+    held = checkpoint.bytes_by_component.get("embed", 0) + cpu_compute_bytes(model, recipe, alone=False)
+    return held * gpu.unified
 
 
 def ram_budget(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> DeviceMemory:

@@ -12,11 +12,11 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import device, every_gpu, ram_overhead
+from moebox.engines.devices import device, every_gpu, ram_overhead, with_host
 from moebox.engines.ktransformers.schedule import step_tokens
 from moebox.engines.sglang.traits import TRAITS as SGLANG
 from moebox.sizing import gpu_list, shards
-from moebox.sizing.constants import constant, gibibytes, taken, visible
+from moebox.sizing.constants import constant, gibibytes, reserved, visible
 from moebox.sizing.kv import token_bytes
 
 UTILIZATION = 0.94  # --mem-fraction-static of the project's launches
@@ -35,7 +35,7 @@ def budget(deployment: Deployment) -> Memory:
     ram = ram_budget(box, checkpoint)
     short = max(recipe.context * token - min(left, default=0), -ram.free, 0)
     return Memory(
-        devices=(*every_gpu(gpus, devices), ram),
+        devices=with_host(box, every_gpu(gpus, devices), ram),
         kv_tokens=min(tokens, wanted),
         kv_bytes_per_token=token,
         fits=not short and recipe.parallel.gpus <= len(used) and bool(used),
@@ -52,7 +52,7 @@ def room(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:
 
 def claim(gpu: Gpu, recipe: Recipe) -> int:
     """Bytes of a GPU that the engine takes for itself."""
-    return round((visible(gpu) - taken(gpu)) * (recipe.memory_utilization or UTILIZATION))
+    return round((visible(gpu) - reserved(gpu)) * (recipe.memory_utilization or UTILIZATION))
 
 
 def weights_on(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[Component, int]:

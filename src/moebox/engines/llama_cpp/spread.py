@@ -14,6 +14,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
+from moebox.engines.devices import device, ram_overhead, with_host
 from moebox.engines.ggml import memory as rules
 from moebox.sizing.constants import MIB, gibibytes
 from moebox.sizing.kv import layer_bytes, token_bytes
@@ -63,10 +64,10 @@ def budget(deployment: Deployment) -> Memory:
         held_by(place, box, model, checkpoint, recipe, layers, last=number == len(parts) - 1)
         for number, (place, layers) in enumerate(zip(places(box, recipe.parallel.nodes), parts, strict=False))
     ]
+    held.sort(key=lambda one: (one.device == "ram", len(one.device), one.device))
     if box.gpus:
-        held.append(rules.ram_budget(box, model, checkpoint, _all_on_devices(model, recipe)))
-    held.sort(key=lambda device: (device.device == "ram", len(device.device), device.device))
-    short = max(-device.free for device in held)
+        held = list(with_host(box, held, rules.ram_budget(box, model, checkpoint, _all_on_devices(model, recipe))))
+    short = max(-one.free for one in held)
     return Memory(
         devices=tuple(held),
         kv_tokens=rules.cache_tokens(recipe),
@@ -82,7 +83,8 @@ def room(place: Place, box: Box, model: Model, checkpoint: Checkpoint, recipe: R
     dense = sum(rules.dense_on_gpu(model, checkpoint, [model.layers - 1], last=False).values())
     cache = round(rules.cache_tokens(recipe) * layer_bytes(model, recipe))
     each = checkpoint.expert_layer_bytes + dense + cache
-    return max(0, empty.free - gibibytes("llama", "margin")) // max(each, 1)
+    beside = 0 if place.gpu is None else rules.shared_bytes(box.gpus[place.gpu], model, checkpoint, recipe)
+    return max(0, empty.free - beside - gibibytes("llama", "margin")) // max(each, 1)
 
 
 def held_by(
@@ -118,18 +120,7 @@ def _ram(
         weights["embed"] = checkpoint.bytes_by_component.get("embed", 0)
     kv = round(rules.cache_tokens(recipe) * layer_bytes(model, recipe) * len(layers))
     activations = rules.placement(recipe).ubatch * MIB // 2
-    held = 0 if box.ram_free is None else max(0, box.ram - box.ram_free)
-    overhead = max(held, gibibytes("llama", "os")) + gibibytes("llama", "host")
-    needed = sum(weights.values()) + kv + activations + overhead
-    return DeviceMemory(
-        device=place.name(box),
-        total=box.ram,
-        weights=weights,
-        kv=kv,
-        activations=activations,
-        overhead=overhead,
-        free=box.ram - needed,
-    )
+    return device(place.name(box), box.ram, weights, kv=kv, activations=activations, overhead=ram_overhead(box))
 
 
 def _expert_bytes(model: Model, checkpoint: Checkpoint, layers: range) -> int:

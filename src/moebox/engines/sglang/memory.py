@@ -16,7 +16,7 @@ from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines.devices import device, over_ranks
 from moebox.sizing import shards
-from moebox.sizing.constants import GIB, MIB, constant, gibibytes, taken, visible
+from moebox.sizing.constants import GIB, MIB, constant, gibibytes, reserved, visible
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
 from moebox.sizing.kv import token_bytes, window_bytes
 
@@ -81,7 +81,7 @@ def needs_of(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -
 
 def before_loading(gpu: Gpu) -> int:
     """Bytes SGLang finds free once its process group stands."""
-    return visible(gpu) - taken(gpu) - gibibytes("sglang", "context")
+    return visible(gpu) - reserved(gpu) - gibibytes("sglang", "context")
 
 
 def chunk(gpu: Gpu, recipe: Recipe) -> tuple[int, int]:

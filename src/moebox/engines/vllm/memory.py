@@ -22,7 +22,7 @@ from moebox.sizing.constants import (
     counts_graphs,
     generation_of,
     gibibytes,
-    taken,
+    reserved,
     visible,
 )
 from moebox.sizing.drafts import draft_bytes, draft_token_bytes
@@ -208,7 +208,7 @@ def _missing(gpu: Gpu, claim: int, needs: Needs, recipe: Recipe) -> int:
     """Bytes short of starting and serving one sequence of the asked length."""
     one = math.ceil(recipe.context / (recipe.parallel.dcp * recipe.parallel.dp)) * needs.token
     inside = needs.inside + one - claim
-    outside = claim + needs.later + gibibytes("load", "margin") + taken(gpu) - visible(gpu)
+    outside = claim + needs.later + gibibytes("load", "margin") + reserved(gpu) - visible(gpu)
     return max(inside, outside)
 
 
@@ -217,7 +217,7 @@ def _device(gpu: Gpu, claim: int, needs: Needs, tokens: int, recipe: Recipe) -> 
     activations = needs.activations + needs.graphs + needs.later
     # What the claim leaves out of the GPU is overhead, less what later comes from it.
     outside = gpu.memory - claim - needs.later
-    overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + taken(gpu))
+    overhead = needs.non_torch + max(outside, gpu.memory - visible(gpu) + reserved(gpu))
     return device(
         "gpu", gpu.memory, needs.weights, draft=needs.draft, kv=kv, activations=activations, overhead=overhead
     )
