@@ -67,10 +67,11 @@ def test_what_is_not_concerned_starts(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "concerned"), [("kimi-k2.6", True), ("deepseek-v3.1", True), ("deepseek-v3.2", False)]
+    ("model", "concerned"),
+    [("kimi-k2.6", True), ("deepseek-v3.1", True), ("deepseek-v3.2", False), ("deepseek-v4-flash", False)],
 )
 def test_sparse_attention_has_other_kernels(box: Box, model: str, concerned: bool) -> None:
-    """Neither the symptom base nor the table of compiled kernels speaks of deepseek-v3.2."""
+    """Neither the symptom base nor the table of compiled kernels speaks of them."""
     recipe = fp8(model=model)
     found = symptom.foreseen(engine="vllm", version="0.32.0", sm="12.0", model=model, recipe=recipe)
     assert any(one.id == "smem-vllm-mla-fp8" for one in found) == concerned

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from moebox.core.layer_kind import Indexer as Indexer
 from moebox.core.layer_kind import LayerKind
+from moebox.core.layers import Compressed
 from moebox.core.layers import Gqa as Gqa
 from moebox.core.layers import Layers as Layers
 from moebox.core.layers import Mla as Mla
@@ -103,6 +104,11 @@ class Model:
     def stack(self) -> tuple[Layers, ...]:
         """All layers by kind."""
         return _stack(self.layers, self.mla, self.gqa, self.others)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether layers cache one entry for several tokens (DeepSeek V4), in kernels and a form of their own."""
+        return any(isinstance(layers.kind, Compressed) for layers in self.stack)
 
     @property
     def moe_layers(self) -> int:

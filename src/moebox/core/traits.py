@@ -109,7 +109,10 @@ class Traits:
 
 
 def _sparse(model: "Model | None") -> bool:
-    return model is not None and model.mla is not None and model.mla.indexer is not None
+    """DeepSeek's sparse attention, as V3.2 has it or as V4 does."""
+    if model is None or model.mla is None:
+        return model is not None and model.compressed
+    return model.mla.indexer is not None
 
 
 def _capability(gpu: "Gpu") -> str:

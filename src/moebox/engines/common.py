@@ -103,6 +103,12 @@ def shapes(recipe: Recipe, model: Model) -> list[Caution]:
     return found
 
 
+def compressed_in_fp8(source: str) -> Caution:
+    """DeepSeek V4's cache in another type than the one its kernels have."""
+    text = "DeepSeek V4's kernels hold their compressed cache in fp8 alone: with bf16 it does not start"
+    return caution("fatal", text, 'kv = "fp8"', source)
+
+
 def weights_want_newer_gpus(deployment: Deployment) -> Iterator[Caution]:
     """Weight formats that older GPUs unpack instead of computing with."""
     known, sm = deployment.found_checkpoint, int(major(deployment.gpu) or 0)

@@ -118,7 +118,7 @@ def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, 
     """Recipes of an engine that serves from GPUs alone."""
     for parallel in layouts.layouts(box, model, checkpoint, engine, pins):
         for preset in presets(box, model, engine, pins):
-            for kv in caches(preset, pins):
+            for kv in caches(model, preset, pins):
                 for draft in drafts(model, preset, pins):
                     recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
                     tier = tier_of(recipe, checkpoint, pins, gpus=len(box.gpus), nodes=box.nodes)
@@ -231,10 +231,10 @@ def presets(box: Box, model: Model, engine: EngineName, pins: Pins) -> tuple[str
     return ("", *(preset for preset in registry.traits(engine).presets if families.made_for(model, preset)))
 
 
-def caches(preset: str, pins: Pins) -> tuple[str, ...]:
-    """Cache types to weigh."""
-    if pins.kv:
-        return (pins.kv,)
+def caches(model: Model, preset: str, pins: Pins) -> tuple[str, ...]:
+    """Cache types to weigh, the plainest first; compressed entries come in fp8 alone, as the engines' refusals say."""
+    if pins.kv or model.compressed:
+        return (pins.kv or "fp8",)
     return ("fp8", "bf16") if preset == "community" else ("bf16", "fp8")
 
 
@@ -327,7 +327,7 @@ def sliced(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
             plain(model, checkpoint, engine, pins),
             name=f"{model.name}-{engine}-tp{tp}",
             max_seqs=pins.concurrency or 1,
-            kv=pins.kv or "bf16",
+            kv=caches(model, "", pins)[0],
             memory_utilization=pins.memory_utilization or BOLD_UTILIZATION,
             parallel=parallel,
             env=gpu_list.named(box, tuple(range(tp))),

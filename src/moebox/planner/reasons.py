@@ -84,6 +84,8 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
     recipe = best.recipe
     if recipe.kv == "fp8":
         plain = replace(best.candidate, recipe=replace(recipe, kv="bf16"))
+        if needed := replace(best, candidate=plain).refused:
+            return f"an fp8 cache: {needed}"
         more = best.memory_as(plain).kv_bytes_per_token / best.memory.kv_bytes_per_token
         return f"an fp8 cache holds {more:.2g} times the tokens of bf16"
     for one in tried:

@@ -14,7 +14,8 @@ from moebox.errors import BadInput, suggest
 
 # vLLM's fp8 form of a sparse-attention latent: 512 fp8, 64 bf16 and four fp32 scales (kv_cache_interface.py).
 SPARSE_FP8 = 656
-# Its fp8 form of a DeepSeek V4 entry: 448 fp8, 64 bf16 and eight scales of one byte (the same file).
+# The fp8 form of a DeepSeek V4 entry: 448 fp8, 64 bf16 and eight scales of one byte (the same file; SGLang's
+# deepseek_v4_memory_pool.py has the same).
 COMPRESSED_FP8 = 584
 INDEX_SCALE = 4  # bytes beside an indexer key's fp8 elements (vLLM and SGLang alike)
 
@@ -30,15 +31,19 @@ def kv_type(recipe: Recipe) -> str:
 def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
     """Bytes of one cached entry of one layer on one rank."""
     name = kv_type(recipe)
-    if name == "fp8" and registry.traits(recipe.engine).packs_sparse_latent:
-        if isinstance(kind, Mla) and kind.indexer:
-            return SPARSE_FP8
-        if isinstance(kind, Compressed):
-            return COMPRESSED_FP8
+    if name == "fp8" and isinstance(kind, Compressed):
+        return COMPRESSED_FP8
+    if name == "fp8" and _packed(kind, recipe):
+        return SPARSE_FP8
     if isinstance(kind, Mla) and _every_head(recipe):
         return kind.heads * (kind.nope + kind.rope + kind.v) * KV_BYTES[name]
     tp = recipe.parallel.tp  # 1 for engines that cut no heads
     return kind.width(tp) * KV_BYTES[name]
+
+
+def _packed(kind: LayerKind, recipe: Recipe) -> bool:
+    """Whether the engine has a form of its own for a latent that a selector chooses from."""
+    return registry.traits(recipe.engine).packs_sparse_latent and isinstance(kind, Mla) and kind.indexer is not None
 
 
 def index_bytes(kind: LayerKind) -> float:

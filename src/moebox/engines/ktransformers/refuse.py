@@ -7,6 +7,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.plan import Caution
 from moebox.engines.common import caution, everywhere
 from moebox.engines.ktransformers.argv import METHODS
+from moebox.engines.sglang.refuse import compressed
 
 # Processors without AVX-512: Zen 2 and 3, Xeons before Skylake-SP, Core of the 12th generation and later.
 NO_AVX512 = re.compile(
@@ -19,7 +20,7 @@ SOURCE = "kvcache-ai/ktransformers, Native-Precision-Tutorial.md"
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     recipe = deployment.recipe
-    found = everywhere(deployment) + _experts(deployment) + _processor(deployment.box)
+    found = everywhere(deployment) + _experts(deployment) + _processor(deployment.box) + compressed(deployment)
     if recipe.speculate:
         found.append(caution("fatal", "drafts beside experts on the CPU are not proven", "leave speculate out"))
     if recipe.vision:

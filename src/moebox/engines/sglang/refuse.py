@@ -1,13 +1,16 @@
 """What SGLang will not run, and why."""
 
 from moebox.core.deployment import Deployment
+from moebox.core.model import Model
 from moebox.core.plan import Caution
 from moebox.core.recipe import Recipe
-from moebox.engines.common import caution, everywhere, major, weights_want_newer_gpus
+from moebox.engines.common import caution, compressed_in_fp8, everywhere, major, weights_want_newer_gpus
 from moebox.engines.retired import order
 
 # Attention backends without kernels for consumer Blackwell (SGLang 0.5.23 arg_groups/attention_hook.py).
 NOT_SM12 = ("flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "fa3", "fa4", "trtllm_mha")
+# deepseek_v4_memory_pool.py asserts a store of packed fp8 on every GPU; "auto" becomes fp8 (arg_groups/overrides.py).
+COMPRESSED = "https://github.com/sgl-project/sglang/issues/33194; SGLang deepseek_v4_memory_pool.py, August 2026"
 
 
 def refusals(deployment: Deployment) -> list[Caution]:
@@ -16,6 +19,8 @@ def refusals(deployment: Deployment) -> list[Caution]:
     found = [*everywhere(deployment), *weights_want_newer_gpus(deployment)]
     if major(deployment.gpu) == "12":
         found += _on_consumer_blackwell(recipe)
+        found += _slow_fp8(recipe, model)
+    found += compressed(deployment)
     if recipe.memory_utilization is None and model is not None and model.total > 500e9:
         text = "its own memory fraction left 4,578 tokens of cache on 8×96 GB: it is lowered for vision models"
         found.append(caution("warning", text, "memory_utilization = 0.93", "SM120 deployment report, 29 January 2026"))
@@ -39,7 +44,19 @@ def _on_consumer_blackwell(recipe: Recipe) -> list[Caution]:
                 "SM120 deployment report, 29 January 2026; https://github.com/sgl-project/sglang/pull/14311",
             )
         )
-    if recipe.kv == "fp8":
-        text = "fp8 cache on SM120 gave 16 tok/s where bf16 gave 90 (March 2026); not measured since"
-        found.append(caution("warning", text, 'kv = "bf16"', "rtx6kpro wiki, kimi-k25"))
     return found
+
+
+def _slow_fp8(recipe: Recipe, model: Model | None) -> list[Caution]:
+    """Not so where a model's kernels have no other cache."""
+    if recipe.kv != "fp8" or (model is not None and model.compressed):
+        return []
+    text = "fp8 cache on SM120 gave 16 tok/s where bf16 gave 90 (March 2026); not measured since"
+    return [caution("warning", text, 'kv = "bf16"', "rtx6kpro wiki, kimi-k25")]
+
+
+def compressed(deployment: Deployment) -> list[Caution]:
+    """DeepSeek V4's cache in bf16; the fork under KTransformers has the same pool."""
+    model = deployment.found_model
+    refused = model is not None and model.compressed and deployment.recipe.kv == "bf16"
+    return [compressed_in_fp8(COMPRESSED)] if refused else []

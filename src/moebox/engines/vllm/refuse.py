@@ -6,7 +6,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import Caution
 from moebox.core.symptom import in_range
-from moebox.engines.common import MLA_FP8, caution, everywhere, major, weights_want_newer_gpus
+from moebox.engines.common import MLA_FP8, caution, compressed_in_fp8, everywhere, major, weights_want_newer_gpus
 from moebox.engines.flags import newest
 from moebox.engines.vllm.memory import max_seqs, workspace_bytes
 from moebox.engines.vllm.traits import TRAITS
@@ -22,12 +22,19 @@ DENSE_MLA = {
     "12": (TRITON,),
 }
 
+# DeepSeek V4's own backends. FLASHMLA_SPARSE_DSV4 (the default but on SM12x), SM12x's and AMD's hold packed fp8 and
+# assert it, for "auto" too; only this one, asked for by name on SM10x, has rows of bf16 (vLLM 0.28 models/deepseek_v4:
+# attention.py _resolve_dsv4_kv_cache_dtype, nvidia/model.py _select_dsv4_attn_cls; pull requests 54233 and 55134).
+PLAIN_ROWS = "FLASHINFER_MLA_SPARSE_DSV4"
+COMPRESSED = "https://github.com/vllm-project/vllm/issues/47174; https://github.com/vllm-project/vllm/pull/55134"
+
 
 def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     found = everywhere(deployment)
     if _dense_mla(deployment):
         found += _fp8_on_consumer_blackwell(deployment) + _backend(deployment) + _workspace(deployment)
+    found += _compressed(deployment)
     return [*found, *_drafts_under_dcp(deployment), *weights_want_newer_gpus(deployment), *_pcie(deployment)]
 
 
@@ -64,6 +71,14 @@ def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
             symptom=MLA_FP8,
         )
     ]
+
+
+def _compressed(deployment: Deployment) -> list[Caution]:
+    model = deployment.found_model
+    if model is None or not model.compressed or deployment.recipe.kv == "fp8":
+        return []
+    plain_rows = major(deployment.gpu) == "10" and _asked_backend(deployment) == PLAIN_ROWS
+    return [] if plain_rows else [compressed_in_fp8(COMPRESSED)]
 
 
 def _backend(deployment: Deployment) -> list[Caution]:

@@ -1,0 +1,78 @@
+"""DeepSeek V4's cache: fp8 in every engine that serves it, and nothing that speaks of other models' kernels."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebox.checkpoint import deploy
+from moebox.core.plan import Caution
+from moebox.core.recipe import Parallel, Recipe
+from moebox.engines import launch, refusals
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
+from tests.planner.boxes import box_with, facts
+
+BOXES = ((8, "h200"), (8, "b200"), (4, "rtx-pro-6000-server"), (8, "rtx-pro-6000-server"), (8, "mi300x"))
+RECIPE = Recipe(
+    name="t",
+    engine="vllm",
+    model="deepseek-v4-flash",
+    checkpoint="fp8-mxfp4",
+    served_name="t",
+    context=65536,
+    parallel=Parallel(tp=8),
+)
+
+
+def fatal(recipe: Recipe, gpu: str) -> list[Caution]:
+    """What keeps a recipe from starting on eight such GPUs."""
+    return [each for each in refusals(deploy(recipe, box_with(8, gpu))) if each.severity == "fatal"]
+
+
+@pytest.mark.parametrize(("count", "gpu"), BOXES)
+@pytest.mark.parametrize(("engine", "word"), [("vllm", "fp8"), ("sglang", "fp8_e4m3")])
+def test_the_launch_asks_for_the_only_cache_that_starts(count: int, gpu: str, engine: str, word: str) -> None:
+    """vLLM asserts "fp8_ds_mla layout only supports fp8 kv-cache", SGLang a store of packed fp8, on every GPU."""
+    box = box_with(count, gpu)
+    plan = choose(box, *facts("deepseek-v4-flash"), Pins(engine=engine))
+    argv = launch(deploy(plan.recipe, box)).argv
+
+    assert argv[argv.index("--kv-cache-dtype") + 1] == word
+    assert not [each for each in plan.warnings if each.severity == "fatal"]
+    assert any("an fp8 cache: " in line for line in plan.reasons)
+    assert "TRITON_MLA" not in str((plan.reasons, plan.refused, plan.warnings))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("gpu", ["h200", "b200", "rtx-pro-6000-server", "mi300x"])
+def test_a_bf16_cache_is_refused_and_fp8_is_not(engine: str, gpu: str) -> None:
+    """For a recipe that a person wrote; the remedy is the type that starts."""
+    assert [each.remedy for each in fatal(replace(RECIPE, engine=engine, kv="bf16"), gpu)] == ['kv = "fp8"']
+    assert not fatal(replace(RECIPE, engine=engine, kv="fp8"), gpu)
+
+
+def test_auto_is_fp8_in_sglang_and_fails_in_vllm() -> None:
+    """vLLM's assertion says "got auto"; SGLang sets fp8 for it."""
+    assert fatal(replace(RECIPE, kv="auto"), "h200")
+    assert not fatal(replace(RECIPE, kv="auto", engine="sglang"), "h200")
+
+
+def test_rows_of_bf16_start_where_the_backend_that_has_them_is_asked_for() -> None:
+    """FlashInfer's, on SM10x alone."""
+    asked = replace(RECIPE, kv="bf16", flags={"attention-backend": "FLASHINFER_MLA_SPARSE_DSV4"})
+    assert not fatal(asked, "b200")
+    assert fatal(asked, "h200")
+
+
+def test_both_engines_count_the_same_entry() -> None:
+    """448 fp8, 64 bf16 and eight scales: 584 bytes an entry, whoever allocates them."""
+    box, known = box_with(8, "h200"), facts("deepseek-v4-flash")
+    sizes = {choose(box, *known, Pins(engine=name)).memory.kv_bytes_per_token for name in ("vllm", "sglang")}
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_gpus_before_hopper_have_no_kernels_for_it(engine: str) -> None:
+    """As for V3.2's sparse attention: FlashMLA's and FlashInfer's begin at Hopper."""
+    found = fatal(replace(RECIPE, engine=engine, kv="fp8"), "a100-80gb")
+    assert any("sparse attention kernels" in each.text for each in found)
