@@ -205,14 +205,16 @@ def test_a_recipe_that_up_would_refuse_is_not_written(tmp_path: Path, capsys: py
 def test_what_every_node_runs_is_shown_without_asking_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command that `plan` prints for two nodes, dry: not even an ssh client is needed."""
+    """The command that `plan` prints for a group over two nodes, dry: not even an ssh client is needed."""
     monkeypatch.setenv("PATH", str(tmp_path))
     recipe, hosts = tmp_path / "two.toml", tmp_path / "hosts.txt"
     hosts.write_text("alpha 10.0.0.1\nbeta 10.0.0.2\n")
-    assert main(["plan", "kimi-k2.6", "--box", "16x-h100", "-o", str(recipe)]) == 0
+    assert main(["plan", "deepseek-v3.2", "--box", "2x8x-rtx-pro-6000-server", "-o", str(recipe)]) == 0
     capsys.readouterr()
     assert main(["up", str(recipe), "--hosts", str(hosts), "--dry-run"]) == 0
     first, _, second = capsys.readouterr().out.partition("# beta\n")
+    assert "--tensor-parallel-size 16" in first
+    assert "--nnodes 2" in second
     assert "--node-rank 0 --master-addr 10.0.0.1" in first
     assert "--host 10.0.0.1" in first  # as it is launched: the other node must reach it
     assert "--node-rank 1 --master-addr 10.0.0.1" in second

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moebox.checkpoint import deploy
 from moebox.core import catalogue
 from moebox.core.box import Box
+from moebox.core.plan import Goal
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import DoesNotFit
@@ -76,6 +77,48 @@ def test_a_looser_pin_is_never_worse(gpu: str, pin: dict[str, object]) -> None:
     box = box_of(f"8x-{gpu}")
     pinned = worth(box, "kimi-k2.6", Pins(context=16384, **pin))  # type: ignore[arg-type]
     assert worth(box, "kimi-k2.6", Pins(context=16384)) >= pinned * 0.9999
+
+
+@pytest.mark.parametrize("goal", ["latency", "throughput"])
+@pytest.mark.parametrize(
+    ("model", "box", "tp"),
+    [
+        ("gpt-oss-120b", "2x-gb10", 2),
+        ("minimax-m3", "4x-gb10", 4),
+        ("deepseek-v4-flash", "4x-gb10", 4),
+        ("deepseek-v3.2", "2x8x-rtx-pro-6000-server", 16),
+    ],
+)
+def test_tensor_parallelism_over_nodes_is_weighed_unasked(model: str, box: str, tp: int, goal: Goal) -> None:
+    """With one GPU a node nothing but stages was weighed: 4.2 tok/s where --tp 4 gave 13.2."""
+    pinned, free = (worth(box_of(box), model, Pins(goal=goal, tp=size)) for size in (tp, None))
+    assert free >= pinned
+
+
+@pytest.mark.parametrize(
+    ("parallel", "nodes"),
+    [
+        (Parallel(tp=8), 1),
+        (Parallel(tp=16, nodes=2), 2),
+        (Parallel(tp=8, pp=2, nodes=2), 1),
+        (Parallel(tp=4, pp=3, nodes=2), 2),  # six GPUs a node: the second stage lies on both
+        (Parallel(tp=2, pp=3, nodes=2), 2),
+        (Parallel(tp=1, pp=3, nodes=3), 1),
+    ],
+)
+def test_a_group_that_straddles_nodes_talks_over_the_network(parallel: Parallel, nodes: int) -> None:
+    """TP4×PP3 on two nodes of six was forecast as if every group lay within a node."""
+    assert parallel.group_nodes == nodes
+
+
+def test_a_straddling_group_is_no_faster_than_its_network() -> None:
+    """The same shape, the same GPUs: what lies between the nodes counts."""
+    quick, slow = (
+        best(box_of(f"2x6x-rtx-pro-6000-server@{rate}"), "kimi-k2.6", Pins(tp=4, pp=3)) for rate in ("50GB/s", "1GB/s")
+    )
+    assert quick is not None
+    assert slow is not None
+    assert quick.score > 1.1 * slow.score
 
 
 def test_eight_b300_are_not_slower_than_eight_b200() -> None:

@@ -31,6 +31,13 @@ class Parallel:
         return self.tp * self.pp * self.dp
 
     @property
+    def group_nodes(self) -> int:
+        """Nodes that a tensor-parallel group lies on, at most: ranks are numbered node by node, group by group."""
+        on_each = max(1, self.gpus // self.nodes)
+        firsts = range(0, self.gpus, self.tp)
+        return max((first + self.tp - 1) // on_each - first // on_each + 1 for first in firsts)
+
+    @property
     def text(self) -> str:
         """TP8, TP4×PP2 or TP2×DP4, as people write it."""
         more = {"PP": self.pp, "DP": self.dp}

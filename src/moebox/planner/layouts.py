@@ -75,7 +75,7 @@ def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
     """Pairs of tensor and pipeline sizes: all GPUs, or fewer where that is better."""
     if pins.tp and pins.pp:
         return [(pins.tp, pins.pp)]
-    found = {pair for gpus in _counts(box) for pair in _pairs(gpus, len(box.gpus))}
+    found = {pair for gpus in _counts(box) for pair in _pairs(gpus)}
     return sorted(_within(found, pins), key=lambda pair: (-pair[0] * pair[1], pair[1]))
 
 
@@ -97,6 +97,6 @@ def _counts(box: Box) -> set[int]:
     return counts | {sum(gpu.memory == largest for gpu in box.gpus) * box.nodes}
 
 
-def _pairs(gpus: int, most: int) -> Iterator[tuple[int, int]]:
-    """Sizes that make up `gpus`, with tensor parallelism over `most` at the most."""
-    return ((tp, gpus // tp) for tp in range(1, min(gpus, most) + 1) if gpus % tp == 0)
+def _pairs(gpus: int) -> Iterator[tuple[int, int]]:
+    """Sizes that make up `gpus`."""
+    return ((tp, gpus // tp) for tp in range(1, gpus + 1) if gpus % tp == 0)

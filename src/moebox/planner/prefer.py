@@ -21,7 +21,7 @@ OTHER_FORM = 0.97  # a smaller form from the makers themselves
 ROUNDED_CACHE = 0.93
 ROUNDED = {"fp8": "an fp8", "q8_0": "a q8_0", "q4_0": "a q4_0"}  # such caches
 UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
-LESS_PLAIN = 0.97  # pipeline stages, expert parallelism: more that can go wrong
+LESS_PLAIN = 0.97  # pipeline stages, expert parallelism, tensor parallelism over nodes: more that can go wrong
 DIVIDED = 0.90  # decode context parallelism: rows of one rig only
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
 KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
@@ -45,6 +45,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
     plainness = (
         (parallel.dcp > 1, Discount(DIVIDED, "a cache divided by DCP is less proven")),
         (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
+        (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes hangs on the network")),
         (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
         (slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
         (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),

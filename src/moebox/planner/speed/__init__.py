@@ -97,7 +97,7 @@ class Speed:
             kernel=tables.expert_kernel(
                 checkpoint.quant, gpu.generation, recipe.engine, model.architecture, recipe.engine_version
             ),
-            fabric=fabric(box, gpu, row, recipe.parallel.tp),
+            fabric=fabric(box, gpu, row, recipe.parallel),
             draft=tables.draft(guess.method) if guess else None,
             guesses=guess.tokens if guess else 0,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),

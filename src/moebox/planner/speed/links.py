@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
+from moebox.core.recipe import Parallel
 from moebox.planner.speed.constants import Efficiency, Wire, wire_of
 from moebox.units import rate as rate_text
 
@@ -68,10 +69,10 @@ class Fabric:
         return seconds
 
 
-def fabric(box: Box, gpu: Gpu, constants: Efficiency, ranks: int) -> Fabric:
-    """The links that `ranks` GPUs of the box talk over."""
-    per_node = max(len(box.gpus), 1)
-    nodes = min(box.nodes, -(-ranks // per_node))
+def fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fabric:
+    """The links that a tensor-parallel group talks over."""
+    ranks, per_node = parallel.tp, max(len(box.gpus), 1)
+    nodes = min(box.nodes, max(parallel.group_nodes, -(-ranks // per_node)))
     network = float(box.network_measured or box.network or NETWORK)
     node_us = NODE_US if box.network_us is None else box.network_us
     if gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes):
