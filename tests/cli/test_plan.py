@@ -286,3 +286,32 @@ def test_one_memory_is_counted_once(capsys: pytest.CaptureFixture[str], words: l
     assert device["overhead_bytes"] >= 12 * 2**30  # 8 GiB for the system, 4 for the server's process
     assert device["free_bytes"] >= 0
     assert not any("stay in RAM" in reason for reason in plan["reasons"])
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_arithmetic_is_of_the_stage_that_decides(capsys: pytest.CaptureFixture[str], engine: str) -> None:
+    """Stages are not equally full: the cache is as large as the fullest leaves, and every sentence says so."""
+    plan = planned(capsys, "kimi-k2-thinking", "--box", "5x-h200", "--engine", engine, "--pp", "5")
+    lines = {line["what"]: line for line in plan["why"]}
+    fullest = max(plan["memory"]["per_device"], key=lambda one: one["weights_bytes"])
+
+    assert lines["KV tokens"]["value"] == plan["memory"]["kv_tokens"]
+    assert "of 5 holds the fewest" in lines["KV tokens"]["formula"]
+    assert lines["- routed_experts"]["value"] == fullest["by_component"]["routed_experts"]
+    said = [reason for reason in plan["reasons"] if "left alone SGLang would take" in reason]
+    for text in said:
+        share, tokens = re.search(r"take ([\d.]+) and hold ([\d,]+)", text).groups()  # type: ignore[union-attr]
+        assert float(share) == pytest.approx(0.9, abs=0.02)
+        assert int(tokens.replace(",", "")) == pytest.approx(plan["memory"]["kv_tokens"], rel=0.2)
+
+
+@pytest.mark.parametrize("ub", [[], ["--ub", "4096"]])
+def test_no_prompt_is_said_to_be_read_by_a_cpu_that_has_no_experts(
+    capsys: pytest.CaptureFixture[str], ub: list[str]
+) -> None:
+    """All experts lie on the GPU: there is no batch from which on it would take over."""
+    words = ["gpt-oss-120b", "--box", "1x-h100", "--engine", "ik_llama.cpp", *ub]
+    reasons = planned(capsys, *words)["reasons"]
+
+    assert any("all 36 expert layers fit" in reason for reason in reasons)
+    assert not any(reason.startswith("-ub") for reason in reasons)

@@ -74,7 +74,7 @@ def over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
     box, model, _, recipe = deployment.facts
     gpus, used = gpu_list.all_gpus(box), gpu_list.used_gpus(box, recipe)
     stages = gpu_list.stages_of(used, recipe)
-    alike = {(gpus[index], stage) for index, stage in stages.items()}  # GPUs of one kind and stage have one budget
+    alike = _kinds(gpus, stages)
     tokens = min(starmap(rank.tokens, alike), default=0)
     short = max(starmap(rank.missing, alike), default=0)
     kinds = {(gpu, stage): rank.device(gpu, stage, tokens) for gpu, stage in alike}
@@ -86,6 +86,18 @@ def over_ranks(deployment: Deployment, rank: RankMemory) -> Memory:
         fits=short <= 0 and recipe.parallel.gpus <= len(used) and tokens >= recipe.context,
         shortfall=max(0, short),
     )
+
+
+def _kinds(gpus: Sequence[Gpu], stages: Mapping[int, int]) -> dict[tuple[Gpu, int], None]:
+    """GPUs used, in their order, with their stage: those of one kind and stage have one budget."""
+    return dict.fromkeys((gpus[index], stage) for index, stage in stages.items())
+
+
+def fullest(deployment: Deployment, rank: RankMemory) -> tuple[Gpu, int] | None:
+    """The GPU and the stage whose cache holds the fewest tokens: these decide for all; None without GPUs."""
+    box, recipe = deployment.place, deployment.recipe
+    stages = gpu_list.stages_of(gpu_list.used_gpus(box, recipe), recipe)
+    return min(_kinds(gpu_list.all_gpus(box), stages), key=lambda kind: rank.tokens(*kind), default=None)
 
 
 def first_gpu(box: Box, recipe: Recipe) -> Gpu | None:

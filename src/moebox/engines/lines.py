@@ -1,11 +1,13 @@
 """Lines of memory arithmetic that several engines write out, so that a person can check them with a calculator."""
 
+from collections.abc import Mapping
+
 from moebox.core.model import KV_BYTES, Checkpoint, Component, Model
 from moebox.core.plan import Line
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Parallel, Recipe
 from moebox.sizing import shards
 from moebox.sizing.constants import constant
-from moebox.sizing.kv import kv_type, layer_bytes
+from moebox.sizing.kv import index_bytes, kv_type, token_bytes
 
 
 def in_bytes(what: str, value: float, formula: str = "", source: str = "") -> Line:
@@ -13,22 +15,29 @@ def in_bytes(what: str, value: float, formula: str = "", source: str = "") -> Li
     return Line(what=what, formula=formula, value=value, unit="B", source=source)
 
 
-def token_line(model: Model, recipe: Recipe, value: int) -> Line:
-    """What one token of cache costs."""
-    kind = kv_type(recipe)
-    formula = f"{model.layers} layers × {layer_bytes(model, recipe):g} B"
+def of_stage(recipe: Recipe, stage: int) -> str:
+    """Which stage the arithmetic is of, where there are several."""
+    return f"; stage {stage + 1} of {recipe.parallel.pp} holds the fewest" if recipe.parallel.pp > 1 else ""
+
+
+def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> Line:
+    """What one token of cache costs in a stage."""
+    kind, mean = kv_type(recipe), "" if len(model.stack) == 1 else ", mean of all layers"
+    each = token_bytes(model, recipe) / model.layers
+    formula = f"{shards.stages(model.layers, recipe.parallel.pp)[stage]} layers × {each:g} B"
     if model.mla:
-        formula += f" ({model.mla.kv_lora} + {model.mla.rope} elements in {kind}, the same on every rank)"
+        index = f", {index_bytes(model.mla):g} B of selector keys" if model.mla.indexer else ""
+        formula += f" ({model.mla.kv_lora} + {model.mla.rope} elements in {kind}{index}, the same on every rank{mean})"
     else:
-        formula += f" (keys and values of the rank's heads in {kind})"
+        formula += f" (keys and values of the rank's heads in {kind}{mean})"
     return in_bytes("cache a token", value, formula, f"{KV_BYTES[kind]:g} B an element; {model.source}")
 
 
 def weight_lines(
-    weights: dict[Component, int], model: Model, checkpoint: Checkpoint, recipe: Recipe, **hows: str
+    weights: dict[Component, int], model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int, **hows: str
 ) -> list[Line]:
-    """Each component's bytes on the first rank of the first stage; `hows` are an engine's own formulas."""
-    usual = _formulas(model, checkpoint, recipe) | hows
+    """Each component's bytes on a rank of one stage; `hows` are an engine's own formulas."""
+    usual = _formulas(model, checkpoint, recipe, stage) | hows
     sizes = checkpoint.bytes_by_component
     return [
         in_bytes(
@@ -38,10 +47,11 @@ def weight_lines(
     ]
 
 
-def _formulas(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[str, str]:
+def _formulas(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> dict[str, str]:
     parallel, sizes = recipe.parallel, checkpoint.bytes_by_component
-    here = shards.stages(model.layers, parallel.pp)[0]
-    part = f" × {here}/{model.layers} layers" if parallel.pp > 1 else ""
+    dense, with_experts = shards.in_stage(model, parallel.pp, stage)
+    here = dense + with_experts
+    part = _of_layers(here, model.layers)
     whole = shards.copied_share(model, parallel.tp)
     twice = shards.absorbed(model, parallel.tp, here)
     sliced = f"({whole:.6f} whole + {1 - whole:.6f} / {parallel.tp})" if whole else f"1 / {parallel.tp}"
@@ -50,10 +60,21 @@ def _formulas(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> dict[str,
         "attention": f"{sizes.get('attention', 0):,}{part} × {sliced}{again}",
         "router": f"{sizes.get('router', 0):,}{part}, whole on every rank",
         "norms": norms_formula(checkpoint, constant("load", "slack"), part),
+        "dense_ffn": _sliced(sizes, "dense_ffn", parallel, _of_layers(dense, model.layers - model.moe_layers)),
     }
     if model.moe:
-        hows["routed_experts"] = expert_formula(model, checkpoint, recipe)
+        hows["routed_experts"] = expert_formula(model, checkpoint, recipe, stage)
+        hows["shared_experts"] = _sliced(sizes, "shared_experts", parallel, _of_layers(with_experts, model.moe_layers))
     return hows
+
+
+def _sliced(sizes: Mapping[Component, int], name: Component, parallel: Parallel, part: str) -> str:
+    return f"{sizes.get(name, 0):,}{part} / {parallel.tp}"
+
+
+def _of_layers(here: int, every: int) -> str:
+    """The part of a component that lies in a stage; "" where that is all of it."""
+    return f" × {here}/{every} layers" if here < every else ""
 
 
 def norms_formula(checkpoint: Checkpoint, slack_gib: float, part: str = "") -> str:
@@ -62,10 +83,10 @@ def norms_formula(checkpoint: Checkpoint, slack_gib: float, part: str = "") -> s
     return f"{checkpoint.bytes_by_component.get('norms', 0):,}{part}{slack}"
 
 
-def expert_formula(model: Model, checkpoint: Checkpoint, recipe: Recipe) -> str:
+def expert_formula(model: Model, checkpoint: Checkpoint, recipe: Recipe, stage: int) -> str:
     """How the routed experts' bytes on one rank come about."""
     parallel = recipe.parallel
-    here = shards.stages(model.layers, parallel.pp)[0]
-    rows = f" × {here - min(here, model.dense_layers)}/{model.moe_layers} layers" if parallel.pp > 1 else ""
+    _, with_experts = shards.in_stage(model, parallel.pp, stage)
+    rows = _of_layers(with_experts, model.moe_layers)
     size = checkpoint.bytes_by_component.get("routed_experts", 0)
     return f"{size:,}{rows} × {shards.expert_share(model, parallel):.6g}"

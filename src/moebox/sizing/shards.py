@@ -18,6 +18,14 @@ def stages(layers: int, pp: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def in_stage(model: Model, pp: int, stage: int) -> tuple[int, int]:
+    """Layers of one stage without experts, and with them."""
+    counts = stages(model.layers, pp)
+    here, first = counts[stage], sum(counts[:stage])
+    dense = max(0, min(first + here, model.layers - model.moe_layers) - first)
+    return dense, here - dense
+
+
 def copied_share(model: Model, tp: int) -> float:
     """The part of the attention weights that every rank of `tp` holds whole."""
     hidden, total, whole = model.hidden, 0, 0.0
@@ -53,11 +61,9 @@ def on_card(
 ) -> dict[Component, int]:
     """Bytes of each component on one rank of a stage; `vision` is the share of the tower it holds."""
     sizes, tp = checkpoint.bytes_by_component, parallel.tp
-    counts = stages(model.layers, parallel.pp)
-    here, first = counts[stage], sum(counts[:stage])
+    dense, with_experts = in_stage(model, parallel.pp, stage)
+    here = dense + with_experts
     part = here / model.layers
-    dense = max(0, min(first + here, model.dense_layers) - first)
-    with_experts = here - dense if model.moe else 0
     whole = copied_share(model, tp)
     out: dict[Component, float] = {
         "attention": sizes.get("attention", 0) * part * (whole + (1 - whole) / tp) + absorbed(model, tp, here),
@@ -67,8 +73,7 @@ def on_card(
         "lm_head": sizes.get("lm_head", 0) / tp if stage == parallel.pp - 1 else 0,
         "vision": sizes.get("vision", 0) * vision if stage == 0 else 0,
     }
-    dense_total = model.dense_layers if model.moe else model.layers
-    out["dense_ffn"] = sizes.get("dense_ffn", 0) * (dense if model.moe else here) / max(dense_total, 1) / tp
+    out["dense_ffn"] = sizes.get("dense_ffn", 0) * dense / max(model.layers - model.moe_layers, 1) / tp
     if model.moe:
         share = with_experts / model.moe_layers
         out["routed_experts"] = sizes.get("routed_experts", 0) * share * expert_share(model, parallel)

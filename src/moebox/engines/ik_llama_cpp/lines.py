@@ -3,18 +3,21 @@
 from moebox.core.deployment import Deployment
 from moebox.core.plan import Memory
 from moebox.engines.ggml.lines import lines
-from moebox.engines.ggml.memory import offload_threshold
+from moebox.engines.ggml.memory import offload_threshold, placed
 from moebox.units import count
 
 __all__ = ["lines", "reasons"]
 
 
 def reasons(deployment: Deployment, memory: Memory) -> list[str]:
-    """From which micro-batch on prompts are read on the GPUs."""
+    """From which micro-batch on the GPUs work on the experts in RAM, where there are any."""
     hybrid, model = deployment.recipe.hybrid, deployment.model
-    if hybrid is None or model.moe is None or not deployment.place.gpus:
+    if hybrid is None or not deployment.place.gpus or placed(deployment.recipe) >= model.moe_layers:
         return []
     least = offload_threshold(model)
     if hybrid.ubatch >= least:
-        return [f"-ub {hybrid.ubatch}: from {count(least)} tokens a batch on, prompts are read on the GPUs"]
-    return [f"-ub {hybrid.ubatch}: prompts are read by the CPU; from {count(least)} tokens a batch on the GPUs would"]
+        return [f"-ub {hybrid.ubatch}: from {count(least)} tokens a batch on, the GPUs read prompts, RAM's experts too"]
+    return [
+        f"-ub {hybrid.ubatch}: the CPU reads prompts with RAM's experts; from {count(least)} tokens a batch on "
+        "the GPUs would"
+    ]

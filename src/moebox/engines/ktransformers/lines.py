@@ -16,7 +16,7 @@ def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
     kept = rules.gpu_experts(recipe)
     own = {"routed_experts": f"{kept} of {model.experts} experts of each layer / {recipe.parallel.tp}"}
     rows = [
-        *weight_lines(rules.weights_on(model, checkpoint, recipe), model, checkpoint, recipe, **own),
+        *weight_lines(rules.weights_on(model, checkpoint, recipe), model, checkpoint, recipe, 0, **own),
         in_bytes(
             "- a chunk's activations and one layer of experts",
             rules.step_room(model, checkpoint, recipe),

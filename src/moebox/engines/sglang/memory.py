@@ -42,22 +42,27 @@ class Needs:
 
 def budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes under SGLang, and the tokens the cache holds."""
-    return over_ranks(deployment, _Ranks(deployment))
+    return over_ranks(deployment, Ranks(deployment))
 
 
-class _Ranks:
+class Ranks:
+    """The ranks of one deployment."""
+
     def __init__(self, deployment: Deployment) -> None:
         _, self.model, checkpoint, self.recipe = deployment.facts
         stages = range(self.recipe.parallel.pp)
         self.needs = [needs_of(self.model, checkpoint, self.recipe, stage) for stage in stages]
 
     def tokens(self, gpu: Gpu, stage: int) -> int:
+        """Tokens that the cache of a GPU could hold."""
         return tokens_on(gpu, self.model, self.recipe, self.needs[stage])
 
     def missing(self, gpu: Gpu, stage: int) -> int:
+        """Bytes it lacks for the context."""
         return _missing(gpu, self.model, self.recipe, self.needs[stage])
 
     def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+        """Its budget."""
         return _device(gpu, self.model, self.recipe, self.needs[stage], tokens)
 
 

@@ -8,27 +8,28 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Line, Memory
 from moebox.core.recipe import Recipe
-from moebox.engines.devices import first_gpu
-from moebox.engines.lines import in_bytes, norms_formula, token_line, weight_lines
+from moebox.engines.devices import first_gpu, fullest
+from moebox.engines.lines import in_bytes, norms_formula, of_stage, token_line, weight_lines
 from moebox.engines.vllm import memory as rules
 from moebox.sizing.constants import GRAPHS_COUNTED, constant, counts_graphs, generation_of, visible
 from moebox.units import gib
 
 
 def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
-    """Every step from the GPU's size to the tokens of cache, on the first GPU the recipe uses."""
-    box, model, checkpoint, recipe = deployment.facts
-    gpu = first_gpu(box, recipe)
-    if gpu is None:
+    """Every step from the GPU's size to the tokens of cache, on the GPU that holds the fewest."""
+    _, model, checkpoint, recipe = deployment.facts
+    deciding = fullest(deployment, rules.Ranks(deployment))
+    if deciding is None:
         return ()
-    needs, generation = rules.needs_of(gpu, model, checkpoint, recipe, 0), generation_of(recipe)
+    gpu, stage = deciding
+    needs, generation = rules.needs_of(gpu, model, checkpoint, recipe, stage), generation_of(recipe)
     utilization = recipe.memory_utilization or constant("vllm", "utilization")
     claim, block = math.floor(utilization * visible(gpu)), constant("vllm", "block")
     left = claim - needs.inside
     rows = [
         in_bytes("memory CUDA sees", visible(gpu), f"{gpu.memory:,} - {gpu.memory - visible(gpu):,}", gpu.source),
         in_bytes("claimed", claim, f"{utilization} × {visible(gpu):,}", "--gpu-memory-utilization"),
-        *weight_lines(needs.weights, model, checkpoint, recipe, **_norms(checkpoint, recipe)),
+        *weight_lines(needs.weights, model, checkpoint, recipe, stage, **_norms(checkpoint, recipe)),
     ]
     if needs.draft:
         rows.append(in_bytes("- draft", needs.draft, "(draft - shared embedding) / TP", "data/memory.toml [draft]"))
@@ -37,10 +38,11 @@ def lines(deployment: Deployment, memory: Memory) -> tuple[Line, ...]:
         in_bytes("- context and NCCL", needs.non_torch, "constant", "" if rules.alone(recipe) else generation.source),
         in_bytes("- CUDA graphs", needs.graphs, _graphs(model, recipe), "data/memory.toml [vllm]"),
         in_bytes("= KV budget", left, f"{claim:,} - {needs.inside:,}"),
-        token_line(model, recipe, needs.token),
+        token_line(model, recipe, needs.token, stage),
         Line(
             what="KV tokens",
-            formula=f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {recipe.parallel.dcp}",
+            formula=f"floor({left:,} / ({needs.token:,} × {block})) × {block} × DCP {recipe.parallel.dcp}"
+            + of_stage(recipe, stage),
             value=rules.tokens_in(left, needs, recipe),
             unit="tokens",
             source="vLLM kv_cache_utils.py",

@@ -52,10 +52,12 @@ class Needs:
 
 def budget(deployment: Deployment) -> Memory:
     """Every GPU's bytes under vLLM, and the tokens the cache holds."""
-    return over_ranks(deployment, _Ranks(deployment))
+    return over_ranks(deployment, Ranks(deployment))
 
 
-class _Ranks:
+class Ranks:
+    """The ranks of one deployment."""
+
     def __init__(self, deployment: Deployment) -> None:
         box, model, checkpoint, self.recipe = deployment.facts
         self.utilization = self.recipe.memory_utilization or constant("vllm", "utilization")
@@ -64,16 +66,20 @@ class _Ranks:
         self.needs = [needs_of(gpus[used[0]], model, checkpoint, self.recipe, stage) for stage in stages]
 
     def claim(self, gpu: Gpu) -> int:
+        """Bytes of a GPU that are its own."""
         return math.floor(self.utilization * visible(gpu))
 
     def tokens(self, gpu: Gpu, stage: int) -> int:
+        """Tokens that the cache of a GPU could hold."""
         needs = self.needs[stage]
         return tokens_in(self.claim(gpu) - needs.inside, needs, self.recipe)
 
     def missing(self, gpu: Gpu, stage: int) -> int:
+        """Bytes it lacks for the context."""
         return _missing(gpu, self.claim(gpu), self.needs[stage], self.recipe)
 
     def device(self, gpu: Gpu, stage: int, tokens: int) -> DeviceMemory:
+        """Its budget."""
         return _device(gpu, self.claim(gpu), self.needs[stage], tokens, self.recipe)
 
 
