@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from moebox.errors import Outside, said
+from moebox.redact import heard
 
 if TYPE_CHECKING:
     import ssl
@@ -176,7 +177,7 @@ async def post_stream(
             http.stream("POST", url, json=body) as response,
         ):
             if response.status_code != 200:
-                text = error_text((await response.aread())[:LARGEST].decode("utf-8", "replace"))
+                text = error_text(heard((await response.aread())[:LARGEST], response.status_code))
                 raise HttpFailed(f"HTTP {response.status_code}: {text}")
             async for chunk in response.aiter_bytes():
                 yield chunk
@@ -196,7 +197,7 @@ def _text(response: "httpx2.Response") -> str:
         raw += chunk
         if len(raw) >= LARGEST:
             break
-    return raw[:LARGEST].decode("utf-8", "replace")
+    return heard(raw[:LARGEST], response.status_code)
 
 
 def error_text(text: str) -> str:

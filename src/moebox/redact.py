@@ -1,12 +1,27 @@
 """What a secret looks like: keys, tokens and passwords in any text. Recipes that hold one are refused, reports lose it.
 
+A key that moebox was given has no form of its own: it is remembered where an Endpoint is made, and taken out by value.
+How far that goes depends on the key. One of 8 characters with more than letters in it, or of 16, stands in no honest
+text, so it goes from everything that is printed or kept. A shorter one ("local", "1234") is also a word or a number: it
+goes from what a server says of an error, where it stands by itself. Under 4 characters it stays: it guards nothing, and
+every text would be full of holes.
+
 Nothing here knows files or reports; every other module may import it.
 """
 
+import base64
+import html
+import json
 import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote, quote_plus
 
 HIDDEN = "‹hidden›"
+SHORTEST, UNLIKE_WORDS, LONG = 4, 8, 16  # characters of a key
 _NOT_SECRET = ("none", "null", "true", "false", "auto", HIDDEN)
+_NEVER = r"(?!)"  # matches nowhere
+_given: set[str] = set()  # keys of this process
+_anywhere = _by_itself = re.compile(_NEVER)  # what is hidden of them in all texts, and in those of errors
 
 # Texts that are a secret wherever they stand, by the form their issuers gave them; with each pattern what a text must
 # hold for it to match, since most texts are long and hold none of it.
@@ -55,8 +70,67 @@ NAMED = {
 }
 
 
+def remember(key: str | None) -> None:
+    """From now on `key` is taken out of what servers say and of what is printed or kept."""
+    global _anywhere, _by_itself  # of the whole process, whoever prints
+    key = (key or "").strip()
+    if len(key) < SHORTEST or key.lower() in _NOT_SECRET or key in _given:
+        return
+    _given.add(key)
+    strong = set(filter(_is_strong, _given))
+    _anywhere = re.compile(_any_of(spellings(strong)))
+    _by_itself = re.compile(rf"(?<![\w-])(?:{_any_of(_given - strong)})(?![\w-])")
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    return "|".join(map(re.escape, texts)) or _NEVER
+
+
+def spellings(keys: Iterable[str]) -> list[str]:
+    """`keys` as others write them, the longest first; nothing for those that are too short to be hidden."""
+    forms = {form for key in keys if len(key) >= SHORTEST for form in _spellings(key)}
+    return sorted(forms, key=len, reverse=True)
+
+
+def _spellings(key: str) -> set[str]:
+    """In JSON, HTML or a URL, in hexadecimal, in base64 wherever it begins there."""
+    raw = key.encode()
+    forms = {key, json.dumps(key)[1:-1], html.escape(key), raw.hex(), quote(key), quote(key, safe=""), quote_plus(key)}
+    return forms | set(_base64(raw))
+
+
+def _base64(raw: bytes) -> Iterator[str]:
+    """What of `raw` stands in base64 whatever comes before and after it: a byte of it may begin in mid-letter."""
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + raw).decode()
+        whole = text[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]
+        yield whole
+        yield whole.replace("+", "-").replace("/", "_")
+
+
+def _is_strong(key: str) -> bool:
+    return len(key) >= LONG or (len(key) >= UNLIKE_WORDS and not key.isalpha())
+
+
+def hide_given(text: str) -> str:
+    """`text` without the keys that moebox was given."""
+    return _anywhere.sub(HIDDEN, text)
+
+
+def hide_in_error(text: str) -> str:
+    """`hide_given` for what a server says of an error, where a key that is also a word goes too."""
+    return _by_itself.sub(HIDDEN, hide_given(text))
+
+
+def heard(data: bytes | bytearray, status: int = 200) -> str:
+    """What a server said, whole, before anything is cut from it: half a key is a key's half."""
+    text = data.decode("utf-8", "replace")
+    return hide_given(text) if status == 200 else hide_in_error(text)
+
+
 def hide_keys(text: str) -> str:
     """`text` without keys, tokens and passwords."""
+    text = hide_in_error(text)
     for pattern, marks in TOKENS.items():
         if any(mark in text for mark in marks):
             text = pattern.sub(HIDDEN, text)

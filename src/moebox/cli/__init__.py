@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from moebox.errors import INTERRUPTED, BadInput, MoeboxError, UnknownName
 from moebox.escape import printable, visible
+from moebox.redact import hide_given
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -199,6 +200,6 @@ def show_overview() -> int:
 
 def show(problem: MoeboxError) -> None:
     """One line for the error, and one for how to fix it."""
-    print(f"error: {printable(problem.message)}", file=sys.stderr)
+    print(f"error: {printable(hide_given(problem.message))}", file=sys.stderr)
     if problem.hint:
-        print(f"\nhint: {visible(problem.hint)}", file=sys.stderr)
+        print(f"\nhint: {visible(hide_given(problem.hint))}", file=sys.stderr)

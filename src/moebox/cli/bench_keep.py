@@ -13,6 +13,7 @@ from moebox.cli.output import try_file
 from moebox.core.result import Measurement, PrefillDecode, document
 from moebox.errors import BadInput, MoeboxError, Outside, refuse_if
 from moebox.loose import Document, inner, rows, words
+from moebox.redact import hide_given
 from moebox.store import Run, plain, runs_dir
 from moebox.store.run import ELSEWHERE, tidied
 
@@ -114,7 +115,7 @@ class Keeper:
         """The whole document; a run has a file for each measurement."""
         if self._file:
             with self._noting(self._file):
-                files.write_atomic(self._file, codec.to_json(whole) + "\n")
+                files.write_atomic(self._file, hide_given(codec.to_json(whole)) + "\n")
 
     def output_flags(self, number: int) -> list[str]:
         """`-o` for the command that goes on: another file than the first, which what is measured already stays in."""

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 from moebox import codec, files
 from moebox.errors import BadInput
 from moebox.escape import json_text, visible
+from moebox.redact import hide_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
 
 def emit(document: Any) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json_text(codec.to_json(document)) + "\n")
+    sys.stdout.write(json_text(hide_given(codec.to_json(document))) + "\n")
 
 
 def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
@@ -32,7 +33,7 @@ def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
 def write_file(path: "Path", text: str, *, executable: bool = False) -> None:
     """A file that was asked for, whole or not at all; BadInput where it cannot be."""
     with files.writing(path, refused=BadInput):
-        files.write_atomic(path, text, mode=0o755 if executable else 0o644)
+        files.write_atomic(path, hide_given(text), mode=0o755 if executable else 0o644)
 
 
 def try_file(path: "Path | None", *, of: "Path | None" = None, hint: str | None = None) -> None:
@@ -61,8 +62,16 @@ def console(*, stderr: bool = False) -> "Console":
     """A console that shows text of servers, models and files without obeying it: rich lets escape sequences through."""
     from rich.console import Console
     from rich.segment import Segment
+    from rich.text import Text
 
     class Safe(Console):
+        def render(
+            self, renderable: "RenderableType", options: "ConsoleOptions | None" = None
+        ) -> "Iterable[Segment]":  # keys go before a text is broken into lines
+            said = str(renderable) if isinstance(renderable, str | Text) else ""
+            hidden = hide_given(said)
+            return super().render(renderable if hidden == said else Text(hidden), options)
+
         def _render_buffer(self, buffer: "Iterable[Segment]") -> str:
             return super()._render_buffer(map(_shown, buffer))
 

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moebox import redact
+
 Family = Literal["openai", "anthropic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An OpenAI-compatible server, whoever started it. The key is never printed."""
+    """An OpenAI-compatible server, whoever started it. The key is never printed, whoever gives it back (redact.py)."""
 
     base_url: str  # ends in /v1
     model: str
@@ -17,6 +19,9 @@ class Endpoint:
     engine: str = ""  # when known
     router: str = ""  # the router that stands in front of it, which may hide what follows
     context: int = 0  # tokens of the longest sequence, when known from elsewhere than the server
+
+    def __post_init__(self) -> None:
+        redact.remember(self.key)
 
     @property
     def root(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from moebox.core.endpoint import Endpoint
 from moebox.core.event import ProgramStarted
 from moebox.errors import Outside
+from moebox.redact import spellings
 from moebox.serve import preflight, state
 from moebox.serve.guard import LADDER, GuardOrder
 from moebox.serve.spawn import tell, under_guard
@@ -56,7 +57,7 @@ class Program:
             mark=state.mark(self.run.id),
             argv=order.argv,
             env={"PYTHONUNBUFFERED": "1", **order.env, **order.secrets},
-            hide=tuple(order.secrets.values()),
+            hide=tuple(spellings(order.secrets.values())),
             log=str(self.log),
             life=str(state.life_path(self.run.id)),
             cwd=order.cwd or os.getcwd(),

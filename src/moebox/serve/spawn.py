@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from moebox import engines
+from moebox.redact import spellings
 from moebox.serve import oom, state
 from moebox.serve.guard import GuardOrder
 from moebox.serve.order import Order
@@ -52,7 +53,7 @@ def engine_guard(order: Order, run: Run, leases: tuple[int, ...], ladder: Ladder
         argv=tuple(order.argv),
         # Unbuffered: what a Python engine prints must be in the log before it dies, not after.
         env={"PYTHONUNBUFFERED": "1", **env, **order.secrets},
-        hide=tuple(order.secrets.values()),
+        hide=tuple(spellings(order.secrets.values())),
         log=str(run.path / "engine.log"),
         life=str(state.life_path(name)),
         cwd=os.getcwd(),

@@ -10,6 +10,7 @@ from typing import Any
 from moebox import codec, loose
 from moebox.core.event import Event, event_of
 from moebox.errors import BadInput
+from moebox.redact import hide_given
 from moebox.store import plain
 
 LARGEST = 512 * 2**20  # bytes of the whole
@@ -58,7 +59,7 @@ class Journal:
 def line_of(time: float, event: Event) -> bytes:
     """One event as it stands in the file, newline included."""
     document = {"time": time, "kind": event.kind, "data": finite(codec.plain(event.data))}
-    text = json.dumps(document, ensure_ascii=False)
+    text = hide_given(json.dumps(document, ensure_ascii=False))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from moebox import __version__, codec, files
 from moebox.core.event import Event, JournalLost
 from moebox.errors import BadInput, refuse_if
+from moebox.redact import hide_given
 from moebox.store import journal, plain
 
 FORMAT = 1
@@ -182,7 +183,7 @@ class Run:
         path = self.path / name
         plain.refuse_strange_on_the_way(self.path, path)
         try:
-            files.write_atomic(path, text, sync=True)
+            files.write_atomic(path, hide_given(text) if isinstance(text, str) else text, sync=True)
         except OSError as problem:
             if self.strict:
                 raise

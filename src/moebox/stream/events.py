@@ -10,6 +10,7 @@ import msgspec
 
 from moebox.escape import printable
 from moebox.loose import Json, words
+from moebox.redact import heard, hide_in_error
 
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
 SILENT = 4  # tokens that the server counted and did not show
@@ -51,7 +52,7 @@ def describe(status: int, payload: bytes) -> str:
     if event is not None:
         said = event.error or _error(event.data.get("detail")) or _error(event.data.get("message"))
     else:
-        said = payload[:200].decode("utf-8", "replace").strip().partition("\n")[0]
+        said = heard(payload, status)[:200].strip().partition("\n")[0]
     return f"HTTP {status}: {printable(said)}" if said else f"HTTP {status}"
 
 
@@ -122,7 +123,7 @@ def _error(value: Any) -> str:
         return ""
     if isinstance(value, dict):
         value = value.get("message") or value.get("detail") or value
-    return printable(str(value)[:300])
+    return printable(hide_in_error(str(value))[:300])
 
 
 def _usage(value: Any) -> tuple[int, int, int, int] | None:

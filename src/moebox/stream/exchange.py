@@ -11,6 +11,7 @@ from typing import Self, TypedDict, Unpack
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
 from moebox.loose import Json, inner, rows
+from moebox.redact import hide_given
 from moebox.stream import sockets
 from moebox.stream.body import Body
 from moebox.stream.events import CONTENT, REASONING, Event, decode, describe
@@ -203,8 +204,8 @@ class _Heard:
         return Reply(
             status=exchange.status,
             error=_first(event.error for event in self.seen),
-            text="".join(self.said[CONTENT]),
-            reasoning="".join(self.said[REASONING]),
+            text=hide_given("".join(self.said[CONTENT])),
+            reasoning=hide_given("".join(self.said[REASONING])),
             tool_calls=join_tool_calls(event.data for event in self.seen),
             finish=_first(event.finish for event in reversed(self.seen)),
             done=exchange.done,

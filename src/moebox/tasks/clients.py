@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from moebox.errors import Outside
 from moebox.files import scratch
 from moebox.loose import Json, figure, inner, rows, words
+from moebox.redact import heard
 from moebox.tasks.agent import Bounds, Work, code_in
 from moebox.tasks.job import Job
 from moebox.tasks.result import CallSeen, End, TurnSeen
@@ -124,9 +125,9 @@ class _Heard(ABC):
 
     def line(self, raw: bytes) -> None:
         """One line of its output."""
-        self.last = raw.decode(errors="replace")
+        self.last = heard(raw)
         try:
-            event = json.loads(raw)
+            event = json.loads(self.last)
         except (ValueError, RecursionError):
             return
         if isinstance(event, dict):

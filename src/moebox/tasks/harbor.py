@@ -22,6 +22,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, Outside
 from moebox.files import writing
 from moebox.loose import Json, as_json, inner, is_figure, within, words
+from moebox.redact import heard
 from moebox.stream.limits import served_limits
 from moebox.tasks import gadget
 from moebox.tasks.families import FAMILIES
@@ -250,6 +251,7 @@ def _run(words: list[str], environment: Mapping[str, str], log: Path, budget_s: 
         return 0  # what is there counts
     finally:
         end(process)
+        log.write_text(heard(log.read_bytes()), encoding="utf-8")  # it was given the key
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from moebox.core.endpoint import Endpoint
 from moebox.errors import Outside
 from moebox.loose import Json, figure, inner, words
+from moebox.redact import hide_given
 from moebox.stream import CONTENT, REASONING, Event, Exchange
 from moebox.stream.exchange import join_tool_calls
 from moebox.tasks.tools import Tool
@@ -191,8 +192,8 @@ class _Parts(ABC):
         short = problem.lower()
         full = bool(problem) and any(word in short for word in CONTEXT_WORDS)
         return Reply(
-            text="".join(self.text),
-            reasoning="".join(self.reasoning),
+            text=hide_given("".join(self.text)),
+            reasoning=hide_given("".join(self.reasoning)),
             calls=self.calls(),
             finish=self.finish,
             problem=problem,

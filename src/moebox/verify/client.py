@@ -18,6 +18,7 @@ import httpx2
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Exchange
+from moebox.redact import heard, hide_given
 from moebox.stream.awake import Awake
 
 MOST_BYTES = 8 * 2**20  # of one answer; the longest honest one here is a few hundred kB
@@ -131,8 +132,8 @@ class Client:
             url=sent.url,
             request=body if not isinstance(body, bytes) else body[:2000].decode(errors="replace"),
             status=status,
-            headers={key.lower(): value[:500] for key, value in answered.items()},
-            response=got.decode(errors="replace"),
+            headers={key.lower(): hide_given(value)[:500] for key, value in answered.items()},
+            response=heard(got, status),
             seconds=time.monotonic() - began,
             first_s=first.seconds,
             error=error,

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from moebox.bench.generator.template import END, Template, chunk_at, template_of
+from moebox.redact import heard
 from moebox.stream.body import Body
 from moebox.stream.events import GUESSED, SILENT, Event, decode, describe, tokens_by_chunk
 
@@ -226,7 +227,7 @@ class Recorder:
                 if cut:  # half an event: the stream was cut, which `done` and `finish` tell
                     self.events -= 1
                 elif not self.error:
-                    self.error = f"an event that is not JSON: {payload[:60]!r}"
+                    self.error = f"an event that is not JSON: {heard(payload)[:60]!r}"
                 continue
             self._note(event, len(payload), time)
             if event.kind and not self._all and not event.usage and not event.finish:
@@ -262,7 +263,7 @@ class Recorder:
             return
         event = decode(payload)
         if event is None:
-            self.error = self.error or f"neither events nor JSON came back: {payload[:60]!r}"
+            self.error = self.error or f"neither events nor JSON came back: {heard(payload)[:60]!r}"
             return
         self.events = 1
         self.error = event.error or "a whole JSON reply came instead of a stream"

@@ -19,6 +19,7 @@ from moebox.bench.generator.loop import Loop
 from moebox.bench.workloads import open_source
 from moebox.errors import MoeboxError
 from moebox.loose import Json
+from moebox.redact import remember
 
 
 def main() -> int:
@@ -29,6 +30,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         job = codec.decode(Job, json.loads(sys.stdin.buffer.readline()), where="job")
+        for value in job.headers.values():
+            remember(value.removeprefix("Bearer "))
         source = open_source(job.workload, job.text, job.model, keep=job.keeps)
         loop = Loop(job, source, report=lambda progress: say("progress", progress))
         loop.connect()
