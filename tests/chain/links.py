@@ -131,7 +131,7 @@ def named(deployment: Deployment) -> Iterator[str]:
 def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
     """What the engine's traits say it cannot do."""
     recipe, engine = deployment.recipe, deployment.engine
-    reason = engine.excluded(deployment.box, deployment.found_model)
+    reason = engine.excluded(deployment.gpus, deployment.found_model)
     if reason and not case.pins.engine:
         yield f"planned although {reason}"
     if recipe.kv not in engine.kv:

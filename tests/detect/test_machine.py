@@ -19,6 +19,7 @@ from moebox.checkpoint import resolve
 from moebox.cli.box_view import panel, troubles
 from moebox.core import catalogue
 from moebox.core.box import Box
+from moebox.core.gpu_list import used_gpus
 from moebox.core.plan import Memory
 from moebox.core.recipe import Recipe
 from moebox.detect import bundle, host, machine, nvml
@@ -27,7 +28,6 @@ from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.warnings import from_numbers
 from moebox.sizing.constants import taken, visible
-from moebox.sizing.gpu_list import used_gpus
 
 
 class NoAnswer(Exception):

@@ -20,7 +20,7 @@ FAMILIES = {
     "12.0": "blackwell-rtx",
     "12.1": "blackwell-rtx",
 }
-_SIZE = operator.attrgetter("memory", "bandwidth")
+size_of = operator.attrgetter("memory", "bandwidth")
 LinkKind = Literal["nvlink", "pix", "pxb", "phb", "node", "sys", "fabric", "network"]
 
 
@@ -88,6 +88,11 @@ class Gpu:
     def generation(self) -> str:
         """Architecture family that the speed constants are fitted by."""
         return FAMILIES.get(self.sm, "cdna" if self.sm.startswith("gfx") else "unknown")
+
+    @property
+    def vendor(self) -> str:
+        """Whose it is: an engine is built for one vendor's GPUs."""
+        return "AMD" if self.generation == "cdna" else "NVIDIA"
 
     @property
     def degraded(self) -> Pcie | None:
@@ -159,7 +164,7 @@ class Box:
     @property
     def gpu(self) -> Gpu | None:
         """The smallest GPU: the one that decides, on a mixed box."""
-        return min(self.gpus, key=_SIZE, default=None)
+        return min(self.gpus, key=size_of, default=None)
 
     @property
     def unified(self) -> bool:

@@ -6,8 +6,8 @@ Everything after `plan` takes it.
 
 from dataclasses import dataclass, replace
 
-from moebox.core import registry
-from moebox.core.box import Box, Gpu
+from moebox.core import gpu_list, registry
+from moebox.core.box import Box, Gpu, size_of
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
 from moebox.core.traits import Traits
@@ -78,9 +78,18 @@ class Deployment:
         return self.box
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """One GPU of each kind that the recipe uses, the smallest first: others of the box are nothing to it."""
+        if self.box is None:
+            return ()
+        every = gpu_list.all_gpus(self.box)
+        used = [every[index] for index in gpu_list.used_gpus(self.box, self.recipe)] or every
+        return tuple(sorted({gpu.name: gpu for gpu in used}.values(), key=size_of))
+
+    @property
     def gpu(self) -> Gpu | None:
-        """The GPU that decides on the box; None where there is none, or no box was given."""
-        return self.box.gpu if self.box else None
+        """The smallest GPU used, which decides; None where there is none, or no box was given."""
+        return next(iter(self.gpus), None)
 
     @property
     def facts(self) -> tuple[Box, Model, Checkpoint, Recipe]:

@@ -4,12 +4,12 @@ The planner, the renderers and the flows ask these instead of an engine's name, 
 of is planned, rendered and launched like the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # a box carries calibrations, which ask for traits
-    from moebox.core.box import Box, Gpu
+    from moebox.core.box import Gpu
     from moebox.core.model import Model
 
 Format = Literal["safetensors", "gguf"]
@@ -94,13 +94,14 @@ class Traits:
         """The highest port it can listen on."""
         return LAST_PORT - max(self.ports, default=0)
 
-    def excluded(self, box: "Box | None", model: "Model | None") -> str:
-        """Why it cannot run on this box at all, or ""."""
-        if box is None:
-            return ""
-        gpu = box.gpu
-        if gpu is None:
+    def excluded(self, gpus: "Collection[Gpu]", model: "Model | None") -> str:
+        """Why it cannot run over these GPUs (none: on a CPU alone), or ""."""
+        if not gpus:
             return "" if self.without_gpu else f"{self.title} needs a GPU"
+        return next(filter(None, (self._without_kernels(gpu, model) for gpu in gpus)), "")
+
+    def _without_kernels(self, gpu: "Gpu", model: "Model | None") -> str:
+        """Why it cannot run on a GPU, or ""."""
         if gpu.generation in self.not_on:
             return f"{self.title} has no kernels for {gpu.title} ({gpu.generation})"
         if _sparse(model) and gpu.generation in self.no_sparse_mla_on:

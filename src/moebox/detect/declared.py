@@ -15,13 +15,14 @@ A TOML file is either what `moebox box --save` wrote, or the short form:
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Gpu, in_nodes
-from moebox.errors import BadInput, UnknownName
+from moebox.errors import BadInput, UnknownName, refuse_if
 from moebox.loose import rows
 from moebox.units import parse_rate, parse_size
 
@@ -50,7 +51,20 @@ def box_of(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that `text` names, or the file it points to; `ram` and `ram_bandwidth` win over either."""
     path = Path(text)
     box = from_file(path) if path.suffix == ".toml" or path.is_file() else from_name(text)
+    _refuse_two_vendors(box)
     return with_ram(box, ram=ram, ram_bandwidth=ram_bandwidth)
+
+
+def _refuse_two_vendors(box: Box) -> None:
+    """No engine is built for both, so no group of GPUs has both in it: each vendor's are a box of their own."""
+    counts = Counter(gpu.vendor for gpu in box.gpus)
+    kinds = Counter(gpu.name for gpu in box.gpus)
+    refuse_if(
+        len(counts) > 1,
+        f"box {box.name!r} has GPUs of two vendors, {' and '.join(f'{n} of {name}' for name, n in counts.items())}: "
+        "an engine is built for one of them",
+        hint="plan for each by itself: " + " or ".join(f"--box {number}x-{name}" for name, number in kinds.items()),
+    )
 
 
 def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:

@@ -33,12 +33,17 @@ def major(gpu: Gpu | None) -> str:
     return gpu.sm.split(".")[0] if gpu and "." in gpu.sm else ""
 
 
+def majors(deployment: Deployment) -> set[str]:
+    """The same of every GPU that is used."""
+    return {major(gpu) for gpu in deployment.gpus} - {""}
+
+
 def everywhere(deployment: Deployment) -> list[Caution]:
     """What holds for every engine."""
     recipe, box, engine = deployment.recipe, deployment.box, deployment.engine
     found = shapes(recipe, deployment.found_model) if deployment.found_model else []
     found += _format(deployment)
-    if reason := engine.excluded(box, deployment.found_model):
+    if box and (reason := engine.excluded(deployment.gpus, deployment.found_model)):
         found.append(caution("fatal", reason))
     refused, source = support.refusal(engine.name, engine.title, deployment.found_model, recipe.engine_version)
     if refused:
@@ -110,15 +115,14 @@ def compressed_in_fp8(source: str) -> Caution:
 
 
 def weights_want_newer_gpus(deployment: Deployment) -> Iterator[Caution]:
-    """Weight formats that older GPUs unpack instead of computing with."""
-    known, sm = deployment.found_checkpoint, int(major(deployment.gpu) or 0)
+    """Weight formats that older GPUs unpack instead of computing with: the oldest one used decides."""
+    known, sms = deployment.found_checkpoint, majors(deployment)
     quant = (known.quant if known else deployment.recipe.checkpoint).lower()
-    gpu = deployment.gpu
-    if "nvfp4" in quant and gpu and gpu.generation == "cdna":
+    if "nvfp4" in quant and any(gpu.generation == "cdna" for gpu in deployment.gpus):
         text = "NVFP4 is a format of NVIDIA's GPUs: no kernel for it runs on AMD's"
         yield caution("fatal", text, "a checkpoint in int4, fp8, mxfp4 or bf16")
-    elif sm:
-        yield from _below(quant, sm)
+    elif sms:
+        yield from _below(quant, min(map(int, sms)))
 
 
 def _below(quant: str, sm: int) -> Iterator[Caution]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import starmap
 from typing import Protocol
 
+from moebox.core import gpu_list
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Component
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
-from moebox.sizing import gpu_list
 from moebox.sizing.constants import hosted, reserved
 from moebox.sizing.kv import token_bytes
 

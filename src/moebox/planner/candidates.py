@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from moebox.core import families, registry, support
+from moebox.core import families, gpu_list, registry, support
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
@@ -19,7 +19,6 @@ from moebox.errors import BadInput
 from moebox.planner import layouts, over_nodes, place
 from moebox.planner.pins import SHARING, Pins, sharing, with_hybrid, with_preset
 from moebox.planner.pins import serving as serving_engines
-from moebox.sizing import gpu_list
 from moebox.sizing.constants import GRAPHS_COUNTED, gibibytes, reserved, visible
 
 START_CONTEXT = 65536  # where every first recipe starts ("Blackwell Shenanigans 001", the practical test ladder)
@@ -68,7 +67,9 @@ def _maker(traits: Traits) -> Maker:
 def cannot_run(engine: EngineName, box: Box, model: Model) -> str:
     """Why an engine is not weighed at all: no kernels for these GPUs, or not for the model's architecture."""
     traits = registry.traits(engine)
-    return traits.excluded(box, model) or support.refusal(engine, traits.title, model)[0]
+    alone = [traits.excluded((gpu,), model) for gpu in {gpu.name: gpu for gpu in box.gpus}.values()]
+    excluded = min(alone, default=traits.excluded((), model))  # "" where it runs on some of them
+    return excluded or support.refusal(engine, traits.title, model)[0]
 
 
 def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
@@ -117,7 +118,8 @@ def _meant(form: Checkpoint, traits: Traits, pins: Pins) -> bool:
 def serving(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:
     """Recipes of an engine that serves from GPUs alone."""
     for parallel in layouts.layouts(box, model, checkpoint, engine, pins):
-        for preset in presets(box, model, engine, pins):
+        generations = {gpu_list.all_gpus(box)[i].generation for i in gpu_list.fastest_alike(box, parallel.gpus)}
+        for preset in presets(generations, model, engine, pins):
             for kv in caches(model, preset, pins):
                 for draft in drafts(model, preset, pins):
                     recipe = served(box, model, checkpoint, engine, pins, parallel, kv, draft, preset)
@@ -221,12 +223,11 @@ def _free_share(gpu: Gpu) -> float:
     return math.floor(100 * free / visible(gpu)) / 100
 
 
-def presets(box: Box, model: Model, engine: EngineName, pins: Pins) -> tuple[str, ...]:
+def presets(generations: set[str], model: Model, engine: EngineName, pins: Pins) -> tuple[str, ...]:
     """Images to weigh: the stock one, and on RTX Blackwell the patched one that was built for Kimi there."""
     if pins.image:
         return (pins.image,) if pins.image in registry.traits(engine).presets else ("",)
-    gpu = box.gpu
-    if gpu is None or gpu.generation != "blackwell-rtx":
+    if generations != {"blackwell-rtx"}:
         return ("",)
     return ("", *(preset for preset in registry.traits(engine).presets if families.made_for(model, preset)))
 

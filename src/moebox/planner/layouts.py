@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from moebox.core import registry
+from moebox.core import gpu_list, registry
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Parallel
 from moebox.planner.pins import Pins
-from moebox.sizing import gpu_list, shards
+from moebox.sizing import shards
 
 COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)  # GPUs that boxes come with
 # Quantisation groups along an expert's width that a rank must hold whole; mxfp4 kernels pad instead (vLLM mxfp4.py).

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 from moebox.core import families
 from moebox.core.box import Box
+from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
 from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
@@ -14,7 +15,6 @@ from moebox.planner.candidates import START_CONTEXT
 from moebox.planner.pins import Pins
 from moebox.planner.speed.links import between_nodes
 from moebox.planner.weigh import PROMPT, Weighed
-from moebox.sizing.gpu_list import all_gpus
 from moebox.units import count, gb, gib, plural, seconds
 
 MOST = 5  # runners-up shown
@@ -290,7 +290,7 @@ def warned(best: Weighed, others: list[Weighed], pins: Pins) -> Iterator[Caution
 
 def _untried(best: Weighed) -> Iterator[Caution]:
     """A patched image that was asked for beyond what it was built for."""
-    preset, gpu = best.recipe.runtime.preset, best.box.gpu
+    preset, gpu = best.recipe.runtime.preset, best.deployment.gpu
     if gpu is None or (gpu.generation == "blackwell-rtx" and families.made_for(best.model, preset)):
         return
     text = (

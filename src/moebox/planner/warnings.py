@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from moebox import engines
-from moebox.core import registry, symptom
-from moebox.core.box import Box
+from moebox.core import gpu_list, registry, symptom
+from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.kernel import known_bad
 from moebox.core.model import Model
@@ -21,28 +21,23 @@ LINK = re.compile(r"https?://[^\s;,)]+")
 
 def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
     """What engines refuse on that hardware, and symptoms of that engine, version, model and GPU."""
-    box, model, recipe = deployment.place, deployment.model, deployment.recipe
+    model, recipe = deployment.model, deployment.recipe
     refused = tuple(engines.refusals(deployment))
     seen = {link for caution in refused for link in LINK.findall(caution.source)}
-    found = symptom.foreseen(
-        engine=recipe.engine,
-        version=engines.version_of(recipe),
-        sm=box.gpu.sm if box.gpu else "",
-        model=model.name,
-        recipe=recipe,
+    version, sms = engines.version_of(recipe), [gpu.sm for gpu in deployment.gpus] or [""]
+    by_gpu = (
+        symptom.foreseen(engine=recipe.engine, version=version, sm=sm, model=model.name, recipe=recipe) for sm in sms
     )
+    found = {known.id: known for of_one in by_gpu for known in of_one}.values()
     told = (*refused, *(_caution(known) for known in found if seen.isdisjoint(LINK.findall(known.source))))
     if any("shared memory" in caution.text for caution in told):
         return told
-    return (*told, *_kernels(recipe, box, model))
+    runs_them = _runs_triton_mla(recipe, model)
+    return (*told, *(bad for gpu in deployment.gpus if runs_them for bad in _kernels(recipe, gpu, version)))
 
 
-def _kernels(recipe: Recipe, box: Box, model: Model) -> Iterator[Caution]:
+def _kernels(recipe: Recipe, gpu: Gpu, version: str) -> Iterator[Caution]:
     """Kernels of this release that were compiled for this GPU's architecture and do not fit it."""
-    gpu = box.gpu
-    if gpu is None or not _runs_triton_mla(recipe, model):
-        return
-    version = engines.version_of(recipe)
     kv = "fp8" if recipe.kv == "fp8" else "bf16"
     for bad in known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv):
         yield Caution(
@@ -92,7 +87,8 @@ def _unknown_ram(recipe: Recipe, box: Box) -> Iterator[Caution]:
 
 def _gpus(recipe: Recipe, box: Box) -> Iterator[Caution]:
     """GPUs that make a poor group."""
-    if registry.traits(recipe.engine).serves and box.mixed:
+    used = {gpu_list.all_gpus(box)[index].name for index in gpu_list.used_gpus(box, recipe)}
+    if registry.traits(recipe.engine).serves and len(used) > 1:
         text = "GPUs of different kinds in one group: the smallest and slowest decides"
         yield Caution(symptom="", text=text, severity="note")
     if any(gpu.mig for gpu in box.gpus):

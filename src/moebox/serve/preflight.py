@@ -14,6 +14,7 @@ from pathlib import Path
 from moebox import codec, detect, engines
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
+from moebox.core.gpu_list import VISIBLE
 from moebox.core.plan import Launch
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT, Traits
@@ -23,7 +24,6 @@ from moebox.errors import AnswerIsNo, BadInput, NotInstalled, Outside
 from moebox.kernels.patch import patched
 from moebox.kernels.scan import packages
 from moebox.loose import within
-from moebox.sizing.gpu_list import VISIBLE
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 PORTS_TRIED = 50

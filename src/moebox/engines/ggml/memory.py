@@ -9,14 +9,13 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
-from moebox.core import registry
+from moebox.core import gpu_list, registry
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Gqa, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.devices import device, every_gpu, ram_overhead, with_host
-from moebox.sizing import gpu_list
 from moebox.sizing.constants import MIB, constant, gibibytes, reserved, visible
 from moebox.sizing.kv import layer_bytes, token_bytes
 

@@ -7,6 +7,7 @@ With that the project's own table comes out: 0, 8, 30 and 80 experts of each lay
 
 from dataclasses import replace
 
+from moebox.core import gpu_list
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
@@ -15,7 +16,7 @@ from moebox.core.recipe import Recipe
 from moebox.engines.devices import device, every_gpu, ram_overhead, with_host
 from moebox.engines.ktransformers.schedule import step_tokens
 from moebox.engines.sglang.traits import TRAITS as SGLANG
-from moebox.sizing import gpu_list, shards
+from moebox.sizing import shards
 from moebox.sizing.constants import constant, gibibytes, reserved, visible
 from moebox.sizing.kv import token_bytes
 

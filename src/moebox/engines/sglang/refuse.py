@@ -4,7 +4,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Model
 from moebox.core.plan import Caution
 from moebox.core.recipe import Recipe
-from moebox.engines.common import caution, compressed_in_fp8, everywhere, major, weights_want_newer_gpus
+from moebox.engines.common import caution, compressed_in_fp8, everywhere, majors, weights_want_newer_gpus
 from moebox.engines.retired import order
 
 # Attention backends without kernels for consumer Blackwell (SGLang 0.5.23 arg_groups/attention_hook.py).
@@ -17,7 +17,7 @@ def refusals(deployment: Deployment) -> list[Caution]:
     """Known reasons why this will not start, or will disappoint."""
     recipe, model = deployment.recipe, deployment.found_model
     found = [*everywhere(deployment), *weights_want_newer_gpus(deployment)]
-    if major(deployment.gpu) == "12":
+    if "12" in majors(deployment):
         found += _on_consumer_blackwell(recipe)
         found += _slow_fp8(recipe, model)
     found += compressed(deployment)

@@ -8,13 +8,14 @@ Outside the claim, after the profiling, come the Triton MLA workspace and graphs
 import math
 from dataclasses import dataclass
 
+from moebox.core import gpu_list
 from moebox.core.box import Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Component, Model
 from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines.devices import device, over_ranks
-from moebox.sizing import gpu_list, shards
+from moebox.sizing import shards
 from moebox.sizing.constants import (
     GIB,
     Generation,

@@ -6,7 +6,7 @@ from moebox.core.deployment import Deployment
 from moebox.core.model import Mla
 from moebox.core.plan import Caution
 from moebox.core.symptom import in_range
-from moebox.engines.common import MLA_FP8, caution, compressed_in_fp8, everywhere, major, weights_want_newer_gpus
+from moebox.engines.common import MLA_FP8, caution, compressed_in_fp8, everywhere, majors, weights_want_newer_gpus
 from moebox.engines.flags import newest
 from moebox.engines.vllm.memory import max_seqs, workspace_bytes
 from moebox.engines.vllm.traits import TRAITS
@@ -57,7 +57,7 @@ def _asked_backend(deployment: Deployment) -> str:
 def _fp8_on_consumer_blackwell(deployment: Deployment) -> list[Caution]:
     recipe = deployment.recipe
     version = recipe.engine_version or newest(TRAITS.name)
-    fp8_there = major(deployment.gpu) == "12" and recipe.kv == "fp8"
+    fp8_there = "12" in majors(deployment) and recipe.kv == "fp8"
     if not fp8_there or not _stock(deployment) or not in_range(version, ">=0.24,<=0.32.99"):
         return []
     return [
@@ -77,17 +77,15 @@ def _compressed(deployment: Deployment) -> list[Caution]:
     model = deployment.found_model
     if model is None or not model.compressed or deployment.recipe.kv == "fp8":
         return []
-    plain_rows = major(deployment.gpu) == "10" and _asked_backend(deployment) == PLAIN_ROWS
+    plain_rows = majors(deployment) == {"10"} and _asked_backend(deployment) == PLAIN_ROWS
     return [] if plain_rows else [compressed_in_fp8(COMPRESSED)]
 
 
 def _backend(deployment: Deployment) -> list[Caution]:
-    sm, backend = major(deployment.gpu), _asked_backend(deployment)
-    usable = DENSE_MLA.get(sm, ())
-    if not backend or not usable or backend in usable:
-        return []
-    words = " or ".join(usable)
-    return [caution("fatal", f"{backend} has no kernel for SM {sm}.x; dense MLA decodes with {words} there")]
+    backend = _asked_backend(deployment)
+    without = [sm for sm in majors(deployment) & DENSE_MLA.keys() if backend and backend not in DENSE_MLA[sm]]
+    text = "{} has no kernel for SM {}.x; dense MLA decodes with {} there"
+    return [caution("fatal", text.format(backend, sm, " or ".join(DENSE_MLA[sm]))) for sm in sorted(without)]
 
 
 def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
@@ -107,7 +105,7 @@ def _drafts_under_dcp(deployment: Deployment) -> list[Caution]:
 def _workspace(deployment: Deployment) -> list[Caution]:
     """TRITON_MLA's decode workspace, which the engine does not plan for."""
     recipe, model, gpu = deployment.recipe, deployment.found_model, deployment.gpu
-    on_triton = major(gpu) in ("8", "12") or _asked_backend(deployment) == TRITON
+    on_triton = majors(deployment) & {"8", "12"} or _asked_backend(deployment) == TRITON
     if gpu is None or model is None or recipe.max_seqs is not None or not on_triton:
         return []
     size = workspace_bytes(gpu, model, replace(recipe, context=recipe.context or model.context))

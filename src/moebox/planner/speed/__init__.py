@@ -82,7 +82,7 @@ class Speed:
                 prefill_spread=constants.prefill_spread,
                 host_spread=tables.between_hosts(constants, 0),
             )
-        gpu = box.gpu
+        gpu = deployment.gpu
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
         if gpu.unified:
