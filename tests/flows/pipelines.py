@@ -21,6 +21,15 @@ from moebox.store import Entry, Run
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests.verify.oracle.engine"
 WAIT_S = 120.0  # for what comes within a second or two on an idle machine
+MEASURED = 64  # max_tokens of a measurement in a story without a model's name
+# The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
+SECOND_LEVEL = 8
+ASKED: dict[Name, tuple[str | int, int]] = {
+    "up": ("any", 1),
+    "verify": ("any", 12),
+    "climb": ("any", 3),
+    "bench": (MEASURED, SECOND_LEVEL),
+}
 
 
 def weights(folder: Path) -> Path:
@@ -140,3 +149,11 @@ class Hold:
     def go(self) -> None:
         """Let it go on, and never wait again."""
         self.path.with_name(f"{self.path.name}.go").touch()
+
+
+def held_in(step: Name, recipe: Path, hold: Hold) -> tuple["subprocess.Popen[str]", Run]:
+    """A story in the middle of that step: its engine waits before it answers. In a bench, one level is measured."""
+    hold.at(*ASKED[step])
+    moebox = begin("--recipe", str(recipe), *only(step, streams="1,2"))
+    hold.wait()
+    return moebox, the_run()

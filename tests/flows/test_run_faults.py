@@ -19,27 +19,24 @@ from moebox.serve import preflight, state
 from moebox.store import Run
 from moebox.stream.awake import STOPPED_S
 
-from .pipelines import Hold, begin, events, gone, halves, measured, only, oracles, resume, the_run, until, weights
+from .pipelines import (
+    Hold,
+    begin,
+    events,
+    gone,
+    halves,
+    held_in,
+    measured,
+    only,
+    oracles,
+    resume,
+    the_run,
+    until,
+    weights,
+)
 
-MEASURED = 64  # max_tokens of a measurement in a story without a model's name
-# The Nth such request: each level warms up with as many requests as it has streams and then sends four of each.
-SECOND_LEVEL = 8
-ASKED: dict[Name, tuple[str | int, int]] = {
-    "up": ("any", 1),
-    "verify": ("any", 12),
-    "climb": ("any", 3),
-    "bench": (MEASURED, SECOND_LEVEL),
-}
 # A whole ladder is the longest step; what it shares with climb and bench is asked of it by `make test-siege`.
 LADDER = pytest.param("verify", marks=pytest.mark.siege)
-
-
-def held_in(step: Name, recipe: Path, hold: Hold) -> tuple["subprocess.Popen[str]", Run]:
-    """A story in the middle of that step: its engine waits before it answers. In a bench, one level is measured."""
-    hold.at(*ASKED[step])
-    moebox = begin("--recipe", str(recipe), *only(step, streams="1,2"))
-    hold.wait()
-    return moebox, the_run()
 
 
 def over(moebox: "subprocess.Popen[str]") -> str:

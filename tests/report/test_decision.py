@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from moebox.core.event import AttemptFailed, AttemptStarted, EngineFinding, VerifyBegan
+from moebox import codec
+from moebox.core.event import AttemptFailed, AttemptReady, AttemptStarted, EngineFinding, StepRunning, VerifyBegan
 from moebox.report.decision import DecisionCell, decide, decided
 from moebox.report.expect import foretold
 from moebox.report.format import number as number_text
@@ -12,11 +13,12 @@ from moebox.report.page import html, page_of
 from moebox.report.reading import read
 from moebox.report.record import Device, ForecastRow, RunRecord
 from moebox.report.sections import compare, memory, summary
+from moebox.report.sections.models import status
 from moebox.report.sections.plan import band
 from moebox.report.sections.reproduce import commands
 from moebox.store import Run
 from moebox.store.summary import summarize
-from tests.report.making import a_run, level
+from tests.report.making import RECIPE, a_run, level
 
 
 def answers(record: RunRecord) -> dict[str, DecisionCell]:
@@ -64,6 +66,25 @@ def test_a_run_that_was_cut_off_in_its_checks_is_not_green(tmp_path: Path):
     assert answers(replace(record, live=True))["right"].text == "still running: 1 check done"
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
     assert [tile.tone for tile in summary.check_tiles(record)] == ["warn"]
+
+
+def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
+    """Stopped before the real engine was ever started; up to 0.2 pipeline.json did not say so, only the journal did."""
+    run = Run.create("k26", runs=tmp_path)
+    run.release()
+    run.write("recipe.toml", codec.to_toml(RECIPE))
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": [{"name": "plan", "state": "done"}]})
+    run.event(StepRunning(step="rehearse"))
+    run.event(AttemptStarted(id="a", model="dummy", engine="vllm", aside=True))
+    run.event(AttemptReady(id="a"))
+    record = read(run)
+
+    assert [attempt.title for attempt in record.attempts] == ["rehearsal 1"]
+    assert answers(record)["right"].text == "not checked: interrupted in rehearse"
+    assert answers(record)["next"].text == f"moebox run --resume {run.id}"
+    assert status(record) == "INTERRUPTED"
+    assert status(replace(record, interrupted="")) == "not tried"
+    assert summarize(run).state(live=False) == "interrupted in rehearse"
 
 
 def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):

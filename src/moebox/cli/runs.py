@@ -70,10 +70,16 @@ def listing(found: "Sequence[Summary]", live: set[str], *, wide: bool) -> "Table
     table.add_column("tok/s", justify="right", no_wrap=True)
     for row in found:
         place = (row.model, row.box) if wide else ()
-        told = row.state(live=row.id in live) + (", simulated" if row.simulation else "")
-        speed = f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
-        table.add_row(row.id, told, *(text or "–" for text in place), row.checks, speed)
+        table.add_row(row.id, _state(row, live), *(text or "–" for text in place), row.checks, _speed(row))
     return table
+
+
+def _state(row: "Summary", live: set[str]) -> str:
+    return row.state(live=row.id in live) + (", simulated" if row.simulation else "")
+
+
+def _speed(row: "Summary") -> str:
+    return f"{row.output_tok_s:,.0f}" if row.output_tok_s else "–"
 
 
 def show(
@@ -117,7 +123,7 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    rows = [(f"attempt {attempt.number}", f"{attempt.outcome} {attempt.why}".strip()) for attempt in record.attempts]
+    rows = [(attempt.title, f"{attempt.outcome} {attempt.why}".strip()) for attempt in record.attempts]
     rows += [(f"{check.mark:<5} {check.name}", check.detail) for check in record.checks]
     rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
     rows += [("advice", f"{found.title}. {found.text}") for found in advice]

@@ -1,7 +1,7 @@
 """The pipeline of one `moebox run`: what was asked, how far it came, and how it is resumed.
 
-RUN/pipeline.json holds both; it is written whole after every step, so that a run killed at any moment goes on from the
-last step that was done.
+RUN/pipeline.json holds both; it is written whole before and after every step, so that a run killed at any moment says
+in which step, and goes on from the last one that was done.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -93,14 +93,15 @@ class Runner:
         """One step, marked before and after; its failure is its result."""
         why = self._pointless(name)
         if why:
-            self._mark(Step(name=name, state="skipped", why=why))
+            with room(self.run):
+                self._mark(Step(name=name, state="skipped", why=why))
             return None
         self._figures, began, away = {}, self.awake.now(), self.awake.away_s
         step = Step(name=name, state="running")
-        self._mark(step)
         problem: MoeboxError | None = None
         try:
             with room(self.run):
+                self._mark(step)
                 self._work[name]()
                 if self.awake.away_s > away:
                     self.run.event(PipelineSlept(step=name, seconds=self.awake.away_s - away))
@@ -111,17 +112,16 @@ class Runner:
             failed = dataclasses.replace(
                 step, state="failed", why=found.message, hint=found.hint or "", figures=self._figures
             )
-            with contextlib.suppress(NoRoom), room(self.run):  # then the file still says that it waits
+            with contextlib.suppress(NoRoom), room(self.run):  # then the file still says that it runs
                 self._mark(dataclasses.replace(failed, seconds=self.awake.now() - began))
         return problem
 
     def _mark(self, step: Step) -> None:
         self.pipeline = self.pipeline.with_step(step)
         self.run.event(STEP_EVENTS[step.state](step=step.name, why=step.why), sync=step.state == "done")
-        if step.state == "failed":
+        if step.state == "failed":  # first: the full disk that it may be about refuses the file too
             self.tell("step", step)
-        if step.state != "running":
-            save(self.pipeline, self.run)
+        save(self.pipeline, self.run)
         if step.state != "failed":
             self.tell("step", step)
 
@@ -304,7 +304,6 @@ class Runner:
     def _report(self) -> None:
         from moebox.report.files import write_report
 
-        self.run.release()  # nothing is measured any more, so the report need not say that the run goes on
         made = write_report([self.run], self.run.path / "report.html", markdown=True)
         self._figures |= {"report": str(made[0])}
 

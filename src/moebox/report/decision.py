@@ -81,8 +81,7 @@ def right(record: RunRecord) -> DecisionCell:
     if record.simulation:
         return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
     if not record.tried and record.unfinished is None:
-        text = "published figures: answers were not checked" if record.imported else "not checked yet"
-        return DecisionCell(name="right", text=text, tone="quiet", detail=jobs(record))
+        return DecisionCell(name="right", text=_unchecked(record), tone="quiet", detail=jobs(record))
     failing, warned = record.marked("fail"), record.marked("warn")
     told = {"failed": failing, "warnings": warned}
     text = "; ".join([record.check_count, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
@@ -90,6 +89,13 @@ def right(record: RunRecord) -> DecisionCell:
     tone: Tone = "bad" if failing else "good" if whole else "warn"
     detail = "; ".join(filter(None, (habits(record), jobs(record))))
     return DecisionCell(name="right", text=text, tone=tone, detail=detail, link="ladder")
+
+
+def _unchecked(record: RunRecord) -> str:
+    """Why nothing is said of the answers."""
+    if record.interrupted:
+        return f"not checked: interrupted in {record.interrupted}"
+    return "published figures: answers were not checked" if record.imported else "not checked yet"
 
 
 def jobs(record: RunRecord) -> str:
@@ -173,6 +179,9 @@ def following(record: RunRecord) -> DecisionCell:
         return DecisionCell(name="next", text="published figures: nothing to run", tone="quiet")
     if record.live:
         return DecisionCell(name="next", text="moebox ps", command=True, detail="the run is still going on")
+    if record.interrupted:
+        text, why = f"moebox run --resume {shlex.quote(record.id)}", f"it was interrupted in {record.interrupted}"
+        return DecisionCell(name="next", text=text, tone="warn", command=True, detail=why)
     if record.recipe is None:
         return _of_a_server(record)
     if record.simulation:
@@ -184,8 +193,7 @@ def following(record: RunRecord) -> DecisionCell:
 def _of_a_launch(record: RunRecord, recipe: str) -> DecisionCell:
     """After an engine was up: the rest of its checks, those that failed again, or the engine again."""
     if record.unfinished is not None:
-        again = "verify --run" if record.unfinished else "run --resume"  # made by hand, or a step of a whole run
-        text = f"moebox {again} {shlex.quote(record.id)}"
+        text = f"moebox verify --run {shlex.quote(record.id)}"
         return DecisionCell(name="next", text=text, command=True, detail="it was interrupted in its checks")
     failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
     if failing:

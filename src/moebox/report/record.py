@@ -128,12 +128,18 @@ class Attempt:
     outcome: Outcome
     model: str = ""
     configuration: str = ""
+    aside: bool = False  # a rehearsal: not what the run is about
     why: str = ""
     remedy: str = ""
     started: float = 0.0
     ended: float = 0.0
     command: str = ""
     source: str = ""
+
+    @property
+    def title(self) -> str:
+        """What it is called where its number alone would say too little."""
+        return f"{'rehearsal' if self.aside else 'attempt'} {self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +255,7 @@ class RunRecord:
     ended: float = 0.0
     version: str = ""
     live: bool = False
+    interrupted: str = ""  # the step of `moebox run` in which it was
     simulation: bool = False
     imported: bool = False
     sources: tuple[tuple[str, str], ...] = ()  # what, URL
@@ -303,6 +310,11 @@ class RunRecord:
     def tried(self) -> tuple[CheckResult, ...]:
         """The checks that were not skipped."""
         return tuple(check for check in self.checks if check.mark != "skip")
+
+    @property
+    def cut_off(self) -> str:
+        """The step in which it was interrupted, checks made by hand included; "" where it goes on or ended."""
+        return self.interrupted or ("verify" if self.unfinished is not None and not self.live else "")
 
     @property
     def check_count(self) -> str:

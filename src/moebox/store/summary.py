@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Literal
 
 from moebox import codec, files
-from moebox.core.event import AttemptFailed, AttemptReady, AttemptStarted, VerifyBegan, VerifyEnded, simulated
+from moebox.core.event import (
+    AttemptFailed,
+    AttemptReady,
+    AttemptStarted,
+    StepEvent,
+    StepRunning,
+    VerifyBegan,
+    VerifyEnded,
+    simulated,
+)
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, rows, truth, words
 from moebox.redact import hide_keys
@@ -120,15 +129,15 @@ def summarize(run: Run) -> Summary:
         output_tok_s=figure(best, "output_throughput"),
         ttft_ms=figure(best, "mean_ttft_ms"),
         failed=_failed(pipeline) or _not_launched(entries),
-        step=_step(pipeline),
-        unended=_running(pipeline) or ("verify" if unchecked else ""),
+        step=unended_step(pipeline, entries) or _step(pipeline),
+        unended=unended_step(pipeline, entries) or ("verify" if unchecked else ""),
         simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),
     )
 
 
 def unfinished_checks(pipeline: object, entries: Sequence[Entry]) -> tuple[str, ...] | None:
     """The checks of a verification that began and did not end; None where it ended, or never began."""
-    if _running(pipeline) == "verify":
+    if unended_step(pipeline, entries) == "verify":
         return ()
     told = [entry.event for entry in entries if isinstance(entry.event, VerifyBegan | VerifyEnded)]
     return told[-1].checks if told and isinstance(told[-1], VerifyBegan) else None
@@ -188,9 +197,11 @@ def _step(pipeline: Json) -> str:
     return _text(begun[-1], "name") if begun else ""
 
 
-def _running(pipeline: object) -> str:
-    """The step that began and did not end."""
-    return next((words(step, "name") for step in rows(pipeline, "steps") if words(step, "state") == "running"), "")
+def unended_step(pipeline: object, entries: Sequence[Entry]) -> str:
+    """The step of `moebox run` that began and did not end; up to 0.2 only the journal says so."""
+    running = [words(step, "name") for step in rows(pipeline, "steps") if words(step, "state") == "running"]
+    told = [entry.event for entry in entries if isinstance(entry.event, StepEvent)][-1:]
+    return next(iter([*running, *(event.step for event in told if isinstance(event, StepRunning))]), "")
 
 
 def _text(document: Json, *names: str) -> str:

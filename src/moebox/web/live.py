@@ -73,7 +73,7 @@ def view(run: Run) -> View:
         live=run.held,
         simulation=told[0].simulation,
         decision=decide(told[0]),
-        steps=steps(document),
+        steps=steps(document, live=run.held),
         left=left(run, document) if run.held else "",
         rates=sparkline([level.output_tok_s for level in told[0].levels if level.output_tok_s]),
         sections=tuple(found for chapter in CHAPTERS if (found := chapter.section(told))),
@@ -90,16 +90,12 @@ def run_document(run: Run) -> Json:
         return {}
 
 
-def steps(document: Json) -> tuple[StepView, ...]:
-    """Each step with its state and what came of it."""
-    return tuple(
-        StepView(
-            name=words(row, "name"),
-            state=pipelines.shown_state(words(row, "state") or "waiting", inner(row, "figures")),
-            text=_came(row),
-        )
-        for row in rows(document, "steps")
-    )
+def steps(document: Json, *, live: bool) -> tuple[StepView, ...]:
+    """Each step with its state and what came of it; what still runs while nobody works on it was interrupted."""
+    unended = {} if live else {"running": "interrupted"}
+    told = [(row, words(row, "state") or "waiting") for row in rows(document, "steps")]
+    shown = [(row, pipelines.shown_state(unended.get(state, state), inner(row, "figures"))) for row, state in told]
+    return tuple(StepView(name=words(row, "name"), state=state, text=_came(row)) for row, state in shown)
 
 
 def _came(row: Json) -> str:
@@ -124,7 +120,7 @@ def left(run: Run, document: Json) -> str:
     last = pipelines.expected(run, words(document, "request.model"))
     if not last:
         return ""
-    rest = sum(last.get(step.name, 0.0) for step in steps(document) if step.state in ("waiting", "running"))
+    rest = sum(last.get(step.name, 0.0) for step in steps(document, live=True) if step.state in ("waiting", "running"))
     return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
 
 

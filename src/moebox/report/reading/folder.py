@@ -16,7 +16,7 @@ from moebox.report.reading import climbed, happened, kernels, measured, planned,
 from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
-from moebox.store.summary import unfinished_checks
+from moebox.store.summary import unended_step, unfinished_checks
 from moebox.tasks import runner
 
 T = TypeVar("T")
@@ -40,12 +40,9 @@ def read(run: Run) -> RunRecord:
     gaps: list[str] = []
     about = as_json(attempt(gaps, lambda: run.read_json("run.json")))
     journal = run.journal()
-    gaps += journal.notes + happened.losses_of(journal.entries)
+    gaps += [*journal.notes, *happened.losses_of(journal.entries), *unlike(about)]
     if not journal.entries:
         gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
-    form = figure(about, "format")
-    if form is not None and form != FORMAT:
-        gaps.append(f"run.json: format {form:g}, this moebox writes {FORMAT}; read as far as the two agree")
     recipe = attempt(gaps, lambda: toml(Recipe, run.path / "recipe.toml"))
     box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
     plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
@@ -53,7 +50,8 @@ def read(run: Run) -> RunRecord:
     checks, unreadable = verified.read(run.path / "verdicts")
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
     pipeline = attempt(gaps, lambda: run.read_pipeline())
-    attempts = happened.attempts_of(journal.entries)
+    step, held = unended_step(pipeline, journal.entries), run.held
+    attempts = happened.settled(happened.attempts_of(journal.entries), live=held)
     problems = happened.problems_of(journal.entries, attempts)
     real, kv_tokens, real_note = happened.real_of(journal.entries)
     moments = [entry.time for entry in journal.entries if entry.time > 0]
@@ -68,7 +66,8 @@ def read(run: Run) -> RunRecord:
         started=figure(about, "created") or stamp_of(run.id) or min(moments, default=0.0),
         ended=max(moments, default=0.0),
         version=words(about, "moebox"),
-        live=run.held,
+        live=held and step != "report",  # which a run makes of itself when all the rest is over
+        interrupted="" if held else step,
         simulation=truth(pipeline, "simulated") or from_twin(about, journal.entries, levels),
         imported=truth(about, "imported"),
         sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
@@ -95,6 +94,14 @@ def read(run: Run) -> RunRecord:
         notes=tuple(texts(about, "notes")),
         gaps=tuple(gaps),
     )
+
+
+def unlike(about: Json) -> list[str]:
+    """A folder in another format than this moebox's."""
+    form = figure(about, "format")
+    if form is None or form == FORMAT:
+        return []
+    return [f"run.json: format {form:g}, this moebox writes {FORMAT}; read as far as the two agree"]
 
 
 def steps_of(pipeline: object) -> list[tuple[str, float, float]]:

@@ -58,6 +58,16 @@ def attempts_of(entries: Sequence[Entry]) -> list[Attempt]:
     return [attempt for _, attempt in sorted(attempts.items())]
 
 
+def settled(attempts: Sequence[Attempt], *, live: bool) -> list[Attempt]:
+    """Those without an end were cut off, where nobody works on the run any more."""
+    return [attempt if live or attempt.outcome != "RUNNING" else cut_off(attempt) for attempt in attempts]
+
+
+def cut_off(attempt: Attempt) -> Attempt:
+    """Neither ready nor failed."""
+    return replace(attempt, outcome="STOPPED", why="interrupted before it was ready")
+
+
 def published(event: AttemptEnded, number: int, time: float) -> Attempt:
     """An attempt of somebody else's."""
     moment = 0.0 if event.undated else time
@@ -84,6 +94,7 @@ def begun(event: AttemptStarted, number: int, time: float) -> Attempt:
         outcome="RUNNING",
         model=event.model,
         configuration=", ".join(filter(None, ("rehearsal" * event.aside, event.engine, gpus, port))),
+        aside=event.aside,
         command=command_of(event.argv),
         started=time,
         ended=time,

@@ -11,7 +11,13 @@ from moebox.report.naming import engine_title, model_title, placed, quant_title,
 from moebox.report.palette import colour
 from moebox.report.record import Outcome, RunRecord
 
-TONES: dict[str, Tone] = {"WORKING": "good", "PARTLY": "warn", "FAILED": "bad", "SIMULATED": "quiet"}
+TONES: dict[str, Tone] = {
+    "WORKING": "good",
+    "PARTLY": "warn",
+    "INTERRUPTED": "warn",
+    "FAILED": "bad",
+    "SIMULATED": "quiet",
+}
 BY_ATTEMPT: dict[Outcome, str] = {"SUCCESS": "WORKING", "PARTIAL": "PARTLY", "FAILED": "FAILED"}
 
 
@@ -73,15 +79,26 @@ def checkpoint_bytes(model: str, checkpoint: str) -> int:
 
 
 def status(record: RunRecord) -> str:
-    """WORKING, PARTLY or FAILED: by the checks first, then the attempts, then the figures; a simulation is none."""
+    """WORKING, PARTLY or FAILED: by the checks first, then the attempts, then the figures; a simulation is none.
+
+    A rehearsal says nothing of the real weights, and half of the checks nothing of the rest.
+    """
     if record.simulation:
         return "SIMULATED"
     if record.failure and not record.levels:
         return "FAILED"
     if record.marked("fail"):
         return "PARTLY"
-    if record.attempts:
-        return BY_ATTEMPT.get(record.attempts[-1].outcome, "RUNNING" if record.live else "ENDED")
+    if record.cut_off:
+        return "INTERRUPTED"
+    return _served(record)
+
+
+def _served(record: RunRecord) -> str:
+    """By the last attempt; without any, by what was checked or measured."""
+    real = [attempt for attempt in record.attempts if not attempt.aside]
+    if real:
+        return BY_ATTEMPT.get(real[-1].outcome, "RUNNING" if record.live else "ENDED")
     return "WORKING" if record.marked("pass") or measured(record) else "not tried"
 
 

@@ -156,9 +156,9 @@ def best(records: Sequence[RunRecord]) -> list[Tile]:
 
 
 def prose(records: Sequence[RunRecord]) -> list[str]:
-    """What ran on what, why a run failed, how it scaled, and the first recommendation."""
+    """What ran on what, why a run failed or where it stopped, how it scaled, and the first recommendation."""
     ran = " ".join([*openings(records), *explained(records)])
-    broken = [record.start + failed(record) for record in records if record.failure]
+    broken = [record.start + text for record in records if (text := failed(record) or stopped(record))]
     first = list(filter(None, (ran, *broken))) or [_without_recipe(records)]
     grew = " ".join(sentence for record in records[:3] for sentence in scaling(record))
     return [*first, *filter(None, (grew, recommended(records)))]
@@ -192,12 +192,18 @@ def first_advice(records: Sequence[RunRecord]) -> Advice | None:
 
 
 def failed(record: RunRecord) -> str:
-    """Why the run ended early, in a sentence."""
+    """Why the run ended early, in a sentence; "" where nothing failed."""
     failure = record.failure
-    assert failure is not None
+    if failure is None:
+        return ""
     parts = [f"{failure.step} failed: {failure.what}", failure.cause, failure.remedy or failure.hint]
     text = ". ".join(part.rstrip(".") for part in parts if part)
     return f"{capital(text)}."
+
+
+def stopped(record: RunRecord) -> str:
+    """Where the run was interrupted, in a sentence; "" where it was not."""
+    return f"The run was interrupted in {record.cut_off}: what came after it is missing." if record.cut_off else ""
 
 
 def openings(records: Sequence[RunRecord]) -> list[str]:

@@ -1,0 +1,62 @@
+"""A run that was interrupted says so, in which step, and how to go on: in lists, strip, report and page."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from moebox.cli import main
+from moebox.flows.pipeline import Name
+from moebox.report.files import report
+from moebox.report.markdown import markdown
+from moebox.store import Run
+from moebox.store.summary import summarize
+from moebox.web import live
+
+from .pipelines import Hold, gone, held_in, only
+
+
+def states(run: Run) -> dict[str, str]:
+    """Of its steps, as the page shows them."""
+    return {step.name: step.state for step in live.view(run).steps}
+
+
+@pytest.mark.parametrize(
+    ("step", "how"), [("up", signal.SIGKILL), ("verify", signal.SIGTERM), ("bench", signal.SIGHUP)]
+)
+def test_an_interrupted_run_says_in_which_step(
+    step: Name, how: signal.Signals, story_recipe: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+):
+    """It once read as working: pipeline.json never said that a step had begun."""
+    moebox, run = held_in(step, story_recipe, hold)
+    assert states(run)[step] == "running"
+    assert summarize(run).state(live=True) == f"running {step}"
+    moebox.send_signal(how)
+    moebox.communicate()
+    hold.go()
+    assert gone()
+
+    capsys.readouterr()
+    assert main(["runs", "show", run.id]) == 0
+    shown = capsys.readouterr().out
+    assert f"moebox run --resume {run.id}" in shown
+    assert f"interrupted in {step}" in shown
+    assert main(["runs"]) == 0
+    assert f"interrupted in {step}" in " ".join(capsys.readouterr().out.split())
+    text = markdown(report([run]))
+    assert f"interrupted in {step}" in text
+    assert "INTERRUPTED" in text
+    assert "WORKING" not in text
+    assert " works " not in text
+    assert "RUNNING" not in text
+    assert states(run)[step] == "interrupted"
+
+
+def test_a_run_that_ended_is_not_called_interrupted(story_recipe: Path, capsys: pytest.CaptureFixture[str]):
+    """The report is made by the last step, while that step itself has no end yet."""
+    assert main(["run", "--recipe", str(story_recipe), *only("bench", "report")]) == 0
+    said = capsys.readouterr().out
+    (folder,) = (Path(line.split()[-1]).parent for line in said.splitlines() if line.startswith("recipe "))
+    made = (folder / "report.html").read_text()
+    assert "interrupted" not in said + (folder / "report.md").read_text()
+    assert "still going on" not in made
