@@ -157,3 +157,57 @@ def test_a_cache_that_was_given_is_the_one_that_is_warned_of(capsys: pytest.Capt
     words = ("--engine", "sglang", "--kv-tokens", "4578", "--input", "256", "--output", "100", "--concurrency", "64")
     warnings = [row["text"] for row in told(capsys, "kimi-k2.5", *BOX, *words)["warnings"]]
     assert "the cache holds 12 requests of 356 tokens, not 64: the rest wait" in warnings
+
+
+# Published on one DGX Spark and on two, by streams: an image that packs more than the experts (kubis.ai, Mar 2026).
+SPARK = {1: 57.5, 2: 78.4, 4: 107.9, 8: 153.5, 16: 218.5, 32: 318.7, 64: 315.2}
+SPARKS = {1: 69.0, 2: 104.1, 4: 155.3, 8: 231.0, 16: 342.1, 32: 471.7, 64: 471.8}
+
+
+@pytest.mark.parametrize(
+    ("box", "published"),
+    [
+        ("1x-gb10", SPARK),
+        ("1x-gb10", {1: 33.5}),  # NVIDIA's own image, vLLM 26.02 (dgx-spark-playbooks issue 79)
+        ("2x1x-gb10", SPARKS),
+    ],
+)
+def test_memory_shared_with_a_cpu_has_a_band_that_holds_what_was_published(
+    capsys: pytest.CaptureFixture[str], box: str, published: dict[int, float]
+) -> None:
+    """Few have measured it, and they differ: the band says so and holds them."""
+    words = ["gpt-oss-120b", "--box", box, "--engine", "vllm", "--kv", "fp8", "--decode", "--context", "1024"]
+    words += ["--tp", "2"] if box.startswith("2") else []
+    document = told(capsys, *words, "--concurrency", ",".join(map(str, published)))
+
+    assert "few results" in document["basis"]
+    for row in document["rows"]:
+        assert row["low_tok_s"] < published[row["concurrency"]] < row["high_tok_s"], row
+
+
+def test_llama_cpp_on_memory_shared_with_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp's own bench on one DGX Spark (NVIDIA forum, Dec 2025): 59.05, 53.14 and 42.87 tok/s by depth."""
+    words = ["gpt-oss-120b", "--box", "1x-gb10", "--engine", "llama.cpp", "--checkpoint", "mxfp4", "--decode"]
+    rows = told(capsys, *words, "--context", "0,8192,32768", "--concurrency", "1")["rows"]
+
+    for row, published in zip(rows, (59.05, 53.14, 42.87), strict=True):
+        assert row["decode_tok_s"] == pytest.approx(published, rel=0.15)
+        assert row["low_tok_s"] < published < row["high_tok_s"]
+
+
+def test_unknown_ram_has_the_band_of_all_that_is_sold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the RAM turns out to be, the forecast with its rate lies in the band of the one without, as in plan."""
+    words = ["kimi-k2.6", "--box", "1x-rtx-5090", "--ram", "768GiB", "--context", "1024"]
+    unknown = told(capsys, *words)
+    (row,) = unknown["rows"]
+
+    assert "is a guess" in unknown["basis"]
+    for rate in ("55GB/s", "300GB/s", "800GB/s"):
+        (known,) = told(capsys, *words, "--ram-bandwidth", rate)["rows"]
+        assert row["tg_low_tok_s"] < known["tg_tok_s"] < row["tg_high_tok_s"]
+        assert known["tg_low_tok_s"] / known["tg_tok_s"] > 0.8
+    assert main(["plan", *words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (same,) = (one for one in plan["forecast"] if one["context"] == 1024)
+    assert plan["basis"] == unknown["basis"]
+    assert (same["low_tok_s"], same["high_tok_s"]) == (row["tg_low_tok_s"], row["tg_high_tok_s"])

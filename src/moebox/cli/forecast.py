@@ -178,6 +178,7 @@ def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[s
         "tokens_per_step": round(subject.speed.tokens_per_step, 3),
         "band": {"low": round(low, 3), "high": round(high, 3)},
         "measured": subject.speed.source,
+        "basis": subject.speed.basis,
         "rows": rows,
         "warnings": subject.warnings,
     }

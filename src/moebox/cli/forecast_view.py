@@ -47,9 +47,7 @@ def note(mode: str, subject: Subject) -> Text:
     if subject.speed.measured:
         within = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
         return Text(f"{subject.speed.measured.text}; {within}", style="dim")
-    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} (80% of results on other hosts)"
-    if subject.speed.away:
-        text += "; no published results for this engine on these GPUs, the nearest ones stand in"
+    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} ({subject.speed.basis})"
     return Text(f"forecast, not a measurement: {text}", style="dim")
 
 

@@ -114,6 +114,7 @@ def document(chosen: Plan) -> Document:
         "refused": chosen.refused,
         "why": chosen.why,
         "measured": chosen.measured,
+        "basis": chosen.basis,
     }
 
 

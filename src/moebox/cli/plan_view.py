@@ -41,7 +41,7 @@ def page(plan: Plan, model: Model, *, saved: Path | None = None) -> RenderableTy
     """The whole plan."""
     parts: list[RenderableType] = [title(plan, model), Text(), section("why this one"), bullets(plan.reasons), Text()]
     parts += [section("memory"), memory(plan), Text()]
-    parts += [section("forecast"), forecast(plan.forecast, plan.measured), Text()]
+    parts += [section("forecast"), forecast(plan.forecast, plan.measured, plan.basis), Text()]
     parts += [section("runners-up" if plan.alternatives else "answers"), runners(plan), Text()]
     if plan.refused:
         parts += [section("dropped"), dropped(plan.refused), Text()]
@@ -158,7 +158,7 @@ def holds(plan: Plan) -> Text:
     return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")
 
 
-def forecast(rows: tuple[Forecast, ...], measured: str = "") -> RenderableType:
+def forecast(rows: tuple[Forecast, ...], measured: str = "", basis: str = "") -> RenderableType:
     """Decode by context and concurrency with the band, and the time to read a prompt of that length."""
     streams = sorted({row.concurrency for row in rows})
     heads = [f"{number} stream" if number == 1 else str(number) for number in streams]
@@ -167,7 +167,7 @@ def forecast(rows: tuple[Forecast, ...], measured: str = "") -> RenderableType:
         by_context.setdefault(row.context, {})[row.concurrency] = row
     lines = (_forecast_line(cells, streams) for cells in by_context.values())
     table = headed(("context", *heads, "prompt read in", "at tok/s"), lines)
-    return Group(table, Text(f"decode tok/s of all streams; {_basis(rows, measured)}", style="dim"))
+    return Group(table, Text(f"decode tok/s of all streams; {_basis(rows, measured, basis)}", style="dim"))
 
 
 def _forecast_line(cells: dict[int, Forecast], streams: list[int]) -> tuple[str, ...]:
@@ -181,12 +181,12 @@ def _decode(row: Forecast | None) -> str:
     return tok_s(row.decode_tok_s).removesuffix(" tok/s") if row else "-"
 
 
-def _basis(rows: tuple[Forecast, ...], measured: str) -> str:
+def _basis(rows: tuple[Forecast, ...], measured: str, basis: str) -> str:
     """How far off it may be, and what it rests on."""
     largest = max(rows, key=lambda row: row.decode_tok_s)  # rates are rounded: the largest has the truest ratio
     low, high = (edge / largest.decode_tok_s - 1 for edge in (largest.low_tok_s, largest.high_tok_s))
     band = f"expect {low:+.0%} to {high:+.0%}"
-    return f"{measured}; {band}" if measured else f"{band} (80% of results on other hosts)"
+    return f"{measured}; {band}" if measured else f"{band} ({basis})"
 
 
 def runners(plan: Plan) -> RenderableType:

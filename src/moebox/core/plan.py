@@ -103,6 +103,7 @@ class Plan:
     why: tuple[Line, ...] = ()
     answer_tok_s: float = 0.0  # by the yardstick of the alternatives
     measured: str = ""  # the calibration behind the forecast, in one line; "" where it is fitted to published rows
+    basis: str = ""  # what the forecast's band rests on where it is fitted, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

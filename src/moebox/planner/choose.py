@@ -42,6 +42,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         why=why(best),
         answer_tok_s=round(best.score, 2),
         measured=best.speed.source,
+        basis=best.speed.basis,
     )
 
 

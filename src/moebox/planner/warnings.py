@@ -81,7 +81,7 @@ def _unknown_ram(recipe: Recipe, box: Box) -> Iterator[Caution]:
         text = "how much RAM there is is unknown: only forms that lie wholly on the GPUs were weighed"
         yield Caution(symptom="", text=text, remedy="--ram, e.g. 768GiB")
     elif not box.ram_rate:
-        text = "the RAM's bandwidth is unknown, so the forecast of what runs from it is rough"
+        text = "the RAM's bandwidth is unknown: the forecast is a guess, and its band holds all that is sold"
         yield Caution(symptom="", text=text, remedy="--ram-bandwidth, e.g. 614GB/s for twelve DDR5-6400 channels")
 
 

@@ -226,7 +226,7 @@ def decision(answer: Answer) -> Decision:
 
 def basis(plan: Plan) -> str:
     """What the forecast rests on: a calibration of this box, or published measurements of others."""
-    return f"steps {plan.measured}" if plan.measured else "no calibration of this box: fitted to published results"
+    return f"steps {plan.measured}" if plan.measured else f"no calibration of this box: {plan.basis}"
 
 
 def streams_of(answer: Answer) -> int:

@@ -14,6 +14,7 @@ from moebox.engines import rooms
 from moebox.errors import BadInput
 from moebox.planner.speed import constants as tables
 from moebox.planner.speed.explain import explain, explain_measured
+from moebox.planner.speed.guessed import Guessed, guessed_ram
 from moebox.planner.speed.host import Shared, shared_of
 from moebox.planner.speed.links import fabric
 from moebox.planner.speed.measured import BAND_SIGMAS, Measured, measured_on
@@ -23,9 +24,6 @@ from moebox.sizing.rank import rank_of
 
 PIECE = 8192  # prompt tokens a step where nothing says otherwise
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
-# Memory shared with a CPU gives an engine less of its rate: Qwen3-235B INT4 on two DGX Spark decodes 17.0, 24.1 and
-# 36.4 tok/s for 1, 2 and 4 streams (conselara.dev, 2026), which is this share of what dedicated memory would give.
-UNIFIED = 0.58
 RANKS = 200  # of requests, over which acceptance is averaged
 
 
@@ -40,6 +38,8 @@ class Speed:
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
     host_spread: float = 0.0  # between hosts alike on paper
+    unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
+    guessed: Guessed | None = None  # RAM's bandwidth, where nobody said it
     away: int = 0  # steps from the nearest measured engine and generation
     request_s: float = 0.01  # HTTP, tokenizer and scheduling of a request before its first step
     intake_s: float = 0.001  # between two requests that arrive together
@@ -73,8 +73,13 @@ class Speed:
         box, model, checkpoint, recipe = deployment.facts
         if deployment.engine.offloads:
             constants = tables.host_side(recipe.engine)
+            apart = tables.unified()
+            if box.unified:
+                constants = replace(constants, gpu_bw=apart.rate)
             shared = shared_of(box, model, checkpoint, recipe, constants)
             return cls(
+                unified_spread=apart.spread_sharing * box.unified,
+                guessed=guessed_ram(box, shared),
                 shared=shared,
                 piece=shared.ubatch,
                 token_bytes=kv.token_bytes(model, recipe),
@@ -86,7 +91,7 @@ class Speed:
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
         if gpu.unified:
-            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * UNIFIED))
+            gpu = replace(gpu, bandwidth=round(gpu.bandwidth * tables.unified().rate))
         row, away = tables.efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)
         row = tables.widened(row, away)
         guess = recipe.speculate
@@ -116,6 +121,7 @@ class Speed:
             prefill_spread=row.prefill_spread,
             host_spread=tables.between_hosts(row, away),
             away=away,
+            unified_spread=tables.unified().spread * gpu.unified,
         )
 
     def step_s(self, batch: float, context: float, fresh: float = 0.0, past: float = 0.0) -> float:
@@ -187,13 +193,30 @@ class Speed:
     def bands(self, *, prompts: bool = False, fitted: bool = False) -> tuple[float, float]:
         """Factors on a rate between which four of five rows lie; `fitted`: rows of the hosts that were fitted to."""
         spread = self.prefill_spread if prompts else self.decode_spread
-        return _band(spread if fitted or self.measured else math.hypot(spread, self.host_spread))
+        if fitted or self.measured:
+            return _band(spread)
+        low, high = _band(math.hypot(spread, self.host_spread, self.unified_spread))
+        least, most = self.guessed.factors(prompts=prompts) if self.guessed else (1.0, 1.0)
+        return low * least, high * most
+
+    @property
+    def basis(self) -> str:
+        """What the band rests on, in words."""
+        if self.measured:
+            return ""
+        if self.guessed:
+            return self.guessed.text
+        if self.unified_spread:
+            return "few results are published for memory shared with the CPU, and they differ"
+        if self.away:
+            return "no published results for this engine on these GPUs, the nearest ones stand in"
+        return "80% of results on other hosts"
 
     def lines(self, batch: int, context: int) -> tuple[Line, ...]:
         """The arithmetic of a decode step, line by line."""
         if self.measured:
             return explain_measured(self.measured, batch, context, self.band)
-        return explain(self.gpu_step, self.shared, batch, context, self.tokens_per_step, self.band)
+        return explain(self.gpu_step, self.shared, batch, context, self.tokens_per_step, self.band, self.basis)
 
 
 @functools.lru_cache(maxsize=4096)

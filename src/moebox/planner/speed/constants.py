@@ -102,6 +102,16 @@ class ExpertKernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unified:
+    """Memory that CPU and GPU share."""
+
+    rate: float  # of the datasheet's bandwidth what a kernel reads
+    spread: float  # of ln(published / model) on such memory: engines that serve from GPUs alone
+    spread_sharing: float  # and those that can keep experts in RAM
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """A kind of link between GPUs, as collectives see it."""
 
@@ -171,6 +181,7 @@ def _rows(key: str, kind: type[T]) -> tuple[T, ...]:
 def forget() -> None:
     """Read the tables again: for the fitting script, which changes them between looks."""
     _decoded.cache_clear()
+    unified.cache_clear()
 
 
 def efficiency(engine: EngineName, preset: str, generation: str) -> tuple[Efficiency, int]:
@@ -302,6 +313,12 @@ def between_hosts(row: Efficiency | HostSide, away: int) -> float:
     if away:
         return bands["neighbour"] * STEP_AWAY ** (away - 1)
     return row.host_spread or bands["between_hosts"]
+
+
+@functools.cache
+def unified() -> Unified:
+    """What is known of memory that CPU and GPU share."""
+    return codec.decode(Unified, catalogue.table("efficiency")["unified"], where="efficiency.toml [unified]")
 
 
 def intake_ms(engine: EngineName) -> float:

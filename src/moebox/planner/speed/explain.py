@@ -1,13 +1,21 @@
 """The arithmetic of a decode step as lines a person can check with a calculator."""
 
+from moebox.core.box import Gpu
 from moebox.core.plan import Line
+from moebox.planner.speed.constants import unified
 from moebox.planner.speed.host import Shared
 from moebox.planner.speed.measured import Measured
 from moebox.planner.speed.step import GpuStep
 
 
 def explain(
-    gpu_step: GpuStep | None, shared: Shared | None, batch: int, context: int, gain: float, band: tuple[float, float]
+    gpu_step: GpuStep | None,
+    shared: Shared | None,
+    batch: int,
+    context: int,
+    gain: float,
+    band: tuple[float, float],
+    basis: str,
 ) -> tuple[Line, ...]:
     """Every part of a step with its formula and where its constants come from, then the sum and the rate."""
     if gpu_step is not None:
@@ -26,7 +34,7 @@ def explain(
     lines.append(
         Line(
             what="band",
-            formula=f"× {band[0]:.2f} … × {band[1]:.2f}",
+            formula=f"× {band[0]:.2f} … × {band[1]:.2f}; {basis}",
             value=rate * band[0],
             unit="tok/s",
             source=f"to {rate * band[1]:,.1f} tok/s",
@@ -68,8 +76,9 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
         ),
         "dense weights": (
             f"√(({rank.dense_bytes / 1e6:.3f} MB / ({memory} × {c.dense_bw:.4f}))² + "
-            f"({tokens:g} × {rank.dense_flops / 1e9:.5f} GFLOP / ({compute} × {c.gemm:.4f}))²); of one rank",
-            c.source,
+            f"({tokens:g} × {rank.dense_flops / 1e9:.5f} GFLOP / ({compute} × {c.gemm:.4f}))²); of one rank"
+            f"{_of_paper(gpu)}",
+            _with_memory(gpu, c.source),
         ),
         "attention": (
             f"{attention or '0'}; {tokens:g} queries at {context} tokens / DCP {rank.dcp}, heads padded to "
@@ -97,6 +106,15 @@ def _on_gpus(step: GpuStep, batch: int, context: int) -> dict[str, tuple[str, st
     return texts
 
 
+def _of_paper(gpu: Gpu) -> str:
+    """Of shared memory the step has what a kernel reads, not the datasheet's rate."""
+    return f"; its memory at {unified().rate} of the datasheet's rate" if gpu.unified else ""
+
+
+def _with_memory(gpu: Gpu, source: str) -> str:
+    return f"{source}; shared memory: {unified().source}" if gpu.unified else source
+
+
 def _launches(step: GpuStep, batch: float, context: int) -> tuple[str, str]:
     rest = sum(value for name, value in step.parts(batch, context).items() if name != "waiting for launches") * 1e3
     each = f"{step.kernels:.2f} × {step.constants.eager_us / 1e3:.5f} ms × {step.host:.4f}"
@@ -122,7 +140,7 @@ def _experts(step: GpuStep, tokens: float, memory: str, compute: str) -> tuple[s
         f"√(({rank.expert_read(tokens) / 1e6:.3f} MB / ({memory} × {share:.4f}))² + "
         f"({rank.expert_work(tokens) / 1e9:.4f} GFLOP / ({compute} × {kernel.flops:.4f}))²); "
         f"{moe.experts}(1-(1-{moe.used}/{moe.experts})^{tokens:g}) = {rank.distinct(tokens):.1f} experts a layer",
-        kernel.source,
+        _with_memory(step.gpu, kernel.source),
     )
 
 
@@ -130,18 +148,19 @@ def _in_ram(shared: Shared, batch: int, context: int) -> dict[str, tuple[str, st
     c, each = shared.constants, shared.rank.expert_bytes / 1e6
     woken = shared.distinct(batch)
     device = shared.gpu.bandwidth * c.gpu_bw * shared.ranks if shared.gpu else shared.ram
+    source = _with_memory(shared.gpu, c.source) if shared.gpu else c.source
     dense = f"{shared.rank.dense_bytes / 1e9:.2f} GB / {device / 1e9:.0f} GB/s"
     if not shared.gpu and batch > 1 and not c.shares_unpacking:
         dense = f"{batch} × {dense}; each token unpacks them"
     return {
-        "experts in RAM": (_expert_layers(shared, batch), c.source),
+        "experts in RAM": (_expert_layers(shared, batch), source),
         "experts on GPUs": (
             f"{shared.on_gpus} layers × {woken:.1f} × {each:.2f} MB / {device / 1e9:.0f} GB/s",
-            c.source,
+            source,
         ),
-        "dense weights": (dense, c.source),
-        "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", c.source),
-        "attention": (_cache(shared, batch, context), c.source),
+        "dense weights": (dense, source),
+        "fixed": (f"{shared.model.layers} layers × {c.gpu_layer_us:.0f} us", source),
+        "attention": (_cache(shared, batch, context), source),
         "network": (shared.hops.formula(batch, context) if shared.hops else "", "llama.cpp's ggml-rpc.cpp, counted"),
     }
 

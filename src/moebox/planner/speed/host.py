@@ -167,7 +167,7 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         mla=hybrid.mla if hybrid else None,
         ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
-        host_copy=(box.ram_rate or RAM) * constants.upload_ram,
+        host_copy=(box.ram_bandwidth_measured or paper_rate(box)) * constants.upload_ram,
         on_gpus=min(on_gpus, model.moe_layers),
         in_ram=max(model.moe_layers - on_gpus, 0),
         rank=rank_of(model, checkpoint, replace(recipe, parallel=Parallel())),
@@ -189,7 +189,13 @@ def memory_rate(box: Box, constants: HostSide) -> float:
     """What RAM gives of its rate, as measured or as given on paper."""
     if box.ram_bandwidth_measured:
         return box.ram_bandwidth_measured * constants.ram_measured
-    return (box.ram_bandwidth or RAM) * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
+    return paper_rate(box) * constants.ram * (constants.numa if box.cpu.sockets > 1 else 1.0)
+
+
+def paper_rate(box: Box) -> float:
+    """RAM's rate as given; a GPU's that shares it; or else a guess."""
+    shared = (gpu.bandwidth for gpu in box.gpus if gpu.unified)
+    return float(box.ram_bandwidth or next(shared, RAM))
 
 
 def unpack_rate(constants: HostSide, threads: int) -> float:
