@@ -7,12 +7,10 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
 from moebox.errors import UnknownName
 from moebox.planner import nofit, prefer, reasons, warnings
-from moebox.planner.candidates import SHORTER, Candidate, candidates, engines_for
+from moebox.planner.candidates import SHORTER, candidates, engines_for
 from moebox.planner.pins import Pins
-from moebox.planner.weigh import Weighed, forecast, weigh, with_utilization
+from moebox.planner.weigh import Weighed, claiming_enough, forecast, weigh
 from moebox.planner.why import why
-
-HIGHER = (0.92, 0.94, 0.95)  # claims to try when 0.90 does not hold the model
 
 
 def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Plan:
@@ -75,12 +73,9 @@ def at_context(
     able: list[Weighed] = []
     for engines in engines_for(box, pins):
         found = list(candidates(box, model, checkpoints, replace(pins, context=context), engines))
-        weighed = weigh(box, model, found, pins)
+        weighed = [claiming_enough(one) for one in weigh(box, model, found, pins)]
         tried += weighed
-        fitting = [one for one in weighed if one.memory.fits]
-        if not fitting and pins.memory_utilization is None:
-            fitting = _claiming_more(box, model, found, pins)
-        able += fitting
+        able += [one for one in weighed if one.memory.fits]
         # Where the longest cache is asked for, engines that keep experts in RAM may hold more even if others fit.
         if pins.goal != "context" and any(not one.refused for one in able):
             break
@@ -94,14 +89,6 @@ def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
         return (pins.context,)
     longest = model.context if pins.goal == "context" else min(65536, model.context)
     return (longest, *(size for size in SHORTER if size < longest))
-
-
-def _claiming_more(box: Box, model: Model, found: list[Candidate], pins: Pins) -> list[Weighed]:
-    for share in HIGHER:
-        fitting = [one for one in weigh(box, model, with_utilization(found, share), pins) if one.memory.fits]
-        if fitting:
-            return fitting
-    return []
 
 
 def pick(fitting: list[Weighed]) -> Weighed:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
-from moebox.planner.candidates import LEAST_BITS
+from moebox.planner.candidates import LEAST_BITS, START_UTILIZATION
 from moebox.planner.weigh import Weighed
 
 # An engine that is not the first choice must be forecast this much better: the forecast's own error is about as large.
@@ -23,6 +23,7 @@ ROUNDED = {"fp8": "an fp8", "q8_0": "a q8_0", "q4_0": "a q4_0"}  # such caches
 UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism, tensor parallelism over nodes: more that can go wrong
 DIVIDED = 0.90  # decode context parallelism: rows of one rig only
+CLAIMS_MORE = 0.95  # of each GPU than a careful start does
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
 KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
 SLOW = ("kv-fp8-sglang-slow",)  # such symptoms
@@ -41,12 +42,15 @@ class Discount:
 def discounts(weighed: Weighed) -> tuple[Discount, ...]:
     """Everything about a candidate that is less proven than the plainest one."""
     parallel, recipe = weighed.recipe.parallel, weighed.recipe
+    claim = recipe.memory_utilization or 0
+    claims_more = claim > START_UTILIZATION and recipe.hybrid is None
     slow = any(trouble.symptom in SLOW for trouble in weighed.troubles)
     plainness = (
         (parallel.dcp > 1, Discount(DIVIDED, "a cache divided by DCP is less proven")),
         (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
         (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes hangs on the network")),
         (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
+        (claims_more, Discount(CLAIMS_MORE, f"a claim of {claim} of each GPU leaves less for peaks")),
         (slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
         (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
         (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),

@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from moebox.core import gpu_list
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Caution, Forecast, Line, Memory
 from moebox.core.recipe import Recipe
 from moebox.engines import budget
-from moebox.planner.candidates import Candidate
+from moebox.planner.candidates import Candidate, utilization
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_troubles
@@ -19,6 +20,7 @@ from moebox.planner.warnings import known_troubles
 PROMPT, ANSWER = 4096, 1024
 STREAMS = {"throughput": 32, "latency": 1, "context": 1}
 CONTEXTS = (1024, 8192, 32768, 65536, 131072, 262144)
+HIGHER = (0.92, 0.94, 0.95)  # claims to try where 0.90 does not hold the model
 CONCURRENCIES = (1, 8, 32, 64, 128)
 
 
@@ -127,13 +129,20 @@ def memory_of(deployment: Deployment) -> Memory:
     return replace(memory, kv_tokens=tokens, lines=(*memory.lines, line))
 
 
-def with_utilization(found: Iterable[Candidate], share: float) -> list[Candidate]:
-    """The same candidates claiming `share` of each GPU."""
-    return [
-        replace(one, recipe=replace(one.recipe, memory_utilization=share))
-        for one in found
-        if one.recipe.memory_utilization is not None
-    ]
+def claiming_enough(one: Weighed) -> Weighed:
+    """It with the least higher claim on each GPU that holds it, where the usual one does not and one would."""
+    claim, lacks = one.recipe.memory_utilization, one.memory.shortfall
+    if one.memory.fits or claim is None or one.pins.memory_utilization:
+        return one
+    used = gpu_list.used_gpus(one.box, one.recipe)
+    largest = max(gpu.memory for gpu in gpu_list.all_gpus(one.box))
+    for share in (utilization(one.box, used, share) for share in HIGHER):
+        if lacks <= (share - claim) * largest:
+            larger = replace(one.candidate, recipe=replace(one.recipe, memory_utilization=share))
+            memory = one.memory_as(larger)
+            if memory.fits:
+                return replace(one, candidate=larger, memory=memory)
+    return one
 
 
 def forecast(one: Weighed) -> tuple[Forecast, ...]:
