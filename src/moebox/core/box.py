@@ -77,6 +77,8 @@ class Gpu:
     nvlink: int = 0  # bytes/s to all peers together, both ways, as NVIDIA quotes it; 0 without
     nvlink_peers: int = 0  # GPUs one NVLink group has; 0: all of a node
     per_node: int = 0  # GPUs a node of this kind has at most; 0: any number
+    network: int = 0  # bytes/s a GPU between machines of this kind, which have it built in; 0: that is the buyer's
+    network_us: float = 0.0  # and of one hop under NCCL; 0: the usual
     pcie: Pcie | None = None
     numa: int | None = None
     mig: bool = False

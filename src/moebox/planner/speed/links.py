@@ -73,8 +73,7 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fab
     """The links that a tensor-parallel group talks over."""
     ranks, per_node = parallel.tp, max(len(box.gpus), 1)
     nodes = min(box.nodes, max(parallel.group_nodes, -(-ranks // per_node)))
-    network = float(box.network_measured or box.network or NETWORK)
-    node_us = NODE_US if box.network_us is None else box.network_us
+    node_us = (gpu.network_us or NODE_US) if box.network_us is None else box.network_us
     if gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes):
         name = "fabric" if gpu.generation == "cdna" else "nvlink"
         wire, rate, extra_us = wire_of(name), gpu.nvlink / 2, 0.0
@@ -88,11 +87,20 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fab
         wire=wire,
         rate=rate,
         nodes=nodes,
-        network=network,
+        network=network_rate(box),
         node_us=node_us,
         extra_us=extra_us,
         machines=box.nodes,
     )
+
+
+def network_rate(box: Box) -> float:
+    """Bytes a second a GPU between nodes: as timed, as given, as such machines have it, or a guess."""
+    return float(box.network_measured or box.network or _built_in(box) or NETWORK)
+
+
+def _built_in(box: Box) -> int:
+    return box.gpu.network if box.gpu else 0
 
 
 def pcie_rate(gpu: Gpu) -> float:
@@ -109,7 +117,9 @@ def between_nodes(box: Box) -> str:
         return f"{rate_text(box.network_measured)} a GPU{hop} measured between nodes: the forecast takes these"
     if box.network:
         return f"{rate_text(box.network)} a GPU between nodes, as given"
-    return "400 Gb/s a GPU assumed between nodes; `moebox box --hosts FILE --save FOLDER` measures it"
+    known = "as these machines have it between nodes" if _built_in(box) else "assumed between nodes"
+    bits = network_rate(box) * 8 / 1e9
+    return f"{bits:.0f} Gb/s a GPU {known}; `moebox box --hosts FILE --save FOLDER` measures it"
 
 
 def _host_us(box: Box, wire: Wire, ranks: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moebox.core.box import Box
 from moebox.core.model import Model
 from moebox.core.recipe import Recipe
-from moebox.planner.speed.links import NETWORK
+from moebox.planner.speed.links import network_rate
 
 F32, F16 = 4, 2
 MESSAGE = 1900  # bytes of commands and tensors' heads of a step (counted on the same server)
@@ -76,4 +76,4 @@ def connection_rate(box: Box) -> float:
     """Bytes a second of one TCP connection: as timed, which a box keeps a GPU, or one network card's."""
     if box.network_measured:
         return float(box.network_measured * max(len(box.gpus), 1))
-    return float(box.network or NETWORK)
+    return network_rate(box)
