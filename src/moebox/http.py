@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from moebox.errors import Outside, said
 from moebox.redact import heard
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     import httpx2
 
+PLAIN, WRITE_HTTP = "answers in plain HTTP, not TLS", "write http:// instead of https://"
+ANSWERS_S = 2.0  # that a server may take to begin a plain answer
 LARGEST = 4 << 20  # bytes of a reply that are read
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -136,7 +139,7 @@ class Session:
                 reply = Reply(status=response.status_code, text=_text(response))
                 return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-            return Reply(status=0, text=said(problem))
+            return Reply(status=0, text=failure(problem, url))
 
     def _trace(self, name: str, info: Mapping[str, Any]) -> None:
         if name == "connection.connect_tcp.complete":
@@ -184,7 +187,37 @@ async def post_stream(
     except TimeoutError:
         raise HttpFailed(f"no end within {timeout_s:g} s") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
-        raise HttpFailed(said(problem)) from None
+        raise HttpFailed(failure(problem, url)) from None
+
+
+def failure(problem: Exception, url: str) -> str:
+    """Why no reply came, in one line; OpenSSL has no word for a port that is asked for TLS and has none."""
+    import ssl
+
+    seen: BaseException | None = problem
+    while seen is not None and not isinstance(seen, ssl.SSLError):
+        seen = seen.__cause__ or seen.__context__
+    if seen is None:
+        return said(problem)
+    parts = urlsplit(url)
+    if speaks_plain(str(parts.hostname), parts.port or 443, seen):
+        return f"{parts.netloc} {PLAIN}"
+    return f"TLS: {said(problem)}"
+
+
+def speaks_plain(host: str, port: int, problem: OSError) -> bool:
+    """After a handshake that failed: the server answers an HTTP request without TLS.
+
+    One whose certificate is not trusted has TLS, though some of those answer a plain request too, to refuse it.
+    """
+    if "CERT" in str(problem).upper():
+        return False
+    try:
+        with socket.create_connection((host, port), timeout=ANSWERS_S) as sock:
+            sock.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            return sock.recv(5) == b"HTTP/"
+    except OSError:
+        return False
 
 
 class HttpFailed(Outside):

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from moebox.cli import main
 from tests.bench.hostile import ASIDE, SERVERS
 from tests.bench.hostile_more import MORE
-from tests.bench.server import good, serving
+from tests.bench.server import Peer, good, serving
 from tests.hangs import no_longer_than
+from tests.serving import live
 
 PATIENCE_S = 120  # for one server, on a busy machine: a hang, not a figure
 FLAGS = ["--requests", "3", "--concurrency", "2", "--output", "8", "--input", "8"]
@@ -153,3 +155,34 @@ def test_https_to_a_plain_port_says_so(capsys: pytest.CaptureFixture[str]) -> No
     assert code == 3
     assert "answers in plain HTTP" in said
     assert "http://" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["bench"], ["verify", "--model", "m"], ["watch", "--time", "1s"], ["compare", "http://127.0.0.1:9"]], ids=str
+)
+def test_https_to_a_plain_port_says_so_whoever_asks(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where the name of its model, or its list of models, is the first thing that is asked for."""
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)) as server:
+        command, *rest = words
+        code = main([command, f"https://127.0.0.1:{server.server_port}/v1", *rest])
+    said = " ".join(capfd.readouterr())
+
+    assert code in (1, 3)
+    assert "answers in plain HTTP, not TLS" in " ".join(said.split())
+    assert "WRONG_VERSION" not in said
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "m"]], ids=["asked", "named"])
+def test_a_refused_key_is_told_as_such(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No other model's name would help."""
+
+    def refuses(peer: Peer, body: dict[str, object]) -> bool:
+        peer.json(401, {"error": {"message": "Incorrect API key"}})
+        return True
+
+    with serving(good, look=refuses, aside=refuses) as server:
+        assert main(["bench", server.url, *model, *FLAGS]) == 3
+    said = capsys.readouterr().err
+
+    assert "--key-env" in said
+    assert "/v1/models lists" not in said

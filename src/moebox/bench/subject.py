@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.bench.vocabulary import MOST_PER_WORD, PLAIN, text_for
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
 from moebox.errors import Outside
 from moebox.loose import Json
 from moebox.stream import Reply, ask, sockets
@@ -79,7 +79,8 @@ def look(
     if reply.error and reply.status in (400, 422):
         reply = _ask(endpoint, body, api, target, until)
     if reply.error:
-        raise Outside(f"{endpoint.base_url}: {reply.error}", hint="--model must be a name that /v1/models lists")
+        hint = KEY_HINT if reply.status in REFUSED else "--model must be a name that /v1/models lists"
+        raise Outside(f"{endpoint.base_url}: {reply.error}", hint=hint)
     template = (reply.prompt_tokens or 0) - len(opening.split())
     return Subject(
         endpoint=endpoint,

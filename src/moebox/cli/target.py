@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moebox import http
 from moebox.core import grammar
-from moebox.core.endpoint import Endpoint, endpoint_of
+from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
 from moebox.stream import sockets
 
@@ -31,7 +31,8 @@ def is_url(target: str) -> bool:
 
 def not_there(endpoint: Endpoint, why: str) -> Outside:
     """For a server that gives no answer; `why` as the system says it."""
-    return Outside(f"{endpoint.base_url}: {_ERRNO.sub('', why)}", hint="is the server up?")
+    hint = http.WRITE_HTTP if http.PLAIN in why else "is the server up?"
+    return Outside(f"{endpoint.base_url}: {_ERRNO.sub('', why)}", hint=hint)
 
 
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
@@ -69,6 +70,8 @@ def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
     if not reply.status:
         raise not_there(endpoint, reply.text)
+    if reply.status in REFUSED:
+        raise Outside(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
     try:
         names = [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):

@@ -6,6 +6,8 @@ from typing import Literal
 from moebox import redact
 
 Family = Literal["openai", "anthropic"]
+REFUSED = (401, 403)  # statuses that say the key is missing or wrong
+KEY_HINT = "`--key-env NAME` names the variable that holds the key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
 from moebox.errors import AnswerIsNo, Outside
 from moebox.loose import Json, rows, words
 from moebox.phantom.client_checks import CODING_SYSTEM, HELLO, READS
@@ -157,7 +157,6 @@ def _refused(url: str, status: int, text: str) -> AnswerIsNo | Outside:
     if status in (404, 405, 501):
         hint = "vLLM, SGLang and llama.cpp of 2026 have it; older ones need a translating proxy"
         return AnswerIsNo(f"{url}: this server does not speak that protocol ({status})", hint=hint)
-    if status in (401, 403):
-        hint = "`--key-env NAME` names the variable that holds it"
-        return AnswerIsNo(f"{url}: refused the key ({status})", hint=hint)
+    if status in REFUSED:
+        return AnswerIsNo(f"{url}: refused the key ({status})", hint=KEY_HINT)
     return AnswerIsNo(f"{url}: answered {status}: {said}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from moebox import http
 from moebox.errors import BadInput, Outside
 
 # asm-generic/socket.h: receive timestamps of nanosecond resolution, set by the network stack before the process is
@@ -95,8 +96,8 @@ def connect(target: Target, timeout_s: float) -> socket.socket:
         _shake_hands(secured, target, timeout_s)
     except OSError as problem:
         secured.close()
-        if speaks_plain(target):
-            raise Outside(f"{where} answers in plain HTTP, not TLS", hint="write http:// instead of https://") from None
+        if http.speaks_plain(target.host, target.port, problem):
+            raise Outside(f"{where} {http.PLAIN}", hint=http.WRITE_HTTP) from None
         hint = "--ca-file trusts its certificate, --insecure any" if "CERT" in str(problem).upper() else None
         raise Outside(f"{where}: TLS: {getattr(problem, 'reason', None) or problem}", hint=hint) from None
     return secured
@@ -107,23 +108,12 @@ def _shake_hands(secured: ssl.SSLSocket, target: Target, timeout_s: float) -> No
     secured.settimeout(min(HANDSHAKE_S, timeout_s))
     try:
         secured.do_handshake()
-    except TimeoutError:
-        if timeout_s <= HANDSHAKE_S or speaks_plain(target):
+    except TimeoutError as problem:
+        if timeout_s <= HANDSHAKE_S or http.speaks_plain(target.host, target.port, problem):
             raise
         secured.settimeout(timeout_s - HANDSHAKE_S)
         secured.do_handshake()
     secured.settimeout(timeout_s)
-
-
-def speaks_plain(target: Target) -> bool:
-    """The server answers an HTTP request without TLS."""
-    request = f"GET / HTTP/1.1\r\nHost: {target.authority}\r\nConnection: close\r\n\r\n"
-    try:
-        with socket.create_connection((target.host, target.port), timeout=HANDSHAKE_S) as sock:
-            sock.sendall(request.encode("ascii", "replace"))
-            return sock.recv(5) == b"HTTP/"
-    except OSError:
-        return False
 
 
 def tune(sock: socket.socket) -> bool:

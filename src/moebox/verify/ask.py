@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import REFUSED, Endpoint
 from moebox.core.verdict import Exchange, Mark, Score
 from moebox.phantom.tasks import Task
 from moebox.verify import answer as reading
@@ -238,7 +238,7 @@ def refuse(exchange: Exchange) -> None:
     if exchange.error:
         away = exchange.error.startswith(("cannot connect", "TLS", "not a URL"))
         raise (Unusable if away else Failed)(exchange.error)
-    if exchange.status in (401, 403):
+    if exchange.status in REFUSED:
         raise Unusable(f"{exchange.status}: the key is missing or refused{said(exchange)}", status=exchange.status)
     if exchange.status in (429, 503):
         text = f"{exchange.status}: still too busy after waiting as asked{said(exchange)}"

@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import json
 import math
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -188,12 +187,9 @@ def _asked_wait(header: str, attempt: int) -> float:
 
 def _failure(problem: httpx2.HTTPError, url: str) -> str:
     """A transport failure in words."""
-    text = str(problem) or type(problem).__name__
-    seen: BaseException | None = problem
-    while seen is not None:
-        if isinstance(seen, ssl.SSLError):
-            return f"TLS: {text}"
-        seen = seen.__cause__ or seen.__context__
+    text = http.failure(problem, url)
+    if text.startswith("TLS: "):
+        return text
     if isinstance(problem, httpx2.ConnectError):
         return f"cannot connect to {url}: {text}"
     if isinstance(problem, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError):

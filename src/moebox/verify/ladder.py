@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from moebox import codec
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import REFUSED, Endpoint
 from moebox.core.event import RungDone
 from moebox.core.habits import shown
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
@@ -251,7 +251,7 @@ async def _why_stop(ask: Asker, rung: Rung, verdict: Verdict, keep_going: bool) 
     still = await ask.client.get(f"{ask.endpoint.base_url}/models")
     if still.error.startswith(("cannot connect", "TLS", "not a URL")):
         return f"the endpoint is gone: {still.error}"
-    return f"the key is refused ({still.status})" if still.status in (401, 403) else ""
+    return f"the key is refused ({still.status})" if still.status in REFUSED else ""
 
 
 def _skipped(rung: Rung, why: str) -> Verdict:
