@@ -1,5 +1,6 @@
 """Reports as files: small whatever was measured, the same from the command line, PDF where it can be made."""
 
+import io
 import json
 import random
 import subprocess
@@ -149,6 +150,20 @@ def test_runs_are_listed_shown_and_deleted(tmp_path: Path, capsys: pytest.Captur
     run.release()
     assert main(["runs", "rm", run.id, "--yes", *home]) == 0
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize(("says", "code"), [("", 2), ("n\n", 1), ("y\n", 0)])
+def test_deleting_asks_and_nobody_is_no_answer(
+    says: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard input may be closed, as in a cron job."""
+    run = a_run(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(says))
+    assert main(["runs", "rm", run.id, "--runs", str(tmp_path)]) == code
+    told = capsys.readouterr()
+    assert run.path.exists() == (code != 0)
+    assert ("--yes" in told.err) == (code == 2)
+    assert "[y/N]" in told.out
 
 
 def test_no_way_to_make_a_pdf_is_one_clear_line(

@@ -46,6 +46,15 @@ def try_file(path: "Path | None", *, of: "Path | None" = None, hint: str | None 
             files.try_out(path)
 
 
+def asked(question: str) -> bool:
+    """Whether a person says yes; BadInput where nobody answers."""
+    try:
+        said = people().input(f"{question} [y/N] ", markup=False)
+    except EOFError:
+        raise BadInput(f"{question} Nobody answered", hint="`--yes` says yes beforehand") from None
+    return said.strip().lower() in ("y", "yes")
+
+
 @functools.cache
 def people() -> "Console":
     """Where results for people go: stdout."""

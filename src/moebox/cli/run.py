@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import asked, emit, talk
 from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, refuse_outside
 from moebox.flows import boxes, recipes
@@ -169,4 +169,4 @@ def confirm(question: str) -> bool:
     if not sys.stdin.isatty():
         talk().print(f"{question} Not a terminal, so the answer is no; `--yes` continues.")
         return False
-    return people().input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return asked(question)

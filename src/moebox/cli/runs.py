@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people
+from moebox.cli.output import asked, emit, people
 from moebox.errors import BadInput, Outside
 from moebox.loose import Document
 from moebox.serve import state
@@ -170,7 +170,7 @@ def rm(
     if not run:
         raise BadInput("name the runs to delete", hint="`moebox runs` lists them")
     found = [_deletable(name, runs) for name in run]
-    if not yes and not _sure(found):
+    if not yes and not asked(f"delete {', '.join(folder.id for folder in found)}?"):
         people().print("nothing deleted")
         return 1
     for folder in found:
@@ -191,9 +191,3 @@ def _deletable(name: str, runs: Path | None) -> Run:
     if engine := state.writing(state.folders(), folder.path):
         raise Outside(f"{folder.id}: its engine is running", hint=f"stop that first: `moebox down {engine}`")
     return folder
-
-
-def _sure(found: "Sequence[Run]") -> bool:
-    """Ask a person."""
-    answer = input(f"delete {', '.join(folder.id for folder in found)}? [y/N] ")
-    return answer.strip().lower() in ("y", "yes")
