@@ -8,6 +8,7 @@ from moebox.cli import main, output
 from moebox.core import catalogue
 from moebox.core.event import PipelineBegan
 from moebox.store import Run
+from moebox.store.summary import summaries
 from tests.report.making import a_run
 
 BOX = ("--box", "8x-rtx-pro-6000-server")
@@ -79,6 +80,22 @@ def test_a_run_can_be_copied_from_the_list(capsys: pytest.CaptureFixture[str]):
     assert shown[0].endswith(" tok/s")
     assert any("simulated" in line for line in shown)
     assert next(line for line in shown if line.startswith(run.id)).rstrip().endswith("–")
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 75, 76])
+def test_nothing_of_a_run_is_cut_on_a_narrow_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """State, checks and speed stand below the name where there is no room beside it."""
+    run = a_run(tmp_path / "runs")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = lines(capsys, "runs")
+    assert max(map(len, shown)) <= columns
+    told = " ".join(" ".join(shown).split())
+    for word in ("tok/s", "checks", "ended", f"{summaries(tmp_path / 'runs')[0].output_tok_s:,.0f}"):
+        assert word in told
+    assert run.id in "".join("".join(shown).split())
+    assert "…" not in told
 
 
 def test_advice_of_the_doctor_stays_in_its_column(capsys: pytest.CaptureFixture[str]):

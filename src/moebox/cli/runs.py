@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from moebox.report.rules import Advice
 
 WIDE = 100  # columns
+NARROW = 76  # columns: below, a name that can be copied leaves no room for the others beside it
 LONGEST_ID = 44  # columns: names up to this are not broken, so that they can be copied
 
 
@@ -43,6 +44,10 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         return 0
     engines = state.folders()
     live = {row.id for row in found if _live(Run(runs_dir(runs) / row.id), engines)}
+    if people().width < NARROW:
+        for row in found:
+            people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks}, {_speed(row)} tok/s", markup=False)
+        return 0
     people().print(listing(found, live, wide=people().width >= WIDE))
     return 0
 
