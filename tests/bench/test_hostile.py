@@ -158,7 +158,9 @@ def test_https_to_a_plain_port_says_so(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["bench"], ["verify", "--model", "m"], ["watch", "--time", "1s"], ["compare", "http://127.0.0.1:9"]], ids=str
+    "words",
+    [["bench"], ["verify", "--model", "m"], ["watch", "--time", "1s"], ["compare", "http://127.0.0.1:9"]],
+    ids=str,
 )
 def test_https_to_a_plain_port_says_so_whoever_asks(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """Also where the name of its model, or its list of models, is the first thing that is asked for."""

@@ -53,7 +53,9 @@ def test_a_recipe_is_forecast_on_the_box_it_was_planned_for(tmp_path: Path, caps
     assert "planned_for.box" in capsys.readouterr().err
 
 
-def test_a_report_has_the_form_that_its_name_says(own_folders: Path, tmp_path: Path):
+def test_a_report_has_the_form_that_its_name_says(
+    own_folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """-o x.md is Markdown, not HTML under another name, and nothing is written beside it."""
     a_run(own_folders)
     out = tmp_path / "out"
@@ -62,6 +64,9 @@ def test_a_report_has_the_form_that_its_name_says(own_folders: Path, tmp_path: P
     assert main(["report", "latest", "-o", str(out / "y.html"), "--md"]) == 0
     assert (out / "y.html").read_text().lstrip().startswith("<!doctype html>")
     assert sorted(path.name for path in out.iterdir()) == ["x.md", "y.html", "y.md"]
+    assert main(["report", "latest", "-o", str(out / "x.docx")]) == 2
+    assert "'.docx'" in capsys.readouterr().err
+    assert not (out / "x.docx").exists()
 
 
 def test_times_are_remembered_and_a_spoilt_file_is_no_error(tmp_path: Path):

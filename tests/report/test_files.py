@@ -193,7 +193,14 @@ def test_a_run_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pytes
     assert main(["report", "nothing", "--runs", str(tmp_path)]) == 2
     assert "moebox runs" in capsys.readouterr().err
     Run.create("x", runs=tmp_path).release()
-    assert main(["report", "latest", "--runs", str(tmp_path), "-o", "/proc/nowhere/r.html"]) == 3
+    assert main(["report", "latest", "--runs", str(tmp_path), "-o", "/proc/nowhere/r.html"]) == 2
+
+
+@pytest.mark.parametrize("command", [["runs"], ["ui"], ["report"], ["runs", "show"], ["runs", "--json"]], ids=" ".join)
+def test_a_file_is_no_folder_of_runs(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks for it."""
+    assert main([*command, "--runs", "/etc/passwd"]) == 2
+    assert "/etc/passwd: is a file, not a folder of runs" in capsys.readouterr().err
 
 
 def test_the_recipe_on_the_page_is_the_recipe(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moebox import files
+from moebox.errors import BadInput, refuse_if
 from moebox.report.expect import foretold
 from moebox.report.page import Page, html, page_of
 from moebox.report.reading import read
 from moebox.store import Run, plain
+
+FORMS = ("", ".html", ".htm", ".md", ".pdf")
+ELSEWHERE = "`-o FILE` puts it elsewhere"
 
 
 def report(runs: Sequence[Run], *, title: str = "") -> Page:
@@ -23,8 +27,11 @@ def write_report(
     for name in (target, text, print_out):
         if name.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
             plain.refuse_strange(name)
-    page = report(runs, title=title)
     suffix = target.suffix.lower()
+    refuse_if(suffix not in FORMS, f"{target}: a report cannot be {suffix!r}", hint="name it .html, .md or .pdf")
+    with files.writing(target, refused=BadInput, hint=ELSEWHERE):
+        files.try_out(target)
+    page = report(runs, title=title)
     paths: list[Path] = []
     if suffix not in (".md", ".pdf"):
         paths.append(save(target, html(page)))
@@ -41,6 +48,6 @@ def write_report(
 
 def save(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all, its folder made if need be."""
-    with files.writing(path, hint="`-o FILE` puts it elsewhere"):
+    with files.writing(path, hint=ELSEWHERE):
         files.write_atomic(path.resolve(), text)
     return path

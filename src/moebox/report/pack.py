@@ -18,7 +18,7 @@ from moebox.errors import BadInput, MoeboxError, Outside
 from moebox.escape import markdown as escape
 from moebox.render import render
 from moebox.report.block import Part
-from moebox.report.files import report, save
+from moebox.report.files import ELSEWHERE, report, save
 from moebox.report.markdown import markdown, part, strip
 from moebox.report.page import Page, html
 from moebox.report.record import RunRecord
@@ -56,19 +56,20 @@ def pack(runs: Sequence[Run], target: Path, *, pdf: bool = True) -> tuple[Path, 
         return target, _archive(runs, target, pdf=pdf)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target}: is there already", hint="name a folder that is not, or one that is empty")
+    with files.writing(target, refused=BadInput, hint=ELSEWHERE):
+        files.try_out(target / "README.md")
     return target, fill(runs, target, pdf=pdf)
 
 
 def _archive(runs: Sequence[Run], target: Path, *, pdf: bool) -> list[str]:
     """Whole or not at all; where it cannot be written, that is told before anything is read."""
     name = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
-    hint = "`-o FILE` puts it elsewhere"
-    with files.writing(target, hint=hint):
+    with files.writing(target, refused=BadInput, hint=ELSEWHERE):
         files.try_out(target)
     with files.scratch("pack") as folder:
         left_out = fill(runs, folder / name, pdf=pdf)
         with (
-            files.writing(target, hint=hint),
+            files.writing(target, hint=ELSEWHERE),
             files.becoming(target) as file,
             tarfile.open(target.name, "w:gz", fileobj=file) as archive,
         ):

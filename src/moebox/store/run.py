@@ -30,7 +30,9 @@ PIPELINE, PIPELINE_BEFORE = "pipeline.json", "story.json"  # what `moebox run` k
 
 def runs_dir(named: Path | None = None) -> Path:
     """Where runs live: the folder that is named, $MOEBOX_RUNS, or moebox/runs in the user's data directory."""
-    return named or Path(os.environ.get("MOEBOX_RUNS") or files.data_home() / "moebox" / "runs")
+    home = named or Path(os.environ.get("MOEBOX_RUNS") or files.data_home() / "moebox" / "runs")
+    refuse_if(os.path.isfile(home), f"{home}: is a file, not a folder of runs")
+    return home
 
 
 def tidied(name: str) -> str:

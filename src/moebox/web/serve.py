@@ -9,6 +9,7 @@ import uvicorn
 
 from moebox.core.traits import LAST_PORT
 from moebox.errors import BadInput, Outside, refuse_outside
+from moebox.store import runs_dir
 from moebox.web import planning
 from moebox.web.app import application
 from moebox.web.gate import Site
@@ -70,6 +71,7 @@ class Server(uvicorn.Server):
 
 def prepare(host: str, port: int, *, insist: bool, runs: Path | None) -> tuple[uvicorn.Server, socket.socket, str]:
     """The server, its socket, and the address to open."""
+    runs_dir(runs)  # refuses what is none
     planning.warm()
     token = "" if is_loopback(host) else secrets.token_urlsafe(18)
     made = listen(host, port, insist=insist)
