@@ -27,6 +27,18 @@ JSON = st.recursive(
 FIELDS = ["concurrency", "output_throughput", "mean_ttft_ms", "completed", "total_input_tokens", "samples", "workload"]
 
 
+def test_files_of_moebox_are_not_called_strange(tmp_path: Path) -> None:
+    """A timed engine's calibration, the nodes of a launch, a fleet's verdict, the two sides of a comparison."""
+    run = a_run(tmp_path)
+    for name in ("calibration.json", "nodes.json", "fleet.json"):
+        run.write_json(name, {})
+    for name in ("A", f"{run.id}-B"):
+        (run.path / name).mkdir()
+    assert not any("not written by moebox" in gap for gap in read(run).gaps)
+    run.write("notes.txt", "mine")
+    assert "left aside, not written by moebox: notes.txt" in read(run).gaps
+
+
 def test_the_memory_of_a_rehearsal_is_not_the_engines(tmp_path: Path) -> None:
     """Few layers leave much room; a launch that fails afterwards has no memory to show, and the attempt is named."""
     run = a_run(tmp_path)

@@ -33,6 +33,7 @@ OURS = {
 }
 OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
 OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json", "tasks"}
+OURS |= {"calibration.json", "nodes.json", "fleet.json", "A", "B"}  # the last two: the sides of a comparison
 
 
 def read(run: Run) -> RunRecord:
@@ -193,8 +194,9 @@ def strange(paths: Sequence[Path]) -> list[str]:
 
 
 def ours(path: Path) -> bool:
-    """Whether moebox writes files of that name."""
-    return path.name in OURS or path.name.startswith((".", "engine.log")) or path.suffix in (".toml", ".log")
+    """Whether moebox writes files of that name; a side of a comparison has its run's name before its own."""
+    name = path.name.removeprefix(f"{path.parent.name}-")
+    return name in OURS or name.startswith((".", "engine.log")) or path.suffix in (".toml", ".log")
 
 
 def from_twin(about: Json, entries: Sequence[Entry], levels: Sequence[Level]) -> bool:
