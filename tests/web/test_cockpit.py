@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ def token(url: str) -> str:
     return found[1]
 
 
-def post(url: str, path: str, fields: dict[str, str], **changed: str) -> tuple[int, str]:
+def post(url: str, path: str, fields: Mapping[str, object], **changed: str) -> tuple[int, str]:
     """A POST as the page's own script makes it; `changed` replaces headers."""
     headers = {"Origin": url.rstrip("/"), "X-Moebox-Page": token(url), "Content-Type": "application/json", **changed}
     request = urllib.request.Request(url + path, json.dumps(fields).encode(), headers=headers)
@@ -101,12 +101,16 @@ def test_a_pid_in_a_file_is_not_believed(serve: Serve, tmp_path: Path):
     assert "not on this machine" in text
 
 
-@pytest.mark.parametrize("fields", [{"model": "--help"}, {"model": "kimi-k2.6", "until": "nosuch"}])
-def test_a_start_that_cannot_be_meant_is_one_line(serve: Serve, tmp_path: Path, fields: dict[str, str]):
+@pytest.mark.parametrize(
+    "fields", [{"model": "--help"}, {"model": "kimi-k2.6", "until": "nosuch"}, {"model": {"a": 1}}, {"keep": True}]
+)
+def test_a_start_that_cannot_be_meant_is_one_line(serve: Serve, tmp_path: Path, fields: dict[str, object]):
+    """A value that was no text was passed over, and the rehearsal model started instead."""
     status, text = post(serve(runs=tmp_path), "runs", fields)
 
     assert status == 400
     assert json.loads(text)["error"]
+    assert not any(tmp_path.iterdir())
 
 
 def test_runs_are_filtered_and_compared(serve: Serve, tmp_path: Path):

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from moebox import __version__
-from moebox.errors import BadInput, DoesNotFit, MoeboxError
+from moebox.errors import BadInput, DoesNotFit, MoeboxError, refuse_if
 from moebox.report import palette
 from moebox.report.block import Block, Prose
 from moebox.report.page import environment, style
@@ -77,7 +77,7 @@ def failed(site: Site) -> Any:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a JSON body; BadInput for anything else."""
+    """The fields of a JSON body, each a text; BadInput for anything else."""
     body = await request.body()
     if len(body) > LARGEST_FORM:
         raise BadInput("the form is too large")
@@ -87,7 +87,9 @@ async def form_of(request: Request) -> dict[str, str]:
         raise BadInput("the form is not JSON") from None
     if not isinstance(fields, dict):
         raise BadInput("the form has no fields")
-    return {str(name): value for name, value in fields.items() if isinstance(value, str)}
+    wrong = [str(name) for name, value in fields.items() if not isinstance(value, str)]
+    refuse_if(bool(wrong), f"{', '.join(wrong)}: not text")
+    return fields
 
 
 def script(name: str, package: str) -> Any:
