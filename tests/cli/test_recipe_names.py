@@ -1,5 +1,6 @@
 """A recipe by name works wherever a recipe is taken."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def test_every_shipped_recipe_is_forecast_rendered_and_planned(
 def test_the_rehearsal_model_has_a_name_to_start_by(capsys: pytest.CaptureFixture[str]):
     assert main(["up", "phantom", "--dry-run"]) == 0
     assert "moebox.serve.embedded" in capsys.readouterr().out
+
+
+def test_the_rehearsal_model_is_run_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`up phantom` worked while `run phantom` said "unknown model"; a bare `run` means the same."""
+    words = ["--until", "plan", "--ram-bandwidth", "20GB/s", "--yes", "--json", "--runs", str(tmp_path)]
+    assert main(["run", "phantom", *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["request"]["model"] == ""
+    assert "run-phantom" in told["run"]
+
+
+def test_the_rehearsal_model_is_among_what_is_known(capsys: pytest.CaptureFixture[str]):
+    assert main(["up", "nosuch", "--dry-run"]) == 2
+    assert "phantom" in capsys.readouterr().err
 
 
 def test_a_name_nobody_knows_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -66,7 +66,7 @@ def run(
         folder, pipeline = resumed(resume, until, runs)
     else:
         request = pipelines.Request(
-            model=model,
+            model="" if recipes.is_phantom(model) else model,
             recipe=str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe,
             box=box,
             ram=ram,

@@ -14,9 +14,14 @@ def is_recipe(name: str) -> bool:
 
 def read(name: str) -> Recipe:
     """The recipe called `name`."""
-    if name == phantom.NAME and not Path(name).exists() and name not in recipes.saved():
+    if is_phantom(name) and name not in recipes.saved():
         return phantom.plan(boxes.box()).recipe
-    return recipes.read_recipe(name)
+    return recipes.read_recipe(name, besides=(phantom.NAME,))
+
+
+def is_phantom(name: str) -> bool:
+    """Whether `name` means the rehearsal model, and no file or folder."""
+    return name == phantom.NAME and not Path(name).exists()
 
 
 def _names() -> set[str]:

@@ -1,5 +1,6 @@
 """Recipes by file or by the name of one that ships with moebox."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from moebox import files
@@ -24,11 +25,11 @@ def saved() -> dict[str, Path]:
     return {path.stem: path for path in sorted(saved_dir().glob("*.toml"))}
 
 
-def read_recipe(name: str) -> Recipe:
-    """The recipe in the file `name`, or the saved or shipped one of that name."""
+def read_recipe(name: str, *, besides: Iterable[str] = ()) -> Recipe:
+    """The recipe in the file `name`, or the saved or shipped one of that name; `besides` are known elsewhere."""
     known = {**shipped(), **saved()}
     if name in known and not Path(name).is_file():
         return grammar.read(known[name])
     if not Path(name).exists() and not name.endswith(".toml"):
-        raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted(known))}")
+        raise BadInput(f"no recipe {name!r}", hint=f"a .toml file, or {suggest(name, sorted({*known, *besides}))}")
     return grammar.read(Path(name))
