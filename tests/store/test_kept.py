@@ -78,4 +78,6 @@ def test_it_can_be_resumed(run: Run) -> None:
     resumed = pipeline.resume(run)
     assert resumed.over
     assert (run.path / "pipeline.json").is_file()
-    assert pipeline.expected(Run(run.path.parent / "next"), "kimi-k2.6")["bench"] > 1
+    after = Run.create("next", runs=run.path.parent)
+    pipeline.begin(resumed.request, after)
+    assert pipeline.expected(after)["bench"] > 1

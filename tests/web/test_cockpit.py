@@ -17,10 +17,11 @@ from moebox import codec
 from moebox.cli import main
 from moebox.core.event import AttemptFailed, AttemptStarted, LevelBegan, VerifyBegan, VerifyEnded
 from moebox.core.recipe import Recipe
+from moebox.flows import pipeline as pipelines
 from moebox.serve.recipes import read_recipe
 from moebox.store import Run
 from moebox.store.summary import summaries
-from moebox.web import planning
+from moebox.web import live, planning
 from tests.report.making import a_run
 from tests.web.test_ui import get
 
@@ -138,6 +139,26 @@ def test_a_step_whose_checks_failed_is_not_ticked_as_good(serve: Serve, tmp_path
     page = get(f"{serve(runs=tmp_path)}runs/{run.id}/live")[1]
     shown = {name: state for state, name in re.findall(r'<li class="(\w+)">.*?<b>(\w+)</b>', page)}
     assert shown == {"up": "done", "verify": "failed"}
+
+
+def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
+    """The last run left verify out by hand: seven minutes were then told as twenty seconds."""
+    took = {"plan": 1.0, "verify": 430.0, "bench": 20.0, "task": 9.0}
+    for name, left_out in (("a", ()), ("b", ("verify",)), ("c", ())):
+        pipeline = pipelines.Pipeline(request=pipelines.Request(model="kimi-k2.6", until="bench", quick=name == "c"))
+        for step in pipelines.STEPS:
+            state, why = ("skipped", pipelines.BY_HAND) if step in left_out else ("done", "")
+            done = pipelines.Step(name=step, state=state, why=why, seconds=took.get(step, 0.0))  # type: ignore[arg-type]
+            pipeline = pipeline.with_step(done)
+        pipelines.save(pipeline, Run.create(name, runs=tmp_path))
+    run = Run.create("now", runs=tmp_path)
+    asked = pipelines.begin(pipelines.Request(model="kimi-k2.6", until="bench"), run)
+    pipelines.save(asked.with_step(pipelines.Step(name="plan", state="done")), run)
+
+    assert live.view(run).left == "about 7 min 30 s left, going by earlier runs"
+    never = Run.create("never", runs=tmp_path)
+    pipelines.begin(pipelines.Request(model="glm-5"), never)
+    assert live.view(never).left == ""
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

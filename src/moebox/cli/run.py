@@ -108,7 +108,7 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
     from moebox.stream.awake import Awake
 
     awake = Awake()
-    view = View(pipeline, folder, pipelines.expected(folder, pipeline.request.model), now=awake.now, quiet=json)
+    view = View(pipeline, folder, pipelines.expected(folder), now=awake.now, quiet=json)
     runner = Runner(folder, pipeline, awake=awake, tell=view.hear, ask=lambda question: yes or confirm(question))
     try:
         with awake, view:

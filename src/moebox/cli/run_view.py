@@ -12,7 +12,7 @@ from rich.text import Text
 
 from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
-from moebox.flows.pipeline import STEPS, Pipeline, Step, shown_state
+from moebox.flows.pipeline import STEPS, Pipeline, Step, shown_state, time_left
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
@@ -42,7 +42,7 @@ class View(Drawn):
     ) -> None:
         self.run, self.expected, self.now, self.quiet = run, expected, now, quiet
         self.steps = {step.name: step for step in pipeline.steps}
-        self.until, self.simulated = pipeline.request.until, pipeline.simulated
+        self.request, self.simulated = pipeline.request, pipeline.simulated
         self.started: dict[str, float] = {}
         self.lines: list[str] = []  # of the running step
         self.spinner = Spinner("dots")
@@ -96,7 +96,7 @@ class View(Drawn):
         for width in (2, 9):
             table.add_column(no_wrap=True, min_width=width)
         table.add_column(overflow="fold")
-        for name in STEPS[: STEPS.index(self.until) + 1]:
+        for name in STEPS[: STEPS.index(self.request.until) + 1]:
             step = self.steps[name]
             if step.state == "running":
                 table.add_row(self.spinner, Text(name, style="bold"), self._running(name))
@@ -127,17 +127,9 @@ class View(Drawn):
         return f"{seconds(step.seconds)}{'  ' + figures if figures else ''}"
 
     def left(self) -> str:
-        """How long it will still take, from the last time; "" when nobody knows."""
-        if not self.expected:
-            return ""
-        rest = 0.0
-        for name in STEPS[: STEPS.index(self.until) + 1]:
-            step = self.steps[name]
-            if step.state == "waiting":
-                rest += self.expected.get(name, 0.0)
-            elif step.state == "running":
-                rest += max(0.0, self.expected.get(name, 0.0) - (self.now() - self.started.get(name, 0.0)))
-        return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
+        """How long it will still take, going by earlier runs; "" when nobody knows."""
+        past_s = self.now() - max(self.started.values(), default=self.now())
+        return time_left(self.steps.values(), self.request, self.expected, past_s=past_s)
 
     def close(self, pipeline: Pipeline, runner: "Runner") -> None:
         """The four answers, where the files are, and how to reach or start the endpoint."""

@@ -8,17 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from errno import ENOSPC
+from itertools import islice
 from os import strerror
 from typing import Literal
 
 from moebox import codec
 from moebox.core.event import PipelineBegan, PipelineResumed, StepState
 from moebox.errors import BadInput, Outside, UnknownName
-from moebox.loose import figure, rows, words
+from moebox.loose import Json, figure, inner, rows, words
 from moebox.store import FULL, PIPELINE, Run
+from moebox.units import seconds
 
 Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
 Figures = dict[str, str | int | float | bool]  # by name
+LOOKED_AT = 100  # runs that are read for how long this one takes
+BY_HAND = "left out by --skip"
 STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
 
 
@@ -155,20 +159,48 @@ def save(pipeline: Pipeline, run: Run) -> Pipeline:
     return pipeline
 
 
-def expected(run: Run, model: str) -> dict[str, float]:
-    """Seconds each step took the last time such a pipeline ran on this machine; empty when none did."""
+def expected(run: Run) -> dict[str, float]:
+    """Seconds that each step took the last time a pipeline like this one came to it, on this machine."""
     others = (folder for folder in sorted(run.path.parent.iterdir(), reverse=True) if folder != run.path)
-    for document in map(_document, map(Run, others)):
-        steps = _seconds(document)
-        if "bench" in steps and words(document, "request.model") == model:
-            return steps
-    return {}
+    asked = _asked(_document(run))
+    took: dict[str, float] = {}
+    for document in map(_document, map(Run, islice(others, LOOKED_AT))):
+        if _asked(document) == asked:
+            took = {**_seconds(document), **took}
+        if took.keys() >= set(STEPS):
+            break
+    return took
+
+
+def _asked(document: object) -> tuple[object, ...]:
+    """What makes two pipelines take alike."""
+    request = inner(document, "request")
+    return tuple(request.get(name) or "" for name in ("model", "recipe", "box", "twin", "quick"))
 
 
 def _seconds(document: object) -> dict[str, float]:
-    """How long each step took that was done."""
-    done = [row for row in rows(document, "steps") if row.get("state") == "done"]
-    return {words(row, "name"): figure(row, "seconds") or 0.0 for row in done}
+    """How long each step took that was done; none where it is left out of every pipeline like this one."""
+    return {words(row, "name"): figure(row, "seconds") or 0.0 for row in rows(document, "steps") if _was_due(row)}
+
+
+def _was_due(row: Json) -> bool:
+    """Whether a step came to its turn, and was not left out by hand."""
+    state = words(row, "state")
+    return state == "done" or (state == "skipped" and words(row, "why") != BY_HAND)
+
+
+def time_left(steps: Iterable[Step], request: Request, took: Mapping[str, float], *, past_s: float) -> str:
+    """How long the steps take that are still to be done, `past_s` into the running one; "" when nobody knows."""
+    due = {*STEPS[: STEPS.index(request.until) + 1]} - {*request.skip}
+    ahead = [step for step in steps if step.name in due and step.state in ("waiting", "running")]
+    if any(step.name not in took for step in ahead):
+        return ""
+    left = sum(_rest(step, took[step.name], past_s) for step in ahead)
+    return f"about {seconds(left)} left, going by earlier runs" if left >= 1 else ""
+
+
+def _rest(step: Step, lasts: float, past_s: float) -> float:
+    return max(0.0, lasts - past_s) if step.state == "running" else lasts
 
 
 def _document(run: Run) -> object:

@@ -25,7 +25,7 @@ from moebox.flows.climb import BEST, climb
 from moebox.flows.effort import Effort
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
-from moebox.flows.pipeline import STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
+from moebox.flows.pipeline import BY_HAND, STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -128,7 +128,7 @@ class Runner:
     def _pointless(self, name: Name) -> str:
         """Why a step is left out; "" when it is to be done."""
         if name in self.request.skip:
-            return "left out by --skip"
+            return BY_HAND
         if self.request.twin and name in NOT_SIMULATED:
             return NOT_SIMULATED[name]
         own = {"task": self._no_task, "doctor": self._no_doctor}.get(name)

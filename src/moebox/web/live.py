@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from moebox import codec
+from moebox.core.event import StepRunning
 from moebox.doctor.logs import search
 from moebox.errors import BadInput
 from moebox.escape import clipped
@@ -116,12 +118,14 @@ def _shown(value: object) -> str:
 
 
 def left(run: Run, document: Json) -> str:
-    """How long the rest takes, going by the last run of the same model; "" when nobody knows."""
-    last = pipelines.expected(run, words(document, "request.model"))
-    if not last:
+    """How long the rest takes, going by earlier runs; "" when nobody knows."""
+    try:
+        pipeline = codec.decode(pipelines.Pipeline, document, where=PIPELINE)
+    except BadInput:
         return ""
-    rest = sum(last.get(step.name, 0.0) for step in steps(document, live=True) if step.state in ("waiting", "running"))
-    return f"about {seconds(rest)} left, going by the last run" if rest >= 1 else ""
+    begun = [entry.time for entry in run.journal().entries if isinstance(entry.event, StepRunning)]
+    past_s = max(0.0, time.time() - begun[-1]) if begun else 0.0
+    return pipelines.time_left(pipeline.steps, pipeline.request, pipelines.expected(run), past_s=past_s)
 
 
 def log(run: Run) -> list[LogLine]:
