@@ -211,3 +211,24 @@ def test_unknown_ram_has_the_band_of_all_that_is_sold(capsys: pytest.CaptureFixt
     (same,) = (one for one in plan["forecast"] if one["context"] == 1024)
     assert plan["basis"] == unknown["basis"]
     assert (same["low_tok_s"], same["high_tok_s"]) == (row["tg_low_tok_s"], row["tg_high_tok_s"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kimi-k2.6", "--box", "5x-h200", "--engine", "vllm"],  # five stages
+        ["deepseek-v4-pro", "--box", "8x-b300", "--engine", "sglang"],  # several prompts a step
+        ["kimi-k2.6", "--box", "8x-h200", "--engine", "vllm"],
+    ],
+)
+def test_the_answers_of_plan_are_what_a_serving_run_of_them_comes_to(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """Plan compares by requests of 4,096 tokens answered with 1,024, 32 at once; simulated it is the same rate."""
+    assert main(["plan", *words]) == 0
+    page = capsys.readouterr().out
+    answers = float(page.partition("(this plan)")[2].split()[0].replace(",", ""))
+    load = ["--input", "4096", "--output", "1024", "--concurrency", "32"]
+    (row,) = told(capsys, *words, *load)["rows"]
+
+    assert row["output_throughput"] == pytest.approx(answers, rel=0.03)

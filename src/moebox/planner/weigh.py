@@ -85,7 +85,7 @@ class Weighed:
         """Answer tokens a second when `streams` such requests are read and answered together."""
         prompt, answer = request(self.recipe.context)
         step = self.speed.decode_step_s(self.streams, prompt + answer // 2) / self.speed.tokens_per_step
-        reading = self.speed.prefill_s(prompt) * self.streams
+        reading = self.speed.prefills_s(prompt, self.streams)
         return self.streams * answer / (reading + answer * step)
 
     def memory_as(self, other: Candidate) -> Memory:

@@ -176,6 +176,13 @@ class Speed:
         """Seconds to read a prompt of `tokens` after `context` tokens that are cached, alone on the machine."""
         return _prefill(self, tokens, context)
 
+    def prefills_s(self, tokens: int, prompts: int) -> float:
+        """Seconds to read `prompts` of `tokens` each that came together: a step takes as many as it has room for."""
+        together = min(max(self.piece // max(tokens, 1), 1), prompts)
+        if together == 1:
+            return prompts * self.prefill_s(tokens)
+        return prompts / together * self.step_s(0, 0, together * tokens)
+
     def prefill_tok_s(self, tokens: int) -> float:
         """Prompt tokens a second for one prompt."""
         return tokens / self.prefill_s(tokens) if tokens else 0.0

@@ -57,8 +57,8 @@ class GpuStep:
             "context parallel": self.context_parallel(queries),
             "draft": self.drafting(batch, fresh),
         }
-        if lost:
-            parts["waiting for stages"] = sum(parts.values()) * lost
+        if lost:  # micro-batches that decode wait for each other; a prompt's tokens are one micro-batch of their own
+            parts["waiting for stages"] = sum(parts.values()) * lost * queries / tokens
         launching = self.launching(prompt=fresh > 0)
         if launching:
             device = sum(parts.values())
