@@ -10,7 +10,7 @@ import pytest
 from moebox import engines
 from moebox.checkpoint import deploy
 from moebox.core import catalogue, registry
-from moebox.errors import BadInput
+from moebox.errors import BadInput, DoesNotFit
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
 from tests.chain.links import BOXES, Case, box_of, problems
@@ -87,14 +87,14 @@ def test_every_plan_holds_together() -> None:
         ("glm-5", "8x-a100-80gb", "sglang", "no sparse attention kernels"),
     ],
 )
-def test_what_traits_exclude_is_planned_only_when_asked_for(model: str, box: str, engine: str, why: str) -> None:
-    """Left to choose, the planner takes another engine or none; asked for, it says that it will not start."""
+def test_what_traits_exclude_is_never_planned(model: str, box: str, engine: str, why: str) -> None:
+    """Left to choose, the planner takes another engine or none; asked for, it says why not and what runs instead."""
     forms, where = catalogue.checkpoints(model), box_of(box)
     tried, _ = search(where, catalogue.model(model), forms, Pins())
     assert engine not in {weighed.recipe.engine for weighed in tried}
-    asked, _ = search(where, catalogue.model(model), forms, Pins(engine=engine))
-    assert asked
-    assert all(why in weighed.refused for weighed in asked)
+    with pytest.raises(DoesNotFit, match=why) as told:
+        choose(where, catalogue.model(model), forms, Pins(engine=engine))
+    assert (told.value.hint or "").startswith("it runs without --engine")
 
 
 def test_expert_parallelism_reaches_every_engine_that_has_it() -> None:

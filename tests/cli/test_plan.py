@@ -156,16 +156,18 @@ def test_cpu_and_gpu_pins_are_honoured(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_serving_pins_are_honoured(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every pin of a serving engine stands in the recipe as given, crash or not."""
+    """Every pin of a serving engine stands in the recipe as given, where it starts."""
     words = ["--engine", "vllm", "--checkpoint", "nvfp4", "--tp", "4", "--pp", "2", "--ep", "4", "--dcp", "2"]
-    words += ["--kv", "fp8", "--memory-utilization", "0.93", "--speculate", "eagle3", "--image", "stock"]
-    recipe = planned(capsys, "kimi-k2.6", *BOX, *words, "--context", "32k", "--concurrency", "4")["recipe"]
+    words += ["--kv", "fp8", "--memory-utilization", "0.93", "--speculate", "ngram", "--image", "stock"]
+    recipe = planned(capsys, "kimi-k2.6", "--box", "8x-h200", *words, "--context", "32k", "--concurrency", "4")[
+        "recipe"
+    ]
 
     assert (recipe["engine"], recipe["checkpoint"], recipe["kv"]) == ("vllm", "nvfp4", "fp8")
     parallel = recipe["parallel"]
     assert (parallel["tp"], parallel["pp"], parallel["dcp"], parallel["ep"]) == (4, 2, 2, True)
     assert (recipe["memory_utilization"], recipe["context"], recipe["runtime"]["preset"]) == (0.93, 32768, "")
-    assert recipe["speculate"]["method"] == "eagle3"
+    assert recipe["speculate"]["method"] == "ngram"
 
 
 def test_models_on_disk_are_planned_like_those_of_the_catalogue(

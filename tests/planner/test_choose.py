@@ -62,12 +62,13 @@ def test_one_expert_layer_is_one() -> None:
     assert not any(" 1 expert layers" in title for title in titles)
 
 
-def test_a_crash_that_is_pinned_is_honoured_with_its_warning() -> None:
-    """--kv fp8 --image stock is planned as asked, and the plan says that it will not start."""
-    chosen = plan(engine="vllm", kv="fp8", image="stock")
+def test_a_crash_that_is_pinned_is_no_plan() -> None:
+    """--kv fp8 --image stock was planned with a warning, and scripts took exit code 0 for an answer."""
+    with pytest.raises(DoesNotFit, match=r"--engine vllm --kv fp8 --image stock: .*SM120 has 101,376") as told:
+        plan(engine="vllm", kv="fp8", image="stock")
 
-    assert (chosen.recipe.kv, chosen.recipe.runtime.preset) == ("fp8", "")
-    assert any(one.severity == "fatal" and "SM120" in one.text for one in chosen.warnings)
+    assert told.value.exit_code == 1
+    assert told.value.hint == "it runs without --engine or without --kv or without --image"
 
 
 def test_fp8_alone_goes_to_the_image_that_can() -> None:

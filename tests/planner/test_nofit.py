@@ -114,6 +114,24 @@ def test_what_no_engine_runs_there_is_no_plan(model: str, cards: str, why: str) 
         choose(box_of(cards), catalogue.model(model), catalogue.checkpoints(model), Pins())
 
 
+@pytest.mark.parametrize(
+    "pins",
+    [Pins(pp=1), Pins(tp=8), Pins(engine="vllm"), Pins(engine="sglang"), Pins(speculate="none"), Pins(goal="context")],
+)
+def test_no_pin_makes_a_plan_of_what_does_not_start(pins: Pins) -> None:
+    """Exit code 1 without pins, and a full plan at 0 with `--pp 1`."""
+    model = "glm-5.2-reap-504b"
+    with pytest.raises(DoesNotFit, match="NVFP4 is a format of NVIDIA's GPUs"):
+        choose(box_of("8x-mi300x"), catalogue.model(model), catalogue.checkpoints(model), pins)
+
+
+def test_a_larger_claim_is_tried_where_what_fits_does_not_start() -> None:
+    """What fits and fails at the start kept the rest from being weighed at a larger share."""
+    model, box = "glm-5.2-reap-504b", box_of("4x-rtx-pro-6000-server")
+    _, fitting = search(box, catalogue.model(model), catalogue.checkpoints(model), Pins(engine="vllm"))
+    assert all(weighed.able for weighed in fitting)
+
+
 def test_another_engine_is_asked_where_the_first_cannot_start() -> None:
     """MiniMax in nvfp4 fits an MI300X and does not start there; llama.cpp holds a form that does."""
     plan = choose(box_of("mi300x"), catalogue.model("minimax-m2.7"), catalogue.checkpoints("minimax-m2.7"), Pins())

@@ -53,6 +53,7 @@ class Traits:
     shares_memory: bool = False  # its workers need the host's shared memory in a container
     takes_all_gpus: bool = False  # spreads over every GPU there is unless told otherwise
     names_files: bool = False  # must be told the file of a GGUF in a repository
+    reads_folders: bool = False  # reads weights from a folder of this machine, not from the Hub
     embedded: bool = False  # can run inside moebox
     presets: tuple[str, ...] = ()  # patched images it may run in
     package: str = ""  # Python distribution that tells its version; "": its program is asked for --version

@@ -104,6 +104,8 @@ def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -
     """Checkpoints the engine reads, as far as they may be meant."""
     traits = registry.traits(engine)
     readable = (form for form in checkpoints if form.format in traits.formats and form.made_for(engine))
+    if traits.reads_folders and not pins.engine:  # unasked only what is there already
+        readable = (form for form in readable if form.path)
     return tuple(form for form in readable if _meant(form, traits, pins))
 
 

@@ -65,22 +65,18 @@ def search(
 def at_context(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, context: int
 ) -> tuple[list[Weighed], list[Weighed]]:
-    """All candidates for one context, group by group of engines until something fits and starts, and those that do.
-
-    Where pins leave only what is known not to start, that counts as well: it is shown with what is wrong with it.
-    """
+    """All candidates for one context, group by group of engines until something fits and starts, and those that do."""
     tried: list[Weighed] = []
     able: list[Weighed] = []
     for engines in engines_for(box, pins):
         found = list(candidates(box, model, checkpoints, replace(pins, context=context), engines))
         weighed = [claiming_enough(one) for one in weigh(box, model, found, pins)]
         tried += weighed
-        able += [one for one in weighed if one.memory.fits]
+        able += [one for one in weighed if one.able]
         # Where the longest cache is asked for, engines that keep experts in RAM may hold more even if others fit.
-        if pins.goal != "context" and any(not one.refused for one in able):
+        if pins.goal != "context" and able:
             break
-    starting = [one for one in able if not one.refused]
-    return tried, starting or (able if pins.narrow else [])
+    return tried, able
 
 
 def contexts(model: Model, pins: Pins) -> tuple[int, ...]:

@@ -21,6 +21,19 @@ FREED = {
     "--memory-utilization": "memory_utilization",
     "--experts-on-gpu": "experts",
 }
+# Settings that may be what keeps everything from starting.
+PINNED = {
+    "--engine": "engine",
+    "--kv": "kv",
+    "--image": "image",
+    "--checkpoint": "checkpoint",
+    "--speculate": "speculate",
+    "--tp": "tp",
+    "--pp": "pp",
+    "--dp": "dp",
+    "--ep": "ep",
+    "--dcp": "dcp",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,7 @@ class Asked:
 
     def fitting(self) -> Iterator[Weighed]:
         """Those that fit and start."""
-        return (weighed for weighed in self.weighed() if weighed.memory.fits and not weighed.refused)
+        return (weighed for weighed in self.weighed() if weighed.able)
 
     @property
     def fits(self) -> bool:
@@ -69,12 +82,40 @@ def problem(
         groups = f" × dp {pins.dp}" if pins.dp else ""
         text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {least} GPUs and {box.name} has {have}"
         return DoesNotFit(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
-    hint = "; ".join(list(remedies(asked, tried))[:3]) or None
-    refused = next((one.refused for one in tried if one.memory.fits and one.refused), "")
+    refused = _refused(tried)
+    others = [*(_without_pins(asked) if refused else ()), *remedies(asked, tried)]
+    hint = "; ".join(others[:3]) or None
     if refused:
-        return DoesNotFit(f"{model.title} does not run on {box.name}: {refused}", hint=hint)
+        return DoesNotFit(f"{model.title} does not run on {box.name}{_as_pinned(pins)}: {refused}", hint=hint)
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
     return DoesNotFit(_lacking(asked, nearest), shortfall=nearest.memory.shortfall, hint=hint)
+
+
+def _refused(tried: list[Weighed]) -> str:
+    """Why what would fit does not start, or why nothing would even if it did fit; "" where memory is what lacks."""
+    fitting = [one for one in tried if one.memory.fits] or tried
+    return fitting[0].refused if all(one.refused for one in fitting) else ""
+
+
+def _given(pins: Pins) -> dict[str, str]:
+    """Pins that are set and can be left out, flag to field."""
+    return {flag: field for flag, field in PINNED.items() if getattr(pins, field) is not None}
+
+
+def _as_pinned(pins: Pins) -> str:
+    """The pins, as what is said of them begins."""
+    shown = " ".join(f"{flag} {getattr(pins, field)}" for flag, field in _given(pins).items())
+    return f" with {shown}" if shown else ""
+
+
+def _without_pins(asked: Asked) -> Iterator[str]:
+    """The one pin, or all of them, without which something starts."""
+    given = _given(asked.pins)
+    enough = [flag for flag, field in given.items() if asked.within(**{field: None}).fits]
+    if enough:
+        yield f"it runs without {' or without '.join(enough)}"
+    elif len(given) > 1 and asked.within(**dict.fromkeys(given.values())).fits:
+        yield f"it runs without {' and '.join(given)}"
 
 
 def _lacking(asked: Asked, nearest: Weighed) -> str:
@@ -261,7 +302,7 @@ def _with_ram(asked: Asked) -> list[Weighed]:
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
     engines = (pins.engine,) if pins.engine else sharing()
     found = weigh(roomy, asked.model, candidates(roomy, asked.model, asked.checkpoints, pins, engines), pins)
-    return [one for one in found if _ram_of(one) > box.ram and one.memory.fits and not one.refused]
+    return [one for one in found if _ram_of(one) > box.ram and one.able]
 
 
 def _ram_of(weighed: Weighed) -> int:

@@ -1,6 +1,6 @@
 """What a person has fixed; everything else is the planner's to choose."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from moebox.core import registry
@@ -63,11 +63,6 @@ class Pins(Settings):
         if self.experts and min(self.experts) < 0:
             raise BadInput("--experts-on-gpu counts layers; none can be negative")
         self._refuse_contradictions()
-
-    @property
-    def narrow(self) -> bool:
-        """Whether more is pinned than what the plan is for: settings by which it may have come to what cannot start."""
-        return replace(self, goal="throughput", bold=False, context=None, concurrency=None) != Pins()
 
     @property
     def serving(self) -> str:

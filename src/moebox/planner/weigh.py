@@ -65,6 +65,11 @@ class Weighed:
         """Why it would not start, or ""."""
         return next((one.text for one in self.troubles if one.severity == "fatal"), "")
 
+    @property
+    def able(self) -> bool:
+        """Whether it fits and is not known to fail at the start: what is, is never a plan, whoever pinned it."""
+        return self.memory.fits and not self.refused
+
     @cached_property
     def speed(self) -> Speed:
         """Its speed model."""

@@ -24,8 +24,8 @@ def _weights(deployment: Deployment) -> Iterator[Caution]:
     """Files that it does not find or read."""
     quant, known = quant_of(deployment), deployment.found_checkpoint
     if known and known.repo and not (known.path or known.file):
-        text = f"which file of {known.repo} holds {known.name} is not known, and ik_llama.cpp needs it set"
-        yield caution("fatal", text, f"hf download {known.repo} --include '*{known.name}*', then name the file")
+        text = f"which file of {known.repo} holds {known.name} is not known, and ik_llama.cpp starts only with its name"
+        yield caution("warning", text, f"hf download {known.repo} --include '*{known.name}*', then name the file")
     if MAINLINE_QUANT.search(quant):
         yield caution("fatal", f"ik_llama.cpp cannot read {quant}", other_readers(deployment))
 

@@ -40,7 +40,7 @@ def _experts(deployment: Deployment) -> list[Caution]:
     if not deployment.weights.startswith(("/", "~", ".")):
         text = f"kt-kernel reads experts from a folder, not from the Hub's {deployment.weights}"
         remedy = f"hf download {deployment.weights} --local-dir FOLDER, then plan FOLDER"
-        found.append(caution("fatal", text, remedy, SOURCE))
+        found.append(caution("warning", text, remedy, SOURCE))  # the settings are right once the weights are there
     return found
 
 

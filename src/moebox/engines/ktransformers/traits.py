@@ -16,6 +16,7 @@ TRAITS = replace(
     drafts=(),
     weighs_dcp=False,
     not_on=("cdna",),
+    reads_folders=True,  # kt-kernel, of the experts (Native-Precision-Tutorial.md)
     owned_by="",
     image="",  # none of the project's images holds kt-kernel and the fork together
     image_entry=("python3", "-m", "sglang.launch_server"),
