@@ -106,23 +106,33 @@ def test_moebox_killed_while_it_reports_resumes(story_recipe: Path, capsys: pyte
     assert not halves(run)
 
 
-@pytest.mark.parametrize("name", ["random-c1.json", "random-c1.samples"])
+@pytest.mark.parametrize("name", ["random-c1.json", "random-c1.samples", "gone"])
 def test_a_measurement_that_was_cut_short_is_measured_again(
     name: str, story_recipe: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Half a file of figures, or of the samples they come from, is no measurement; the whole ones are kept."""
-    assert main(["run", "--recipe", str(story_recipe), *only("bench", streams="1,2")]) == 0
-    run = the_run()
+    """Half a file of figures, or of the samples they come from, is no measurement; the whole ones are kept.
+
+    The step was done, and the report is of what was there: both are done again, in a copy of the folder as well.
+    """
+    assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 0
+    first = the_run()
+    run = Run(first.path.rename(first.path.with_name("copy")))
     kept = measured(run)
     path = run.path / "measurements" / name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    told = run.read_json(PIPELINE)
-    told["steps"] = [{**step, "state": "waiting"} if step["name"] == "bench" else step for step in told["steps"]]
-    run.write_json(PIPELINE, told)
-    resume(run, capsys)
+    if path.exists():
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        (run.path / "measurements" / "random-c1.json").unlink()
+    capsys.readouterr()
+    assert main(["run", "--resume", run.id]) == 0
+    assert f"report    {run.path / 'report.html'}" in capsys.readouterr().out
+    assert [step["name"] for step in run.read_json(PIPELINE)["steps"] if step["state"] == "done"][-2:] == [
+        "bench",
+        "report",
+    ]
     whole = {other: text for other, text in kept.items() if "c2" in other.name}
     assert all(other.read_bytes() == text for other, text in whole.items())
-    assert len(events(run, "bench.damaged")) == 1
+    assert len(events(run, "bench.damaged")) == (name != "gone")
     assert len(events(run, "bench.level", concurrency=1)) == 2
     assert run.read_json("measurements/random-c1.json")["completed"] > 0
 

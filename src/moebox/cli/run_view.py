@@ -12,7 +12,7 @@ from rich.text import Text
 
 from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
-from moebox.flows.pipeline import STEPS, Pipeline, Step, shown_state, time_left
+from moebox.flows.pipeline import REPORT, STEPS, Pipeline, Step, shown_state, time_left
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
@@ -138,9 +138,8 @@ class View(Drawn):
 
         people().print()
         decision_view.show(decided(self.run))
-        report = pipeline.step("report").figures.get("report")
-        if report:
-            people().print(f"\nreport    {escape(str(report))}", soft_wrap=True)
+        if pipeline.step("report").state == "done":
+            people().print(f"\nreport    {escape(str(self.run.path / REPORT))}", soft_wrap=True)
         people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
         if self.simulated:
             return

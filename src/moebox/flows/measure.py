@@ -72,14 +72,25 @@ def _headline(result: Measurement) -> str:
 def _kept(run: Run, name: str) -> Measurement | None:
     """An earlier measurement that is whole, with its samples; one that was cut short is measured again."""
     try:
-        values = run.read_json(f"{name}.json")
-        if values is None:
-            return None
-        samples.read(run.path / f"{name}.samples")
-        return measurement(as_json(values), f"{name}.json")
+        return _read(run, name)
     except BadInput as problem:
         run.event(MeasurementDamaged(file=f"{name}.json", why=problem.message))
         return None
+
+
+def _read(run: Run, name: str) -> Measurement | None:
+    """A level's files, None where it has none; BadInput where one of them is damaged."""
+    values = run.read_json(f"{name}.json")
+    if values is None:
+        return None
+    samples.read(run.path / f"{name}.samples")
+    return measurement(as_json(values), f"{name}.json")
+
+
+def whole(run: Run) -> bool:
+    """Whether every level that the run measured can still be read; BadInput where one is damaged."""
+    levels = {event.concurrency for event in run.events() if isinstance(event, LevelDone)}
+    return all(_read(run, NAME.format(level)) for level in levels)
 
 
 def streams(number: int | None) -> str:

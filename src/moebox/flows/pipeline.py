@@ -16,12 +16,13 @@ from moebox import codec
 from moebox.core.event import PipelineBegan, PipelineResumed, StepState
 from moebox.errors import BadInput, Outside, UnknownName
 from moebox.loose import Json, figure, inner, rows, words
-from moebox.store import FULL, PIPELINE, Run
+from moebox.store import FULL, PIPELINE, Run, plain
 from moebox.units import seconds
 
 Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report"]
 Figures = dict[str, str | int | float | bool]  # by name
 LOOKED_AT = 100  # runs that are read for how long this one takes
+REPORT = "report.html"
 BY_HAND = "left out by --skip"
 STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
 
@@ -138,19 +139,44 @@ def resume(run: Run, *, until: Name | None = None) -> Pipeline:
         raise BadInput(f"{run.path} was not made by `moebox run`", hint="only such runs can be resumed")
     pipeline = codec.decode(Pipeline, document, where=str(run.path / PIPELINE))
     pipeline = replace(pipeline, request=replace(pipeline.request, until=until or pipeline.request.until))
-    steps = _resumed(pipeline)
+    steps = _resumed(pipeline, run)
     run.event(PipelineResumed(done=tuple(step.name for step in steps if step.state == "done")))
     return save(replace(pipeline, steps=steps), run)
 
 
-def _resumed(pipeline: Pipeline) -> tuple[Step, ...]:
-    """All steps; what was cut off or failed waits again."""
+def _resumed(pipeline: Pipeline, run: Run) -> tuple[Step, ...]:
+    """All steps; what was cut off, failed or lost waits again."""
     there = {step.name: step for step in pipeline.steps if step.state not in ("running", "failed")}
+    there = {name: step for name, step in there.items() if step.state != "done" or _kept(name, run)}
     *steps, report = (there.get(name, Step(name=name)) for name in STEPS)  # an earlier moebox had fewer steps
     waiting = any(step.state == "waiting" for step in steps)
     if waiting and report.state == "done":  # a report of what was there is not one of what will be
         report = Step(name=report.name)
     return (*steps, report)
+
+
+def _kept(name: Name, run: Run) -> bool:
+    """Whether what a step found is still there, and can be read."""
+    look = {"verify": _verdicts_whole, "bench": _measurements_whole, "report": _report_whole}.get(name)
+    try:
+        return look is None or look(run)
+    except BadInput:
+        return False
+
+
+def _verdicts_whole(run: Run) -> bool:
+    each = [run.read_json(f"verdicts/{path.name}") for path in plain.entries(run.path / "verdicts", "*.json")]
+    return run.read_json("verify.json") is not None and None not in each
+
+
+def _measurements_whole(run: Run) -> bool:
+    from moebox.flows.measure import whole
+
+    return whole(run)
+
+
+def _report_whole(run: Run) -> bool:
+    return (run.path / REPORT).exists()
 
 
 def save(pipeline: Pipeline, run: Run) -> Pipeline:

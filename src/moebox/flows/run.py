@@ -25,7 +25,7 @@ from moebox.flows.climb import BEST, climb
 from moebox.flows.effort import Effort
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
-from moebox.flows.pipeline import BY_HAND, STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
+from moebox.flows.pipeline import BY_HAND, REPORT, STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -304,8 +304,8 @@ class Runner:
     def _report(self) -> None:
         from moebox.report.files import write_report
 
-        made = write_report([self.run], self.run.path / "report.html", markdown=True)
-        self._figures |= {"report": str(made[0])}
+        made = write_report([self.run], self.run.path / REPORT, markdown=True)
+        self._figures |= {"report": made[0].name}  # a run folder may be copied
 
     # What the steps share.
 
