@@ -35,6 +35,7 @@ class Reply:
 
     status: int
     text: str
+    names: frozenset[str] = frozenset()  # of its headers, in small letters
 
     @property
     def ok(self) -> bool:
@@ -136,7 +137,8 @@ class Session:
                     method, url, json=body, timeout=timeout_s, extensions={"trace": self._trace}
                 ) as response,
             ):
-                reply = Reply(status=response.status_code, text=_text(response))
+                names = frozenset(name.lower() for name in response.headers)
+                reply = Reply(status=response.status_code, text=_text(response), names=names)
                 return Reply(status=0, text=f"not over after {timeout_s:g} s") if over.is_set() else reply
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as problem:
             return Reply(status=0, text=failure(problem, url))

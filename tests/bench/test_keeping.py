@@ -10,7 +10,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.store import Run
-from tests.bench.server import Behaviour, Peer, Server, good, serving
+from tests.bench.server import HEAD, Behaviour, Peer, Server, chunk, event, good, serving
 
 FEW = ["--model", "m", "--requests", "2", "--output", "3", "--input", "8"]
 NOWHERE = "/proc/none"  # takes no file, whoever asks
@@ -117,7 +117,7 @@ def test_a_label_stays_a_name(
 
 
 def test_another_workload_gets_another_name(runs: Path) -> None:
-    """In a run that has one of that name; the same measured again replaces what was there."""
+    """In a run that has one of that name; so does the same measured again: nothing is lost."""
     run = Run.create("mine", runs=runs)
     with serving(good) as server:
         for output, requests in (("3", "2"), ("4", "2"), ("3", "4")):
@@ -130,13 +130,15 @@ def test_another_workload_gets_another_name(runs: Path) -> None:
 
     assert list(kept) == [
         "pp-tg-2.json",
+        "pp-tg-3.json",
         "pp-tg.json",
         "random-c1-2.json",
+        "random-c1-3.json",
         "random-c1.json",
         "random-c2-2.json",
         "random-c2.json",
     ]
-    assert kept["random-c1.json"]["completed"] == 4
+    assert [kept[f"random-c1{number}.json"]["completed"] for number in ("", "-2", "-3")] == [2, 2, 4]
     assert kept["random-c1-2.json"]["workload"]["output_tokens"] == 4
     assert kept["random-c1-2.json"]["samples"] == "random-c1-2.samples"
 
@@ -197,6 +199,25 @@ def test_imported_results_of_one_name_are_all_kept(runs: Path, tmp_path: Path) -
         assert main(["bench", "import", str(file), "--run", run.id]) == 0
         assert main(["bench", "import", str(file), "--run", run.id]) == 0
     assert measured(run.path) == ["their-result-0-2.json", "their-result-0.json"]
+
+
+def test_streams_that_broke_off_are_not_forgotten(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal said so; so do the strip and the report."""
+
+    def every_second(peer: Peer, body: dict[str, object]) -> bool:
+        if len(peer.state.asked) % 2:
+            return good(peer, body)
+        peer.send(HEAD, chunk(event({"content": " a"})), chunk(event({"content": " b"})), b"0\r\n\r\n")
+        return True
+
+    with serving(every_second) as server:
+        assert main(["bench", server.url, "--model", "m", "--requests", "8", "--output", "3", "--input", "8"]) == 1
+    assert "4 × ended without [DONE]" in capsys.readouterr().out
+    assert main(["runs", "show", "latest"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "! fast" in shown
+    assert "4 requests failed" in shown
+    assert "4 of 8 requests failed" in shown
 
 
 @pytest.mark.parametrize("words", [["--concurrency", "1,2,4"], ["--search", "concurrency", "--slo", "ttft=9s"]])

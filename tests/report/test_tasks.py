@@ -96,7 +96,8 @@ def test_a_file_that_is_not_ours_costs_only_itself(tmp_path: Path) -> None:
 
 def test_the_strip_names_the_jobs(tmp_path: Path) -> None:
     """A run of jobs alone said "not checked yet", "not measured yet" and nothing of what it was for."""
-    _, right, _, following = decide(read(saved(tmp_path))).answers
+    run = saved(tmp_path)
+    _, right, _, following = decide(read(run)).answers
 
-    assert right.detail == "1 of 2 jobs solved by an agent"
-    assert following.text == "moebox verify URL"
+    assert right.detail == "1 of 2 jobs solved by an agent; 1 job not done"
+    assert following.text == f"moebox task --resume {run.id}"

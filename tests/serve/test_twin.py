@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from moebox.bench.vocabulary import text_for
+from moebox.cli import main
 from moebox.core.endpoint import endpoint_of
+from tests.bench.server import good, serving
 
 CODE = "import sys; from moebox.cli import main; sys.exit(main())"
 WORDS = ["twin", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--engine", "vllm", "--image", "community"]
@@ -208,3 +210,35 @@ def test_a_load_generator_learns_how_long_its_words_are(twin: dict[str, Any]) ->
     text = text_for(endpoint_of(str(twin["url"]), str(twin["model"])))
     assert text.how == "the server's /tokenize, mean length"
     assert 1.3 < text.tokens_per_word < 1.6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "--requests", "2", "--input", "32", "--output", "8"],
+        ["verify", "--only", "alive"],
+        ["task", "--family", "errand", "--jobs", "1", "--job-time", "5s"],
+        ["watch", "--time", "1s", "--canary", "0"],
+        ["connect", "curl"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_says_that_no_model_answers(
+    words: list[str], twin: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its own output, and in the lists of runs where it leaves one."""
+    main([*words, twin["url"]])
+    assert "a simulation answers here" in " ".join(capsys.readouterr().err.split())
+    main(["runs", "--json"])
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert len(runs) == (words[0] in ("bench", "verify", "task"))
+    assert all(run["simulation"] for run in runs)
+    main(["runs"])
+    assert capsys.readouterr().out.count("simulated") == len(runs)
+
+
+def test_a_simulation_is_compared_with_no_engine(twin: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor kept in the run of one."""
+    with serving(good) as server:
+        assert main(["compare", twin["url"], server.url, "--model", twin["model"]]) == 2
+        assert "A is a simulation, and B is not" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moebox.cli import main
+from moebox.verify.rungs import NAMES
 
 from ..flows.pipelines import until
 from ..report.making import a_run
@@ -124,7 +125,7 @@ def test_a_killed_one_is_not_shown_as_passed(oracle: str, tmp_path: Path, capsys
     shown = capsys.readouterr().out
     assert "! right" in shown
     assert "interrupted: 1 of 2 checks done" in shown
-    assert "moebox verify URL" in shown
+    assert f"moebox verify {oracle}/correct/v1" in shown
     assert "✓" not in shown
 
 
@@ -148,9 +149,25 @@ def test_checks_are_kept_in_the_run_of_the_launch(
     """`up`, `verify --run`, `bench --run`: one report shows what was chosen, whether it is right and how fast it is."""
     monkeypatch.setenv("MOEBOX_RUNS", str(tmp_path))
     run = a_run(tmp_path)
+    assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", run.id]) == 2
+    assert f"{run.id} is about kimi-k2.6, and" in capsys.readouterr().err
+    recipe = run.path / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('served_name = "kimi-k2.6"', f'served_name = "{MODEL}"'))
     assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", run.id]) == 0
     assert f"evidence: {run.path}" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [run.id]
     assert main(["runs", "show", run.id]) == 0
     assert "pass  alive" in capsys.readouterr().out
     assert main(["verify", f"{oracle}/correct", "--only", "alive", "--run", "nosuch"]) == 2
+
+
+def test_a_few_checks_are_not_the_ladder(oracle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nowhere green: what was left out could be broken."""
+    assert main(["verify", f"{oracle}/correct", "--only", "alive"]) == 0
+    capsys.readouterr()
+    assert main(["runs", "show", "latest"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"! right 1 of 1 checks passed, {len(NAMES) - 1} not made" in shown
+    assert f"moebox bench {oracle}/correct/v1" in shown
+    assert main(["runs"]) == 0
+    assert " in part " in capsys.readouterr().out

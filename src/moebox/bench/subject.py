@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from moebox.bench import filler
 from moebox.bench.generator import Text
 from moebox.bench.vocabulary import MOST_PER_WORD, PLAIN, text_for
-from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint
+from moebox.core.endpoint import KEY_HINT, REFUSED, SIMULATION, Endpoint
 from moebox.errors import Outside
 from moebox.loose import Json
 from moebox.stream import Reply, ask, sockets
 from moebox.stream.body import retry_after_s
 
 BY_USAGE = "calibrated words (by the server's count of a prompt)"
-SIMULATED = "x-moebox-simulation"  # a header of every reply of `moebox twin`
 MOST_TEMPLATE = 8192  # tokens of a chat template; a server that counts more does not count
 MOST_EVENTS = 10_000  # of a reply to a request for a few tokens
 CALIBRATION_S = 120.0  # for a prompt of a few hundred tokens
@@ -88,7 +87,7 @@ def look(
         text=text,
         counts=reply.completion_tokens is not None,
         ignores_eos=ignores,
-        simulation=SIMULATED in reply.headers,
+        simulation=SIMULATION in reply.headers,
         template_tokens=template if 0 < template < MOST_TEMPLATE else 0,
     )
 

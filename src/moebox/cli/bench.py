@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from moebox.cli import target as targets
 from moebox.cli.bench_keep import Keeper
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
+from moebox.cli.kept_in import NO_MODEL
 from moebox.cli.output import answer, people, talk
 from moebox.core.measure import Load, Slo
 from moebox.core.result import Measurement, document
@@ -82,7 +83,7 @@ def bench(
         refuse_load(asked, preset)
     plan = plan_of(asked, preset)
     endpoint = targets.endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
-    keeper = Keeper(output_file, run, label or plan.name, model=endpoint.model)
+    keeper = Keeper(output_file, run, label or plan.name, endpoint=endpoint)
     subject = subject_of(
         endpoint,
         tokenizer=tokenizer,
@@ -94,6 +95,8 @@ def bench(
     if not json:
         where = f"{printable(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
         talk().print(where, style="dim", markup=False)
+    if subject.simulation:
+        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
     if any(tests):
         return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}

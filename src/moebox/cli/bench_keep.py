@@ -1,6 +1,7 @@
 """Where the results and samples of `moebox bench` are kept."""
 
 import contextlib
+import fcntl
 import itertools
 import os
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moebox import codec, files
+from moebox.cli import kept_in
 from moebox.cli.output import try_file
+from moebox.core.endpoint import Endpoint
 from moebox.core.result import Measurement, PrefillDecode, document
 from moebox.errors import BadInput, MoeboxError, Outside, refuse_if
-from moebox.loose import Document, inner, rows, words
+from moebox.loose import Document, inner, rows, truth, words
 from moebox.redact import hide_given
 from moebox.store import Run, plain, runs_dir
 from moebox.store.run import ELSEWHERE, tidied
@@ -32,17 +35,25 @@ class Measurements:
 
     def write(self, name: str, values: Document, samples: bytes | None = None) -> str:
         """Keep one, strictly; the name that it got, which its samples have too."""
-        name = self._free(name, values)
-        self.run.strict = True
-        if samples is not None:
-            self.run.write(f"measurements/{name}.samples", samples)
-            values = {**values, "samples": f"{name}.samples"}
-        self.run.write_json(f"measurements/{name}.json", values)
+        with self._alone():
+            name = self._free(name, values)
+            self.run.strict = True
+            if samples is not None:
+                self.run.write(f"measurements/{name}.samples", samples)
+                values = {**values, "samples": f"{name}.samples"}
+            self.run.write_json(f"measurements/{name}.json", values)
         self._named.add(name)
         return name
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While a name is chosen and written: another command may measure for the same run."""
+        with open(self.run.path / ".measuring", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def _free(self, name: str, values: Document) -> str:
-        """With a number where something else has the name; the same measured again replaces what was there."""
+        """With a number where something else has the name; what was interrupted is replaced by its repetition."""
         return next(each for each in _numbered(name) if each not in self._named and self._may_be(each, values))
 
     def _may_be(self, name: str, values: Document) -> bool:
@@ -53,9 +64,10 @@ class Measurements:
         if not os.path.lexists(path):
             return True
         try:
-            return _asked(plain.load_json(path)) == _asked(values)
+            there = plain.load_json(path)
         except BadInput:  # damaged, or no file
             return False
+        return _asked(there) == _asked(values) and (truth(there, "partial") or there == values)
 
 
 def _asked(values: object) -> object:
@@ -74,13 +86,13 @@ class Keeper:
     its figures are shown, and `tell_lost` says what is missing.
     """
 
-    def __init__(self, file: Path | None, run: str, label: str, *, model: str) -> None:
+    def __init__(self, file: Path | None, run: str, label: str, *, endpoint: Endpoint) -> None:
         self.label = label
         self.own_run = ""  # the run that was made for the results, once there are any
         self.lost: MoeboxError | None = None  # the first write that failed
-        self._file, self._model = file, model
+        self._file, self._endpoint = file, endpoint
         self._named: set[Path] = set()  # samples beside the file
-        self._measurements = Measurements(Run.joined(run)) if run else None
+        self._measurements = Measurements(kept_in.joined(run, endpoint)) if run else None
         if file:
             refuse_if(not file.parent.is_dir(), f"{file.parent}: no such folder")
             try_file(file)
@@ -132,15 +144,15 @@ class Keeper:
     def _keep_in_run(self, name: str, values: Document, samples: bytes | None = None) -> str:
         """The name that it got; "" where there is no run to keep it in, or it could not be written."""
         with self._noting(self._measurements.run.path if self._measurements else runs_dir()):
-            self._make_run()
+            self._make_run(simulation=truth(values, "simulation"))
             if self._measurements:
                 return self._measurements.write(name, values, samples)
         return ""
 
-    def _make_run(self) -> None:
+    def _make_run(self, *, simulation: bool) -> None:
         """An hour's measurement must not live on the screen alone."""
         if self._file is None and self._measurements is None:
-            self._measurements = Measurements(Run.create(f"bench-{self._model}"))
+            self._measurements = Measurements(Run.create(f"bench-{self._endpoint.model}", simulation=simulation))
             self.own_run = self._measurements.run.id
 
     @property

@@ -7,7 +7,9 @@ from cyclopts import Parameter
 
 from moebox.cli.output import answer, emit, people, talk
 from moebox.cli.signals import told_when_interrupted
+from moebox.core.endpoint import Endpoint
 from moebox.errors import BadInput, refuse_outside
+from moebox.stream.limits import simulated
 from moebox.units import percent, plural, seconds, tok_s
 
 if TYPE_CHECKING:
@@ -71,13 +73,14 @@ def compare(
     refuse_outside("--rounds", rounds, 2, 100)
     refuse_outside("--questions", questions, 1, 1000)
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
+    simulation = _simulated(left, right)
     if by == "task":
         return _by_task(left, right, family, level, jobs, parallel, first, json)
     from moebox.flows.compare import Effort, compare_targets
     from moebox.flows.compare import compare as judged
 
     effort = Effort(concurrency=streams, questions=questions, rounds=rounds, seed=first)
-    run = Run.create("compare")
+    run = Run.create("compare", simulation=simulation)
     with told_when_interrupted(_not_resumed(run)):
         talk().print(f"run: {run.path}", soft_wrap=True)
         sides = compare_targets(left, right, run, effort)
@@ -85,6 +88,15 @@ def compare(
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first})
     answer(json, {**codec.plain(found), "run": str(run.path)}, lambda: _show(found))
     return 0 if found.as_good else 1
+
+
+def _simulated(left: "Target", right: "Target") -> bool:
+    """Whether both are; BadInput where only one is: a forecast and a measurement say nothing about each other."""
+    twins = [isinstance(side, Endpoint) and simulated(side) for side in (left, right)]
+    if any(twins) and not all(twins):
+        names = ("A", "B") if twins[0] else ("B", "A")
+        raise BadInput("{} is a simulation, and {} is not: nothing would be learned".format(*names))
+    return all(twins)
 
 
 def _not_resumed(run: "Run") -> str:

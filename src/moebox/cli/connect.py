@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags, target
+from moebox.cli.kept_in import NO_MODEL
 from moebox.cli.output import emit, talk
 from moebox.core.endpoint import Endpoint
 from moebox.core.habits import habits_of
@@ -48,6 +49,8 @@ def connect(
     limit, source = _context(context, url, served)
     reached = connecting.Reached(endpoint=endpoint, key_env=key_env or _key_variable(url), context=limit, vision=vision)
     wanted = connecting.settings(client, reached)
+    if served.simulation:
+        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
     if served.away:
         _say_away(endpoint, served.away, written=bool(write and wanted.path))
     told: dict[str, object] = {"client": client, "base_url": endpoint.base_url, "model": endpoint.model}

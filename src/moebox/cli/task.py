@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from moebox.cli import flags
+from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
 from moebox.cli.output import answer, people, talk
 from moebox.cli.signals import told_when_interrupted
@@ -186,7 +186,7 @@ def _begin(
     from moebox.tasks import runner
 
     if not resume:
-        return Run.create(f"task-{endpoint.model}"), runner.begin(endpoint, wanted, worker, options)
+        return kept_in.new_run("task", endpoint), runner.begin(endpoint, wanted, worker, options)
     run = Run.taken_up(resume)
     task_run = runner.take_up(run)
     if task_run is None:
@@ -270,12 +270,11 @@ def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:
 def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", json: bool) -> int:
     """Harbor's dataset, done by Harbor, in our scores."""
     from moebox.cli.task_view import summary, tell_all
-    from moebox.store import Run
     from moebox.tasks import harbor, runner
     from moebox.tasks.result import JobName, TaskRun
 
     engine = harbor.container_engine()
-    run = Run.create(f"task-{endpoint.model}")
+    run = kept_in.new_run("task", endpoint)
     talk().print(f"run: {run.path}", soft_wrap=True)
     results = harbor.run_dataset(
         dataset,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from moebox.cli import flags
+from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
 from moebox.cli.output import answer, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
@@ -68,11 +68,11 @@ def verify(
     """
     from moebox.cli.verify_view import View
     from moebox.core.event import VerifyBegan, VerifyEnded
-    from moebox.store import Run
     from moebox.verify.junit import junit as to_junit
     from moebox.verify.ladder import choose, document
     from moebox.verify.ladder import verify as climb
     from moebox.verify.options import TIME_S, TRIALS, Options
+    from moebox.verify.rungs import NAMES
 
     names = flags.names(*(only or ()))
     chosen = tuple(rung.name for rung in choose(names, from_))  # a misspelt check is named before anything is asked
@@ -91,9 +91,9 @@ def verify(
         raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
     try_file(junit)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    kept = Run.joined(run) if run else Run.create(f"verify-{endpoint.model}")
+    kept = kept_in.joined(run, endpoint) if run else kept_in.new_run("verify", endpoint)
     with told_when_interrupted(f"the checks that were done are in {kept.path}"), View(quiet=json) as view:
-        kept.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen))
+        kept.event(VerifyBegan(url=endpoint.base_url, model=endpoint.model, checks=chosen, of=len(NAMES)))
         tell = None if json else view.check
         ladder = climb(
             endpoint, options, only=names, start=from_, keep_going=keep_going, run=kept, tell=tell, watch=view.watch

@@ -8,8 +8,10 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import target as targets
+from moebox.cli.kept_in import NO_MODEL
 from moebox.cli.output import emit, people, talk
 from moebox.errors import INTERRUPTED, BadInput
+from moebox.stream.limits import simulated
 
 if TYPE_CHECKING:
     from moebox.cli.watch_view import Screen
@@ -52,6 +54,8 @@ def watch(
     if json and not long_s:
         raise BadInput("--json prints at the end, and there is none without --time", hint="--time 1m")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
+    if simulated(endpoint):
+        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
     watcher = Watcher(endpoint)
     interrupted = False
     try:

@@ -8,6 +8,7 @@ from moebox import redact
 Family = Literal["openai", "anthropic"]
 REFUSED = (401, 403)  # statuses that say the key is missing or wrong
 KEY_HINT = "`--key-env NAME` names the variable that holds the key"
+SIMULATION = "x-moebox-simulation"  # a header of every reply of `moebox twin`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

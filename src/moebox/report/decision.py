@@ -85,7 +85,7 @@ def right(record: RunRecord) -> DecisionCell:
     failing, warned = record.marked("fail"), record.marked("warn")
     told = {"failed": failing, "warnings": warned}
     text = "; ".join([record.check_count, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
-    whole = not warned and record.unfinished is None
+    whole = not (warned or record.in_part) and record.unfinished is None
     tone: Tone = "bad" if failing else "good" if whole else "warn"
     detail = "; ".join(filter(None, (habits(record), jobs(record))))
     return DecisionCell(name="right", text=text, tone=tone, detail=detail, link="ladder")
@@ -100,8 +100,11 @@ def _unchecked(record: RunRecord) -> str:
 
 def jobs(record: RunRecord) -> str:
     """How many jobs an agent solved with it, where some were tried."""
-    done = record.tasks.finished if record.tasks else []
-    return f"{sum(job.solved for job in done)} of {plural(len(done), 'job')} solved by an agent" if done else ""
+    if record.tasks is None:
+        return ""
+    done, left = record.tasks.finished, len(record.tasks.left)
+    text = f"{sum(job.solved for job in done)} of {plural(len(done), 'job')} solved by an agent" if done else ""
+    return "; ".join(filter(None, (text, f"{plural(left, 'job')} not done" if left else "")))
 
 
 def habits(record: RunRecord) -> str:
@@ -126,10 +129,21 @@ def _against_forecast(record: RunRecord, level: Level, text: str, ttft: str) -> 
     pairs = {pair.what: pair for pair in figures(0, level, match(level, record.forecast))}
     speed = next((pair for pair in pairs.values() if pair.unit == "tok/s"), None)
     limit = "the client was the limit" if level.client_limited else ""
-    detail = ", ".join(filter(None, (ttft + _against(pairs.get("Mean TTFT")), limit)))
+    spoilt = _spoilt(record)
+    detail = ", ".join(filter(None, (ttft + _against(pairs.get("Mean TTFT")), limit, spoilt)))
     if speed is None:
-        return DecisionCell(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
-    return DecisionCell(name="fast", text=f"{text}; {_judged(speed)}", tone=_tone(speed), detail=detail, link="plan")
+        tone: Tone = "warn" if spoilt else ""
+        return DecisionCell(name="fast", text=f"{text}; no forecast", tone=tone, detail=detail, link="performance")
+    tone = "warn" if spoilt else _tone(speed)
+    return DecisionCell(name="fast", text=f"{text}; {_judged(speed)}", tone=tone, detail=detail, link="plan")
+
+
+def _spoilt(record: RunRecord) -> str:
+    """Requests that did not end well, and loads that were not measured to their end."""
+    bad = sum(int(level.failed or 0) for level in record.levels)
+    cut = sum(level.partial for level in record.levels)
+    failed = f"{plural(bad, 'request')} failed" if bad else ""
+    return ", ".join(filter(None, (failed, f"{plural(cut, 'load')} interrupted" if cut else "")))
 
 
 def _against(pair: Pair | None) -> str:
@@ -164,13 +178,21 @@ def _tone(pair: Pair) -> Tone:
 
 def _of_a_server(record: RunRecord) -> DecisionCell:
     """After a command for a server of whose launch nothing is known."""
+    url = shlex.quote(record.url or "URL")
+    failing = record.marked("fail")
     if record.unfinished is not None:
-        return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its checks were interrupted")
-    if record.tried and not record.levels:
-        return DecisionCell(name="next", text="moebox bench URL", command=True, detail="its speed was not measured")
-    if (record.levels or record.tasks) and not (record.tried or record.simulation):
-        return DecisionCell(name="next", text="moebox verify URL", command=True, detail="its answers were not checked")
-    return DecisionCell(name="next", text="moebox plan MODEL", command=True)
+        text, detail = f"moebox verify {url}", "its checks were interrupted"
+    elif record.tasks and record.tasks.left:
+        text, detail = f"moebox task --resume {shlex.quote(record.id)}", "not all jobs are done"
+    elif failing:
+        text, detail = f"moebox verify {url} --only {','.join(failing)}", "once that is mended"
+    elif record.tried and not record.levels:
+        text, detail = f"moebox bench {url}", "its speed was not measured"
+    elif (record.levels or record.tasks) and not (record.tried or record.simulation):
+        text, detail = f"moebox verify {url}", "its answers were not checked"
+    else:
+        text, detail = "moebox models", "what can be planned"
+    return DecisionCell(name="next", text=text, command=True, detail=detail)
 
 
 def following(record: RunRecord) -> DecisionCell:
@@ -193,8 +215,11 @@ def following(record: RunRecord) -> DecisionCell:
 def _of_a_launch(record: RunRecord, recipe: str) -> DecisionCell:
     """After an engine was up: the rest of its checks, those that failed again, or the engine again."""
     if record.unfinished is not None:
-        text = f"moebox verify --run {shlex.quote(record.id)}"
-        return DecisionCell(name="next", text=text, command=True, detail="it was interrupted in its checks")
+        text, detail = (
+            f"moebox verify --run {shlex.quote(record.id)}",
+            "its checks were interrupted; with its engine up",
+        )
+        return DecisionCell(name="next", text=text, command=True, detail=detail)
     failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"

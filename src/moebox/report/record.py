@@ -270,6 +270,8 @@ class RunRecord:
     levels: tuple[Level, ...] = ()
     checks: tuple[CheckResult, ...] = ()
     unfinished: tuple[str, ...] | None = None  # checks of a verification without an end; empty where it is not told
+    all_checks: int = 0  # that there are; 0 where it is not told
+    url: str = ""  # of the server that was asked, where no recipe tells
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -320,10 +322,16 @@ class RunRecord:
     def check_count(self) -> str:
         """How many checks passed; of a verification without an end, how many were done."""
         if self.unfinished is None:
-            return f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
+            passed = f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
+            return f"{passed}, {self.all_checks - len(self.checks)} not made" if self.in_part else passed
         done, wanted = len(self.checks), len(self.unfinished)
         told = f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
         return f"{'still running' if self.live else 'interrupted'}: {told} done"
+
+    @property
+    def in_part(self) -> bool:
+        """Some checks were never made: `verify --only`, say."""
+        return 0 < len(self.checks) < self.all_checks
 
     def marked(self, mark: Mark) -> list[str]:
         """The names of the checks with that verdict."""

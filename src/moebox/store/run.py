@@ -71,7 +71,7 @@ class Run:
         self._told = False
 
     @classmethod
-    def create(cls, name: str, *, runs: Path | None = None) -> "Run":
+    def create(cls, name: str, *, runs: Path | None = None, simulation: bool = False) -> "Run":
         """A new folder named by time, name and a few random letters, so that two at once never share one."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = runs_dir(runs) / f"{stamp}-{tidied(name) or 'run'}-{secrets.token_hex(2)}"
@@ -81,10 +81,8 @@ class Run:
             raise BadInput(f"{path}: cannot make the run folder: {problem.strerror}", hint=ELSEWHERE) from None
         run = cls(path)
         run.hold()
-        run.write_json(
-            "run.json",
-            {"format": FORMAT, "moebox": __version__, "name": name, "created": time.time(), "pid": os.getpid()},
-        )
+        about = {"format": FORMAT, "moebox": __version__, "name": name, "created": time.time(), "pid": os.getpid()}
+        run.write_json("run.json", {**about, **({"simulation": True} if simulation else {})})
         return run
 
     @classmethod

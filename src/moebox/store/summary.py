@@ -31,13 +31,14 @@ from moebox.store.journal import Entry
 from moebox.store.listing import looks_like_one, stamp_of
 from moebox.store.run import PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
-Verdict = Literal["", "pass", "warn", "fail", "interrupted"]
-CHECKS = {"pass": "passed", "warn": "warnings", "fail": "failed", "interrupted": "interrupted"}
+Verdict = Literal["", "pass", "warn", "fail", "interrupted", "in part"]
+CHECKS = {"pass": "passed", "warn": "warnings", "fail": "failed", "interrupted": "interrupted", "in part": "in part"}
 MARK = "simulation"
+WORST_FIRST: tuple[Verdict, ...] = ("warn", "pass")
 LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json")
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def summarize(run: Run) -> Summary:
         model=_model(recipe, pipeline, best, entries, _json(run.path / "tasks.json")),
         engine=_text(recipe, "engine"),
         box=_text(box, "name"),
-        verdict=_verdict(run.path, unchecked=unchecked),
+        verdict=_verdict(run.path, unchecked=unchecked, of=checks_there_are(entries)),
         output_tok_s=figure(best, "output_throughput"),
         ttft_ms=figure(best, "mean_ttft_ms"),
         failed=_failed(pipeline) or _not_launched(entries),
@@ -143,6 +144,11 @@ def unfinished_checks(pipeline: object, entries: Sequence[Entry]) -> tuple[str, 
     return told[-1].checks if told and isinstance(told[-1], VerifyBegan) else None
 
 
+def checks_there_are(entries: Sequence[Entry]) -> int:
+    """As the newest verification tells it; 0 where none does."""
+    return next((entry.event.of for entry in reversed(entries) if isinstance(entry.event, VerifyBegan)), 0)
+
+
 def _model(recipe: Json, pipeline: Json, best: Json, entries: Sequence[Entry], jobs: Json) -> str:
     """The model that was asked, as the first who knows calls it."""
     told = (_text(recipe, "served_name", "model"), _text(pipeline, "request.model"), _text(best, "model_id"))
@@ -150,17 +156,17 @@ def _model(recipe: Json, pipeline: Json, best: Json, entries: Sequence[Entry], j
     return next(filter(None, (*told, *checked, _text(jobs, "model"))), "")
 
 
-def _verdict(folder: Path, *, unchecked: bool) -> Verdict:
-    """The ladder's own, or the worst of its rungs; those of half a ladder are no verdict, unless one failed."""
-    marks = {_text(_json(folder / "verify.json"), "verdict")}
-    if not marks & {"pass", "warn", "fail"}:
-        marks = {_text(_json(path), "verdict") for path in plain.entries(folder / "verdicts", "*.json")[:64]}
-    if unchecked and "fail" not in marks:
+def _verdict(folder: Path, *, unchecked: bool, of: int) -> Verdict:
+    """The worst of its checks, as its report says it; half a ladder has no verdict, unless one failed."""
+    checks = [_text(_json(path), "verdict") for path in plain.entries(folder / "verdicts", "*.json")[:64]]
+    marks = checks or [_text(_json(folder / "verify.json"), "verdict")]
+    if "fail" in marks:
+        return "fail"
+    if unchecked:
         return "interrupted"
-    for mark in ("fail", "warn", "pass"):
-        if mark in marks:
-            return mark
-    return ""
+    if 0 < len(checks) < of:
+        return "in part"
+    return next((mark for mark in WORST_FIRST if mark in marks), "")
 
 
 def _simulated(entries: Sequence[Entry], *told: tuple[Json, str]) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moebox import http
-from moebox.core.endpoint import Endpoint
+from moebox.core.endpoint import SIMULATION, Endpoint
 from moebox.loose import Json, as_json, rows, within
 
 QUICK_S = 5.0
@@ -16,28 +16,38 @@ class ServedLimits:
     context: int | None = None  # None where the server does not say
     source: str = ""
     away: str = ""  # why no answer came at all
+    simulation: bool = False  # a twin answers, and no model
 
 
 def served_limits(endpoint: Endpoint) -> ServedLimits:
-    """From /v1/models (vLLM, SGLang: max_model_len; llama.cpp: meta.n_ctx), or llama.cpp's /props.
-
-    llama.cpp divides its context among its slots: /props tells a slot's share, which is what one conversation gets,
-    so it is asked wherever the model list gives no max_model_len.
-    """
+    """From /v1/models (vLLM, SGLang: max_model_len; llama.cpp: meta.n_ctx), or llama.cpp's /props."""
     listed = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S)
     if not listed.status:
         return ServedLimits(away=listed.text)
     models = rows(_json(listed), "data")
     only: Json = models[0] if len(models) == 1 else {}
     model = next((row for row in models if row.get("id") == endpoint.model), only)
+    context, source = _context(endpoint, model)
+    return ServedLimits(context=context, source=source, simulation=SIMULATION in listed.names)
+
+
+def _context(endpoint: Endpoint, model: Json) -> tuple[int | None, str]:
+    """llama.cpp divides its context among its slots: /props tells a slot's share, which is what one conversation gets,
+    so it is asked wherever the model list gives no max_model_len.
+    """
     if limit := _whole(model.get("max_model_len")):
-        return ServedLimits(context=limit, source="max_model_len of /v1/models")
+        return limit, "max_model_len of /v1/models"
     props = _json(http.get(f"{endpoint.root}/props", headers=endpoint.headers, timeout_s=QUICK_S))
     if limit := _whole(within(props, "default_generation_settings.n_ctx")):
-        return ServedLimits(context=limit, source="n_ctx of /props")
+        return limit, "n_ctx of /props"
     if limit := _whole(within(model, "meta.n_ctx")):
-        return ServedLimits(context=limit, source="n_ctx of /v1/models")
-    return ServedLimits()
+        return limit, "n_ctx of /v1/models"
+    return None, ""
+
+
+def simulated(endpoint: Endpoint) -> bool:
+    """Whether a twin answers there, and no model."""
+    return SIMULATION in http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, timeout_s=QUICK_S).names
 
 
 def _json(reply: http.Reply) -> Json:

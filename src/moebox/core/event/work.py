@@ -12,6 +12,7 @@ class VerifyBegan(Event, tag="verify.begin", frozen=True):
     url: str = ""
     model: str = ""
     checks: tuple[str, ...] = ()  # to be made; empty in journals up to 0.1
+    of: int = 0  # that there are
 
 
 class RungDone(Event, tag="verify.rung", frozen=True):

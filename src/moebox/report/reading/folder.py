@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from moebox import codec
 from moebox.core.box import Box
-from moebox.core.event import AttemptEnded, AttemptReady, AttemptStarted, EngineFactsSaid, simulated
+from moebox.core.event import AttemptEnded, AttemptReady, AttemptStarted, EngineFactsSaid, VerifyBegan, simulated
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words
@@ -16,8 +16,9 @@ from moebox.report.reading import climbed, happened, kernels, measured, planned,
 from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
-from moebox.store.summary import unended_step, unfinished_checks
+from moebox.store.summary import checks_there_are, unended_step, unfinished_checks
 from moebox.tasks import runner
+from moebox.tasks.result import TaskRun
 
 T = TypeVar("T")
 OURS = {
@@ -53,6 +54,7 @@ def read(run: Run) -> RunRecord:
     pipeline = attempt(gaps, lambda: run.read_pipeline())
     step, held = unended_step(pipeline, journal.entries), run.held
     attempts = happened.settled(happened.attempts_of(journal.entries), live=held)
+    tasks = attempt(gaps, lambda: runner.take_up(run))
     problems = happened.problems_of(journal.entries, attempts)
     real, kv_tokens, real_note = happened.real_of(journal.entries)
     moments = [entry.time for entry in journal.entries if entry.time > 0]
@@ -82,12 +84,14 @@ def read(run: Run) -> RunRecord:
         facts=facts_of(about),
         levels=tuple(levels),
         checks=tuple(checks),
+        all_checks=checks_there_are(journal.entries),
+        url=asked_at(journal.entries, tasks),
         unfinished=unfinished_checks(pipeline, journal.entries),
         attempts=tuple(attempts),
         steps=tuple(climbed.steps_of(climb, journal.entries)),
         problems=tuple(problems),
         failure=happened.failure_of(pipeline, attempts, problems),
-        tasks=attempt(gaps, lambda: runner.take_up(run)),
+        tasks=tasks,
         kernels=tuple(kernels.kernels_of(attempt(gaps, lambda: run.read_json("kernels.json")))),
         phases=tuple(steps_of(pipeline) or happened.phases_of(journal.entries)),
         commands=commands_of(run.path, about, journal.entries),
@@ -103,6 +107,12 @@ def unlike(about: Json) -> list[str]:
     if form is None or form == FORMAT:
         return []
     return [f"run.json: format {form:g}, this moebox writes {FORMAT}; read as far as the two agree"]
+
+
+def asked_at(entries: Sequence[Entry], tasks: TaskRun | None) -> str:
+    """The address of the server that was checked last, or given jobs."""
+    checked = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan) and entry.event.url]
+    return (checked or [tasks.url if tasks else ""])[-1]
 
 
 def steps_of(pipeline: object) -> list[tuple[str, float, float]]:

@@ -69,7 +69,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
         output_tokens=work.output_tokens,
         requests=found.num_prompts,
         completed=found.completed,
-        failed=found.failed,
+        failed=found.bad,
         duration_s=found.duration,
         request_s=found.request_throughput,
         output_tok_s=found.output_throughput,
