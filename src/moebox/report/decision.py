@@ -215,10 +215,8 @@ def following(record: RunRecord) -> DecisionCell:
 def _of_a_launch(record: RunRecord, recipe: str) -> DecisionCell:
     """After an engine was up: the rest of its checks, those that failed again, or the engine again."""
     if record.unfinished is not None:
-        text, detail = (
-            f"moebox verify --run {shlex.quote(record.id)}",
-            "its checks were interrupted; with its engine up",
-        )
+        text = f"moebox verify --run {shlex.quote(record.id)}"
+        detail = "it was interrupted in its checks; with its engine up"
         return DecisionCell(name="next", text=text, command=True, detail=detail)
     failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
     if failing:
