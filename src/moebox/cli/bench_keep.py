@@ -90,7 +90,7 @@ class Keeper:
         self.label = label
         self.own_run = ""  # the run that was made for the results, once there are any
         self.lost: MoeboxError | None = None  # the first write that failed
-        self._file, self._endpoint = file, endpoint
+        self._file, self._endpoint, self._home = file, endpoint, runs_dir()
         self._named: set[Path] = set()  # samples beside the file
         self._measurements = Measurements(kept_in.joined(run, endpoint)) if run else None
         if file:
@@ -143,7 +143,7 @@ class Keeper:
 
     def _keep_in_run(self, name: str, values: Document, samples: bytes | None = None) -> str:
         """The name that it got; "" where there is no run to keep it in, or it could not be written."""
-        with self._noting(self._measurements.run.path if self._measurements else runs_dir()):
+        with self._noting(self._measurements.run.path if self._measurements else self._home):
             self._make_run(simulation=truth(values, "simulation"))
             if self._measurements:
                 return self._measurements.write(name, values, samples)
