@@ -13,7 +13,7 @@ from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
-from moebox.engines import check, launch
+from moebox.engines import check, launch, parse_command
 from moebox.errors import BadInput, DoesNotFit, UnknownName
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
@@ -289,3 +289,20 @@ def test_bold_does_not_take_what_is_known_to_be_slow() -> None:
     """SGLang with an fp8 cache gave 16 tok/s on SM120 where bf16 gave 90; the forecast knows no reason for it."""
     found = plan("kimi-k2.6", box_of("8x-rtx-pro-6000-server"), bold=True)
     assert (found.recipe.engine, found.recipe.kv) != ("sglang", "fp8")
+
+
+@pytest.mark.parametrize(("box", "name"), [("2x-mi300x", "ROCm"), ("2x-rtx-pro-6000-server", "CUDA")])
+def test_experts_go_to_gpus_by_the_name_that_the_build_gives_them(box: str, name: str) -> None:
+    """A HIP build knows no CUDA0: llama.cpp ended with "unknown buffer type" on every AMD box."""
+    where = box_of(box, ram="512GiB", ram_bandwidth="400GB/s")
+    recipe = plan("minimax-m2.7", where, engine="llama.cpp").recipe
+    argv = launch(deploy(recipe, where)).argv
+    placed = [word for word in argv if "_exps=" in word]
+
+    assert [word.rpartition("=")[2] for word in placed] == [f"{name}{gpu}" for gpu in range(len(placed))]
+    assert placed
+    assert codec.decode(Recipe, tomllib.loads(codec.to_toml(recipe)), where="test") == recipe
+    back = parse_command("llama.cpp", argv)
+    assert back.hybrid is not None
+    assert recipe.hybrid is not None
+    assert (back.hybrid.device, back.hybrid.experts) == (name, recipe.hybrid.experts)

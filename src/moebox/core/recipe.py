@@ -58,6 +58,7 @@ class Hybrid:
     """llama.cpp's and ik_llama.cpp's way: experts in RAM, the rest and some expert layers on the GPUs."""
 
     experts: tuple[tuple[int, ...], ...] = ()  # expert layers by GPU; all others stay in RAM
+    device: str = "CUDA"  # what the build calls its GPUs, before their number: "ROCm" where it is built with HIP
     gpu_layers: int = 999  # -ngl: layers whose dense part is on the GPUs
     threads: int | None = None
     threads_batch: int | None = None

@@ -115,6 +115,8 @@ def _hybrid(hybrid: Hybrid, engine: Traits) -> None:
         foreign = path not in engine.hybrid and getattr(hybrid, path) not in (None, ())
         refuse_if(foreign, f"hybrid.{path}: {engine.title} has no such flag", hint=_engines_with(path))
     refuse_if(hybrid.mla not in (None, 0, 1, 2, 3), f"hybrid.mla: {hybrid.mla} is none of 0, 1, 2, 3")
+    unnamed = not (hybrid.device.isascii() and hybrid.device.isalpha())
+    refuse_if(unnamed, f"hybrid.device: {hybrid.device!r} is no name of GPUs", hint='"CUDA", or "ROCm" of a HIP build')
     _split(hybrid)
     layers = [layer for gpu in hybrid.experts for layer in gpu]
     refuse_if(len(set(layers)) != len(layers), "hybrid.experts: a layer is given to two GPUs")

@@ -27,6 +27,7 @@ START_UTILIZATION = 0.90
 BOLD_UTILIZATION = 0.94  # rtx6kpro wiki: 0.94 plain, 0.90 with a draft
 DRAFT_UTILIZATION = 0.88  # the same: with a draft under DCP, 0.90 ran out of memory at the first long request
 SEQUENCES, BOLD_SEQUENCES = 64, 128  # the Triton MLA workspace grows with it: 1 GiB at 64 with TP8, DCP8 and 65,536
+DEVICES = {"NVIDIA": "CUDA", "AMD": "ROCm"}  # what llama.cpp built for each calls it (ggml-cuda.h GGML_CUDA_NAME)
 UBATCHES = (512, 2048, 4096, 8192)
 # Below this a quantisation is chosen only when nothing larger fits: perplexity leaves the original's (makers' cards).
 LEAST_BITS = 3.5
@@ -299,6 +300,7 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
 def _ggml(box: Box, model: Model, engine: EngineName, pins: Pins, ubatch: int) -> Hybrid:
     """What llama.cpp and its fork are given before experts are placed."""
     hybrid = Hybrid(
+        device=DEVICES[box.gpus[0].vendor] if box.gpus else Hybrid().device,
         gpu_layers=999 if box.gpus else 0,
         threads=_threads(box, pins),
         threads_batch=box.cpu.threads or None,

@@ -4,7 +4,7 @@ import re
 
 from moebox.core.catalogue import checkpoints, models
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.flags import Word
 from moebox.engines.reading import Reader, Reading, ignored, note_absent
 from moebox.errors import BadInput
@@ -82,14 +82,15 @@ def placement(recipe: Recipe) -> tuple[str, ...]:
     if hybrid.ranges or hybrid.split:  # split: experts lie with their layers
         return hybrid.ranges
     placed = [
-        rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps=CUDA{gpu}"
+        rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps={hybrid.device}{gpu}"
         for gpu, layers in enumerate(hybrid.experts)
         if layers
     ]
     return (*placed, "exps=CPU")
 
 
-RULE = re.compile(r"blk\\\.\(([\d|]+)\)\\\.ffn_\.\*_exps=CUDA(\d+)")
+# GPUs are CUDA0, CUDA1 …, ROCm0 in a HIP build (GGML_CUDA_NAME in ggml-cuda.h), Vulkan0 in a Vulkan one.
+RULE = re.compile(r"blk\\\.\((?P<layers>[\d|]+)\)\\\.ffn_\.\*_exps=(?P<device>[A-Za-z]+)(?P<number>\d+)")
 
 
 def finished(names: set[str], reading: Reading) -> None:
@@ -98,9 +99,11 @@ def finished(names: set[str], reading: Reading) -> None:
     note_absent(names, reading, *ALWAYS)
     reading.put("context", reading.count("context", 0) // (reading.count("max_seqs", 1) or 1))
     rules = reading.settings.get("hybrid.ranges", [])
-    layers = experts_of([str(rule) for rule in rules] if isinstance(rules, list) else [])
-    if layers is not None:
+    found = experts_of([str(rule) for rule in rules] if isinstance(rules, list) else [])
+    if found is not None:
         del reading.settings["hybrid.ranges"]
+        device, layers = found
+        reading.put("hybrid.device", device)
         reading.put("hybrid.experts", layers)
 
 
@@ -160,14 +163,12 @@ READERS: dict[str, Reader] = {
 }
 
 
-def experts_of(rules: list[str]) -> list[list[int]] | None:
-    """Expert layers by GPU where the rules are such as `placement` writes; None for anything else."""
-    if rules[-1:] != ["exps=CPU"]:
+def experts_of(rules: list[str]) -> tuple[str, list[list[int]]] | None:
+    """The GPUs' name and expert layers by GPU, of rules such as `placement` writes; None for anything else."""
+    *placed, last = rules or [""]
+    found = [match for rule in placed if (match := RULE.fullmatch(rule))]
+    devices = {match["device"] for match in found} or {Hybrid().device}
+    if last != "exps=CPU" or len(found) < len(placed) or len(devices) > 1:
         return None
-    by_gpu: dict[int, list[int]] = {}
-    for rule in rules[:-1]:
-        match = RULE.fullmatch(rule)
-        if match is None:
-            return None
-        by_gpu[int(match.group(2))] = [int(layer) for layer in match.group(1).split("|")]
-    return [by_gpu.get(gpu, []) for gpu in range(max(by_gpu, default=-1) + 1)]
+    by_gpu = {int(match["number"]): [int(layer) for layer in match["layers"].split("|")] for match in found}
+    return devices.pop(), [by_gpu.get(gpu, []) for gpu in range(max(by_gpu, default=-1) + 1)]
