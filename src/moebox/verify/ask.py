@@ -5,7 +5,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from moebox.core.endpoint import REFUSED, Endpoint
@@ -13,7 +13,7 @@ from moebox.core.verdict import Exchange, Mark, Score
 from moebox.phantom.tasks import Task
 from moebox.verify import answer as reading
 from moebox.verify.answer import Answer
-from moebox.verify.breach import Sort, strict_json
+from moebox.verify.breach import Breach, Sort, object_of, strict_json
 from moebox.verify.chunks import streamed
 from moebox.verify.client import Client
 from moebox.verify.counts import PromptCounts, implausible
@@ -129,8 +129,8 @@ class Asker:
             request[self.limit_name] = more["max_tokens"]
         exchange = await self.send(request)
         answer = self.read(exchange, stream=bool(request.get("stream")), odd=odd)
-        unasked = answer.reasoning and not more.get("thinking") and not exact
-        if unasked and answer.finish == "length" and not answer.content and not self.always_thinks:
+        expected = exact or self.always_thinks or more.get("thinking")
+        if _only_thought(answer) and not expected:
             self.always_thinks = True
             return await self.chat(messages, odd=odd, **more)
         return answer
@@ -147,8 +147,9 @@ class Asker:
 
     async def send(self, request: Any, path: str = "/chat/completions") -> Exchange:
         """POST to the API; the exchange is kept as evidence, and a lost reply is counted."""
-        stream = isinstance(request, dict) and bool(request.get("stream"))
-        room = request.get("max_tokens") or request.get("max_completion_tokens") if isinstance(request, dict) else None
+        fields = object_of(request)
+        stream = bool(fields.get("stream"))
+        room = fields.get("max_tokens") or fields.get("max_completion_tokens")
         watch = _Watch(room) if stream and isinstance(room, int) else None
         url, wait = self.endpoint.base_url + path, self._patience_s()
         exchange = self.keep(await self.client.post(url, request, watch=watch, deadline_s=wait))
@@ -188,27 +189,39 @@ class Asker:
     def read(self, exchange: Exchange, *, stream: bool, odd: bool = False) -> Answer:
         """The answer in it, with every breach of form counted; Failed with the reason where there is none."""
         refuse(exchange)
-        kind = exchange.headers.get("content-type", "")
-        suffix = STREAMED * stream
-        if stream and "text/event-stream" not in kind.lower():
-            self.tally.add("reply-format" + suffix, why := f"asked for a stream, got {kind or 'no content type'}")
-            raise Failed(why)
+        if stream:
+            self._need_events(exchange)
         answer = streamed(exchange) if stream else reading.whole(exchange)
-        wrong = {sort: [breach.text for breach in answer.breaches if breach.sort == sort] for sort in SORTS}
-        wrong["style"] += self._known(answer.id)
-        wrong["usage"] += implausible(answer, exchange.request)
-        wrong["usage"] += self.counts.changed(exchange.request, answer.count("prompt"))
+        breaches = [*answer.breaches, *self._doubts(answer, exchange)]
         if odd:  # llama.cpp begins without a role where the first token is part of a character
-            wrong["style"] = []
-        for sort, name in SORTS.items():
-            self.tally.add(name + suffix, "; ".join(wrong[sort][:3]))
-        fatal = [breach.text for breach in answer.breaches if breach.fatal]
-        if fatal:
-            raise Failed("; ".join(fatal[:3]))
+            breaches = [breach for breach in breaches if breach.sort != "style"]
+        self.count(breaches, stream=stream)
         self.tally.add("crosstalk", self._foreign(answer, exchange.request))
         if not odd:
-            self.tally.add("template-leak" + suffix, f"{answer.leak} in the answer" if answer.leak else "")
+            self.tally.need("template-leak" + STREAMED * stream, not answer.leak, f"{answer.leak} in the answer")
         return answer
+
+    def count(self, breaches: Collection[Breach], *, stream: bool) -> None:
+        """Count breaches of form by their sort; Failed with those that leave nothing to judge."""
+        for sort, name in SORTS.items():
+            found = [breach.text for breach in breaches if breach.sort == sort]
+            self.tally.add(name + STREAMED * stream, "; ".join(found[:3]))
+        fatal = [breach.text for breach in breaches if breach.fatal]
+        if fatal:
+            raise Failed("; ".join(fatal[:3]))
+
+    def _need_events(self, exchange: Exchange) -> None:
+        """Failed where a stream was asked for, and something else came."""
+        kind = exchange.headers.get("content-type", "")
+        if "text/event-stream" not in kind.lower():
+            self.tally.add("reply-format" + STREAMED, why := f"asked for a stream, got {kind or 'no content type'}")
+            raise Failed(why)
+
+    def _doubts(self, answer: Answer, exchange: Exchange) -> list[Breach]:
+        """What is wrong with it beside what came before, and beside what was asked."""
+        counts = implausible(answer, exchange.request)
+        counts += self.counts.changed(exchange.request, answer.count("prompt"))
+        return [Breach("style", why) for why in self._known(answer.id)] + [Breach("usage", why) for why in counts]
 
     def _foreign(self, answer: Answer, request: Any) -> str:
         """A code from an earlier question is in no other question's answer."""
@@ -224,6 +237,11 @@ class Asker:
         again = bool(identity) and identity in self.ids
         self.ids.add(identity)
         return [f"the id {identity[:60]!r} was used before"] if again else []
+
+
+def _only_thought(answer: Answer) -> bool:
+    """All the room went into thoughts."""
+    return answer.finish == "length" and bool(answer.reasoning) and not answer.content
 
 
 def lost(exchange: Exchange) -> str:

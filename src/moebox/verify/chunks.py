@@ -85,23 +85,31 @@ class _Parts:
             self.finishes.append(str(choice["finish_reason"]))
 
     def _delta(self, delta: dict[str, object]) -> None:
-        for key in ("content", "reasoning_content", "reasoning"):
-            given = delta.get(key)
-            if given is not None and not isinstance(given, str):
-                self.notes.add("format", f"a piece of {key} is {short(given)}")
+        self._only_strings(delta)
         said, thought = text_of(delta.get("content")), reasoning_in(delta)
         self.notes.whole_text(said, "a piece of content")
         calls = objects_of(delta.get("tool_calls"))
-        self._role(delta.get("role"), bool(said or thought or calls))
-        if (said or thought or calls) and self.finishes:
-            self.notes.add("format", "text after the finish_reason")
-        if thought.strip() and (self.calls or any(piece.strip() for piece in self.content)):
+        something = bool(said or thought or calls)
+        self._role(delta.get("role"), something)
+        self.notes.need(not (something and self.finishes), "text after the finish_reason")
+        if thought.strip() and self._has_begun():
             self.in_order = False
-        self.chunks += bool(said or thought or calls)
+        self.chunks += something
         self.content.append(said)
         self.reasoning.append(thought)
         for position, item in enumerate(calls):
             self._call(position, item)
+
+    def _only_strings(self, delta: dict[str, object]) -> None:
+        """Pieces of text are strings, or null."""
+        for key in ("content", "reasoning_content", "reasoning"):
+            given = delta.get(key)
+            if given is not None and not isinstance(given, str):
+                self.notes.add("format", f"a piece of {key} is {short(given)}")
+
+    def _has_begun(self) -> bool:
+        """Words or calls of the answer came already: thoughts should stand before it."""
+        return bool(self.calls) or any(piece.strip() for piece in self.content)
 
     def _role(self, role: Any, something: bool) -> None:
         if role is None or role == "":

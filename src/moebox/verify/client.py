@@ -17,6 +17,7 @@ import httpx2
 from moebox import http
 from moebox.core.endpoint import Endpoint
 from moebox.core.verdict import Exchange
+from moebox.errors import said
 from moebox.redact import heard, hide_given
 from moebox.stream.awake import Awake
 
@@ -104,8 +105,7 @@ class Client:
         first = _First(began)
         got = bytearray()
         status, answered, error = 0, {}, ""
-        body = sent.body
-        raw = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        raw = sent.raw
         headers = {**self.endpoint.headers, **sent.headers, **({"Content-Type": "application/json"} if raw else {})}
         deadline_s = max(0.05, min(sent.deadline_s or self.deadline_s, self.deadline_s, self._left()))
         http = self._kept if sent.kept else self._http
@@ -118,10 +118,6 @@ class Client:
                 error = await _read(response, got, first, sent.watch)
         except TimeoutError:
             error = f"no end within {deadline_s:.3g} s"
-        except httpx2.ConnectTimeout:
-            error = f"cannot connect to {sent.url}: no answer within {CONNECT_S:g} s"
-        except httpx2.TimeoutException as problem:
-            error = f"no end: {problem or type(problem).__name__}"
         except httpx2.HTTPError as problem:
             error = _failure(problem, sent.url)
         except (httpx2.InvalidURL, UnicodeError) as problem:
@@ -129,7 +125,7 @@ class Client:
         return Exchange(
             method=sent.method,
             url=sent.url,
-            request=body if not isinstance(body, bytes) else body[:2000].decode(errors="replace"),
+            request=sent.shown,
             status=status,
             headers={key.lower(): hide_given(value)[:500] for key, value in answered.items()},
             response=heard(got, status),
@@ -150,6 +146,18 @@ class _Sent:
     watch: Watch | None = None
     deadline_s: float | None = None
     kept: bool = False
+
+    @property
+    def raw(self) -> bytes | None:
+        """The body as it goes over the wire."""
+        if self.body is None or isinstance(self.body, bytes):
+            return self.body
+        return json.dumps(self.body).encode()
+
+    @property
+    def shown(self) -> Any:
+        """The body as it is kept for evidence."""
+        return self.body[:2000].decode(errors="replace") if isinstance(self.body, bytes) else self.body
 
 
 class _First:
@@ -187,6 +195,10 @@ def _asked_wait(header: str, attempt: int) -> float:
 
 def _failure(problem: httpx2.HTTPError, url: str) -> str:
     """A transport failure in words."""
+    if isinstance(problem, httpx2.ConnectTimeout):
+        return f"cannot connect to {url}: no answer within {CONNECT_S:g} s"
+    if isinstance(problem, httpx2.TimeoutException):
+        return f"no end: {said(problem)}"
     text = http.failure(problem, url)
     if text.startswith("TLS: "):
         return text

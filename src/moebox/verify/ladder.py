@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from moebox import codec
 from moebox.core.endpoint import REFUSED, Endpoint
@@ -54,11 +54,11 @@ def verify(
 
 def choose(only: Sequence[str], start: str) -> list[Rung]:
     """The rungs meant, in ladder order; UnknownName for one that does not exist."""
-    for name in (*only, *([start] if start else [])):
+    first = start or NAMES[0]
+    for name in (*only, first):
         if name not in NAMES:
             raise UnknownName("check", name, NAMES)
-    first = NAMES.index(start) if start else 0
-    return [rung for rung in RUNGS[first:] if not only or rung.name in only]
+    return [rung for rung in RUNGS[NAMES.index(first) :] if not only or rung.name in only]
 
 
 async def climb(
@@ -120,23 +120,12 @@ async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
     """All probes of one rung; a server that is gone ends it early."""
     began = time.monotonic()
     before = ask.tally.snapshot()
-    probes: list[Probe] = []
-    gone = ""
-    for name, function in rung.probes.items():
-        gone = gone or _no_more(ask)
-        if gone:
-            probes.append(Probe(name=name, verdict="skip", reason=gone))
-            continue
-        meter.enter(rung, name)
-        probe, gone = await _probe(ask, name, function)
-        probes.append(probe)
+    probes, gone = await _probes(ask, rung, meter)
     _late(ask)
     slips = _met(ask.tally.slips(before))
     own = _own(ask, slips)
-    mark = worst([*(probe.verdict for probe in probes), *(slip.verdict for slip in own)])
-    cut = next((probe.reason for probe in probes if gone and probe.reason == gone), "")
-    if cut and mark == "pass":
-        mark = "warn"  # a check that was cut short is not green, however well it began
+    cut = gone if any(probe.reason == gone for probe in probes) else ""
+    mark = _mark(probes, own, cut)
     ask.charged |= {slip.kind: slip.verdict for slip in own if kind_of(slip.kind).anywhere}
     return Verdict(
         name=rung.name,
@@ -148,6 +137,27 @@ async def _rung(ask: Asker, rung: Rung, meter: Meter) -> Verdict:
         probes=tuple(probes),
         habits=_habits(ask.engine, rung.name, probes),
     )
+
+
+async def _probes(ask: Asker, rung: Rung, meter: Meter) -> tuple[list[Probe], str]:
+    """Every probe of a rung, and why the last ones were not tried, if they were not."""
+    probes: list[Probe] = []
+    gone = ""
+    for name, function in rung.probes.items():
+        gone = gone or _no_more(ask)
+        if gone:
+            probes.append(Probe(name=name, verdict="skip", reason=gone))
+            continue
+        meter.enter(rung, name)
+        probe, gone = await _probe(ask, name, function)
+        probes.append(probe)
+    return probes, gone
+
+
+def _mark(probes: Sequence[Probe], own: Sequence[Slip], cut: str) -> Mark:
+    """The worst of a rung; a check that was cut short is not green, however well it began."""
+    mark = worst([*(probe.verdict for probe in probes), *(slip.verdict for slip in own)])
+    return "warn" if cut and mark == "pass" else mark
 
 
 def _habits(engine: str, rung: str, probes: Sequence[Probe]) -> tuple[str, ...]:
@@ -205,23 +215,8 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
     ask.tools = ()
     before = ask.tally.snapshot()
     began = time.monotonic()
-    mark: Mark = "pass"
-    reason, gone = "", ""
-    score: Score | None = None
-    longest = max(0.05, min(PROBE_S, ask.left_s))
-    try:
-        async with asyncio.timeout(longest):
-            found = await function(ask)
-        score = found if isinstance(found, Score) else None
-        mark = "warn" if isinstance(found, Warned) else "pass"
-        reason = share_text(score) if score else found if isinstance(found, str) else ""
-    except Skipped as problem:
-        mark, reason = "skip", str(problem)
-    except Failed as problem:
-        mark, reason, score = "fail", str(problem), problem.score
-        gone = reason if isinstance(problem, Unusable) else ""
-    except TimeoutError:
-        mark, reason = "warn", f"not done after {longest:.0f} s"
+    outcome = await _outcome(ask, function)
+    mark, reason = outcome.mark, outcome.reason
     slips = _met(ask.tally.slips(before))
     for slip in _own(ask, slips):
         if slip.verdict != "pass" and worst([mark, slip.verdict]) != mark:
@@ -232,11 +227,42 @@ async def _probe(ask: Asker, name: str, function: ProbeFunction) -> tuple[Probe,
         reason=one_line(reason),
         seconds=time.monotonic() - began,
         requests=len(ask.exchanges),
-        score=score,
+        score=outcome.score,
         slips=slips,
         evidence=tuple(ask.exchanges),
     )
-    return probe, gone
+    return probe, outcome.gone
+
+
+class _Outcome(NamedTuple):
+    """How a probe ended by itself, before the slips that its replies showed are counted."""
+
+    mark: Mark
+    reason: str
+    score: Score | None = None
+    gone: str = ""  # why the rest of the rung is pointless
+
+
+async def _outcome(ask: Asker, function: ProbeFunction) -> _Outcome:
+    """Ask, for no longer than the ladder has time."""
+    longest = max(0.05, min(PROBE_S, ask.left_s))
+    try:
+        async with asyncio.timeout(longest):
+            return _found(await function(ask))
+    except Skipped as problem:
+        return _Outcome("skip", str(problem))
+    except Failed as problem:
+        gone = str(problem) if isinstance(problem, Unusable) else ""
+        return _Outcome("fail", str(problem), problem.score, gone)
+    except TimeoutError:
+        return _Outcome("warn", f"not done after {longest:.0f} s")
+
+
+def _found(found: object) -> _Outcome:
+    """What a probe returned: a score, a warning, a remark or nothing."""
+    if isinstance(found, Score):
+        return _Outcome("pass", share_text(found), found)
+    return _Outcome("warn" if isinstance(found, Warned) else "pass", found if isinstance(found, str) else "")
 
 
 async def _why_stop(ask: Asker, rung: Rung, verdict: Verdict, keep_going: bool) -> str:
@@ -248,6 +274,11 @@ async def _why_stop(ask: Asker, rung: Rung, verdict: Verdict, keep_going: bool) 
     failed = {probe.name for probe in verdict.probes if probe.verdict == "fail"}
     if any(names <= failed for names in rung.stops) and not keep_going:
         return f"{rung.name} failed, so the checks after it would mean nothing"
+    return await _why_gone(ask)
+
+
+async def _why_gone(ask: Asker) -> str:
+    """Why the endpoint takes no request any more, or nothing."""
     still = await ask.client.get(f"{ask.endpoint.base_url}/models")
     if still.error.startswith(("cannot connect", "TLS", "not a URL")):
         return f"the endpoint is gone: {still.error}"

@@ -86,30 +86,38 @@ def message(notes: Notes, body: Mapping[str, Any], blocks: list[dict[str, object
     """The message from its blocks, each held to its type."""
     for block in blocks:
         _block(notes, block)
-
-    def joined(kind: str) -> str:
-        return "".join(str(block.get(kind) or "") for block in blocks if block.get("type") == kind)
-
-    calls = tuple(
-        Call(id=str(block.get("id") or ""), name=str(block.get("name") or ""), arguments=json.dumps(block.get("input")))
-        for block in blocks
-        if block.get("type") == "tool_use"
-    )
+    calls = tuple(_call(block) for block in blocks if block.get("type") == "tool_use")
     notes.need(len({call.id for call in calls}) == len(calls), "two tool_use blocks share an id")
-    notes.need(stop in STOPS, lambda: f"stop_reason is {short(stop)}", "finish")
-    if calls and stop != "max_tokens":
-        notes.need(stop == "tool_use", lambda: f"stop_reason {stop!r} with a tool_use block", "finish")
-    if not calls:
-        notes.need(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
+    _stop(notes, stop, bool(calls))
     return Message(
         id=str(body.get("id") or ""),
-        text=joined("text"),
-        thinking=joined("thinking"),
+        text=_joined(blocks, "text"),
+        thinking=_joined(blocks, "thinking"),
         calls=calls,
         stop=str(stop or ""),
         usage=usage if isinstance(usage, dict) else {},
         breaches=notes.all,
     )
+
+
+def _joined(blocks: list[dict[str, object]], kind: str) -> str:
+    """The text of all blocks of a kind."""
+    return "".join(str(block.get(kind) or "") for block in blocks if block.get("type") == kind)
+
+
+def _call(block: dict[str, object]) -> Call:
+    """The call that a tool_use block makes."""
+    name, arguments = str(block.get("name") or ""), json.dumps(block.get("input"))
+    return Call(id=str(block.get("id") or ""), name=name, arguments=arguments)
+
+
+def _stop(notes: Notes, stop: Any, called: bool) -> None:
+    """stop_reason is a known one, and "tool_use" where there are calls, save where max_tokens cut them."""
+    notes.need(stop in STOPS, lambda: f"stop_reason is {short(stop)}", "finish")
+    if not called:
+        notes.need(stop != "tool_use", "stop_reason 'tool_use' without a tool_use block", "finish")
+    elif stop != "max_tokens":
+        notes.need(stop == "tool_use", lambda: f"stop_reason {stop!r} with a tool_use block", "finish")
 
 
 def _block(notes: Notes, block: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import SPECIAL
-from moebox.verify.ask import SORTS, THINKING_ROOM, Asker, Failed, Skipped, lost, refuse
+from moebox.verify.ask import THINKING_ROOM, Asker, Skipped, lost, refuse
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message, whole
 from moebox.verify.message_events import streamed
@@ -37,26 +37,27 @@ async def send(ask: Asker, body: dict[str, object], *, odd: bool = False) -> Mes
 
     `odd`: a question that may drive a model to write template marks.
     """
-    exchange = await post(ask, body)
-    if exchange.status in (400, 422) and "chat_template_kwargs" in body:
-        body = {key: value for key, value in body.items() if key != "chat_template_kwargs"}
-        exchange = await post(ask, body)
+    exchange = await _post_as_taken(ask, body)
     if exchange.status in (404, 405, 501):
         raise Skipped("the server does not speak Anthropic's API")
-    suffix = STREAMED * bool(body["stream"])
+    stream = bool(body["stream"])
+    suffix = STREAMED * stream
     ask.tally.add("transport" + suffix, lost(exchange))
     refuse(exchange)
     message = read(exchange)
-    for sort, kind in SORTS.items():
-        found = [breach.text for breach in message.breaches if breach.sort == sort]
-        ask.tally.add(kind + suffix, "; ".join(found[:3]))
-    fatal = [breach.text for breach in message.breaches if breach.fatal]
-    if fatal:
-        raise Failed("; ".join(fatal[:3]))
+    ask.count(message.breaches, stream=stream)
     if not odd:
         leaked = SPECIAL.search(message.text)
         ask.tally.add("template-leak" + suffix, f"{leaked.group()} in the answer" if leaked else "")
     return message
+
+
+async def _post_as_taken(ask: Asker, body: dict[str, object]) -> Exchange:
+    """The exchange; without the template's arguments where they are refused."""
+    exchange = await post(ask, body)
+    if exchange.status in (400, 422) and "chat_template_kwargs" in body:
+        return await post(ask, {key: value for key, value in body.items() if key != "chat_template_kwargs"})
+    return exchange
 
 
 async def post(ask: Asker, body: dict[str, object]) -> Exchange:

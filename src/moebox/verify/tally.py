@@ -36,9 +36,14 @@ class Tally:
     def __init__(self) -> None:
         self._counts: dict[str, Count] = {}
 
-    def add(self, kind: str, why: str = "", whose: Whose = "server") -> None:
-        """One chance for `kind`; a slip where there is a `why`."""
-        self._counts[kind] = self._counts.get(kind, NONE).added(one_line(why), whose)
+    def add(self, kind: str, why: str = "", whose: Whose = "server", *, where: str = "") -> None:
+        """One chance for `kind`; a slip where there is a `why`, which is told after `where` it was met."""
+        told = f"{where}: {why}" if where and why else why
+        self._counts[kind] = self._counts.get(kind, NONE).added(one_line(told), whose)
+
+    def need(self, kind: str, good: object, why: str) -> None:
+        """One chance for `kind`; a slip unless it is `good`."""
+        self.add(kind, "" if good else why)
 
     def snapshot(self) -> Mapping[str, Count]:
         """The counts as they are now."""

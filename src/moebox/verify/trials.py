@@ -40,6 +40,11 @@ def wrong(why: str) -> Trial:
     return Trial(why=why)
 
 
+def right_if(good: object, why: str) -> Trial:
+    """No slip where it is `good`, else one of the server's."""
+    return GOOD if good else wrong(why)
+
+
 def draw(ask: Asker, family: str, *, thinking: bool = False, **size: Any) -> Task:
     """A fresh task. Those of one probe offer the same tools in the same order, as agents do: a prefix cache helps."""
     task = FAMILIES[family].draw(ask.rng, thinking=thinking, **size)

@@ -97,8 +97,8 @@ class _Conversation:
         if self.thinking and answer.reasoning:
             self.ask.tally.add("reasoning" + STREAMED * stream, mixed(answer))
         if not self.thinking and self.ask.thinks and not kept_on(self.ask):
-            why = "thinking is off, yet reasoning came where there are tools" if answer.reasoning.strip() else ""
-            self.ask.tally.add("reasoning" + STREAMED * stream, why)
+            why = "thinking is off, yet reasoning came where there are tools"
+            self.ask.tally.need("reasoning" + STREAMED * stream, not answer.reasoning.strip(), why)
         return answer
 
     async def _spilled(self, answer: Answer, stream: bool) -> None:
@@ -115,7 +115,7 @@ class _Conversation:
         grown = counted > self.counted + 2
         why = f"the conversation grew, the prompt went from {self.counted} to {counted} tokens"
         # templates may drop old thoughts; calls and results are longer than these
-        self.ask.tally.add("tool-history", "" if grown or self.thinking else why)
+        self.ask.tally.need("tool-history", grown or self.thinking, why)
         self.counted = counted
 
     def _called(self, answer: Answer, tool: Tool, given: dict[str, object], stream: bool) -> None:
@@ -129,7 +129,7 @@ class _Conversation:
                 "tool-call" + STREAMED * stream, why, "model" if _is_object(call.arguments) else "server"
             )
             again = call.id in self.ids and not KIMI_ID.fullmatch(call.id)  # the model itself numbers Kimi's
-            self.ask.tally.add("reply-style", f"the id {call.id!r} stands in the history already" if again else "")
+            self.ask.tally.need("reply-style", not again, f"the id {call.id!r} stands in the history already")
             self.ids.add(call.id)
         first = answer.calls[0]
         if first.name != tool.name or not _same(first.arguments, given):

@@ -14,18 +14,23 @@ async def models(ask: Asker) -> str:
     refuse(exchange)
     listed = _listed(exchange)
     mine = next((item for item in listed if ask.endpoint.model in _names(item)), None)
-    shown = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
-    if mine is None and ask.endpoint.router:
-        ask.limit = ask.endpoint.context or None
-        return f"{ask.endpoint.router} lists {shown}; name and context are the fleet's"
     if mine is None:
-        raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {shown}")
+        return _unlisted(ask, listed)
     _learn(ask, mine)
     if ask.limit is None or _has_slots(ask.engine):
         # ik_llama.cpp lists the context of all slots together; one request has that of one slot.
         known = [limit for limit in (ask.limit, ask.endpoint.context, await _props(ask)) if limit]
         ask.limit = min(known, default=None)
     return f"context {ask.limit:,}" if ask.limit else ""
+
+
+def _unlisted(ask: Asker, listed: list[dict[str, object]]) -> str:
+    """Unusable where the model is not in the list, unless a router stands before the server."""
+    shown = ", ".join(str(item.get("id")) for item in listed[:8]) or "nothing"
+    if not ask.endpoint.router:
+        raise Unusable(f"/v1/models does not list {ask.endpoint.model!r}, but: {shown}")
+    ask.limit = ask.endpoint.context or None
+    return f"{ask.endpoint.router} lists {shown}; name and context are the fleet's"
 
 
 def _listed(exchange: Exchange) -> list[dict[str, object]]:

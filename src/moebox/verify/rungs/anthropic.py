@@ -84,7 +84,7 @@ def _refusal(problem: Failed, what: str) -> str:
 def _grown(ask: Asker, kind: str, what: str, few: int | None, many: int | None) -> None:
     """Count whether the prompt grew by PADDING."""
     grown = few is None or many is None or many >= few + GROWTH
-    ask.tally.add(kind, "" if grown else f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped")
+    ask.tally.need(kind, grown, f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped")
 
 
 async def blocks(ask: Asker) -> None:
@@ -98,7 +98,7 @@ async def blocks(ask: Asker) -> None:
     ]
     kept = as_text is None or as_blocks is None or as_blocks >= as_text - SLACK
     why = f"a conversation is {as_text} input_tokens with strings and {as_blocks} with blocks: something is lost"
-    ask.tally.add("tool-history", "" if kept else why)
+    ask.tally.need("tool-history", kept, why)
     await _beside(ask, task, turns)
 
 
@@ -163,7 +163,7 @@ async def thinking(ask: Asker) -> str | Warned:
         if message.thinking and not stream:
             back = await _thoughts_back(ask, task, ask.exchanges[-1])
     either = "thinking blocks came in one of a whole and a streamed message only"
-    ask.tally.add("reply-style", either if shown[False] != shown[True] else "")
+    ask.tally.need("reply-style", shown[False] == shown[True], either)
     return back or ("thinking blocks came" if all(shown.values()) else "no thinking blocks came")
 
 
@@ -231,7 +231,7 @@ async def limits(ask: Asker) -> None:
         made = cut.usage.get("output_tokens")
         kept = cut.stop == "max_tokens" and (not isinstance(made, int) or made <= FEW)
         why = f"stop_reason {cut.stop!r} and {made} output_tokens with max_tokens {FEW}"
-        ask.tally.add("limits" + STREAMED * stream, "" if kept else why)
+        ask.tally.need("limits" + STREAMED * stream, kept, why)
 
 
 async def refused(ask: Asker) -> Warned | None:

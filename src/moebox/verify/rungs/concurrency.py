@@ -113,7 +113,7 @@ async def _all_right(ask: Asker, tasks: list[Task], answers: list[Answer | None]
         if wrong and judge(task, await ask.ask(task)):
             ask.tally.add("crowd", f"wrong alone and among others: {wrong}", "model")
         elif answer:
-            ask.tally.add("crowd", f"right when asked alone, wrong among others: {wrong}" if wrong else "")
+            ask.tally.add("crowd", wrong, where="right when asked alone, wrong among others")
 
 
 RUNG = Rung(

@@ -30,8 +30,7 @@ async def refused(ask: Asker) -> str:
         exchange = ask.keep(await ask.client.post(url, body))
         if exchange.error:
             raise Failed(f"{title}: {exchange.error}")
-        why = rude(exchange)
-        ask.tally.add("errors", f"{title}: {why}" if why else "")
+        ask.tally.add("errors", rude(exchange), where=title)
         seen.append(str(exchange.status))
     return f"answered {', '.join(seen)}"
 
@@ -66,7 +65,7 @@ async def kept_alive(ask: Asker) -> str:
         why = judge(task, answer)
         if why and judge(task, await ask.ask(task)):
             why = ""  # the model's own
-        ask.tally.add("transport", f"after an error on the same connection: {why}" if why else "")
+        ask.tally.add("transport", why, where="after an error on the same connection")
         for _ in range(BAD):
             ask.keep(await ask.client.post(url, {"model": ask.endpoint.model, "max_tokens": 8}, kept=True))
     return f"{rounds} good and {BAD * rounds} bad requests on one connection"
@@ -105,7 +104,7 @@ async def beside_the_left(ask: Asker) -> str:
         why = judge(task, beside)
         if why and judge(task, await ask.ask(task, stream=True)):
             why = ""  # the model's own
-        ask.tally.add("crowd", f"right alone, and wrong while other streams were left: {why}" if why else "")
+        ask.tally.add("crowd", why, where="right alone, and wrong while other streams were left")
     return f"{rounds} streams beside {rounds * ask.options.parallel} that were left"
 
 
@@ -117,7 +116,7 @@ async def _after(ask: Asker, task: Task, before: Answer, gone: int, *, stream: b
     changed = not same and (said in first or first in said or await _said(ask, task, stream) == first)
     why = judge(task, answer) or (f"{said[:60]!r}; before that: {first[:40]!r}" if changed else "")
     whose: Whose = "model" if same else "server"
-    ask.tally.add("answer" + STREAMED * stream, f"after {gone} streams were left: {why}" if why else "", whose)
+    ask.tally.add("answer" + STREAMED * stream, why, whose, where=f"after {gone} streams were left")
 
 
 async def _said(ask: Asker, task: Task, stream: bool) -> str:

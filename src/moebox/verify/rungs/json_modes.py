@@ -51,7 +51,7 @@ async def contradicted(ask: Asker) -> str:
             continue
         cut = answer.finish == "length"
         why = "" if cut else misfit(answer.content.strip(), schema)
-        ask.tally.add("schema" + STREAMED * stream, f"not held to the schema: {why}" if why else "")
+        ask.tally.add("schema" + STREAMED * stream, why, where="not held to the schema")
         kept += not why
     told = f", {refused} refused" if refused else ""
     return f"{kept} of {len(asked)} schemas held against their prompts{told}"

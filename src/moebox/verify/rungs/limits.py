@@ -3,14 +3,14 @@
 import re
 from typing import Any
 
-from moebox.core.verdict import Score
+from moebox.core.verdict import Exchange, Score
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
 from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
 from moebox.verify.rungs.streaming import apart
-from moebox.verify.trials import Attempt, Trial, both, draw, judge, wrong
+from moebox.verify.trials import GOOD, Attempt, Trial, both, draw, judge, right_if, wrong
 
 LAST_SHOWN = "11"  # stands before the stop string, whatever stands between numbers
 STOP = "12"
@@ -44,7 +44,7 @@ def _stopped(ask: Asker, stop: Any, stream: bool) -> Attempt:
         if not re.match(r"\D*1\D+2\D+3\b", answer.content) and answer.content:
             return Trial(why=f"it does not count: {answer.content[:40]!r}", whose="model")
         ends = answer.content.rstrip(" ,.\n").endswith(LAST_SHOWN)
-        return wrong("" if ends else f"does not end with {LAST_SHOWN} before the stop {stop!r}: {shown!r}")
+        return right_if(ends, f"does not end with {LAST_SHOWN} before the stop {stop!r}: {shown!r}")
 
     return attempt
 
@@ -67,11 +67,8 @@ async def stop_in_the_text(ask: Asker) -> Score:
             if unmet.content.strip() == plain.strip():
                 return wrong("")
             again = await ask.ask(task, stream=stream)
-            differs = again.content == plain
-            return wrong(
-                f"a stop string that never comes changes the text: {apart(plain, unmet.content, ('without', 'with'))}"
-                * differs
-            )
+            why = f"a stop string that never comes changes the text: {apart(plain, unmet.content, ('without', 'with'))}"
+            return right_if(again.content != plain, why)
 
         return attempt
 
@@ -89,8 +86,8 @@ async def stop_at_the_limit(ask: Asker) -> Score:
             if made is None:
                 raise Skipped("the server counts no tokens")
             close = await ask.ask(task, stream=stream, stop=[STOP], max_tokens=made + CLOSE, exact=True)
-            past = STOP in close.content
-            return wrong(f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}" * past)
+            why = f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}"
+            return right_if(STOP not in close.content, why)
 
         return attempt
 
@@ -109,7 +106,7 @@ async def thoughts_cut(ask: Asker) -> Score:
             cut = await ask.ask(task, stream=stream, max_tokens=FEW, exact=True, odd=True)
             said = cut.content.strip()
             spilled = bool(said) and not cut.reasoning and thought.startswith(said)
-            return wrong(f"max_tokens cut the thoughts, and they came as the answer: {said!r}" * spilled)
+            return right_if(not spilled, f"max_tokens cut the thoughts, and they came as the answer: {said!r}")
 
         return attempt
 
@@ -190,16 +187,21 @@ class _Cuts:
             task, before = self.whole.pop() if stream and self.whole else (draw(self.ask, "story"), "")
             answer = await self._cut(task, stream)
             said = answer.content + answer.reasoning
-            why = self._unfinished(answer) or self._beyond(answer)
-            if why.whose == "server" and not why.why and not stream:
+            trial = self._unfinished(answer) or self._beyond(answer)
+            if trial == GOOD and not stream:
                 self.whole.append((task, said))
-            if why.why or not before or not _is_part(said, before):
-                return why
-            again = await self._cut(task, stream=False)  # whole answers that differ among themselves prove nothing
-            lost = before.removeprefix(said.rstrip()) if again.content + again.reasoning == before else ""
-            return wrong(f"{self.name} {FEW} cuts a stream before {lost!r}, which comes whole" if lost else "")
+            if trial.why or not before or not _is_part(said, before):
+                return trial
+            return await self._shorter(task, said, before)
 
         return attempt
+
+    async def _shorter(self, task: Task, said: str, before: str) -> Trial:
+        """A stream ended before the whole answer did; whole ones that differ among themselves prove nothing."""
+        again = await self._cut(task, stream=False)
+        same = again.content + again.reasoning == before
+        lost = before.removeprefix(said.rstrip())
+        return right_if(not (same and lost), f"{self.name} {FEW} cuts a stream before {lost!r}, which comes whole")
 
     async def _cut(self, task: Task, stream: bool) -> Answer:
         limit = {"max_tokens": None, "max_completion_tokens": None, self.name: FEW}
@@ -218,7 +220,7 @@ class _Cuts:
     def _beyond(self, answer: Answer) -> Trial:
         made, words = answer.count("completion"), len((answer.content + answer.reasoning).split())
         over = words > FEW + 1 or (made is not None and made > FEW)
-        return wrong(f"{made} tokens and {words} words although {self.name} was {FEW}" if over else "")
+        return right_if(not over, f"{made} tokens and {words} words although {self.name} was {FEW}")
 
 
 def _is_part(said: str, whole: str) -> bool:
@@ -236,21 +238,24 @@ async def too_long(ask: Asker) -> str:
     text = "lantern orchard thimble " * (limit * CHARS_PER_TOKEN // 24)
     url = f"{ask.endpoint.base_url}/chat/completions"
     exchange = ask.keep(await ask.client.post(url, ask.body([{"role": "user", "content": text}], max_tokens=8)))
-    if exchange.error:
-        raise Failed(f"a prompt beyond {limit:,} tokens: {exchange.error}")
-    if exchange.status == 200:
+    if exchange.status == 200 and not exchange.error:
         told = ask.read(exchange, stream=False).usage.get("prompt_tokens")
         raise Failed(f"a prompt far beyond {limit:,} tokens was taken (the server says it read {told}): cut in silence")
-    if not 400 <= exchange.status < 500:
-        raise Failed(f"a prompt beyond {limit:,} tokens: HTTP {exchange.status}{said(exchange)}")
-    try:
-        strict_json(exchange.response)
-    except ValueError:
-        raise Failed(f"HTTP {exchange.status} without an explanation in JSON") from None
+    _need_refusal(exchange, f"a prompt beyond {limit:,} tokens")
     after = await ask.ask(draw(ask, "secret"))
     if not (after.content or after.reasoning):
         raise Failed("after the refusal, an ordinary question got an empty answer")
     return f"HTTP {exchange.status}{said(exchange)}"
+
+
+def _need_refusal(exchange: Exchange, what: str) -> None:
+    """Failed unless `what` was refused with a 4xx that explains itself in JSON."""
+    if exchange.error:
+        raise Failed(f"{what}: {exchange.error}")
+    if not 400 <= exchange.status < 500:
+        raise Failed(f"{what}: HTTP {exchange.status}{said(exchange)}")
+    if not _is_json(exchange.response):
+        raise Failed(f"HTTP {exchange.status} without an explanation in JSON")
 
 
 RUNG = Rung(

@@ -174,7 +174,7 @@ async def _filled(ask: Asker, limit: int) -> str:
         raise Failed(f"{limit:,} tokens announced, {counted:,} refused: {problem}") from None
     _not_cut(answer, counted)
     wrong = judge(task, answer)
-    ask.tally.add("context", f"in the middle of {counted:,} tokens: {wrong}" if wrong else "", "model")
+    ask.tally.add("context", wrong, "model", where=f"in the middle of {counted:,} tokens")
     return f"{digits(counted)} of {digits(limit)} tokens announced"
 
 

@@ -28,13 +28,7 @@ AS_MUCH = 0.6  # of the tokens that a letter of the first tools takes, that one 
 
 async def system(ask: Asker) -> Warned | None:
     """A system message changes the answer, and the prompt grows by it, be it of pages."""
-    task = draw(ask, "secret")
-    few = await _prompt_tokens(ask, task, [])
-    for text in (PADDING, SYSTEM) if not ask.limit or ask.limit >= ROOMY // 2 else (PADDING,):
-        with ask.unhurried():
-            many, sent = await _prompt_tokens(ask, task, [_system(text)]), len(text.split())
-        if few is not None and many is not None and many < few + LEAST_GROWTH * sent:
-            raise Failed(f"{sent} words of a system message, yet {few} and {many} prompt tokens: it is cut or dropped")
+    await _need_growth(ask, [PADDING, SYSTEM] if not ask.limit or ask.limit >= ROOMY // 2 else [PADDING])
     await able(ask, _told(ask, in_system=False), "repeat a code from the prompt")
     found = [await _told(ask, in_system=True)() for _ in range(ask.options.share(0.5))]
     lost = [trial.why for trial in found if trial.why]
@@ -43,6 +37,17 @@ async def system(ask: Asker) -> Warned | None:
     for trial in found:
         ask.tally.add("prompt", trial.why, trial.whose)
     return None
+
+
+async def _need_growth(ask: Asker, texts: list[str]) -> None:
+    """Failed where a prompt does not grow by a system message."""
+    task = draw(ask, "secret")
+    few = await _prompt_tokens(ask, task, [])
+    for text in texts:
+        with ask.unhurried():
+            many, sent = await _prompt_tokens(ask, task, [_system(text)]), len(text.split())
+        if few is not None and many is not None and many < few + LEAST_GROWTH * sent:
+            raise Failed(f"{sent} words of a system message, yet {few} and {many} prompt tokens: it is cut or dropped")
 
 
 def _told(ask: Asker, *, in_system: bool) -> Attempt:
@@ -102,14 +107,14 @@ async def whole_history(ask: Asker) -> None:
             raise Skipped("the server counts no tokens")
         last, pair = counted, counted - last
         grown = pair > 4 + (GROWTH if answered == PADDING else 1)
-        ask.tally.add("prompt", "" if grown else f"two turns more, yet {last - pair} and {last} prompt tokens")
+        ask.tally.need("prompt", grown, f"two turns more, yet {last - pair} and {last} prompt tokens")
     turns += [user("Go on."), assistant("I will.")] * MANY_TURNS
     with ask.unhurried():
         counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
     wanted = last + MANY_TURNS * pair  # the last step said what such a pair of turns takes
     why = f"{2 * MANY_TURNS} turns more should be {wanted} prompt tokens, and are {counted}: old ones are dropped"
     slack = GROWTH // 2 + MANY_TURNS  # a clock in the template may have made that pair a token more
-    ask.tally.add("prompt", "" if counted >= wanted - slack else why)
+    ask.tally.need("prompt", counted >= wanted - slack, why)
 
 
 async def many_tools(ask: Asker) -> str | Warned:
@@ -126,7 +131,7 @@ async def many_tools(ask: Asker) -> str | Warned:
     size = [len(json.dumps(tools)) for tools in (offered[1:middle], offered[middle:])]
     grown = half - few > LEAST_A_TOOL * (middle - 1) and (most - half) / size[1] > AS_MUCH * (half - few) / size[0]
     why = f"1, {middle} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
-    ask.tally.add("prompt", "" if grown else why)
+    ask.tally.need("prompt", grown, why)
     return f"{len(offered)} tools, {most} prompt tokens"
 
 
@@ -154,15 +159,15 @@ async def long_descriptions(ask: Asker) -> str:
     long = [*others, _described(last, f"{last['function']['description']} {NOTES[0]}", NOTES[1])]
     with ask.unhurried():
         plain, answer = await ask.ask(task), await or_skipped(ask, list(task.messages), tools=long)
-    empty = not (answer.content or answer.reasoning or answer.calls)
-    ask.tally.add("tool-call", "an empty answer where a tool has a long description" if empty else "")
+    something = answer.content or answer.reasoning or answer.calls
+    ask.tally.need("tool-call", something, "an empty answer where a tool has a long description")
     few, many = plain.count("prompt"), answer.count("prompt")
     if few is None or many is None:
         return "answered"
     more = len("".join(NOTES).split())
     grown = many > few + LEAST_GROWTH * more or many == few  # where tools are not counted, none is
     why = f"{more} words more in descriptions of a tool and of its parameter, yet {few} and {many} prompt tokens"
-    ask.tally.add("prompt", "" if grown else why)
+    ask.tally.need("prompt", grown, why)
     return f"{many - few} prompt tokens more for a long description"
 
 

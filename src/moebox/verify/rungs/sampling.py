@@ -27,19 +27,29 @@ async def temperature(ask: Asker) -> str | Warned:
     sure = True
     for question in OPEN:
         answers = [await _sampled(ask, _hot(ask, question, stream=way or None)) for way in WAYS]
-        apart = [way for way in (False, True) if _differ(answers, way)]
-        if len(apart) == 1:  # chance, or a way in which temperature is not read
-            alike = not apart[0]
-            answers += [await _sampled(ask, _hot(ask, question, stream=alike or None)) for _ in WAYS]
-            if not _differ(answers, alike):
-                return Warned(f"answers at temperature {HOT} differ, {_ONLY[alike]} are all the same")
-        if apart:
-            return f"{DRAWS} answers at temperature {HOT} differ"
-        surprise = [-token.logprob for token in answers[0].tokens]
-        sure = sure and bool(surprise) and sum(surprise) / len(surprise) < SURE
+        if any(_differ(answers, way) for way in (False, True)):
+            return await _in_both_ways(ask, question, answers)
+        sure = sure and _is_sure(answers[0])
     if sure:
         raise Skipped("model, not server: it is too sure of its words to tell")
     return Warned(f"{DRAWS} answers at temperature {HOT} are the same: it is not read, or the model is too sure")
+
+
+async def _in_both_ways(ask: Asker, question: str, answers: list[Answer]) -> str | Warned:
+    """Where those of one way alone differ it is chance, or the other is one in which temperature is not read."""
+    for way in (False, True):
+        if _differ(answers, way):
+            continue
+        more = [await _sampled(ask, _hot(ask, question, stream=way or None)) for _ in WAYS]
+        if not _differ([*answers, *more], way):
+            return Warned(f"answers at temperature {HOT} differ, {_ONLY[way]} are all the same")
+    return f"{DRAWS} answers at temperature {HOT} differ"
+
+
+def _is_sure(answer: Answer) -> bool:
+    """The model says that it would hardly ever write anything else."""
+    surprise = [-token.logprob for token in answer.tokens]
+    return bool(surprise) and sum(surprise) / len(surprise) < SURE
 
 
 _ONLY = {False: "and those that are not streamed", True: "and those in streams"}
@@ -127,17 +137,22 @@ def disagreement(answer: Answer) -> str:
     """ "" or how tokens and text disagree."""
     if not answer.tokens:
         return "no log-probabilities came this time"
-    if any(not math.isfinite(token.logprob) or token.logprob > 1e-3 for token in answer.tokens):
+    if not all(_is_logprob(token.logprob) for token in answer.tokens):
         return "a log-probability is not a number below zero"
     spelled = _spelled(answer.tokens)
     if answer.content.strip() not in spelled:
         return f"the tokens spell {spelled[:60]!r}, the text is {answer.content[:60]!r}"
-    if odd := next((why for token in answer.tokens if (why := _unranked(token))), ""):
+    if odd := next(filter(None, map(_unranked, answer.tokens)), ""):
         return odd
     made = answer.count("completion")
     if made is not None and len(answer.tokens) > made + 1:
         return f"{len(answer.tokens)} tokens have log-probabilities, usage counts {made}"
     return ""
+
+
+def _is_logprob(value: float) -> bool:
+    """Finite, and below zero but for rounding."""
+    return math.isfinite(value) and value <= 1e-3
 
 
 def _unranked(token: Token) -> str:

@@ -79,10 +79,8 @@ async def usage(ask: Asker) -> None:
         how = "stream" if stream else "whole answer"
         if few is None or many is None:
             raise Failed(f"the {how} has no usage")
-        grown = many > few + 30
-        ask.tally.add(
-            "usage" + STREAMED * stream, "" if grown else f"37 words more, yet {few} and {many} prompt tokens"
-        )
+        why = f"37 words more, yet {few} and {many} prompt tokens"
+        ask.tally.need("usage" + STREAMED * stream, many > few + 30, why)
 
 
 async def plain_stream(ask: Asker) -> str:
@@ -91,8 +89,8 @@ async def plain_stream(ask: Asker) -> str:
     body = ask.body(task.messages, max_tokens=task.max_tokens, stream=True)
     body.pop("stream_options")
     answer = ask.read(await ask.send(body), stream=True)
-    why = "" if answer.content or answer.reasoning else "nothing came in a stream without stream_options"
-    ask.tally.add("text" + STREAMED, why)
+    something = answer.content or answer.reasoning
+    ask.tally.need("text" + STREAMED, something, "nothing came in a stream without stream_options")
     return f"{answer.chunks} pieces"
 
 
@@ -126,22 +124,27 @@ async def long_answer(ask: Asker) -> str | Warned:
     if why := _held_back(ask.exchanges[-1]):
         return Warned(why)
     want, got = str(task.expect).split(), answer.content.split()
-    made = answer.count("completion")
     if got == want:
+        made = answer.count("completion")
         return f"{words:,} words, {made:,} tokens" if made else f"{words:,} words"
     kept = _alike(want, got)
-    ended = kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept]))
-    if ended and answer.finish == "length" and (made is None or made >= tokens - ABLE_WORDS):
-        return f"{kept:,} of {words:,} words, then the limit of {tokens:,} tokens that was asked for"
-    if ended and answer.finish == "length" and _context_is_full(ask, answer):
-        return f"{kept:,} of {words:,} words, then the end of the context"
-    if ended:
-        why = f"{words:,} words were to come, it ended after {kept:,} with {answer.finish!r}"
-        ask.tally.add("text" + STREAMED, why)
-        return why
+    if kept == len(got) or (kept == len(got) - 1 and want[kept].startswith(got[kept])):
+        return _ended(ask, answer, kept, words, tokens)
     if held := _thread_kept(want, got):
         return Warned(f"of {words:,} words {kept:,} came as they were, then: {held}; the model's fault or the server's")
     raise Skipped(f"model, not server: it lost the thread after {kept:,} of {words:,} words")
+
+
+def _ended(ask: Asker, answer: Answer, kept: int, words: int, tokens: int) -> str:
+    """Why an answer ended before its last word: at a limit, or it was cut, which is counted."""
+    made = answer.count("completion")
+    if answer.finish == "length" and (made is None or made >= tokens - ABLE_WORDS):
+        return f"{kept:,} of {words:,} words, then the limit of {tokens:,} tokens that was asked for"
+    if answer.finish == "length" and _context_is_full(ask, answer):
+        return f"{kept:,} of {words:,} words, then the end of the context"
+    why = f"{words:,} words were to come, it ended after {kept:,} with {answer.finish!r}"
+    ask.tally.add("text" + STREAMED, why)
+    return why
 
 
 def _context_is_full(ask: Asker, answer: Answer) -> bool:

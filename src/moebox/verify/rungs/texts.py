@@ -20,19 +20,31 @@ async def characters(ask: Asker) -> str:
     texts = _some(ask)
     for number, text in enumerate(texts):
         ask.trial = (number + 1, len(texts))
-        first = number % 2 == 1
-        heard = {first: await _repeated(ask, text, first)}
-        if text in LAYOUT or text not in heard[first]:  # streams lose blanks and line ends at other places
-            heard[not first] = await _repeated(ask, text, not first)
-        same = [stream for stream, said in heard.items() if text in said]
-        whys = {stream: garbled(text, said) or _apart(text, heard, stream) for stream, said in heard.items()}
-        for stream, why in whys.items():
-            ask.tally.add("unicode" + STREAMED * stream, why)
-        copied += bool(same)
-        unread = unread or ("" if same or any(whys.values()) else f"{text!r} became {heard[first][:60]!r}")
+        heard = await _heard(ask, text, first=number % 2 == 1)
+        spoilt = _spoilt(ask, text, heard)
+        same = any(text in said for said in heard.values())
+        copied += same
+        if not (same or spoilt or unread):
+            unread = f"{text!r} became {next(iter(heard.values()))[:60]!r}"
     if not copied and unread:
         raise Skipped(f"model, not server: it cannot copy such text ({unread})")
     return f"{copied} of {len(texts)} texts copied" + (f"; {unread}" if unread else "")
+
+
+async def _heard(ask: Asker, text: str, *, first: bool) -> dict[bool, str]:
+    """What came back, streamed or not as `first` says, and the other way too where there is more to see."""
+    heard = {first: await _repeated(ask, text, first)}
+    if text in LAYOUT or text not in heard[first]:  # streams lose blanks and line ends at other places
+        heard[not first] = await _repeated(ask, text, not first)
+    return heard
+
+
+def _spoilt(ask: Asker, text: str, heard: dict[bool, str]) -> bool:
+    """Count how a text was spoilt on either way; whether it was."""
+    whys = {stream: garbled(text, said) or _apart(text, heard, stream) for stream, said in heard.items()}
+    for stream, why in whys.items():
+        ask.tally.add("unicode" + STREAMED * stream, why)
+    return any(whys.values())
 
 
 def _apart(text: str, heard: dict[bool, str], stream: bool) -> str:
@@ -71,6 +83,17 @@ class Got:
     value: str | None = None
     written: str = ""
 
+    def garbled(self, text: str) -> str:
+        """ "" or how `text` was spoilt on its way."""
+        return "" if self.value is None else garbled(text, self.value)
+
+    def other(self, text: str) -> str:
+        """ "" or what came instead of `text` and is not `text` spoilt."""
+        if not self.written or self.value == text or self.garbled(text):
+            return ""
+        shown = self.written[:120] if self.value is None else self.value
+        return f"{text!r} came as {shown!r}, where the schema allows nothing else"
+
 
 async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Awaitable[Got]], where: str) -> str | Warned:
     """Texts that are the only value their schema allows; judged where the server holds to that at all."""
@@ -81,12 +104,9 @@ async def _forced(ask: Asker, make: Callable[[Asker, str, bool], Awaitable[Got]]
     for number, (text, stream) in enumerate(asked):
         ask.trial = (number + 1, len(asked))
         got = await make(ask, text, stream)
-        why = "" if got.value is None else garbled(text, got.value)
-        ask.tally.add("unicode" + STREAMED * stream, why)
+        ask.tally.add("unicode" + STREAMED * stream, got.garbled(text))
         kept += got.value == text
-        other = got.written and got.value != text and not why
-        shown = got.written[:120] if got.value is None else got.value
-        changed = changed or (f"{text!r} came as {shown!r}, where the schema allows nothing else" if other else "")
+        changed = changed or got.other(text)
         if number == 1 and not kept:
             raise Skipped(f"the server does not hold {where} to a schema with one value: not judged")
     enforced = kept > len(asked) / 2

@@ -6,7 +6,7 @@ from moebox.verify.ask import Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung
 from moebox.verify.rungs.json_modes import constrained
-from moebox.verify.trials import Questions, Trial, draw, trials, wrong
+from moebox.verify.trials import Questions, Trial, draw, right_if, trials, wrong
 
 LEAST_SHARED = 30  # characters of reasoning that stand in the answer too before they are a leak
 
@@ -77,7 +77,7 @@ async def off(ask: Asker) -> None:
             answer = await ask.ask(draw(ask, "sums"), stream=stream)
             if answer.reasoning.strip() and not answer.content.strip():
                 return wrong("thinking is off, and the whole answer lands in the reasoning field")
-            return wrong("thinking is off, yet reasoning came" if answer.reasoning.strip() else "")
+            return right_if(not answer.reasoning.strip(), "thinking is off, yet reasoning came")
 
         await trials(ask, "reasoning" + STREAMED * stream, attempt, ask.options.share(0.34))
         asked = Questions(ask, lambda: draw(ask, "sums"), stream=stream)

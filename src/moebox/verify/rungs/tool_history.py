@@ -44,7 +44,7 @@ async def malformed(ask: Asker) -> str:
         except ValueError:
             raise Failed(f"{title}: HTTP {exchange.status} with something that is not JSON") from None
         failed = f"{title}: HTTP {exchange.status} for a client's mistake{said(exchange)}"
-        ask.tally.add("errors", failed if exchange.status >= 500 else "")
+        ask.tally.need("errors", exchange.status < 500, failed)
         seen.append(str(exchange.status))
         after = await ask.ask(draw(ask, "secret"))  # it must live on
         if not (after.content or after.reasoning):

@@ -56,7 +56,7 @@ async def long_result(ask: Asker) -> str:
             many = await _prompt_tokens(ask, _with(plain, {place: shown[place]}), tools)
             more = len(shown[place].split())
             why = f"{more} words more in {name}, yet {few} and {many} prompt tokens: they are cut or dropped"
-            ask.tally.add("tool-history", "" if many >= few + LEAST_GROWTH * more else why)
+            ask.tally.need("tool-history", many >= few + LEAST_GROWTH * more, why)
     ask.tally.add("tool-history", f"the same words are {wanted} prompt tokens in the question and {found} in results")
     return f"{wanted - found} prompt tokens lost"
 
@@ -85,9 +85,8 @@ async def parts(ask: Asker) -> Warned | str:
         if problem.status in REFUSALS:
             return Warned(f"an empty result after a call with quotes and line ends is refused: {problem}")
         raise
-    kept = as_parts >= as_text - SLACK
     why = f"a result is {as_text} prompt tokens as a string and {as_parts} as parts: it is lost"
-    ask.tally.add("tool-history", "" if kept else why)
+    ask.tally.need("tool-history", as_parts >= as_text - SLACK, why)
     return f"{as_parts} prompt tokens as parts, {as_text} as a string"
 
 

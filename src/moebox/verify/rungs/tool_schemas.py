@@ -98,7 +98,7 @@ class _Calls:
     def add(self, name: str, arguments: str, schema: Schema, stream: bool) -> None:
         """Judge one call."""
         why, unfit = ill_formed(arguments, schema), misfit(arguments, schema)
-        self.ask.tally.add("tool-call" + STREAMED * stream, f"{name}: {why}" if why else "")
+        self.ask.tally.add("tool-call" + STREAMED * stream, why, where=name)
         self.made += 1
         self.kept += not unfit
         if unfit and not why:
@@ -181,13 +181,17 @@ def _in_a_string(value: Any, schema: Schema, name: str) -> str:
         wanted = _wanted(schema)
         spelled = "string" not in wanted and any(_IS[kind](_read(value)) for kind in wanted)
         return f"the {wanted[0]} {name!r} came as a string of it: {value[:60]!r}" if spelled else ""
-    parts: list[tuple[Any, Schema, str]] = []
+    return next((why for part in _parts(value, schema, name) if (why := _in_a_string(*part))), "")
+
+
+def _parts(value: Any, schema: Schema, name: str) -> list[tuple[Any, Schema, str]]:
+    """What stands in an object or a list, each with its schema and its name."""
     if isinstance(value, dict):
         known = schema.get("properties", {})
-        parts = [(item, known[key], key) for key, item in value.items() if key in known]
-    elif isinstance(value, list):
-        parts = [(item, schema.get("items", {}), f"{name}[{place}]") for place, item in enumerate(value)]
-    return next((why for part in parts if (why := _in_a_string(*part))), "")
+        return [(item, known[key], key) for key, item in value.items() if key in known]
+    if isinstance(value, list):
+        return [(item, schema.get("items", {}), f"{name}[{place}]") for place, item in enumerate(value)]
+    return []
 
 
 _IS: dict[str, Callable[[object], bool]] = {

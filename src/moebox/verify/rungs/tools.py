@@ -7,7 +7,7 @@ from typing import Any
 
 from moebox.core import registry
 from moebox.core.verdict import Score
-from moebox.phantom.tasks import Task
+from moebox.phantom.tasks import Call, Task
 from moebox.verify.answer import Answer
 from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
 from moebox.verify.kinds import STREAMED
@@ -15,7 +15,7 @@ from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import tool_history, tool_schemas
 from moebox.verify.rungs.json_modes import misfit
 from moebox.verify.rungs.turns import or_skipped
-from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, trials, wrong
+from moebox.verify.trials import Attempt, Questions, Trial, asking, both, draw, judge, right_if, trials, wrong
 
 LEAST_TOLD = 8  # characters of arguments that stand in no text by chance
 KIMI_ID = re.compile(r"functions\.(?P<name>.+):(?P<index>\d+)")
@@ -36,17 +36,22 @@ def schema_fault(task: Task, answer: Answer) -> str:
     offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in task.tools}
     if not answer.calls:
         return f"no tool was called: {answer.content[:80]}"
-    for call in answer.calls:
-        if call.name not in offered:
-            return f"called {call.name!r}, which is not on offer"
-        if why := misfit(call.arguments, offered[call.name]):
-            return f"arguments of {call.name}: {why}"
+    if why := next(filter(None, (_call_fault(call, offered) for call in answer.calls)), ""):
+        return why
     if told := next((call.name for call in answer.calls if _is_told(call.arguments, answer.content)), ""):
         return f"the call of {told} stands in the content too: {answer.content[:80]!r}"
     ids = [call.id for call in answer.calls]
     if not all(ids) or len(set(ids)) < len(ids):
         return f"ids {ids} are not one of its own for each call"
     return ""
+
+
+def _call_fault(call: Call, offered: Mapping[str, Any]) -> str:
+    """ "" for a call of a tool on offer with arguments that fit its schema."""
+    if call.name not in offered:
+        return f"called {call.name!r}, which is not on offer"
+    why = misfit(call.arguments, offered[call.name])
+    return f"arguments of {call.name}: {why}" if why else ""
 
 
 def _is_told(arguments: str, content: str) -> bool:
@@ -223,7 +228,7 @@ async def and_back(ask: Asker) -> Score:
         back = tool_history.results(answer, {"result": secret}, named=False)
         turns = [*task.messages, tool_history.turn(answer), *back]
         last = await ask.chat(turns, tools=list(task.tools), max_tokens=task.max_tokens)
-        return wrong("" if last.content.strip() or last.calls else "no answer after the tool's result")
+        return right_if(last.content.strip() or last.calls, "no answer after the tool's result")
 
     await trials(ask, "tool-history", attempt, ask.options.share(0.25))
     return await both(ask, "answer", lambda stream: asking(ask, "tool_result", stream=stream), ask.options.share(0.34))

@@ -71,7 +71,7 @@ async def forms(ask: Asker) -> str | Warned:
         key = json.dumps(form.without)
         few = counted[key] = counted.get(key) or await _prompt_tokens(ask, form.without)
         why = f"{title}: {few} prompt tokens without it and {many} with it: it is dropped"
-        ask.tally.add("prompt", "" if many >= few + form.growth else why)
+        ask.tally.need("prompt", many >= few + form.growth, why)
     if refused:
         return Warned(f"refused: {'; '.join(refused)}")
     return f"{len(FORMS)} forms of conversations read"
