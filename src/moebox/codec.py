@@ -124,8 +124,7 @@ def _inside(kind: Any, value: Any, where: str, at: str) -> list[tuple[Any, Any, 
     """What `value` consists of as a `kind`: types and values of its parts, and where each stands."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        choices = [arg for arg in args if dataclasses.is_dataclass(arg)]
-        return [(choices[0], value, at)] if len(choices) == 1 else []
+        return [(choice, value, at) for choice in _only_fields(args)]
     if isinstance(value, list):
         sequence = origin in (tuple, list)
         return [(args[0], inner, f"{at}[{index}]") for index, inner in enumerate(value)] if sequence else []
@@ -134,6 +133,12 @@ def _inside(kind: Any, value: Any, where: str, at: str) -> list[tuple[Any, Any, 
     if dataclasses.is_dataclass(kind):
         return _fields(kind, value, where, at)
     return [(args[1], inner, f"{at}.{key}") for key, inner in value.items()] if origin is dict else []
+
+
+def _only_fields(kinds: tuple[Any, ...]) -> list[Any]:
+    """The dataclass among the types of a union; none where there are several, for it is not known which is meant."""
+    choices = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    return choices if len(choices) == 1 else []
 
 
 def _fields(kind: Any, value: dict[Any, Any], where: str, at: str) -> list[tuple[Any, Any, str]]:

@@ -123,13 +123,16 @@ def _form(name: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
 def _elsewhere(recipe: Recipe, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
     """Weights at a path of another machine: the form that the path's name tells, or the published one."""
     path = recipe.checkpoint
-    if not is_path(path):
-        return None
+    form = _by_path(path, forms) if is_path(path) else None
+    return replace(form, path=path) if form else None
+
+
+def _by_path(path: str, forms: tuple[Checkpoint, ...]) -> Checkpoint | None:
+    """The form whose quantisation the path names; a folder that names none is taken for the published one."""
     gguf = path.endswith(".gguf")
     alike = [form for form in forms if (form.format == "gguf") == gguf]
     named = next((form for form in alike if form.quant.lower() in path.lower()), None)
-    form = named or next((form for form in alike if form.native and not gguf), None)
-    return replace(form, path=path) if form else None
+    return named or next((form for form in alike if form.native and not gguf), None)
 
 
 def from_file(path: Path) -> Resolved:

@@ -11,7 +11,7 @@ from moebox.cli.eta import Waiting
 from moebox.cli.output import answer, emit, people, talk
 from moebox.core import catalogue, registry
 from moebox.core.kernel import Arch, KernelScan, arch
-from moebox.errors import BadInput, Unsupported
+from moebox.errors import BadInput, Unsupported, refuse_if
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
 from moebox.loose import Document
@@ -69,10 +69,11 @@ def kernels(
         json: Print JSON.
     """
     target = arch(arch_name)
-    if run and any((cache, configs, tune, revert)):
-        raise BadInput("--run keeps the findings of a scan; it does not go with --cache, --configs, --tune or --revert")
-    if apply and not fix:
-        raise BadInput("--apply goes with --fix")
+    refuse_if(
+        run and any((cache, configs, tune, revert)),
+        "--run keeps the findings of a scan; it does not go with --cache, --configs, --tune or --revert",
+    )
+    refuse_if(apply and not fix, "--apply goes with --fix")
     if cache:
         return show_cache(cache, arch_name if arch_name != "sm_120" else "", as_json=json)
     if configs:
@@ -95,11 +96,11 @@ def kernels(
         return reverted(request)
     folder = opened(run) if run else None
     found = scanned(request, folder)
-    if fix:
-        from moebox.cli.kernels_fix import mend
+    if not fix:
+        return show_scan(found, as_json=json)
+    from moebox.cli.kernels_fix import mend
 
-        return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
-    return show_scan(found, as_json=json)
+    return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
 
 
 def compiled_engine(name: str | None) -> str:

@@ -5,12 +5,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.escape import visible
+
+if TYPE_CHECKING:
+    from moebox.serve.tail import Tail
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")  # engines colour their logs; left out rather than spelled out
 
@@ -29,8 +32,7 @@ def logs(
         follow: Keep printing until the engine ends or Ctrl-C.
         lines: Print only the last N lines.
     """
-    if lines is not None and lines < 0:
-        raise BadInput(f"--lines {lines}: must not be negative")
+    refuse_if(lines is not None and lines < 0, f"--lines {lines}: must not be negative")
     path, alive = source(name)
     from moebox.serve.tail import Tail
     from moebox.store import plain
@@ -41,13 +43,18 @@ def logs(
     if lines is None:
         for piece in pieces(path)[:-1]:  # a long log is kept in pieces: its beginning, and the newest
             show_file(piece)
-    tail = Tail(path, start=last_lines(path, lines) if lines is not None else 0)
+    show_rest(Tail(path, start=last_lines(path, lines) if lines is not None else 0), alive, follow=follow)
+    return 0
+
+
+def show_rest(tail: "Tail", alive: Callable[[], bool], *, follow: bool) -> None:
+    """Everything up to the end of a log; `follow` waits for more while its engine is alive."""
     while True:
         data = tail.read()
         if data:
             show(data)
         elif not follow or not alive():
-            return 0
+            return
         else:
             time.sleep(0.2)
 

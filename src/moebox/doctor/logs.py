@@ -92,14 +92,17 @@ class Search:
             self.lines += 1
             if self._unfinished and line.strip():
                 self._finish(line)
-            if shape in self._dull:
-                continue
-            parts = line.split(b"\r")  # progress bars return the carriage and go on in the same line
-            told = [findings for part in parts if (findings := self._part(part)) is not None]
-            fresh += [finding for findings in told for finding in findings]
-            if not told and len(shape) < LONGEST:
-                self._remember(shape)
+            if shape not in self._dull:
+                fresh += self._judged(line, shape)
         return fresh
+
+    def _judged(self, line: bytes, shape: bytes) -> list[Finding]:
+        """What a line newly tells; its shape is remembered where it tells nothing."""
+        parts = line.split(b"\r")  # progress bars return the carriage and go on in the same line
+        told = [findings for part in parts if (findings := self._part(part)) is not None]
+        if not told and len(shape) < LONGEST:
+            self._remember(shape)
+        return [finding for findings in told for finding in findings]
 
     def _part(self, part: bytes) -> list[Finding] | None:
         """What a line newly tells; None when no line of its shape can tell anything."""

@@ -22,7 +22,7 @@ from moebox.errors import BadInput
 from moebox.render import comments, options, quoting
 from moebox.render import pieces as parts
 from moebox.render.context import Context
-from moebox.render.pieces import Pieces, pieces
+from moebox.render.pieces import Piece, Pieces, pieces
 from moebox.render.quoting import slot
 
 MANY = Node(rank=slot("NODE_RANK"), master=slot("MASTER_ADDR"))
@@ -151,18 +151,12 @@ def compose(deployment: Deployment) -> Context:
     whole = pieces(deployment)
     started = launch(deployment)
     before, after = around_image(deployment, started)
-    head = entry_of(tuple(after), whole) if not recipe.runtime.setup else ()
-    command = [comments.Item(word=quoting.compose(word)) for word in head]
     given = (*whole.args, *_given(whole))
     if recipe.runtime.setup:
-        inner = quoting.compose(shlex.join(entry_of(started.argv, whole)))
-        arguments = [parts.compose(value) for piece in given for value in piece]
-        command += [
-            comments.Item(word="-c"),
-            comments.Item(word=f"{recipe.runtime.setup} && exec {inner} {shlex.join(arguments)}"),
-        ]
+        command = _after_setup(recipe.runtime.setup, whole, started, given)
     else:
-        command += comments.items(whole, given, parts.compose)
+        head = [comments.Item(word=quoting.compose(word)) for word in entry_of(tuple(after), whole)]
+        command = head + comments.items(whole, given, parts.compose)
     return _common(whole, deployment) | {
         "template": "compose.yaml.j2",
         "variables": _used(whole),
@@ -181,6 +175,13 @@ def compose(deployment: Deployment) -> Context:
         "privileged": "--privileged" in presets.of(recipe).options,
         "health": deployment.engine.health,
     }
+
+
+def _after_setup(setup: str, whole: Pieces, started: Launch, given: tuple[Piece, ...]) -> list[comments.Item]:
+    """The words of a shell that runs the recipe's setup, and then the engine in its own place."""
+    inner = quoting.compose(shlex.join(entry_of(started.argv, whole)))
+    arguments = [parts.compose(value) for piece in given for value in piece]
+    return [comments.Item(word="-c"), comments.Item(word=f"{setup} && exec {inner} {shlex.join(arguments)}")]
 
 
 def _service(deployment: Deployment) -> dict[str, str]:

@@ -95,12 +95,19 @@ def _variables(args: tuple[Piece, ...], deployment: Deployment, *, drafts: bool)
     parts = (part for piece in args for value in piece for part in value)
     found = {part.name: part for part in parts if isinstance(part, Var)}
     if drafts:
-        speculate = deployment.recipe.speculate
-        given = speculate.draft if speculate else ""
-        found["ENABLE_EAGLE3"] = _var("ENABLE_EAGLE3", "1" if speculate else "0")
-        found["EAGLE3_MODEL"] = _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model))
+        found |= _draft_variables(deployment)
     order = list(ABOUT)
     return tuple(sorted(found.values(), key=lambda variable: order.index(variable.name)))
+
+
+def _draft_variables(deployment: Deployment) -> dict[str, Var]:
+    """Whether there is a draft, and which."""
+    speculate = deployment.recipe.speculate
+    given = speculate.draft if speculate else ""
+    return {
+        "ENABLE_EAGLE3": _var("ENABLE_EAGLE3", "1" if speculate else "0"),
+        "EAGLE3_MODEL": _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model)),
+    }
 
 
 def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:

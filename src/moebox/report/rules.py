@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moebox import units
 from moebox.report.format import capital, change, listed, milliseconds, number, times
-from moebox.report.record import Level, RunRecord
+from moebox.report.record import CheckResult, Level, RunRecord
 from moebox.report.sections.memory import bytes_per_token, room
 from moebox.report.sections.plan import pairs
 
@@ -196,9 +196,14 @@ def wrong_answers(index: int, record: RunRecord) -> Iterator[Advice]:
         yield Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)
     for check in failing:
         if check.habits:
-            text = f"{record.label}: {check.name} failed by a known habit of {'; of '.join(check.habits)}."
-            rule = "A failed check whose cause is a known habit of the engine."
-            yield Advice(title="Tell clients what this engine does", text=text, rule=rule, runs=(index,), weight=1)
+            yield _by_habit(index, record, check)
+
+
+def _by_habit(index: int, record: RunRecord, check: CheckResult) -> Advice:
+    """A check that failed, and why nobody can mend it here."""
+    text = f"{record.label}: {check.name} failed by a known habit of {'; of '.join(check.habits)}."
+    rule = "A failed check whose cause is a known habit of the engine."
+    return Advice(title="Tell clients what this engine does", text=text, rule=rule, runs=(index,), weight=1)
 
 
 def failures(index: int, record: RunRecord) -> Iterator[Advice]:

@@ -66,13 +66,17 @@ def tokens_by_chunk(sizes: Sequence[int], counts: Sequence[int], total: int) -> 
     """
     chunks = len(sizes)
     if chunks and len(counts) == chunks and all(itertools.starmap(operator.le, itertools.pairwise(counts))):
-        return array("H", [min(65535, now - before) for before, now in itertools.pairwise([0, *counts])])
+        return _steps([0, *counts])
     if total <= 0 or total == chunks or not chunks:
         return array("H", [1]) * chunks
     if total < chunks:
-        upto = [-(-i * total // chunks) for i in range(chunks + 1)]  # rounded up, so that the first event carries one
-        return array("H", [after - before for before, after in itertools.pairwise(upto)])
+        return _steps([-(-i * total // chunks) for i in range(chunks + 1)])  # rounded up: the first event carries one
     return _surplus(sizes, total - chunks)
+
+
+def _steps(totals: Sequence[int]) -> "array[int]":
+    """What each running total has more than the one before."""
+    return array("H", [min(65535, after - before) for before, after in itertools.pairwise(totals)])
 
 
 def _surplus(sizes: Sequence[int], surplus: int) -> "array[int]":

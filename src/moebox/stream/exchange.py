@@ -113,11 +113,8 @@ class Exchange:
         while not body.complete:
             data, at = self._read()
             payloads = body.feed(data) if data else body.end()
-            for payload in payloads:
-                if payload == b"[DONE]":
-                    self.done = True
-                elif event := decode(payload):
-                    yield at, event
+            for event in self._decoded(payloads):
+                yield at, event
             events += len(payloads)
             if events > self._most:
                 raise Outside(f"{self._where}: still streams after {events:,} events")
@@ -127,6 +124,14 @@ class Exchange:
             raise Outside(f"{self._where}: {body.problem or 'hung up without an answer'}")
         if not body.streamed:
             yield from self._unstreamed(at)
+
+    def _decoded(self, payloads: Iterable[bytes]) -> Iterator[Event]:
+        """The events of a read; the mark of the end is remembered."""
+        for payload in payloads:
+            if payload == b"[DONE]":
+                self.done = True
+            elif event := decode(payload):
+                yield event
 
     def _unstreamed(self, at: float) -> Iterator[tuple[float, Event]]:
         payload = bytes(self._body.rest)
@@ -148,9 +153,9 @@ class Exchange:
                 return data, (time.monotonic_ns() - self._sent) / 1e9
             data, side, _, _ = self._sock.recvmsg(65536, sockets.SIDE_BYTES)
         except TimeoutError:
-            why = "silent for" if left > self._silence_s else "not over after"
-            limit = self._silence_s if left > self._silence_s else self._total_s
-            raise Outside(f"{self._where}: {why} {limit:g} s") from None
+            silent = left > self._silence_s
+            why = f"silent for {self._silence_s:g} s" if silent else f"not over after {self._total_s:g} s"
+            raise Outside(f"{self._where}: {why}") from None
         except ConnectionError:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
@@ -187,10 +192,12 @@ class _Heard:
         self.times: list[float] = []
         self.seen: list[Event] = []
         self.first_content: float | None = None
+        self.usage: tuple[int, ...] = NO_USAGE  # the last that was told
 
     def add(self, at: float, event: Event) -> None:
         """An event, and when it came."""
         self.seen.append(event)
+        self.usage = event.usage or self.usage
         if event.kind:
             self.times.append(at)
             self.said.setdefault(event.kind, []).append(event.text)
@@ -199,8 +206,7 @@ class _Heard:
 
     def reply(self, exchange: Exchange) -> Reply:
         """All of it."""
-        usages = [event.usage for event in self.seen if event.usage]
-        prompt, completion, cached, *_ = map(_count, usages[-1] if usages else NO_USAGE)
+        prompt, completion, cached, *_ = map(_count, self.usage)
         return Reply(
             status=exchange.status,
             error=_first(event.error for event in self.seen),

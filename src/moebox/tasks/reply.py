@@ -72,20 +72,24 @@ def reply(
     """One reply, of `most` tokens at most, not later than `until` (monotonic)."""
     parts, exchange = _exchange(ask, system, messages, tools, most, until)
     began = time.monotonic()
-    problem = ""
     try:
-        with exchange() as events:
-            for count, (at, event) in enumerate(events):
-                parts.add(at, event)
-                problem = parts.error or _overrun(count, most, until, stop)
-                if problem:
-                    break
-        problem = problem or parts.error or ("" if events.status == 200 else f"HTTP {events.status}")
+        problem = _heard(parts, exchange, most, until, stop)
     except Outside as failure:
         problem = failure.message
     if not problem and not parts.finish:
         problem = "the stream broke off: it ended without saying why"
     return parts.reply(problem, time.monotonic() - began)
+
+
+def _heard(parts: "_Parts", exchange: Callable[[], Exchange], most: int, until: float, stop: Stop) -> str:
+    """Put the stream together to its end; what went wrong on the way, or nothing."""
+    with exchange() as events:
+        for count, (at, event) in enumerate(events):
+            parts.add(at, event)
+            problem = parts.error or _overrun(count, most, until, stop)
+            if problem:
+                return problem
+    return "" if events.status == 200 else f"HTTP {events.status}"
 
 
 def _exchange(

@@ -20,7 +20,7 @@ from moebox.twin.engine import Engine
 from moebox.twin.filler import tokens_in
 from moebox.twin.metrics import exposition
 from moebox.twin.openai import SAYS
-from moebox.twin.request import Json, Refused, read
+from moebox.twin.request import Asked, Json, Refused, read
 
 GONE = 499  # nginx's code for a client that closed the connection
 HERE = ("localhost", "127.0.0.1", "[::1]")  # it listens on the loopback address only
@@ -85,6 +85,14 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         tokens = tokens_in(text)
         return JSONResponse({"count": tokens, "tokens": [0] * tokens, "max_model_len": context})
 
+    async def waited_for(request: Request, asked: Asked) -> bool:
+        """All tokens are made; False where the client did not stay for them."""
+        async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
+            async for _ in made:
+                if await request.is_disconnected():
+                    return False
+        return True
+
     async def complete(request: Request) -> Response:
         anthropic = request.url.path.endswith("/messages")
         chat = anthropic or request.url.path.endswith("/chat/completions")
@@ -98,10 +106,8 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         if asked.stream:
             events = messages.streamed if anthropic else openai.streamed
             return StreamingResponse(events(engine, asked, model), media_type="text/event-stream")
-        async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
-            async for _ in made:
-                if await request.is_disconnected():
-                    return Response(status_code=GONE)
+        if not await waited_for(request, asked):
+            return Response(status_code=GONE)
         return JSONResponse(messages.whole(asked, model) if anthropic else openai.whole(asked, model))
 
     routes = [

@@ -16,30 +16,26 @@ PLAINEST: dict[str, object] = {"boolean": False, "null": None}  # of types that 
 
 def chosen(body: Mapping[str, object]) -> tuple[str, str] | None:
     """The call to make, name and arguments as JSON; None where text is the answer."""
-    functions = _functions(body.get("tools"))
+    functions = _functions(body)
     choice = body.get("tool_choice") or "auto"
     if not functions or choice == "none":
         return None
     if choice == "auto" and _answered(body.get("messages")):
         return None
-    wanted = _object(_object(choice).get("function")).get("name")
+    wanted = loose.within(choice, "function.name")
     name, schema = next((function for function in functions if function[0] == wanted), functions[0])
     return name, json.dumps(filled(schema))
 
 
-def _functions(tools: object) -> list[tuple[str, object]]:
+def _functions(body: loose.Json) -> list[tuple[str, object]]:
     """Names and schemas of what is offered."""
-    offered = [_object(_object(tool).get("function")) for tool in tools] if isinstance(tools, list) else []
+    offered = [loose.inner(tool, "function") for tool in loose.rows(body, "tools")]
     return [(str(function["name"]), function.get("parameters")) for function in offered if function.get("name")]
 
 
 def _answered(messages: object) -> bool:
     """The last message is a tool's result."""
-    return isinstance(messages, list) and bool(messages) and _object(messages[-1]).get("role") == "tool"
-
-
-def _object(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, dict) else {}
+    return isinstance(messages, list) and bool(messages) and loose.within(messages[-1], "role") == "tool"
 
 
 def filled(schema: object, depth: int = 0) -> object:
@@ -62,6 +58,6 @@ def filled(schema: object, depth: int = 0) -> object:
 
 
 def _properties(schema: Mapping[str, object], depth: int) -> dict[str, object]:
-    known, required = _object(schema.get("properties")), schema.get("required")
+    known, required = loose.inner(schema, "properties"), schema.get("required")
     names = [name for name in required if isinstance(name, str)][:MOST] if isinstance(required, list) else []
     return {name: filled(known.get(name, {"type": "string"}), depth + 1) for name in names}

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from moebox.planner.schedule import Request, Rules, Scheduler, Slice
@@ -71,16 +71,24 @@ class Engine:
     def _deliver(self, done: Slice) -> None:
         """Tell every client whose request has more tokens than before."""
         now = time.monotonic()
-        for request in done.started:
-            if request.id in self._jobs and request.first < 0:
-                request.first = now
-                self.counters.ttft.add(now - request.arrival)
+        self._start(done.started, now)
         begun = [job for job in self._jobs.values() if job.request.first >= 0]
         for job in begun:
             made = int(self.scheduler.made(job.request) + 1e-9)
             if made > job.sent:
                 self._tell(job, made, now)
-        for request in done.finished:
+        self._finish(done.finished, now)
+
+    def _start(self, requests: Iterable[Request], now: float) -> None:
+        """The first token of each is there."""
+        for request in requests:
+            if request.id in self._jobs and request.first < 0:
+                request.first = now
+                self.counters.ttft.add(now - request.arrival)
+
+    def _finish(self, requests: Iterable[Request], now: float) -> None:
+        """All tokens of each are there."""
+        for request in requests:
             if self._jobs.pop(request.id, None) is not None:
                 self.counters.finished["length"] += 1
                 self.counters.e2e.add(now - request.arrival)

@@ -89,12 +89,7 @@ class Recorder:
     def _about(self, source: Any) -> LaunchRecord:
         function = source.fn
         code = function.fn.__code__
-        names = function.arg_names
-        blocks = {
-            names[path[0]]: value
-            for path, value in source.constants.items()
-            if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
-        }
+        blocks = _constants(source)
         return LaunchRecord(
             case=self.case,
             kernel=function.fn.__name__,
@@ -111,6 +106,16 @@ class Recorder:
             if frame.filename.startswith(str(self.root)):
                 return f"{_inside(frame.filename, self.root)}:{frame.lineno}"
         return ""
+
+
+def _constants(source: Any) -> dict[str, int | str | float]:
+    """The constants that a kernel was compiled with, by the names of its arguments."""
+    names = source.fn.arg_names
+    return {
+        names[path[0]]: value
+        for path, value in source.constants.items()
+        if len(path) == 1 and path[0] < len(names) and isinstance(value, int | bool | str | float)
+    }
 
 
 def _is_block(value: object) -> TypeGuard[int | str]:

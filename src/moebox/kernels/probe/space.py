@@ -77,16 +77,7 @@ HEIGHTS = ((64, [16]), (1024, [16, 32, 64]), (math.inf, [32, 64, 128]))
 def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: int, shape: Shape = KIMI) -> list[Choice]:
     """Fused MoE at one batch size, for one product or both: what fits by the closed form, the cheapest by the cost."""
     heights = next(heights for most, heights in HEIGHTS if tokens <= most)
-    choices = combos(
-        BLOCK_SIZE_M=heights,
-        BLOCK_SIZE_N=[32, 64, 128, 256],
-        # A block-wise scale covers 128 of the depth, and SGLang does not cut a deeper tile to it.
-        BLOCK_SIZE_K=[32, 64, 128, 256] if kind == "int4_w4a16" else [64, 128],
-        GROUP_SIZE_M=[1 if tokens <= 64 else 8],
-        num_warps=[4, 8],
-        num_stages=[2, 3, 4, 5],
-    )
-    fitting = [choice for choice in choices if shared_bytes(kind, choice) <= smem]
+    fitting = [choice for choice in moe_tiles(kind, tokens, heights) if shared_bytes(kind, choice) <= smem]
 
     def cost(choice: Choice) -> float:
         return sum(moe_cost(kind, choice, tokens, product, shape=shape, sms=sms) for product in products)
@@ -95,6 +86,19 @@ def moe(kind: str, tokens: int, products: tuple[int, ...], *, smem: int, sms: in
     # The best of each height too: both products of an expert must agree on it.
     firsts = [next(choice for choice in ranked if choice["BLOCK_SIZE_M"] == height) for height in heights]
     return list({str(choice): choice for choice in [*ranked[: KEPT[kind]], *firsts]}.values())
+
+
+def moe_tiles(kind: str, tokens: int, heights: list[int]) -> list[Choice]:
+    """Every tile of a fused MoE that is worth a look."""
+    return combos(
+        BLOCK_SIZE_M=heights,
+        BLOCK_SIZE_N=[32, 64, 128, 256],
+        # A block-wise scale covers 128 of the depth, and SGLang does not cut a deeper tile to it.
+        BLOCK_SIZE_K=[32, 64, 128, 256] if kind == "int4_w4a16" else [64, 128],
+        GROUP_SIZE_M=[1 if tokens <= 64 else 8],
+        num_warps=[4, 8],
+        num_stages=[2, 3, 4, 5],
+    )
 
 
 def few_of_each_tile(choices: list[Choice]) -> list[Choice]:

@@ -146,9 +146,6 @@ def measure(case: "Case", limit: Limit) -> TunedRow:
     finalists, times = rounds(watch, watch.hopeful(fitting + beside), case.group)
     good = [choice for choice in finalists if watch.error(choice) < LARGEST_ERROR]
     timed = [Timed(config=bench.config(choice), ms=times[json.dumps(choice)]) for choice in good]
-    groups: dict[str, Timed] = {}
-    for candidate in timed if case.group else ():
-        groups.setdefault(str(candidate.config[case.group]), candidate)
     row = TunedRow(
         case=case.name,
         tried=len(fitting),
@@ -158,9 +155,17 @@ def measure(case: "Case", limit: Limit) -> TunedRow:
         wrong=len(finalists) - len(good),
         field=timed,
         baselines=baselines(case, bench, watch, limit),
-        groups=groups,
+        groups=first_of_each(timed, case.group) if case.group else {},
     )
     return with_best(row, case, watch, limit, good[0]) if good else row
+
+
+def first_of_each(timed: list[Timed], group: str) -> dict[str, Timed]:
+    """The fastest for each value of the setting called `group`."""
+    groups: dict[str, Timed] = {}
+    for candidate in timed:
+        groups.setdefault(str(candidate.config[group]), candidate)
+    return groups
 
 
 def rounds(watch: "Watch", field: list[Choice], group: str) -> tuple[list[Choice], dict[str, float]]:

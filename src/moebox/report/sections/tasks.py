@@ -8,7 +8,7 @@ from moebox.report.charts import Axis, Series, line
 from moebox.report.format import short
 from moebox.report.record import RunRecord
 from moebox.report.sections.performance import legend
-from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun
+from moebox.tasks.result import END_WORDS, FamilyScore, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import families, solved
 
 MOST_WRONG = 40  # jobs listed of those that were not solved
@@ -40,13 +40,19 @@ def share(score: Score) -> str:
 def scores(task_run: TaskRun, name: str) -> Table:
     """A row a family."""
     heads = ("Family", "Solved", "Hidden tests", "Valid calls", "Repaired", "Turns", "Tokens", "Seconds", "tok/s")
-    held = [result for result in task_run.finished if result.first_tok_s and result.last_tok_s]
-    note = "Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job."
-    if held:
-        kept = sum((result.last_tok_s or 0) / (result.first_tok_s or 1) for result in held) / len(held)
-        note += f" Speed over the last tenth of a job: {kept:.0%} of that over the first, mean of {len(held)} jobs."
+    note = f"Intervals are 95% (Wilson). Turns, tokens and seconds are means of a job.{kept_speed(task_run)}"
     rows = tuple(map(row, families(task_run.finished)))
     return Table(caption=name, columns=columns(*heads, text=(0,)), rows=rows, note=note)
+
+
+def kept_speed(task_run: TaskRun) -> str:
+    """How much slower jobs ended than they began, where that is known."""
+    speeds = ((result.first_tok_s, result.last_tok_s) for result in task_run.finished)
+    kept = [last / first for first, last in speeds if first and last]
+    if not kept:
+        return ""
+    share = sum(kept) / len(kept)
+    return f" Speed over the last tenth of a job: {share:.0%} of that over the first, mean of {len(kept)} jobs."
 
 
 def row(score: FamilyScore) -> tuple[Cell, ...]:
@@ -114,16 +120,22 @@ def context(result: JobResult, limit: int | None) -> Chart | None:
     turns = [turn for turn in result.turns if turn.prompt_tokens]
     if len(turns) < 2:
         return None
-    whole = [(turn.number, (turn.prompt_tokens or 0) + (turn.completion_tokens or 0)) for turn in turns]
-    cached = [(turn.number, turn.cached_tokens) for turn in turns if turn.cached_tokens is not None]
-    conversation = Series(name="conversation", colour=1, points=floats(whole))
-    reused = Series(name="from the cache", colour=2, points=floats(cached), dashed=True)
+    series = conversation(turns)
     title = f"Context by turn: {result.id}"
     x, y = Axis(title="turn", log=False), Axis(title="tokens", format=short)
-    svg = line([conversation, reused], x=x, y=y, label=title)
+    svg = line(series, x=x, y=y, label=title)
     caption = f"The server's context is {limit:,} tokens." if limit else ""
-    keys = legend([conversation, reused])
-    return Chart(title=title, svg=svg, caption=caption, legend=keys) if svg else None
+    return Chart(title=title, svg=svg, caption=caption, legend=legend(series)) if svg else None
+
+
+def conversation(turns: Sequence[TurnSeen]) -> list[Series]:
+    """Tokens of prompt and answer together, and those of the prompt that came from the cache."""
+    whole = [(turn.number, (turn.prompt_tokens or 0) + (turn.completion_tokens or 0)) for turn in turns]
+    cached = [(turn.number, turn.cached_tokens) for turn in turns if turn.cached_tokens is not None]
+    return [
+        Series(name="conversation", colour=1, points=floats(whole)),
+        Series(name="from the cache", colour=2, points=floats(cached), dashed=True),
+    ]
 
 
 def floats(points: Sequence[tuple[int, int]]) -> tuple[tuple[float, float], ...]:

@@ -8,6 +8,11 @@ from moebox.tasks.job import Check, Draft, Level
 STEPS: dict[Level, int] = {"easy": 8, "medium": 16, "hard": 32}  # two calls each: read, edit
 
 
+def _note(room: str, number: int, following: str, *, sealed: bool) -> str:
+    """What a room's file says before its total."""
+    return f"room: {room}\nnumber: {number}\nsealed: {'yes' if sealed else 'no'}\nnext: {following}\n"
+
+
 def make(rng: random.Random, level: Level) -> Draft:
     """A chain of note files: each says which comes next, and what of it must be filled in from the one before."""
     steps = STEPS[level]
@@ -19,18 +24,15 @@ def make(rng: random.Random, level: Level) -> Draft:
     every = rng.randint(3, 5)
     files, solution = {}, {}
     total = 0
-    for place, room in enumerate(path):
-        following = path[place + 1] if place + 1 < steps else "none"
+    for visited, (room, number, following) in enumerate(zip(path, numbers, [*path[1:], "none"], strict=True), 1):
         sealed = rng.random() < 0.2
-        text = f"room: {room}\nnumber: {numbers[place]}\nsealed: {'yes' if sealed else 'no'}\nnext: {following}\n"
+        text = _note(room, number, following, sealed=sealed)
         files[f"{house}/{room}.txt"] = f"{text}total: ?\n"
-        total += 0 if sealed else numbers[place]
-        mark = f"visited: {place + 1}\n" if (place + 1) % every == 0 else ""
+        total += 0 if sealed else number
+        mark = f"visited: {visited}\n" if visited % every == 0 else ""
         solution[f"{house}/{room}.txt"] = f"{text}total: {total}\n{mark}"
     for room in spare:
-        files[f"{house}/{room}.txt"] = (
-            f"room: {room}\nnumber: {rng.randint(10, 99)}\nsealed: no\nnext: {path[0]}\ntotal: ?\n"
-        )
+        files[f"{house}/{room}.txt"] = f"{_note(room, rng.randint(10, 99), path[0], sealed=False)}total: ?\n"
     solution["done.txt"] = f"{total}\n"
     listed = sorted(files)
     return Draft(
