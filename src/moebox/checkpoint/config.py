@@ -11,7 +11,7 @@ from moebox.checkpoint import stacks
 from moebox.checkpoint.fields import Fields
 from moebox.checkpoint.vision import vision_parameters
 from moebox.core.model import Licence, Model, Moe
-from moebox.errors import BadInput, Unsupported
+from moebox.errors import BadInput, Unsupported, refuse_if
 
 
 def model_of(config: Any, *, name: str, where: str) -> Model:
@@ -19,8 +19,7 @@ def model_of(config: Any, *, name: str, where: str) -> Model:
     if not isinstance(config, dict):
         raise BadInput(f"{where}: must be a JSON object")
     names = loose.texts(config, "architectures")
-    if not names:
-        raise BadInput(f"{where}: architectures is missing", hint="give the model's config.json or its folder")
+    refuse_if(not names, f"{where}: architectures is missing", hint="give the model's config.json or its folder")
     architecture = names[0]
     text = config.get("text_config", config)
     if architecture not in stacks.SUPPORTED or not isinstance(text, dict):
@@ -36,8 +35,8 @@ def model_of(config: Any, *, name: str, where: str) -> Model:
 def _moe(fields: Fields, architecture: str) -> Moe:
     experts = fields.whole("n_routed_experts", "num_local_experts", "num_experts", least=1)
     used = fields.whole("num_experts_per_tok", "num_experts_per_token", "experts_per_token", least=1)
-    if used > experts:
-        raise BadInput(f"{fields.where}: num_experts_per_tok is {used}, but there are only {experts} experts")
+    many = f"{fields.where}: num_experts_per_tok is {used}, but there are only {experts} experts"
+    refuse_if(used > experts, many)
     qwen = architecture.startswith("Qwen3")
     shared_width = fields.whole("shared_expert_intermediate_size", "share_expert_dim", default=0)
     return Moe(
@@ -61,8 +60,8 @@ def _dense_layers(fields: Fields, layers: int) -> int:
     pattern = fields.values.get("moe_layer_freq")
     if not dense and isinstance(pattern, list):
         dense = sum(not entry for entry in pattern[:layers])
-    if dense > layers:
-        raise BadInput(f"{fields.where}: first_k_dense_replace is {dense}, but there are only {layers} layers")
+    many = f"{fields.where}: first_k_dense_replace is {dense}, but there are only {layers} layers"
+    refuse_if(dense > layers, many)
     return dense
 
 

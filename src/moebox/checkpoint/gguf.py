@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.core import catalogue
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 MAGIC = b"GGUF"
 MOST_TENSORS = 1_000_000
@@ -96,8 +96,7 @@ def read_header(path: Path) -> Header:
     """Metadata and tensors of one GGUF file."""
     try:
         with open(path, "rb") as file:
-            if path.stat().st_size < 24:
-                raise BadInput(f"{path}: too short for a GGUF file")
+            refuse_if(path.stat().st_size < 24, f"{path}: too short for a GGUF file")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(Cursor(data, path))
     except OSError as problem:
@@ -106,16 +105,13 @@ def read_header(path: Path) -> Header:
 
 def _parse(cursor: Cursor) -> Header:
     path = cursor.path
-    if cursor.data[:4] != MAGIC:
-        raise BadInput(f"{path}: not a GGUF file")
+    refuse_if(cursor.data[:4] != MAGIC, f"{path}: not a GGUF file")
     cursor.at = 4
     version, tensors, keys = cursor.take("I"), cursor.take("Q"), cursor.take("Q")
-    if version not in (2, 3):
-        raise BadInput(f"{path}: GGUF version {version} is not supported")
+    refuse_if(version not in (2, 3), f"{path}: GGUF version {version} is not supported")
     # A tensor entry takes at least 24 bytes and a key 13, so larger counts cannot be true.
     possible = tensors <= min(MOST_TENSORS, cursor.end // 24) and keys <= min(MOST_KEYS, cursor.end // 13)
-    if not possible:
-        raise BadInput(f"{path}: claims {tensors:,} tensors and {keys:,} keys, which the file cannot hold")
+    refuse_if(not possible, f"{path}: claims {tensors:,} tensors and {keys:,} keys, which the file cannot hold")
     header = Header()
     header.metadata = dict(_entry(cursor) for _ in range(keys))
     header.tensors = [_tensor(cursor) for _ in range(tensors)]
@@ -180,8 +176,7 @@ def parts(path: Path) -> list[Path]:
     if not match:
         return [path]
     stem, count = match.group(1), int(match.group(3))
-    if not 1 <= count <= 10_000:
-        raise BadInput(f"{path}: {count} parts cannot be meant")
+    refuse_if(not 1 <= count <= 10_000, f"{path}: {count} parts cannot be meant")
     files = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     _refuse_missing(path, files)
     return files

@@ -11,7 +11,7 @@ from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Gqa, Linear, Mla
 from moebox.core.model import Checkpoint, Model
 from moebox.core.quant import CheckpointRow, checkpoint_of
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 
 FP8_BLOCK = 8 + 32 / 16384  # bits: one float32 scale for each 128x128 block
 # A module of the middle of the stack that stands for each component in rules such as "re:.*self_attn.*".
@@ -52,8 +52,7 @@ def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     if quant or not beside.is_file():
         return dict(quant)
     stated = loose.inner(codec.load_json(beside), "quantization")
-    if not stated:
-        raise BadInput(f"{beside}: quantization is missing")
+    refuse_if(not stated, f"{beside}: quantization is missing")
     return {"quant_method": "modelopt", **stated}
 
 

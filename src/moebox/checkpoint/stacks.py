@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moebox.checkpoint.fields import Fields
 from moebox.core.layer_kind import Indexer
 from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 LATENT = (
     "DeepseekV2ForCausalLM",
@@ -219,6 +219,6 @@ def _head_norm(fields: Fields, architecture: str, heads: int, kv_heads: int, hea
 def _some(layers: Layers, fields: Fields) -> tuple[Layers, ...]:
     """`layers`, if there are any and not more than the model has."""
     most = fields.whole("num_hidden_layers", least=1)
-    if layers.count > most:
-        raise BadInput(f"{fields.where}: names {layers.count} layers of one kind, but there are only {most}")
+    many = f"{fields.where}: names {layers.count} layers of one kind, but there are only {most}"
+    refuse_if(layers.count > most, many)
     return (layers,) if layers.count else ()

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from moebox import codec
 from moebox.core.recipe import Recipe
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, UnknownName, refuse_outside
+from moebox.errors import BadInput, UnknownName, refuse_if, refuse_outside
 from moebox.fleet.cost import Prices
 from moebox.fleet.route import POLICIES, Policy
 from moebox.fleet.users import UserWorkload
@@ -82,8 +82,8 @@ def read(path: Path) -> Fleet:
     """The fleet in a file, checked; members that are several alike are spelled out, each has a name."""
     fleet = codec.read_toml(Fleet, path)
     where = str(path)
-    if fleet.format != FORMAT:
-        raise BadInput(f"{where}: format {fleet.format} is not one this moebox reads", hint=f"it reads format {FORMAT}")
+    other = f"{where}: format {fleet.format} is not one this moebox reads"
+    refuse_if(fleet.format != FORMAT, other, hint=f"it reads format {FORMAT}")
     _named(where, "name", fleet.name)
     _router(where, fleet.router)
     for number, member in enumerate(fleet.member, 1):
@@ -114,14 +114,11 @@ def _router(where: str, router: RouterSettings) -> None:
 
 
 def _member(where: str, member: Member) -> None:
-    if bool(member.url) == bool(member.recipe):
-        raise BadInput(f"{where}: give either url or recipe", hint="url for one that runs, recipe for one to start")
-    if not 1 <= member.count <= 256:
-        raise BadInput(f"{where}: count {member.count} is out of range", hint="from 1 to 256")
-    if member.url and member.count > 1:
-        raise BadInput(f"{where}: a url is one endpoint; count is for recipes")
-    if member.context < 0 or not 0 < member.weight <= 1000:
-        raise BadInput(f"{where}: context and weight are positive")
+    how = "url for one that runs, recipe for one to start"
+    refuse_if(bool(member.url) == bool(member.recipe), f"{where}: give either url or recipe", hint=how)
+    refuse_outside(f"{where}: count", member.count, 1, 256)
+    refuse_if(member.url and member.count > 1, f"{where}: a url is one endpoint; count is for recipes")
+    refuse_if(member.context < 0 or not 0 < member.weight <= 1000, f"{where}: context and weight are positive")
     if member.url:
         _url(where, member.url)
 
@@ -132,10 +129,10 @@ def _url(where: str, url: str) -> None:
         port = parts.port
     except ValueError as problem:
         raise BadInput(f"{where}: {url!r} is not a URL: {problem}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise BadInput(f"{where}: {url!r} is not a URL of a server", hint="write it like http://10.0.0.7:8000")
-    if parts.username or parts.password:
-        raise BadInput(f"{where}: a password in a URL would be written into files", hint="name a variable in key_env")
+    strange = parts.scheme not in ("http", "https") or not parts.hostname or port == 0
+    refuse_if(strange, f"{where}: {url!r} is not a URL of a server", hint="write it like http://10.0.0.7:8000")
+    told = f"{where}: a password in a URL would be written into files"
+    refuse_if(parts.username or parts.password, told, hint="name a variable in key_env")
 
 
 def _spelled(members: tuple[Member, ...]) -> list[Member]:
@@ -162,24 +159,22 @@ def _duplicates(where: str, members: tuple[Member, ...]) -> None:
         "url": [member.url.rstrip("/").removesuffix("/v1") for member in members if member.url],
     }.items():
         twice = next((value for value, times in Counter(values).items() if times > 1), "")
-        if twice:
-            raise BadInput(f"{where}: two members have the {kind} {twice}", hint="each endpoint is listed once")
+        refuse_if(twice, f"{where}: two members have the {kind} {twice}", hint="each endpoint is listed once")
 
 
 def _named(where: str, what: str, name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise BadInput(f"{where}: {what} {name!r}: use lower-case letters, digits and dashes, 42 at most")
+    how = "use lower-case letters, digits and dashes, 42 at most"
+    refuse_if(not NAME.fullmatch(name), f"{where}: {what} {name!r}: {how}")
 
 
 def served_name(members: tuple[Member, ...], recipes: dict[str, Recipe]) -> str:
     """The name that every member serves; BadInput when they differ, for a router would mix two models."""
     names = {member.name: recipes[member.name].served_name if member.recipe else member.model for member in members}
     different = sorted(set(filter(None, names.values())))
-    if len(different) > 1:
-        raise BadInput(
-            f"members serve different models: {', '.join(different)}",
-            hint="one endpoint, one model: give them the same served_name, or make two fleets",
-        )
-    if not different:
-        raise BadInput("no member says which model it serves", hint='model = "…" in a member with a url')
+    refuse_if(
+        len(different) > 1,
+        f"members serve different models: {', '.join(different)}",
+        hint="one endpoint, one model: give them the same served_name, or make two fleets",
+    )
+    refuse_if(not different, "no member says which model it serves", hint='model = "…" in a member with a url')
     return different[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from moebox import codec
 from moebox import yaml_text as yaml
 from moebox.core import catalogue
-from moebox.errors import BadInput, Unsupported
+from moebox.errors import BadInput, Unsupported, refuse_if
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.fleet.route import ABSOLUTE, RELATIVE, Policy
 from moebox.loose import Document
@@ -70,8 +70,7 @@ def traits() -> dict[RouterKind, RouterTraits]:
 
 def start(router: RouterSettings, model: str, targets: tuple[Target, ...], *, host: str = "") -> RouterStart:
     """What starts this router in front of these members."""
-    if not targets:
-        raise BadInput("a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
+    refuse_if(not targets, "a fleet without members has nothing to route to", hint="[[member]] in the fleet file")
     if router.kind == "litellm":
         return _litellm(router, model, targets, host or router.host)
     if router.kind == "llama-swap":

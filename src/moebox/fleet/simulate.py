@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moebox.core.measure import Slo
-from moebox.errors import BadInput
+from moebox.errors import refuse_if, refuse_outside
 from moebox.fleet.route import Policy, Router
 from moebox.fleet.users import Draws, User, UserWorkload
 from moebox.planner.schedule import Request, Rules, Scheduler, Slice
@@ -46,10 +46,11 @@ class Question:
 
     def check(self) -> None:
         """Raise BadInput for what is out of range."""
-        if not 1 <= self.users <= MOST_USERS:
-            raise BadInput(f"--users {self.users} is out of range", hint=f"from 1 to {MOST_USERS:,}")
-        if not 0 <= self.warm_s < self.seconds <= 7 * 86400:
-            raise BadInput(f"{self.seconds:g} s of virtual time with {self.warm_s:g} s to warm up cannot be simulated")
+        refuse_outside("--users", self.users, 1, MOST_USERS)
+        refuse_if(
+            not 0 <= self.warm_s < self.seconds <= 7 * 86400,
+            f"{self.seconds:g} s of virtual time with {self.warm_s:g} s to warm up cannot be simulated",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -333,7 +334,7 @@ class _Run:
     def _score(self, request: Request, now: float) -> None:
         if request.arrival < self.question.warm_s:
             return
-        tally, slo = self.tally, self.question.slo
+        tally = self.tally
         ttft = request.first - request.arrival
         tpot = (now - request.first) / (request.output - 1) if request.output > 1 else 0.0
         tally.requests += 1
@@ -342,7 +343,7 @@ class _Run:
         tally.e2el.add(now - request.arrival)
         if request.output > 1:
             tally.tpot.add(tpot)
-        good = _within(ttft, slo.ttft_s) and _within(tpot, slo.tpot_s) and _within(now - request.arrival, slo.e2e_s)
+        good = _met(self.question.slo, ttft, tpot, now - request.arrival)
         tally.good += good
         if self.question.fail_at and now >= self.question.fail_at:
             tally.after_failure += 1
@@ -352,11 +353,17 @@ class _Run:
 def run(boxes: Sequence[BoxModel], question: Question) -> FleetOutcome:
     """Run `question` through these boxes in virtual time."""
     question.check()
-    if not 1 <= len(boxes) <= MOST_BOXES:
-        raise BadInput(f"a fleet of {len(boxes)} boxes cannot be simulated", hint=f"from 1 to {MOST_BOXES}")
-    if question.fail_at and len(boxes) < 2:
-        raise BadInput("a fleet of one box has nothing left when it fails")
+    many = len(boxes)
+    refuse_if(
+        not 1 <= many <= MOST_BOXES, f"a fleet of {many} boxes cannot be simulated", hint=f"from 1 to {MOST_BOXES}"
+    )
+    refuse_if(question.fail_at and many < 2, "a fleet of one box has nothing left when it fails")
     return _Run(boxes, question).run()
+
+
+def _met(slo: Slo, ttft: float, tpot: float, e2e: float) -> bool:
+    """A request's times are all within their limits."""
+    return _within(ttft, slo.ttft_s) and _within(tpot, slo.tpot_s) and _within(e2e, slo.e2e_s)
 
 
 def _within(value: float, limit: float | None) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moebox.core.measure import Slo
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.fleet.route import Policy
 from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
 
@@ -27,8 +27,8 @@ class Sized:
 
 def size(box: BoxModel, question: Question, *, most: int = MOST, watch: Watch | None = None) -> Sized:
     """The smallest fleet of `box` for `question`, and what becomes of it when one box dies."""
-    if question.slo == Slo(share=question.slo.share):
-        raise BadInput("how many boxes are enough depends on what is enough", hint="--slo ttft=2s,tpot=50ms")
+    no_limit = question.slo == Slo(share=question.slo.share)
+    refuse_if(no_limit, "how many boxes are enough depends on what is enough", hint="--slo ttft=2s,tpot=50ms")
     search = _Search(box, question, most, watch)
     enough = search.least(lambda number: search.good(number, fail=False))
     number = enough or most

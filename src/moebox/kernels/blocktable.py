@@ -44,11 +44,16 @@ def _common(cases: Sequence[TunedRow]) -> Choice:
     return dict(json.loads(min(sorted(shared), key=cost)))
 
 
+def extend_files(root: Path) -> list[Path]:
+    """SGLang's files with the block sizes of its extend attention; the folder differs from release to release."""
+    places = sorted(root.glob("sglang/**/extend_attention.py"))
+    return [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_text(path)]
+
+
 def patches(tuned: Tuned, root: Path, limit: Arch) -> tuple[Patch, ...]:
     """The block table as a patch of SGLang's extend attention; nothing for other engines."""
     chosen = {name: choice for name, choice in block_table(tuned.rows).items() if name.startswith("extend ")}
-    places = sorted(root.glob("sglang/**/extend_attention.py"))
-    files = [path for path in places if "def _get_block_sizes_for_extend_attention(" in read_text(path)]
+    files = extend_files(root)
     if not registry.traits(tuned.engine).moe_config_pairs or not chosen or not files:
         return ()
     before = after = read_text(files[0])

@@ -14,7 +14,7 @@ import moebox
 from moebox import codec, files
 from moebox.core.kernel import Arch, KernelLaunch, KernelScan, NotCovered, Verdict
 from moebox.core.model import Model
-from moebox.errors import BadInput, MoeboxError, Outside, Unsupported
+from moebox.errors import BadInput, MoeboxError, Outside, Unsupported, refuse_if
 from moebox.kernels.judged import judged
 from moebox.kernels.probe.protocol import Answer, LaunchRecord, ScanRequest, Target
 from moebox.kernels.probe.space import Shape
@@ -100,18 +100,22 @@ def _nothing(request: Request, missed: list[NotCovered]) -> MoeboxError:
 
 def engine_root(request: Request) -> Path:
     """The folder that holds the engine's package."""
-    if request.site_packages:
-        if not (request.site_packages / request.engine).is_dir():
-            raise BadInput(f"{request.site_packages}: holds no {request.engine} package")
-        return request.site_packages
+    if given := request.site_packages:
+        refuse_if(not (given / request.engine).is_dir(), f"{given}: holds no {request.engine} package")
+        return given
     places = packages(request.python) if request.python else [Path(entry) for entry in sys.path if entry]
     for place in places:
-        if (place / request.engine / "version.py").exists() or (place / request.engine / "__init__.py").exists():
+        if is_package(place / request.engine):
             return place
     raise Outside(
         f"{request.engine} is not installed here",
         hint="name its venv with --python, or a folder with its unpacked wheel with --site-packages",
     )
+
+
+def is_package(folder: Path) -> bool:
+    """Whether the package of an engine lies here, not only a folder of its name."""
+    return (folder / "version.py").exists() or (folder / "__init__.py").exists()
 
 
 def packages(python: Path) -> list[Path]:
@@ -151,8 +155,8 @@ def rank_shape(model: Model, tp: int) -> Shape:
     mla, moe = model.mla, model.moe
     if mla is None or moe is None:
         raise Unsupported(f"{model.name}: only MLA mixture-of-experts models can be scanned")
-    if tp < 1 or mla.heads % tp or moe.intermediate % tp:
-        raise BadInput(f"--tp {tp} does not divide {mla.heads} heads and experts of {moe.intermediate}")
+    uneven = tp < 1 or mla.heads % tp or moe.intermediate % tp
+    refuse_if(uneven, f"--tp {tp} does not divide {mla.heads} heads and experts of {moe.intermediate}")
     return Shape(
         heads=mla.heads // tp,
         kv_lora=mla.kv_lora,

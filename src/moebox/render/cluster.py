@@ -9,7 +9,7 @@ from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
 from moebox.engines.assemble import around_image, image, weights_folder
 from moebox.engines.reasons import variable_reason
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.render import comments, machine, options, quoting
 from moebox.render import pieces as parts
 from moebox.render.context import Context
@@ -25,29 +25,31 @@ WORKER = dataclasses.replace(LEADER, follows=True)
 def slurm(deployment: Deployment) -> Context:
     """A batch job with one task a node."""
     recipe = deployment.recipe
-    if recipe.runtime.kind in ("docker", "podman"):
-        raise BadInput(
-            "a Slurm job is rendered for an engine that is installed on the nodes",
-            hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
-        )
+    refuse_if(
+        recipe.runtime.kind in ("docker", "podman"),
+        "a Slurm job is rendered for an engine that is installed on the nodes",
+        hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
+    )
     opened = _open(deployment)
-    if "PORT" not in {variable.name for variable in pieces(opened).variables}:
-        raise BadInput(f"{recipe.engine} cannot be rendered as a Slurm job")
+    names = {variable.name for variable in pieces(opened).variables}
+    refuse_if("PORT" not in names, f"{recipe.engine} cannot be rendered as a Slurm job")
     return machine.script(opened) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
 
 
 def k8s(deployment: Deployment) -> Context:
     """A Deployment or LeaderWorkerSet, and the Service in front of it."""
     recipe = deployment.recipe
-    if recipe.runtime.preset:
-        raise BadInput(
-            f"runtime.preset: {recipe.runtime.preset!r} wants the host's network and privileges",
-            hint="render it as script, compose or systemd, on the machine itself",
-        )
+    refuse_if(
+        recipe.runtime.preset,
+        f"runtime.preset: {recipe.runtime.preset!r} wants the host's network and privileges",
+        hint="render it as script, compose or systemd, on the machine itself",
+    )
     folder = weights_folder(deployment)
-    if folder and not folder.startswith("/models"):
-        hint = "put it on the volume for weights and name it /models/…, or use a Hub repository"
-        raise BadInput(f"checkpoint: pods do not see {folder} of this machine", hint=hint)
+    refuse_if(
+        folder and not folder.startswith("/models"),
+        f"checkpoint: pods do not see {folder} of this machine",
+        hint="put it on the volume for weights and name it /models/…, or use a Hub repository",
+    )
     many = recipe.parallel.nodes > 1
     opened = _open(deployment)
     whole = pieces(opened, node=LEADER if many else None, variable=False)

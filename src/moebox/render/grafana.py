@@ -149,34 +149,47 @@ def prometheus(deployment: Deployment) -> str:
     return _head(deployment) + yaml_text.dump({"groups": groups(deployment)})
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An alert on one figure: what Prometheus looks for, for how long, and what it means."""
+
+    name: str
+    query: str
+    lasting: str
+    about: str
+
+
+SLOW = "histogram_quantile(0.9, sum by (instance, le) (rate({{metric}}_bucket[5m]))) > {limit}"
+WARNINGS = {
+    "waiting": Rule("QueueGrows", "sum by (instance) ({metric}) > 0", "10m", "requests wait"),
+    "kv_use": Rule("CacheFull", f"max by (instance) ({{metric}}) > {FULL}", "5m", "the KV cache is full"),
+    "ttft": Rule("TtftHigh", SLOW.format(limit=TTFT_S), "5m", f"nine of ten requests are above {TTFT_S:g} s"),
+    "tpot": Rule("TpotHigh", SLOW.format(limit=TPOT_S), "5m", f"nine of ten requests are above {TPOT_S:g} s"),
+    "preemptions_total": Rule(
+        "Preempting",
+        "sum by (instance) (rate({metric}[5m])) > 0.1",
+        "5m",
+        "sequences are preempted: lower concurrency, or more cache",
+    ),
+}
+
+
 def groups(deployment: Deployment) -> list[Document]:
     """The alerts on what the ladder and the bench would call a slip."""
     recipe = deployment.recipe
     names = metrics.of(recipe.engine)
     slug = quoting.slug(recipe.name)
-    waiting, running, kv = names.name("waiting"), names.name("running"), names.name("kv_use")
-    tokens = names.name("output_tokens_total")
+    running, tokens = names.name("running"), names.name("output_tokens_total")
     alerts = [
         _alert("EngineDown", f'up{{job=~".*{slug}.*"}} == 0', "2m", "critical", "the engine does not answer Prometheus")
     ]
     if running and tokens and not names.counts_at_end:
         silent = f"sum by (instance) ({running}) > 0 and sum by (instance) (rate({tokens}[3m])) == 0"
         alerts.append(_alert("EngineSilent", silent, "3m", "critical", "requests are running and no token comes out"))
-    if waiting:
-        alerts.append(_alert("QueueGrows", f"sum by (instance) ({waiting}) > 0", "10m", "warning", "requests wait"))
-    if kv:
-        alerts.append(
-            _alert("CacheFull", f"max by (instance) ({kv}) > {FULL}", "5m", "warning", "the KV cache is full")
-        )
-    for name, figure, limit in (("TtftHigh", "ttft", TTFT_S), ("TpotHigh", "tpot", TPOT_S)):
+    for figure, warning in WARNINGS.items():
         if metric := names.name(figure):
-            query = f"histogram_quantile(0.9, sum by (instance, le) (rate({metric}_bucket[5m]))) > {limit}"
-            alerts.append(_alert(name, query, "5m", "warning", f"nine of ten requests are above {limit:g} s"))
-    if preempted := names.name("preemptions_total"):
-        query = f"sum by (instance) (rate({preempted}[5m])) > 0.1"
-        alerts.append(
-            _alert("Preempting", query, "5m", "warning", "sequences are preempted: lower concurrency, or more cache")
-        )
+            query = warning.query.format(metric=metric)
+            alerts.append(_alert(warning.name, query, warning.lasting, "warning", warning.about))
     return [{"name": f"moebox-{slug}", "rules": alerts}]
 
 

@@ -18,7 +18,7 @@ from moebox.engines.assemble import (
     weights_folder,
 )
 from moebox.engines.reasons import option_reason, variable_reason
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.render import comments, options, quoting
 from moebox.render import pieces as parts
 from moebox.render.context import Context
@@ -197,8 +197,8 @@ def systemd(deployment: Deployment) -> Context:
     started = launch(deployment)
     before, after = around_image(deployment, started)
     start = entry_of(tuple(after) if whole.inside else started.argv, whole)
-    if recipe.runtime.setup:
-        raise BadInput("runtime.setup: a unit does not install things at every start", hint="build an image with it")
+    why_not = "runtime.setup: a unit does not install things at every start"
+    refuse_if(recipe.runtime.setup, why_not, hint="build an image with it")
     return _common(whole, deployment) | {
         "template": "unit.service.j2",
         "start": [quoting.unit_word(word) for word in start],

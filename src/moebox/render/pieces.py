@@ -15,7 +15,7 @@ from moebox.engines import Node, rooms
 from moebox.engines.assemble import contained, network
 from moebox.engines.flags import Word, newest
 from moebox.engines.reasons import flag_reason
-from moebox.errors import BadInput
+from moebox.errors import refuse_if
 from moebox.render import quoting
 
 MARK = "the-draft-goes-here"
@@ -213,13 +213,12 @@ def kubernetes(value: Value) -> str:
 
 def refuse_unfit(recipe: Recipe) -> None:
     """What cannot stand without moebox is not rendered."""
-    if recipe.runtime.kind == "embedded":
-        raise BadInput(
-            "an embedded engine runs inside moebox and cannot be rendered to stand alone",
-            hint='runtime.kind = "native" uses the llama-server on PATH',
-        )
+    refuse_if(
+        recipe.runtime.kind == "embedded",
+        "an embedded engine runs inside moebox and cannot be rendered to stand alone",
+        hint='runtime.kind = "native" uses the llama-server on PATH',
+    )
     for name in recipe.env:
-        if name in ABOUT:
-            raise BadInput(f"env.{name}: a file that stands alone has a variable of that name", hint=ABOUT[name])
-    if not recipe.listen.port:
-        raise BadInput("listen.port: a file that stands alone needs a port of its own", hint="e.g. 8000")
+        clash = f"env.{name}: a file that stands alone has a variable of that name"
+        refuse_if(name in ABOUT, clash, hint=ABOUT.get(name))
+    refuse_if(not recipe.listen.port, "listen.port: a file that stands alone needs a port of its own", hint="e.g. 8000")

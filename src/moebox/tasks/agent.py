@@ -142,13 +142,17 @@ def _most(job: Job, context: int | None, done: Work, system: str) -> int:
     """Tokens the next reply may have; the prompt is counted by the server, or guessed for the first."""
     if context is None:
         return job.reply_tokens
-    if done.turns and done.turns[-1].prompt_tokens:
-        last = done.turns[-1]
-        results = sum(len(str(message.get("content") or "")) for message in done.messages[-3:]) // 3
-        prompt = (last.prompt_tokens or 0) + (last.completion_tokens or 0) + results
-    else:
-        prompt = (len(system) + len(str(done.messages))) // 4 + 700  # the tools' schemas are about 700
+    prompt = _prompt_tokens(done, system)
     return min(job.reply_tokens, max(context - prompt - MARGIN, context // 16 if prompt < context else 0))
+
+
+def _prompt_tokens(done: Work, system: str) -> int:
+    """Tokens of the next prompt: those of the last turn and what was added since, or all of it guessed."""
+    last = done.turns[-1] if done.turns else None
+    if last is None or not last.prompt_tokens:
+        return (len(system) + len(str(done.messages))) // 4 + 700  # the tools' schemas are about 700
+    results = sum(len(str(message.get("content") or "")) for message in done.messages[-3:]) // 3
+    return last.prompt_tokens + (last.completion_tokens or 0) + results
 
 
 def _calls(box: Toolbox, got: Reply, memory: _Memory) -> tuple[list[CallSeen], list[tuple[Called, str]], str]:

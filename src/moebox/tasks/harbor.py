@@ -129,20 +129,16 @@ def write(job: Job, folder: Path) -> Path:
     """The job as a Harbor task below `folder`; its own folder."""
     place = folder / job.id
     files = dict(job.files)
-    instruction = job.instruction
-    if job.reply_file:
-        instruction += f"\n\nWrite the module into the file `{job.reply_file}`."
     if job.gadget:
         files["gadget.py"] = inspect.getsource(gadget) + GADGET_MAIN
         files[gadget.STATE] = job.gadget
-        instruction = f"{job.system}\n\nHere the tool is a program: `python3 gadget.py LINE`.\n\n{instruction}"
     checks = {
         "snippets": [snippet for check in job.checks for snippet in check.snippets],
         "expected": list(expected(job)),
         "protected": {name: job.files[name] for name in job.protected},
     }
     _put(place / "task.toml", _toml(job))
-    _put(place / "instruction.md", f"{instruction}\n\nWork in `/app`.\n")
+    _put(place / "instruction.md", f"{_instruction(job)}\n\nWork in `/app`.\n")
     _put(place / "environment" / "Dockerfile", DOCKERFILE)
     (place / "environment" / "files").mkdir(parents=True, exist_ok=True)
     for name, text in (files or {".keep": ""}).items():
@@ -154,6 +150,16 @@ def write(job: Job, folder: Path) -> Path:
     for name, text in job.solution.items():
         _put(place / "solution" / "files" / name, text)
     return place
+
+
+def _instruction(job: Job) -> str:
+    """The job in words, for an agent that has a shell and no tools of ours."""
+    instruction = job.instruction
+    if job.reply_file:
+        instruction += f"\n\nWrite the module into the file `{job.reply_file}`."
+    if job.gadget:
+        instruction = f"{job.system}\n\nHere the tool is a program: `python3 gadget.py LINE`.\n\n{instruction}"
+    return instruction
 
 
 def _toml(job: Job) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebox.errors import BadInput, Outside, said
+from moebox.errors import BadInput, Outside, refuse_if, said
 from moebox.loose import Json
 from moebox.tasks.tools import Tool, ToolServerDied
 from moebox.tasks.workspace import Refused
@@ -33,22 +33,22 @@ class ServerAddress:
 
 def addresses(given: Sequence[str]) -> list[ServerAddress]:
     """NAME=COMMAND or NAME=URL; BadInput for anything else."""
-    found = []
-    for text in given:
-        name, _, place = text.partition("=")
-        if not name.isidentifier() or not place.strip():
-            raise BadInput(f"--mcp {text}: write NAME=COMMAND or NAME=URL")
-        if place.startswith(("http://", "https://")):
-            found.append(ServerAddress(name=name, url=place))
-            continue
-        try:
-            words = tuple(shlex.split(place))
-        except ValueError as problem:
-            raise BadInput(f"--mcp {text}: {problem}") from None
-        found.append(ServerAddress(name=name, command=words))
-    if len({address.name for address in found}) < len(found):
-        raise BadInput("--mcp: two servers have the same name")
+    found = [_address(text) for text in given]
+    refuse_if(len({address.name for address in found}) < len(found), "--mcp: two servers have the same name")
     return found
+
+
+def _address(text: str) -> ServerAddress:
+    """One server."""
+    name, _, place = text.partition("=")
+    wrong = not name.isidentifier() or not place.strip()
+    refuse_if(wrong, f"--mcp {text}: write NAME=COMMAND or NAME=URL")
+    if place.startswith(("http://", "https://")):
+        return ServerAddress(name=name, url=place)
+    try:
+        return ServerAddress(name=name, command=tuple(shlex.split(place)))
+    except ValueError as problem:
+        raise BadInput(f"--mcp {text}: {problem}") from None
 
 
 class McpServers:

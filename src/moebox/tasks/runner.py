@@ -172,9 +172,7 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
+        _wait_for(threads)
     finally:
         state.stopped.set()
     if problems:
@@ -182,6 +180,13 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
     if state.gone:
         raise ServerGone(f"{task_run.url} does not answer any more: {state.gone}", hint="is the server up?")
     return state.task_run
+
+
+def _wait_for(threads: Sequence[threading.Thread]) -> None:
+    """Until all of them are done; in short waits, between which Ctrl-C is heard."""
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
 
 
 def _labour(

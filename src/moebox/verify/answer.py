@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moebox.core.verdict import Exchange
+from moebox.loose import is_figure
 from moebox.phantom.tasks import Call, Reply
 from moebox.verify import breach
 from moebox.verify.breach import Breach, Notes, object_of, objects_of, short, strict_json, text_of
@@ -72,6 +73,11 @@ class Answer:
             if BROKEN_TEXT in text:
                 return "half a character (U+FFFD)"
         return ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither words nor thoughts came."""
+        return not self.content and not self.reasoning
 
     def count(self, key: str) -> int | None:
         """prompt, completion or total tokens, where the server counted them."""
@@ -198,7 +204,7 @@ def tokens_in(choice: dict[str, object]) -> list[Token]:
 
 def _token(item: dict[str, object]) -> Token:
     value, data = item.get("logprob"), item.get("bytes")
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+    number = float(value) if is_figure(value) else float("nan")
     parts = tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()
     others = objects_of(item.get("top_logprobs"))
     top = tuple(float(value) for other in others if isinstance(value := other.get("logprob"), int | float))

@@ -239,6 +239,25 @@ class Asker:
         return [f"the id {identity[:60]!r} was used before"] if again else []
 
 
+def counted(answer: Answer, key: str = "prompt") -> int:
+    """The tokens of a prompt or a completion; Skipped where the server does not count them."""
+    tokens = answer.count(key)
+    if tokens is None:
+        raise Skipped("the server counts no tokens")
+    return tokens
+
+
+@contextlib.contextmanager
+def skipped_if_refused(why: str) -> Iterator[None]:
+    """What the server does not support skips the probe instead of failing it."""
+    try:
+        yield
+    except Failed as problem:
+        if problem.status in REFUSALS:
+            raise Skipped(why) from None
+        raise
+
+
 def _only_thought(answer: Answer) -> bool:
     """All the room went into thoughts."""
     return answer.finish == "length" and bool(answer.reasoning) and not answer.content

@@ -64,6 +64,11 @@ def is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def is_text(value: object) -> TypeGuard[str]:
+    """A string with something in it."""
+    return isinstance(value, str) and value != ""
+
+
 def text_of(value: object) -> str:
     """The string that it is, or an empty one."""
     return value if isinstance(value, str) else ""
@@ -82,15 +87,21 @@ def objects_of(value: object) -> list[dict[str, object]]:
 def head(notes: Notes, body: Mapping[str, Any], kind: str, model: str) -> None:
     """id, object, created and model of a completion or a chunk."""
     identity, made, name = body.get("id"), body.get("created"), body.get("model")
-    notes.need(isinstance(identity, str) and identity != "", lambda: f"no id (a string) but {short(identity)}")
+    notes.need(is_text(identity), lambda: f"no id (a string) but {short(identity)}")
     notes.need(body.get("object") == kind, lambda: f"object is {short(body.get('object'))}, not {kind!r}")
     notes.need(is_count(made) or isinstance(made, float), lambda: f"created is {short(made)}, not a time in seconds")
     milliseconds = isinstance(made, int | float) and made > LATEST
     notes.need(not milliseconds, lambda: f"created is {short(made)}: milliseconds, where seconds are meant", "style")
-    notes.need(isinstance(name, str) and name != "", lambda: f"model is {short(name)}, not a name")
-    if isinstance(name, str) and name and model:
-        echoed = model.lower() in name.lower() or name.lower() in model.lower()
-        notes.need(echoed, lambda: f"model is {short(name)} where {model!r} was asked for", "style")
+    echo(notes, name, model)
+
+
+def echo(notes: Notes, name: object, model: str) -> None:
+    """The model that a reply names is the one that was asked for, or goes by a longer or shorter name."""
+    if not is_text(name):
+        notes.add("format", f"model is {short(name)}, not a name")
+        return
+    echoed = model.lower() in name.lower() or name.lower() in model.lower()
+    notes.need(echoed, lambda: f"model is {short(name)} where {model!r} was asked for", "style")
 
 
 def usage(notes: Notes, counts: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ class _Parts:
             return
         if body.get("choices") or body.get("usage"):  # Azure begins with a chunk of filter results and little else
             breach.head(self.notes, body, "chat.completion.chunk", text_of(self.asked.get("model")))
-        if isinstance(body.get("id"), str) and body["id"]:
+        if breach.is_text(body.get("id")):
             self.ids.append(body["id"])
         self._usage(body.get("usage"))
         listed = body.get("choices")

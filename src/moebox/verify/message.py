@@ -7,7 +7,7 @@ from typing import Any
 
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Call, Reply
-from moebox.verify.breach import Breach, Notes, is_count, short, strict_json
+from moebox.verify.breach import Breach, Notes, echo, is_count, is_text, short, strict_json
 
 STOPS = (
     "end_turn",
@@ -62,15 +62,10 @@ def broken(notes: Notes, why: str) -> Message:
 
 def head(notes: Notes, body: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """id, type, role and model."""
-    name, model = body.get("model"), str(asked.get("model", ""))
-    notes.need(
-        isinstance(body.get("id"), str) and body["id"] != "", lambda: f"the message's id is {short(body.get('id'))}"
-    )
+    notes.need(is_text(body.get("id")), lambda: f"the message's id is {short(body.get('id'))}")
     notes.need(body.get("type") == "message", lambda: f"the message's type is {short(body.get('type'))}, not 'message'")
     notes.need(body.get("role") == "assistant", lambda: f"the role is {short(body.get('role'))}, not 'assistant'")
-    if notes.need(isinstance(name, str) and bool(name), lambda: f"model is {short(name)}, not a name"):
-        echoed = model.lower() in str(name).lower() or str(name).lower() in model.lower()
-        notes.need(echoed, lambda: f"model is {short(name)} where {model!r} was asked for", "style")
+    echo(notes, body.get("model"), str(asked.get("model", "")))
 
 
 def counts(notes: Notes, usage: Any, *, least: int) -> None:
@@ -127,13 +122,9 @@ def _block(notes: Notes, block: Mapping[str, Any]) -> None:
         signed = kind == "text" or isinstance(block.get("signature"), str)
         notes.need(signed, "a thinking block without a signature, which Anthropic's SDKs expect", "style")
     elif kind == "tool_use":
-        notes.need(
-            isinstance(block.get("id"), str) and bool(block["id"]), lambda: f"a tool_use block's id: {short(block)}"
-        )
-        notes.need(
-            isinstance(block.get("name"), str) and bool(block["name"]), lambda: f"a tool_use's name: {short(block)}"
-        )
+        notes.need(is_text(block.get("id")), lambda: f"a tool_use block's id: {short(block)}")
+        notes.need(is_text(block.get("name")), lambda: f"a tool_use's name: {short(block)}")
         given = block.get("input")
         notes.need(isinstance(given, dict), lambda: f"the input of a tool_use is {short(given)}, not an object")
     else:
-        notes.need(isinstance(kind, str) and kind != "", lambda: f"a block without a type: {short(block)}")
+        notes.need(is_text(kind), lambda: f"a block without a type: {short(block)}")

@@ -40,6 +40,12 @@ def wrong(why: str) -> Trial:
     return Trial(why=why)
 
 
+async def need_answer(ask: Asker, gone: str) -> None:
+    """Failed, `gone` being why, where an ordinary question gets an empty answer."""
+    if (await ask.ask(draw(ask, "secret"))).is_empty:
+        raise Failed(gone)
+
+
 def right_if(good: object, why: str) -> Trial:
     """No slip where it is `good`, else one of the server's."""
     return GOOD if good else wrong(why)

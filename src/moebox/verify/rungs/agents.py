@@ -4,9 +4,10 @@ import json
 import re
 from typing import Any
 
+from moebox.core.verdict import Whose
 from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.ask import Asker, Skipped, skipped_if_refused
 from moebox.verify.breach import strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
@@ -37,12 +38,8 @@ async def rounds_with_thinking(ask: Asker) -> str:
 async def one_at_a_time(ask: Asker) -> Warned | str:
     """parallel_tool_calls false: one call, though two are wanted."""
     task = draw(ask, "tool_parallel")
-    try:
+    with skipped_if_refused("the server does not take parallel_tool_calls"):
         answer = await ask.ask(task, parallel_tool_calls=False)
-    except Failed as problem:
-        if problem.status in REFUSALS:
-            raise Skipped("the server does not take parallel_tool_calls") from None
-        raise
     if len(answer.calls) > 1:
         return Warned(f"parallel_tool_calls is false, yet {len(answer.calls)} calls came")
     return f"{len(answer.calls)} call"
@@ -125,15 +122,18 @@ class _Conversation:
         schemas = {known.name: known.schema()["function"]["parameters"] for known in self.tools}
         for call in answer.calls:
             why = misfit(call.arguments, schemas[call.name]) if call.name in schemas else f"called {call.name!r}"
-            self.ask.tally.add(
-                "tool-call" + STREAMED * stream, why, "model" if _is_object(call.arguments) else "server"
-            )
-            again = call.id in self.ids and not KIMI_ID.fullmatch(call.id)  # the model itself numbers Kimi's
-            self.ask.tally.need("reply-style", not again, f"the id {call.id!r} stands in the history already")
-            self.ids.add(call.id)
+            whose: Whose = "model" if _is_object(call.arguments) else "server"
+            self.ask.tally.add("tool-call" + STREAMED * stream, why, whose)
+            self._identified(call.id)
         first = answer.calls[0]
         if first.name != tool.name or not _same(first.arguments, given):
             self.lost.append(f"{tool.name}({json.dumps(given)}) became {first.name}({first.arguments})")
+
+    def _identified(self, identity: str) -> None:
+        """A call's id is new, unless the model itself numbers them, as Kimi does."""
+        again = identity in self.ids and not KIMI_ID.fullmatch(identity)
+        self.ask.tally.need("reply-style", not again, f"the id {identity!r} stands in the history already")
+        self.ids.add(identity)
 
     def _answered(self, answer: Answer, result: dict[str, object], number: int) -> None:
         text = re.sub(r"(?<=\d),(?=\d{3})", "", answer.content)

@@ -94,8 +94,7 @@ async def answers(ask: Asker) -> None:
     if exchange.status in REFUSALS:
         ask.template_arguments = False
         exchange = await ask.send(ask.body(task.messages, max_tokens=16))
-    answer = ask.read(exchange, stream=False)
-    if not (answer.content or answer.reasoning):
+    if ask.read(exchange, stream=False).is_empty:
         raise Failed("an empty answer")
 
 

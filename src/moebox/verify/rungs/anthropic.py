@@ -7,7 +7,7 @@ from typing import Any
 from moebox.core.verdict import Exchange, Score
 from moebox.phantom.tasks import Task
 from moebox.verify import messages
-from moebox.verify.ask import REFUSALS, THINKING_ROOM, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, THINKING_ROOM, Asker, Failed, Skipped, skipped_if_refused
 from moebox.verify.breach import object_of, objects_of, strict_json
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message
@@ -153,11 +153,7 @@ async def thinking(ask: Asker) -> str | Warned:
     for stream in (False, True):
         task = draw(ask, "sums")
         plain = await messages.send(ask, messages.request(ask, task, stream=stream))
-        body = messages.request(ask, task, stream=stream) | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-        body |= {"max_tokens": THINKING_ROOM, "temperature": 1}  # the API takes no other with thinking
-        if "chat_template_kwargs" in body:
-            body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
-        message = await _or_skipped(ask, body)
+        message = await _or_skipped(ask, _thinking_request(ask, task, stream))
         shown[stream] = bool(message.thinking)
         ask.tally.add("reasoning" + STREAMED * stream, spilled(message.reply, plain.reply))
         if message.thinking and not stream:
@@ -165,6 +161,15 @@ async def thinking(ask: Asker) -> str | Warned:
     either = "thinking blocks came in one of a whole and a streamed message only"
     ask.tally.need("reply-style", shown[False] == shown[True], either)
     return back or ("thinking blocks came" if all(shown.values()) else "no thinking blocks came")
+
+
+def _thinking_request(ask: Asker, task: Task, stream: bool) -> dict[str, object]:
+    """A task that is to be thought about first."""
+    body = messages.request(ask, task, stream=stream) | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    body |= {"max_tokens": THINKING_ROOM, "temperature": 1}  # the API takes no other with thinking
+    if "chat_template_kwargs" in body:
+        body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
+    return body
 
 
 async def _thoughts_back(ask: Asker, task: Task, exchange: Exchange) -> Warned | None:
@@ -193,14 +198,10 @@ async def choices(ask: Asker) -> str | Warned:
         name = str(task.tools[0]["function"]["name"])
         choice = ({"type": "any"}, {"type": "tool", "name": name}, {"type": "none"}, {"type": "none"})[number]
         stream = number % 2 == 1
-        try:
-            body = messages.request(ask, task, stream=stream) | {"tool_choice": choice}
-            body["max_tokens"] = ROOM + THINKING_ROOM * ask.always_thinks  # a call is shorter; what goes on is no call
+        body = messages.request(ask, task, stream=stream) | {"tool_choice": choice}
+        body["max_tokens"] = ROOM + THINKING_ROOM * ask.always_thinks  # a call is shorter; what goes on is no call
+        with skipped_if_refused(f"the server does not take tool_choice {choice['type']}"):
             message = await messages.send(ask, body, odd=True)
-        except Failed as problem:
-            if problem.status in REFUSALS:
-                raise Skipped(f"the server does not take tool_choice {choice['type']}") from None
-            raise
         unheeded += _unheeded(choice, [call.name for call in message.calls])
     return Warned("; ".join(unheeded)) if unheeded else "any, tool and none are heeded"
 
@@ -222,11 +223,9 @@ async def limits(ask: Asker) -> None:
         task = draw(ask, "count", start=1, end=30)
         stopped = await messages.send(ask, messages.request(ask, task, stream=stream) | {"stop_sequences": ["12"]})
         past = "12" in stopped.text or "13" in stopped.text
-        ask.tally.add("limits" + STREAMED * stream, f"went on past stop_sequences: {stopped.text[-40:]!r}" * past)
+        ask.tally.need("limits" + STREAMED * stream, not past, f"went on past stop_sequences: {stopped.text[-40:]!r}")
         named = past or not stopped.text or stopped.stop == "stop_sequence"
-        ask.tally.add(
-            "reply-style" + STREAMED * stream, f"stop_reason {stopped.stop!r} at a stop sequence" * (not named)
-        )
+        ask.tally.need("reply-style" + STREAMED * stream, named, f"stop_reason {stopped.stop!r} at a stop sequence")
         cut = await messages.send(ask, messages.request(ask, task, stream=stream) | {"max_tokens": FEW})
         made = cut.usage.get("output_tokens")
         kept = cut.stop == "max_tokens" and (not isinstance(made, int) or made <= FEW)

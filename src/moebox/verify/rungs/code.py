@@ -35,10 +35,15 @@ def _run(task: Task, text: str) -> str:
     if outcome.error:
         return f"{task.expect}: {outcome.error}"
     for case, value in zip(task.cases, outcome.values, strict=False):
-        if value != case.want or isinstance(value, bool) != isinstance(case.want, bool):
+        if not _is_same(value, case.want):
             given = ", ".join(map(repr, case.args))
             return f"{task.expect}({given}) is {value!r}, not {case.want!r}"
     return "" if len(outcome.values) == len(task.cases) else f"{task.expect}: {len(outcome.values)} values came back"
+
+
+def _is_same(value: object, wanted: object) -> bool:
+    """Equal, and True is not 1."""
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
 
 
 RUNG = Rung(name="code", about="functions run against cases in a sandbox", probes={"functions": functions}, cost=6)

@@ -90,10 +90,14 @@ async def _together(ask: Asker, asked: Asked) -> list[Answer | None]:
     results = await asyncio.gather(*asked, return_exceptions=True)
     answers: list[Answer | None] = []
     for result in results:
-        if isinstance(result, BaseException) and (isinstance(result, Unusable) or not isinstance(result, Failed)):
+        if isinstance(result, Answer):
+            ask.tally.add("crowd")
+            answers.append(result)
+        elif isinstance(result, Failed) and not isinstance(result, Unusable):
+            ask.tally.add("crowd", f"lost among others: {result}")
+            answers.append(None)
+        else:
             raise result
-        ask.tally.add("crowd", f"lost among others: {result}" if isinstance(result, Failed) else "")
-        answers.append(result if isinstance(result, Answer) else None)
     return answers
 
 

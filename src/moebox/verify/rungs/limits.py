@@ -6,11 +6,11 @@ from typing import Any
 from moebox.core.verdict import Exchange, Score
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, counted, said
 from moebox.verify.breach import strict_json
 from moebox.verify.rung import Rung
 from moebox.verify.rungs.streaming import apart
-from moebox.verify.trials import GOOD, Attempt, Trial, both, draw, judge, right_if, wrong
+from moebox.verify.trials import GOOD, Attempt, Trial, both, draw, judge, need_answer, right_if, wrong
 
 LAST_SHOWN = "11"  # stands before the stop string, whatever stands between numbers
 STOP = "12"
@@ -82,10 +82,8 @@ async def stop_at_the_limit(ask: Asker) -> Score:
         async def attempt() -> Trial:
             task = draw(ask, "count", start=1, end=30)
             stopped = await ask.ask(task, stream=stream, stop=[STOP])
-            made = stopped.count("completion")
-            if made is None:
-                raise Skipped("the server counts no tokens")
-            close = await ask.ask(task, stream=stream, stop=[STOP], max_tokens=made + CLOSE, exact=True)
+            room = counted(stopped, "completion") + CLOSE
+            close = await ask.ask(task, stream=stream, stop=[STOP], max_tokens=room, exact=True)
             why = f"went on past the stop {STOP!r} just before max_tokens: {close.content[-40:]!r}"
             return right_if(STOP not in close.content, why)
 
@@ -242,9 +240,7 @@ async def too_long(ask: Asker) -> str:
         told = ask.read(exchange, stream=False).usage.get("prompt_tokens")
         raise Failed(f"a prompt far beyond {limit:,} tokens was taken (the server says it read {told}): cut in silence")
     _need_refusal(exchange, f"a prompt beyond {limit:,} tokens")
-    after = await ask.ask(draw(ask, "secret"))
-    if not (after.content or after.reasoning):
-        raise Failed("after the refusal, an ordinary question got an empty answer")
+    await need_answer(ask, "after the refusal, an ordinary question got an empty answer")
     return f"HTTP {exchange.status}{said(exchange)}"
 
 

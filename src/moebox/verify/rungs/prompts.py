@@ -7,7 +7,7 @@ from moebox.core.verdict import Score
 from moebox.phantom import vocabulary as words
 from moebox.phantom.tasks import Task, haystack
 from moebox.phantom.toolbox import TOOLS
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, counted
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import forms as of_requests
 from moebox.verify.rungs import texts
@@ -102,19 +102,17 @@ async def whole_history(ask: Asker) -> None:
     for step, answered in enumerate(("I will.", "I will.", PADDING, PADDING, "I will.")):
         asked = "Go on." if step == LAST_STEP else f"Remember: {words.sentence(ask.rng)}"
         turns += [user(asked), assistant(answered)]
-        counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt")
-        if counted is None:
-            raise Skipped("the server counts no tokens")
-        last, pair = counted, counted - last
+        now = counted(await ask.chat([*turns, user("Hello!")], max_tokens=8))
+        last, pair = now, now - last
         grown = pair > 4 + (GROWTH if answered == PADDING else 1)
         ask.tally.need("prompt", grown, f"two turns more, yet {last - pair} and {last} prompt tokens")
     turns += [user("Go on."), assistant("I will.")] * MANY_TURNS
     with ask.unhurried():
-        counted = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
+        told = (await ask.chat([*turns, user("Hello!")], max_tokens=8)).count("prompt") or 0
     wanted = last + MANY_TURNS * pair  # the last step said what such a pair of turns takes
-    why = f"{2 * MANY_TURNS} turns more should be {wanted} prompt tokens, and are {counted}: old ones are dropped"
+    why = f"{2 * MANY_TURNS} turns more should be {wanted} prompt tokens, and are {told}: old ones are dropped"
     slack = GROWTH // 2 + MANY_TURNS  # a clock in the template may have made that pair a token more
-    ask.tally.need("prompt", counted >= wanted - slack, why)
+    ask.tally.need("prompt", told >= wanted - slack, why)
 
 
 async def many_tools(ask: Asker) -> str | Warned:
@@ -146,10 +144,7 @@ async def _fitting(ask: Asker, tools: list[Any]) -> list[Any]:
 
 
 async def _tokens_of(ask: Asker, tools: list[Any]) -> int:
-    counted = (await ask.chat([user("Hello!")], tools=tools, max_tokens=1, exact=True, odd=True)).count("prompt")
-    if counted is None:
-        raise Skipped("the server counts no tokens")
-    return counted
+    return counted(await ask.chat([user("Hello!")], tools=tools, max_tokens=1, exact=True, odd=True))
 
 
 async def long_descriptions(ask: Asker) -> str:
@@ -159,8 +154,9 @@ async def long_descriptions(ask: Asker) -> str:
     long = [*others, _described(last, f"{last['function']['description']} {NOTES[0]}", NOTES[1])]
     with ask.unhurried():
         plain, answer = await ask.ask(task), await or_skipped(ask, list(task.messages), tools=long)
-    something = answer.content or answer.reasoning or answer.calls
-    ask.tally.need("tool-call", something, "an empty answer where a tool has a long description")
+    ask.tally.need(
+        "tool-call", answer.calls or not answer.is_empty, "an empty answer where a tool has a long description"
+    )
     few, many = plain.count("prompt"), answer.count("prompt")
     if few is None or many is None:
         return "answered"

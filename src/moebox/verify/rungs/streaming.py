@@ -89,8 +89,7 @@ async def plain_stream(ask: Asker) -> str:
     body = ask.body(task.messages, max_tokens=task.max_tokens, stream=True)
     body.pop("stream_options")
     answer = ask.read(await ask.send(body), stream=True)
-    something = answer.content or answer.reasoning
-    ask.tally.need("text" + STREAMED, something, "nothing came in a stream without stream_options")
+    ask.tally.need("text" + STREAMED, not answer.is_empty, "nothing came in a stream without stream_options")
     return f"{answer.chunks} pieces"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Failed, said
 from moebox.verify.breach import strict_json
-from moebox.verify.trials import draw
+from moebox.verify.trials import draw, need_answer
 
 
 def turn(answer: Answer) -> dict[str, object]:
@@ -46,9 +46,7 @@ async def malformed(ask: Asker) -> str:
         failed = f"{title}: HTTP {exchange.status} for a client's mistake{said(exchange)}"
         ask.tally.need("errors", exchange.status < 500, failed)
         seen.append(str(exchange.status))
-        after = await ask.ask(draw(ask, "secret"))  # it must live on
-        if not (after.content or after.reasoning):
-            raise Failed(f"{title}: the next, ordinary question got an empty answer")
+        await need_answer(ask, f"{title}: the next, ordinary question got an empty answer")
     return f"answered {', '.join(seen)}"
 
 

@@ -9,7 +9,7 @@ from moebox.core.verdict import Score
 from moebox.phantom import vocabulary as words
 from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, Asker, Failed, counted
 from moebox.verify.rung import Warned
 from moebox.verify.rungs.turns import PADDING, user
 from moebox.verify.trials import GOOD, Trial, trials
@@ -51,14 +51,21 @@ async def long_result(ask: Asker) -> str:
         if found >= wanted - LEAST_LOST:
             ask.tally.add("tool-history")
             return f"{size + size // 2} words in two results, {found} prompt tokens"
-        few = await _prompt_tokens(ask, plain, tools)
-        for place, name in enumerate(("words beside calls", "the first of two results", "the second of two results")):
-            many = await _prompt_tokens(ask, _with(plain, {place: shown[place]}), tools)
-            more = len(shown[place].split())
-            why = f"{more} words more in {name}, yet {few} and {many} prompt tokens: they are cut or dropped"
-            ask.tally.need("tool-history", many >= few + LEAST_GROWTH * more, why)
+        await _each_looked_at(ask, plain, shown, tools)
     ask.tally.add("tool-history", f"the same words are {wanted} prompt tokens in the question and {found} in results")
     return f"{wanted - found} prompt tokens lost"
+
+
+async def _each_looked_at(
+    ask: Asker, plain: list[dict[str, object]], shown: Mapping[int, str], tools: list[Tool]
+) -> None:
+    """Which of the places where words stand do not reach the model."""
+    few = await _prompt_tokens(ask, plain, tools)
+    for place, name in enumerate(("words beside calls", "the first of two results", "the second of two results")):
+        many = await _prompt_tokens(ask, _with(plain, {place: shown[place]}), tools)
+        more = len(shown[place].split())
+        why = f"{more} words more in {name}, yet {few} and {many} prompt tokens: they are cut or dropped"
+        ask.tally.need("tool-history", many >= few + LEAST_GROWTH * more, why)
 
 
 def _with(history: list[dict[str, object]], texts: Mapping[int, str]) -> list[dict[str, object]]:
@@ -73,17 +80,14 @@ async def parts(ask: Asker) -> Warned | str:
     turn = _drawn(ask)
     plain = _history([turn])
     listed = [_in_parts(row) for row in plain]
+    at = "tool results as parts are"
     try:
         as_text, as_parts = [await _prompt_tokens(ask, history, [turn.tool]) for history in (plain, listed)]
-    except Failed as problem:
-        if problem.status in REFUSALS:
-            return Warned(f"tool results as parts are refused: {problem}")
-        raise
-    try:
+        at = "an empty result after a call with quotes and line ends is"
         await _prompt_tokens(ask, _awkward(plain), [turn.tool])
     except Failed as problem:
         if problem.status in REFUSALS:
-            return Warned(f"an empty result after a call with quotes and line ends is refused: {problem}")
+            return Warned(f"{at} refused: {problem}")
         raise
     why = f"a result is {as_text} prompt tokens as a string and {as_parts} as parts: it is lost"
     ask.tally.need("tool-history", as_parts >= as_text - SLACK, why)
@@ -175,8 +179,5 @@ def _history(turns: Sequence[Turn]) -> list[dict[str, object]]:
 
 
 async def _prompt_tokens(ask: Asker, history: list[dict[str, object]], tools: list[Tool]) -> int:
-    answer = await ask.chat(history, tools=[tool.schema() for tool in tools], max_tokens=16, exact=True, odd=True)
-    counted = answer.count("prompt")
-    if counted is None:
-        raise Skipped("the server counts no tokens")
-    return counted
+    schemas = [tool.schema() for tool in tools]
+    return counted(await ask.chat(history, tools=schemas, max_tokens=16, exact=True, odd=True))

@@ -9,7 +9,7 @@ from moebox.core import registry
 from moebox.core.verdict import Score
 from moebox.phantom.tasks import Call, Task
 from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, skipped_if_refused
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import tool_history, tool_schemas
@@ -165,12 +165,8 @@ async def _honoured(ask: Asker, choice: str, make: Any) -> Score:
         attempt = make(stream)
 
         async def asked() -> Trial:
-            try:
+            with skipped_if_refused(f"the server does not take tool_choice {choice}"):
                 result: Trial = await attempt()
-            except Failed as problem:
-                if problem.status in REFUSALS:
-                    raise Skipped(f"the server does not take tool_choice {choice}") from None
-                raise
             return result
 
         return asked

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, counted
 from moebox.verify.rung import Warned
 
 PADDING = "lantern orchard thimble " * 8
@@ -57,7 +57,7 @@ FORMS: dict[str, Form] = {
 async def forms(ask: Asker) -> str | Warned:
     """Each form is taken, and what it adds is in the prompt; a polite refusal is said, for agents send them all."""
     refused: list[str] = []
-    counted: dict[str, int] = {}  # the same beginning is counted once
+    known: dict[str, int] = {}  # the same beginning is counted once
     for number, (title, form) in enumerate(FORMS.items()):
         ask.trial = (number + 1, len(FORMS))
         try:
@@ -69,7 +69,7 @@ async def forms(ask: Asker) -> str | Warned:
                 ask.tally.add("prompt", f"{title}: {problem}")
             continue
         key = json.dumps(form.without)
-        few = counted[key] = counted.get(key) or await _prompt_tokens(ask, form.without)
+        few = known[key] = known.get(key) or await _prompt_tokens(ask, form.without)
         why = f"{title}: {few} prompt tokens without it and {many} with it: it is dropped"
         ask.tally.need("prompt", many >= few + form.growth, why)
     if refused:
@@ -78,10 +78,7 @@ async def forms(ask: Asker) -> str | Warned:
 
 
 async def _prompt_tokens(ask: Asker, turns: Sequence[Turn]) -> int:
-    counted = (await ask.chat(turns, max_tokens=8, odd=True)).count("prompt")
-    if counted is None:
-        raise Skipped("the server counts no tokens")
-    return counted
+    return counted(await ask.chat(turns, max_tokens=8, odd=True))
 
 
 async def or_skipped(ask: Asker, turns: list[Any], **more: Any) -> Answer:

@@ -5,7 +5,7 @@ from moebox.verify import picture
 from moebox.verify.ask import Asker, Failed, Skipped, refuse, said
 from moebox.verify.picture import Rows
 from moebox.verify.rung import Rung
-from moebox.verify.trials import Trial, draw, trials
+from moebox.verify.trials import Trial, need_answer, trials
 
 LEAST_TOKENS = 16  # that a picture adds to a prompt
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
@@ -54,21 +54,15 @@ async def _taken(ask: Asker) -> None:
     ask.keep(exchange)
     if exchange.error:
         raise Failed(f"a picture: {exchange.error}")
+    if ask.options.vision == "yes":
+        refuse(exchange)
     if exchange.status != 200:
-        if ask.options.vision == "yes":
-            refuse(exchange)
-        await _lives_on(ask)
+        await need_answer(ask, "after a picture was refused, an ordinary question got an empty answer")
         raise Skipped(f"the server is for text only: HTTP {exchange.status}{said(exchange)}")
     seen = ask.read(exchange, stream=False, odd=True).count("prompt")
     bare = (await ask.chat([{"role": "user", "content": question}], max_tokens=16)).count("prompt")
     if seen is not None and bare is not None and seen < bare + LEAST_TOKENS:
         raise Failed(f"a picture is taken and dropped: {bare} prompt tokens without it, {seen} with it")
-
-
-async def _lives_on(ask: Asker) -> None:
-    after = await ask.ask(draw(ask, "secret"))
-    if not (after.content or after.reasoning):
-        raise Failed("after a picture was refused, an ordinary question got an empty answer")
 
 
 RUNG = Rung(name="vision", about="pictures read, or refused politely", probes={"pictures": pictures}, cost=6)
