@@ -40,14 +40,19 @@ def recognised(model: Model, hints: Hints) -> tuple[Model, str]:
     """The model with what the catalogue or its family knows of it, and the line that says how, or ""."""
     alike = [known for known in catalogue.models().values() if same_shape(model, known)]
     if alike:
-        named = _named(alike, hints.names)
-        known = named or _likeliest(alike, hints)
-        note = "" if named or len(alike) == 1 else _several(model, known, alike)
-        return _as_known(model, known), note
+        return _in_catalogue(model, alike, hints)
     family = family_of(model, hints.template)
     if family is None:
         return model, f"{model.name}: no parser or template switch of {model.architecture} is known"
     return _as_family(model, family, hints), _resembles(model, family)
+
+
+def _in_catalogue(model: Model, alike: list[Model], hints: Hints) -> tuple[Model, str]:
+    """The one of several models of the same shape that its names tell, or the likeliest, which is said."""
+    named = _named(alike, hints.names)
+    known = named or _likeliest(alike, hints)
+    note = "" if named or len(alike) == 1 else _several(model, known, alike)
+    return _as_known(model, known), note
 
 
 def same_shape(model: Model, known: Model) -> bool:

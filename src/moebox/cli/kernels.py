@@ -185,12 +185,16 @@ def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
         emit({"rows": tuned.rows, "files": [str(path) for path in made], "left_out": gaps})
     else:
         people().print(tuning.table(tuned.rows), soft_wrap=True)
-    for line in [*(f"wrote {path}" for path in made), *gaps]:
+    for line in [*(f"wrote {path}" for path in made), *gaps, *how_to_use(request.engine, folder, made)]:
         talk().print(line, soft_wrap=True, markup=False)
-    if any(path.name.startswith("E=") for path in made):
-        setting = registry.traits(request.engine).moe_config_env
-        talk().print(f"{setting}={folder.resolve()} makes {request.engine} read them", soft_wrap=True, markup=False)
     return 0
+
+
+def how_to_use(engine: str, folder: Path, made: Sequence[Path]) -> list[str]:
+    """The setting that makes an engine read its tuned fused-MoE files, where there are any."""
+    if not any(path.name.startswith("E=") for path in made):
+        return []
+    return [f"{registry.traits(engine).moe_config_env}={folder.resolve()} makes {engine} read them"]
 
 
 def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[str]]:

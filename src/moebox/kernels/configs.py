@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moebox.core.kernel import Arch
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.kernels.probe.space import shared_bytes
 
 _NAME = re.compile(
@@ -48,8 +48,7 @@ class TunedFile:
 
 def check(folder: Path, arch: Arch) -> tuple[TunedFile, ...]:
     """Every tuned file under `folder`."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder")
+    refuse_if(not folder.is_dir(), f"{folder}: no such folder")
     files = [path for path in sorted(folder.rglob("E=*.json")) if _NAME.fullmatch(path.name)]
     return tuple(_check(path, arch) for path in files)
 

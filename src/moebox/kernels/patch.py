@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebox.core import catalogue
-from moebox.errors import BadInput, Outside, Unsupported
+from moebox.errors import BadInput, Outside, Unsupported, refuse_if
 from moebox.files import write_atomic, writing
 from moebox.kernels.fix import Remedy
 
@@ -200,8 +200,7 @@ def revert(root: Path, engine: str) -> list[Path]:
         except OSError as problem:
             raise Outside(f"{path}: cannot be restored: {problem.strerror}") from None
         restored.append(path)
-    if not restored:
-        raise BadInput(f"{root / engine}: nothing was patched here")
+    refuse_if(not restored, f"{root / engine}: nothing was patched here")
     return restored
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -109,11 +109,16 @@ def table(rows: Sequence[TunedRow]) -> str:
 def _line(row: TunedRow) -> str:
     if row.best is None or row.ms is None:
         return f"| {row.case} | none that fits is right | | | |"
-    blocks = " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in row.best.items())
-    if "tokens" in row.best or row.kept.endswith("default"):
-        blocks = "the engine's own default"
+    blocks = _blocks(row.best, row.kept)
     beside = "; ".join(_beside(name, base, row.ms) for name, base in row.baselines.items())
     return f"| {row.case} | {blocks} | {row.ms:.3f} | {row.error or 0.0:.4f} | {beside} |"
+
+
+def _blocks(best: Mapping[str, object], kept: str) -> str:
+    """The best choice in few words."""
+    if "tokens" in best or kept.endswith("default"):
+        return "the engine's own default"
+    return " ".join(f"{name.removeprefix('BLOCK_').lower()}={value}" for name, value in best.items())
 
 
 def _beside(name: str, base: Baseline, best_ms: float) -> str:

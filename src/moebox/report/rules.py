@@ -190,13 +190,18 @@ def wrong_answers(index: int, record: RunRecord) -> Iterator[Advice]:
     failing = [check for check in record.checks if check.mark == "fail"]
     failed = [check for check in failing if not check.habits]
     if failed:
-        reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
-        names = listed([check.name for check in failed])
-        text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
-        yield Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)
+        yield _by_fault(index, record, failed)
     for check in failing:
         if check.habits:
             yield _by_habit(index, record, check)
+
+
+def _by_fault(index: int, record: RunRecord, failed: Sequence[CheckResult]) -> Advice:
+    """Checks that failed and should not."""
+    reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
+    names = listed([check.name for check in failed])
+    text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
+    return Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)
 
 
 def _by_habit(index: int, record: RunRecord, check: CheckResult) -> Advice:

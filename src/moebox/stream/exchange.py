@@ -148,10 +148,7 @@ class Exchange:
             raise Outside(f"{self._where}: not over after {self._total_s:g} s")
         self._sock.settimeout(min(left, self._silence_s))
         try:
-            if not self._kernel:
-                data = self._sock.recv(65536)
-                return data, (time.monotonic_ns() - self._sent) / 1e9
-            data, side, _, _ = self._sock.recvmsg(65536, sockets.SIDE_BYTES)
+            return self._receive()
         except TimeoutError:
             silent = left > self._silence_s
             why = f"silent for {self._silence_s:g} s" if silent else f"not over after {self._total_s:g} s"
@@ -160,6 +157,13 @@ class Exchange:
             return b"", (time.monotonic_ns() - self._sent) / 1e9
         except OSError as problem:
             raise Outside(f"{self._where}: {problem.strerror or problem}") from None
+
+    def _receive(self) -> tuple[bytes, float]:
+        """The next bytes, and when they came: by the kernel's stamp where it gives one."""
+        if not self._kernel:
+            data = self._sock.recv(65536)
+            return data, (time.monotonic_ns() - self._sent) / 1e9
+        data, side, _, _ = self._sock.recvmsg(65536, sockets.SIDE_BYTES)
         stamp = sockets.stamp_of(side, self._offset, self._sent)
         return data, (stamp - self._sent) / 1e9
 

@@ -169,14 +169,17 @@ class _Claude(_Heard):
 
     def event(self, event: Json) -> None:
         if event.get("type") == "assistant":
-            blocks = rows(event, "message.content")
-            used = [words(block, "name") for block in blocks if block.get("type") == "tool_use"]
-            names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
-            said = sum(len(words(block, "text")) for block in blocks)
-            self.turn([CallSeen(tool=name, ok=True) for name in used], inner(event, "message.usage"), names, said)
+            self._assistant(rows(event, "message.content"), inner(event, "message.usage"))
         elif event.get("type") == "result":
             self.text = words(event, "result")
             self.problem = self.text[:300] if event.get("is_error") else ""
+
+    def _assistant(self, blocks: list[Json], usage: Json) -> None:
+        """A turn: the tools it used and how much it said."""
+        used = [words(block, "name") for block in blocks if block.get("type") == "tool_use"]
+        names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
+        said = sum(len(words(block, "text")) for block in blocks)
+        self.turn([CallSeen(tool=name, ok=True) for name in used], usage, names, said)
 
 
 class _Opencode(_Heard):

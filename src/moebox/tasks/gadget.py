@@ -22,10 +22,7 @@ class Store:
         if line.startswith("?"):
             return self._look(line[1:])
         if line.startswith("@"):
-            if line[1:] not in self.shelves:
-                return f"no: there is no shelf {line[1:][:20]}"
-            self.at = line[1:]
-            return f"ok: at {self.at}"
+            return self._go(line[1:])
         match = _LOAD.fullmatch(line)
         if not match:
             return "no: not a command"
@@ -36,6 +33,12 @@ class Store:
         if match[1] == "v":
             source, target = target, source
         return self._move(amount, thing, source, target)
+
+    def _go(self, shelf: str) -> str:
+        if shelf not in self.shelves:
+            return f"no: there is no shelf {shelf[:20]}"
+        self.at = shelf
+        return f"ok: at {self.at}"
 
     def _look(self, what: str) -> str:
         if what == "*":

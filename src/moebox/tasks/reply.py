@@ -194,7 +194,7 @@ class _Parts(ABC):
         """All of it."""
         prompt, completion, cached = (number if number >= 0 else None for number in self.usage)
         short = problem.lower()
-        full = bool(problem) and any(word in short for word in CONTEXT_WORDS)
+        full = any(word in short for word in CONTEXT_WORDS)
         return Reply(
             text=hide_given("".join(self.text)),
             reasoning=hide_given("".join(self.reasoning)),

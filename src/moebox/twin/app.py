@@ -85,6 +85,15 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
         tokens = tokens_in(text)
         return JSONResponse({"count": tokens, "tokens": [0] * tokens, "max_model_len": context})
 
+    async def accepted(request: Request, *, anthropic: bool) -> Asked:
+        """What is asked; Refused where it is malformed, or more than there is room for."""
+        chat = anthropic or request.url.path.endswith("/chat/completions")
+        body = await _body(request)
+        asked = read(messages.as_chat(body) if anthropic else body, chat=chat, model=model, context=context)
+        if asked.prompt_tokens + asked.output > engine.scheduler.rules.kv_tokens:
+            raise Refused(400, f"{asked.prompt_tokens + asked.output} tokens are more than the cache holds")
+        return asked
+
     async def waited_for(request: Request, asked: Asked) -> bool:
         """All tokens are made; False where the client did not stay for them."""
         async with contextlib.aclosing(engine.tokens(asked.prompt_tokens, asked.output)) as made:
@@ -95,12 +104,8 @@ def build(engine: Engine, *, model: str, context: int, title: str) -> Starlette:
 
     async def complete(request: Request) -> Response:
         anthropic = request.url.path.endswith("/messages")
-        chat = anthropic or request.url.path.endswith("/chat/completions")
         try:
-            body = await _body(request)
-            asked = read(messages.as_chat(body) if anthropic else body, chat=chat, model=model, context=context)
-            if asked.prompt_tokens + asked.output > engine.scheduler.rules.kv_tokens:
-                raise Refused(400, f"{asked.prompt_tokens + asked.output} tokens are more than the cache holds")
+            asked = await accepted(request, anthropic=anthropic)
         except Refused as problem:
             return _error(problem)
         if asked.stream:

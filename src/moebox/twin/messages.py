@@ -5,6 +5,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 
+from moebox import loose
 from moebox.twin import filler
 from moebox.twin.engine import Engine
 from moebox.twin.openai import SAYS, Document
@@ -14,26 +15,25 @@ from moebox.twin.request import Asked, Json
 def as_chat(body: Json) -> Json:
     """The request in OpenAI's form; what is not there stays away and is refused where a chat's would be."""
     messages: list[object] = [{"role": "system", "content": body["system"]}] if body.get("system") else []
-    messages += [_message(message) if isinstance(message, dict) else message for message in _listed(body, "messages")]
+    messages += [_message(message) if isinstance(message, dict) else message for message in _messages(body)]
     tools = [
         {"function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
-        for tool in _listed(body, "tools")
-        if isinstance(tool, dict)
+        for tool in loose.rows(body, "tools")
     ]
     chat: Document = {key: body[key] for key in ("model", "stream", "max_tokens") if key in body}
     return {**chat, "messages": messages, "tools": tools, "tool_choice": _choice(body.get("tool_choice"))}
 
 
-def _listed(body: Json, name: str) -> list[object]:
-    value = body.get(name)
+def _messages(body: Json) -> list[object]:
+    """What is listed, whatever it is: a chat's reader refuses what is no message."""
+    value = body.get("messages")
     return value if isinstance(value, list) else []
 
 
 def _message(message: Json) -> Json:
     """A turn; one that holds a tool's result counts as the tool's."""
     content = message.get("content")
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-    if any(block.get("type") == "tool_result" for block in blocks):
+    if any(block.get("type") == "tool_result" for block in loose.rows(message, "content")):
         return {"role": "tool", "content": json.dumps(content)}
     return {"role": message.get("role"), "content": content}
 

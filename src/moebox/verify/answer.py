@@ -203,10 +203,16 @@ def tokens_in(choice: dict[str, object]) -> list[Token]:
 
 
 def _token(item: dict[str, object]) -> Token:
-    value, data = item.get("logprob"), item.get("bytes")
+    value = item.get("logprob")
     number = float(value) if is_figure(value) else float("nan")
-    parts = tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()
     others = objects_of(item.get("top_logprobs"))
     top = tuple(float(value) for other in others if isinstance(value := other.get("logprob"), int | float))
     likely = tuple(text_of(other.get("token")) for other in others)
-    return Token(text=text_of(item.get("token")), logprob=number, data=parts, top=top, likely=likely)
+    return Token(
+        text=text_of(item.get("token")), logprob=number, data=_bytes(item.get("bytes")), top=top, likely=likely
+    )
+
+
+def _bytes(data: object) -> tuple[int, ...]:
+    """A token's bytes, where they are given."""
+    return tuple(part for part in data if isinstance(part, int)) if isinstance(data, list) else ()

@@ -44,11 +44,11 @@ def implausible(answer: Answer, request: Any) -> list[str]:
 
 def _why(answer: Answer, made: int, asked: dict[str, object]) -> str:
     text = answer.content + answer.reasoning + "".join(call.name + call.arguments for call in answer.calls)
-    if made * LONGEST_TOKEN < len(text):
-        return f"{len(text)} characters were sent, usage counts {made} tokens"
+    too_few = made * LONGEST_TOKEN < len(text)
     most = len(text.encode(errors="replace")) + HIDDEN + HIDDEN_A_CALL * len(answer.calls)
     swallowed = answer.finish == "length" and bool(asked.get("tools"))  # half a call, which a parser keeps back
-    if made - _unseen(answer) > most and not swallowed:
+    too_many = made - _unseen(answer) > most and not swallowed
+    if too_few or too_many:
         return f"{len(text)} characters were sent, usage counts {made} tokens"
     limit = asked.get("max_tokens") or asked.get("max_completion_tokens")
     if isinstance(limit, int) and made > limit + SLACK:

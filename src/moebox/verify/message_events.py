@@ -24,14 +24,23 @@ def streamed(exchange: Exchange, asked: Mapping[str, Any]) -> Message:
             parts.notes.add("style", "[DONE] at the end, which this API does not have")
             continue
         try:
-            body = strict_json(data)
+            body = _event(data)
         except ValueError as problem:
-            return broken(parts.notes, f"an event is not JSON ({problem}): {short(data)}")
-        if not isinstance(body, dict) or not isinstance(body.get("type"), str):
-            return broken(parts.notes, f"an event without a type: {short(data)}")
+            return broken(parts.notes, f"{problem}: {short(data)}")
         parts.notes.need(name == body["type"], f"an event called {name!r} is of type {body['type']!r}")
         parts.add(body)
     return parts.message()
+
+
+def _event(data: str) -> dict[str, object]:
+    """The object that an event holds, which names its type; ValueError says what it is instead."""
+    try:
+        body = strict_json(data)
+    except ValueError as problem:
+        raise ValueError(f"an event is not JSON ({problem})") from None
+    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+        raise ValueError("an event without a type")
+    return body
 
 
 class _Parts:

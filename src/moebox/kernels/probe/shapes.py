@@ -42,16 +42,16 @@ def call(function: Callable[..., Any], **values: Any) -> Any:
     return function(**taken(function, values))
 
 
+def _is_required(parameter: inspect.Parameter) -> bool:
+    """A named argument without a default."""
+    named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    return named and parameter.default is parameter.empty
+
+
 def taken(function: Callable[..., Any], values: Arguments) -> Arguments:
     """Those of `values` that this version of the function takes."""
     wanted = inspect.signature(function).parameters
-    missing = [
-        name
-        for name, parameter in wanted.items()
-        if parameter.default is parameter.empty
-        and name not in values
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
+    missing = [name for name, parameter in wanted.items() if _is_required(parameter) and name not in values]
     if missing:
         raise TypeError(f"{function.__name__} wants {', '.join(missing)}, which this moebox does not know")
     return {name: value for name, value in values.items() if name in wanted}

@@ -11,13 +11,13 @@ ROWS: dict[Level, int] = {"easy": 20, "medium": 120, "hard": 600}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def make(rng: random.Random, level: Level) -> Draft:
-    """Rows of orders, dirtied; the clean table is known because it was there first."""
-    raw_name = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}.csv"
-    goods = names.several(rng, names.THINGS, 5)
-    limit = rng.randint(300, 700)
-    clean: list[tuple[str, str, str, str]] = []
-    dirty: list[tuple[str, str, str, str]] = []
+Order = tuple[str, str, str, str]  # id, date, item, price
+
+
+def _tables(rng: random.Random, level: Level, goods: list[str], limit: int) -> tuple[list[Order], list[Order]]:
+    """Orders as they are handed over, and as they should be: some have no price, too high a price, or come twice."""
+    clean: list[Order] = []
+    dirty: list[Order] = []
     for number in range(ROWS[level]):
         key = f"A{1000 + number}"
         day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(2019, 2026)
@@ -34,6 +34,15 @@ def make(rng: random.Random, level: Level) -> Draft:
         dirty.append((_blank(rng, key), _date(rng, day, month, year), _case(rng, thing), _price(rng, cents)))
         if fate > 0.94:
             dirty.append((key, good[1], thing, f"{cents / 200:.2f}"))
+    return dirty, clean
+
+
+def make(rng: random.Random, level: Level) -> Draft:
+    """Rows of orders, dirtied; the clean table is known because it was there first."""
+    raw_name = f"{rng.choice(names.PLACES)}_{rng.randint(100, 999)}.csv"
+    goods = names.several(rng, names.THINGS, 5)
+    limit = rng.randint(300, 700)
+    dirty, clean = _tables(rng, level, goods, limit)
     raw = "id;date;item;price\n" + "".join(";".join(row) + "\n" for row in dirty)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([("id", "date", "item", "price"), *sorted(clean)])

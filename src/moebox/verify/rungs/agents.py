@@ -91,12 +91,16 @@ class _Conversation:
             self.turns, tools=tools, thinking=self.thinking, max_tokens=room, stream=stream or None
         )
         self._grown(answer)
+        self._thought(answer, stream)
+        return answer
+
+    def _thought(self, answer: Answer, stream: bool) -> None:
+        """Thoughts are apart from the answer where it is to think, and nowhere where it is not."""
         if self.thinking and answer.reasoning:
             self.ask.tally.add("reasoning" + STREAMED * stream, mixed(answer))
         if not self.thinking and self.ask.thinks and not kept_on(self.ask):
             why = "thinking is off, yet reasoning came where there are tools"
             self.ask.tally.need("reasoning" + STREAMED * stream, not answer.reasoning.strip(), why)
-        return answer
 
     async def _spilled(self, answer: Answer, stream: bool) -> None:
         """Thoughts after a result are not told as the answer: asked not to think, it says the end of it alone."""

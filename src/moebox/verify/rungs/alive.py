@@ -19,8 +19,8 @@ async def models(ask: Asker) -> str:
     _learn(ask, mine)
     if ask.limit is None or _has_slots(ask.engine):
         # ik_llama.cpp lists the context of all slots together; one request has that of one slot.
-        known = [limit for limit in (ask.limit, ask.endpoint.context, await _props(ask)) if limit]
-        ask.limit = min(known, default=None)
+        known = (ask.limit, ask.endpoint.context, await _props(ask))
+        ask.limit = min(filter(None, known), default=None)
     return f"context {ask.limit:,}" if ask.limit else ""
 
 

@@ -28,9 +28,7 @@ async def secrets(ask: Asker) -> str:
         ask.trial = (number + 1, rounds)
         thinking = ask.thinks and number == rounds - 1  # what is thought must not cross over either
         tasks = [draw(ask, "secret", thinking=thinking) for _ in range(many)]
-        asked = (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks))
-        with ask.unhurried() if many > ask.options.parallel else contextlib.nullcontext():  # a queue may be long
-            answers = await _together(ask, asked)
+        answers = await _at_once(ask, tasks)
         for index, answer in enumerate(answers):
             ask.tally.add("crosstalk", _foreign(index, tasks, answer))
         await _all_right(ask, tasks, answers)
@@ -38,6 +36,13 @@ async def secrets(ask: Asker) -> str:
             await _apart(ask, tasks, answers)
         _enough(ask, before)
     return f"{', '.join(map(str, sizes))} concurrent requests"
+
+
+async def _at_once(ask: Asker, tasks: list[Task]) -> list[Answer | None]:
+    """The answers, every other one streamed; where there are more than usual a queue may be long."""
+    asked = (ask.ask(task, stream=index % 2 == 1) for index, task in enumerate(tasks))
+    with ask.unhurried() if len(tasks) > ask.options.parallel else contextlib.nullcontext():
+        return await _together(ask, asked)
 
 
 def _sizes(ask: Asker) -> list[int]:

@@ -80,14 +80,18 @@ async def hung_up(ask: Asker) -> str:
     body = ask.body(draw(ask, "story").messages, max_tokens=STORY, stream=True)
     left = await asyncio.gather(*(ask.client.cancelled(url, body) for _ in range(many)))
     for exchange in left:
-        ask.keep(exchange)
-        asked_to_wait = exchange.status in (429, 503)  # so many at once may be; nothing was left then
-        ask.tally.add("transport" + STREAMED, "" if asked_to_wait or exchange.error == HUNG_UP else lost(exchange))
+        ask.tally.add("transport" + STREAMED, _lost_before(ask.keep(exchange)))
     gone = sum(exchange.error == HUNG_UP for exchange in left)
     for (task, stream), first in zip(asked, before, strict=True):
         await _after(ask, task, first, gone, stream=stream)
         ask.keep(await ask.client.cancelled(url, body))
     return f"{gone} streams left in the middle"
+
+
+def _lost_before(exchange: Exchange) -> str:
+    """ "" or why a stream ended before it was left; of so many at once some may be asked to wait."""
+    expected = exchange.error == HUNG_UP or exchange.status in (429, 503)
+    return "" if expected else lost(exchange)
 
 
 async def beside_the_left(ask: Asker) -> str:

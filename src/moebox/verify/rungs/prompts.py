@@ -117,11 +117,8 @@ async def whole_history(ask: Asker) -> None:
 
 async def many_tools(ask: Asker) -> str | Warned:
     """Every tool on offer is in the prompt: it grows with each."""
-    once = [tool.schema() for tool in TOOLS]
-    again = [_renamed(schema, f"{schema['function']['name']}_again") for schema in once]
-    offered = [*once, *again] if ask.options.trials >= MANY_TRIALS else once
     with ask.unhurried():
-        offered = await _fitting(ask, offered)
+        offered = await _fitting(ask, _offer(many=ask.options.trials >= MANY_TRIALS))
         middle = len(offered) // 2
         few, half, most = [await _tokens_of(ask, offered[:many]) for many in (1, middle, len(offered))]
     if few == most:
@@ -131,6 +128,13 @@ async def many_tools(ask: Asker) -> str | Warned:
     why = f"1, {middle} and {len(offered)} tools, yet {few}, {half} and {most} prompt tokens: some are lost"
     ask.tally.need("prompt", grown, why)
     return f"{len(offered)} tools, {most} prompt tokens"
+
+
+def _offer(*, many: bool) -> list[Any]:
+    """Every tool, and where `many` are wanted each under a second name too."""
+    once = [tool.schema() for tool in TOOLS]
+    again = [_renamed(schema, f"{schema['function']['name']}_again") for schema in once]
+    return [*once, *again] if many else once
 
 
 async def _fitting(ask: Asker, tools: list[Any]) -> list[Any]:
