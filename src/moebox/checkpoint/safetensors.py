@@ -14,7 +14,7 @@ import msgspec
 from moebox.checkpoint.agreement import Shapes
 from moebox.checkpoint.names import component_in_safetensors, layer_of
 from moebox.core.model import Component
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 
 LARGEST_HEADER = 100 * 10**6  # the format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
 _BITS = {
@@ -90,11 +90,10 @@ def _raw_header(path: Path) -> tuple[bytes, int]:
         with open(path, "rb") as file:
             total = path.stat().st_size
             head = file.read(8)
-            if len(head) < 8:
-                raise BadInput(f"{path}: {total} bytes is too short for a safetensors file")
+            refuse_if(len(head) < 8, f"{path}: {total} bytes is too short for a safetensors file")
             (length,) = struct.unpack("<Q", head)
-            if length > min(LARGEST_HEADER, total - 8):
-                raise BadInput(f"{path}: claims a header of {length:,} bytes; the file has {total:,}")
+            claimed = f"{path}: claims a header of {length:,} bytes; the file has {total:,}"
+            refuse_if(length > min(LARGEST_HEADER, total - 8), claimed)
             return file.read(length), total - 8 - length
     except OSError as problem:
         raise BadInput(f"{path}: cannot be read: {problem.strerror}") from None

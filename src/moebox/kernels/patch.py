@@ -82,7 +82,8 @@ def _mended(text: str, remedy: Remedy, capability: int) -> str:
             f"    BLOCK, num_stages = {best.blocks['BLOCK_N']}, {best.num_stages}",
         ]
         return _insert(text, r"^    _fwd_grouped_kernel_stage1\[grid\]\($", lines)
-    if launch.kernel.startswith("fused_moe"):
+    start = text.find("def get_default_config(")
+    if launch.kernel.startswith("fused_moe") and start >= 0:
         fp8 = 'dtype == "fp8_w8a8" and block_shape is None and M > E'
         lines = [
             f"{here} and {fp8}:",
@@ -91,9 +92,6 @@ def _mended(text: str, remedy: Remedy, capability: int) -> str:
             f'"BLOCK_SIZE_M": {best.blocks["BLOCK_SIZE_M"]}, "BLOCK_SIZE_N": {best.blocks["BLOCK_SIZE_N"]}, '
             f'"num_warps": {best.num_warps}, "num_stages": {best.num_stages}}}',
         ]
-        start = text.find("def get_default_config(")
-        if start < 0:
-            raise Unsupported(f"{launch.file}: no place for a patch of {launch.kernel} is known")
         return text[:start] + _insert(text[start:], r"^    return config$", lines, last=True)
     raise Unsupported(f"{launch.file}: no place for a patch of {launch.kernel} is known")
 

@@ -1,6 +1,7 @@
 """What a chat completion said, whole or in pieces, and what was wrong with how it was said."""
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,6 +196,14 @@ def _call(item: dict[str, object]) -> Call:
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else "")
     return Call(id=text_of(item.get("id")), name=text_of(function.get("name")), arguments=text)
+
+
+NOT_OFFERED = "the server offers no log-probabilities"
+
+
+def is_logprob(value: float) -> bool:
+    """Finite, and below zero but for rounding."""
+    return math.isfinite(value) and value <= 1e-3
 
 
 def tokens_in(choice: dict[str, object]) -> list[Token]:

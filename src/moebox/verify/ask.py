@@ -175,6 +175,11 @@ class Asker:
         finally:
             self.patient = False
 
+    def need_thinking(self) -> None:
+        """Skipped where no reasoning came in any answer so far."""
+        if not self.thinks:
+            raise Skipped("no reasoning came when asked for")
+
     async def get(self, url: str) -> Exchange:
         """GET; kept as evidence."""
         return self.keep(await self.client.get(url))

@@ -30,8 +30,7 @@ async def rounds(ask: Asker) -> str:
 
 async def rounds_with_thinking(ask: Asker) -> str:
     """The same while thinking: reasoning stays apart after a tool's result too."""
-    if not ask.thinks:
-        raise Skipped("no reasoning came when asked for")
+    ask.need_thinking()
     return await _Conversation(ask, thinking=True).through(ROUNDS)
 
 

@@ -147,8 +147,7 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
 
 async def thinking(ask: Asker) -> str | Warned:
     """Thoughts come in blocks of their own, and the answer in text."""
-    if not ask.thinks:
-        raise Skipped("no reasoning came when asked for")
+    ask.need_thinking()
     shown, back = {}, None
     for stream in (False, True):
         task = draw(ask, "sums")

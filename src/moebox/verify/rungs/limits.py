@@ -94,8 +94,7 @@ async def stop_at_the_limit(ask: Asker) -> Score:
 
 async def thoughts_cut(ask: Asker) -> Score:
     """Thoughts that max_tokens cuts are still thoughts."""
-    if not ask.thinks:
-        raise Skipped("no reasoning came when asked for")
+    ask.need_thinking()
 
     def make(stream: bool) -> Attempt:
         async def attempt() -> Trial:

@@ -1,12 +1,11 @@
 """plain: coherent, in the language of the question, no loop, no "!!!!", and no NaN behind it."""
 
-import math
 import unicodedata
 
 from moebox.core.verdict import Score
 from moebox.phantom.tasks import Task, flaw
-from moebox.verify.answer import Answer
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped
+from moebox.verify.answer import NOT_OFFERED, Answer, is_logprob
+from moebox.verify.ask import Asker, Failed, Skipped, skipped_if_refused
 from moebox.verify.rung import Rung
 from moebox.verify.trials import GOOD, Questions, Trial, asking, draw, judge, trials, wrong
 
@@ -45,10 +44,9 @@ async def numbers(ask: Asker) -> None:
     """Log-probabilities, where offered, are numbers: NaN in the forward pass shows here first."""
     task = draw(ask, "secret")
     exchange = await ask.send(ask.body(task.messages, max_tokens=24, logprobs=True))
-    if exchange.status in REFUSALS:
-        raise Skipped("the server offers no log-probabilities")
-    answer = ask.read(exchange, stream=False)
-    if any(not math.isfinite(value) or value > 1e-3 for value in answer.logprobs):
+    with skipped_if_refused(NOT_OFFERED):
+        answer = ask.read(exchange, stream=False)
+    if not all(map(is_logprob, answer.logprobs)):
         raise Failed("a log-probability is not a number below zero")
     if not answer.logprobs:
         raise Skipped("no log-probabilities came")

@@ -1,13 +1,12 @@
 """sampling: temperature and seed do what they say, and log-probabilities belong to the text."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from moebox.core.verdict import Score
-from moebox.verify.answer import Answer, Token
-from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said
+from moebox.verify.answer import NOT_OFFERED, Answer, Token, is_logprob
+from moebox.verify.ask import REFUSALS, Asker, Failed, Skipped, said, skipped_if_refused
 from moebox.verify.kinds import STREAMED
 from moebox.verify.rung import Rung, Warned
 from moebox.verify.trials import Trial, draw, trials, wrong
@@ -86,9 +85,8 @@ async def _sampled(ask: Asker, body: dict[str, object]) -> Answer:
 async def logprobs(ask: Asker) -> Score | Warned:
     """Whole and streamed, they are numbers below zero that belong to the words that came."""
     first = await ask.send(ask.body(draw(ask, "copy").messages, max_tokens=24, logprobs=True, top_logprobs=2))
-    if first.status in REFUSALS:
-        raise Skipped("the server offers no log-probabilities")
-    tokens = ask.read(first, stream=False).tokens
+    with skipped_if_refused(NOT_OFFERED):
+        tokens = ask.read(first, stream=False).tokens
     if not tokens:
         return Warned("logprobs was taken, and none came")
     if not any(token.top for token in tokens):
@@ -111,9 +109,8 @@ async def logprobs_at_a_stop(ask: Asker) -> str | Warned:
     """They end where a stop string ends the text, and spell letters outside ASCII by their bytes."""
     asked = ask.body(draw(ask, "count", start=1, end=30).messages, max_tokens=256, logprobs=True, stop=[STOP])
     exchange = await ask.send(asked)
-    if exchange.status in REFUSALS:
-        raise Skipped("the server offers no log-probabilities")
-    stopped = ask.read(exchange, stream=False)
+    with skipped_if_refused(NOT_OFFERED):
+        stopped = ask.read(exchange, stream=False)
     ask.tally.add("logprobs", beyond(stopped, STOP))
     wide = await ask.chat([{"role": "user", "content": WIDE}], max_tokens=64, logprobs=True, odd=True)
     spelled = _spelled(wide.tokens)
@@ -137,7 +134,7 @@ def disagreement(answer: Answer) -> str:
     """ "" or how tokens and text disagree."""
     if not answer.tokens:
         return "no log-probabilities came this time"
-    if not all(_is_logprob(token.logprob) for token in answer.tokens):
+    if not all(map(is_logprob, answer.logprobs)):
         return "a log-probability is not a number below zero"
     spelled = _spelled(answer.tokens)
     if answer.content.strip() not in spelled:
@@ -148,11 +145,6 @@ def disagreement(answer: Answer) -> str:
     if made is not None and len(answer.tokens) > made + 1:
         return f"{len(answer.tokens)} tokens have log-probabilities, usage counts {made}"
     return ""
-
-
-def _is_logprob(value: float) -> bool:
-    """Finite, and below zero but for rounding."""
-    return math.isfinite(value) and value <= 1e-3
 
 
 def _unranked(token: Token) -> str:

@@ -86,8 +86,7 @@ async def off(ask: Asker) -> None:
 
 async def schema_after_thinking(ask: Asker) -> None:
     """A JSON schema binds the answer that follows the thoughts."""
-    if not ask.thinks:
-        raise Skipped("no reasoning came when asked for")
+    ask.need_thinking()
     for stream in (False, True):
         asked = constrained(ask, "json_schema", thinking=True, stream=stream)
         await trials(ask, "json" + STREAMED * stream, asked, ask.options.share(0.34))
