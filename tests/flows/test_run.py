@@ -14,8 +14,9 @@ from moebox.core.recipe import Recipe
 from moebox.flows.pipeline import PIPELINE, Request
 from moebox.serve import state
 from moebox.store import Run
+from moebox.web import live
 
-from .pipelines import begin, events, gone, oracles, the_run, until
+from .pipelines import begin, events, gone, only, oracles, the_run, until
 
 QUICK = ["--quick", "--skip", "doctor,rehearse", "--concurrency", "1,2", "--ram-bandwidth", "20GB/s"]
 
@@ -63,6 +64,22 @@ def test_a_known_habit_of_the_engine_is_told_and_does_not_end_the_run(
     assert "Tell clients what this engine does" in report
     assert "Fix the failing checks first" not in report
     assert main(["run", "--resume", run.id]) == 1  # nothing is left to do, and it is as red as before
+
+
+def test_requests_that_failed_are_told_and_make_the_exit_code_1(
+    story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As after `moebox bench`: a figure that leaves a request out is not green, and a resume does not make it so."""
+    monkeypatch.setenv("ORACLE_FAILS", "64,3")  # of a measurement's, whose first one warms up
+    assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 1
+    said = capsys.readouterr().out
+    assert "1 stream: 1 of 4 requests failed: HTTP 500" in said
+    assert "✗ bench" in said
+    assert "requests failed 1 of 12" in said
+    run = the_run()
+    assert {step.name: step.state for step in live.view(run).steps}["bench"] == "failed"
+    assert main(["run", "--resume", run.id]) == 1
+    assert gone()
 
 
 def test_an_interrupt_says_how_to_go_on(story_recipe: Path):

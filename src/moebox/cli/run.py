@@ -122,7 +122,7 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
             emit({"run": str(folder.path), **codec.document(runner.pipeline)})
     if not json:
         view.close(ended, runner)
-    return 1 if ended.step("verify").figures.get("fail") else 0
+    return 1 if any(pipelines.shown_state(step.state, step.figures) == "failed" for step in ended.steps) else 0
 
 
 def levels(text: str) -> tuple[int, ...]:

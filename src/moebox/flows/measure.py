@@ -12,6 +12,7 @@ from moebox.core.event import LevelBegan, LevelDone, LevelSlept, MeasurementDama
 from moebox.core.measure import Load, Workload
 from moebox.core.result import Measurement, document, measurement
 from moebox.errors import AnswerIsNo, BadInput, Outside
+from moebox.escape import printable
 from moebox.loose import as_json
 from moebox.store import Run
 from moebox.units import seconds, tok_s
@@ -42,11 +43,13 @@ def measure(
         kept = _kept(run, NAME.format(level))
         if kept is None:
             measured = _level(subject, level, run, short=short, tell=tell)
-            if measured.result.failed and not alive():
+            if measured.result.bad and not alive():
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
             kept = _keep(run, level, measured)
         rows.append(kept)
         tell(f"{streams(level)}: {_headline(kept)}")
+        if kept.bad:
+            tell(f"{streams(level)}: {_failures(kept)}")
         for flag in kept.flags:
             tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
@@ -67,6 +70,12 @@ def _keep(run: Run, level: int, measured: Measured) -> Measurement:
 def _headline(result: Measurement) -> str:
     limited = " (the client was the limit)" if result.client_limited else ""
     return f"{tok_s(result.output_throughput)}, first token after {seconds((result.ttft.mean or 0.0) / 1e3)}{limited}"
+
+
+def _failures(result: Measurement) -> str:
+    """How many requests did not end well, and of what most of them died."""
+    why = max(result.errors, key=lambda name: result.errors[name], default="")
+    return f"{result.bad} of {result.num_prompts} requests failed" + (f": {printable(why)}" if why else "")
 
 
 def _kept(run: Run, name: str) -> Measurement | None:

@@ -23,6 +23,7 @@ Name = Literal["plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "
 Figures = dict[str, str | int | float | bool]  # by name
 LOOKED_AT = 100  # runs that are read for how long this one takes
 REPORT = "report.html"
+BAD = ("fail", "requests_failed")  # figures of a step that was done, and did not find everything good
 BY_HAND = "left out by --skip"
 STEPS: tuple[Name, ...] = ("plan", "doctor", "rehearse", "up", "verify", "climb", "bench", "task", "report")
 
@@ -68,8 +69,8 @@ class Step:
 
 
 def shown_state(state: str, figures: Mapping[str, object]) -> str:
-    """How a step is shown: one that was done and found checks that fail is not shown as good."""
-    return "failed" if figures.get("fail") else state
+    """How a step is shown: one that was done and found checks or requests that fail is not shown as good."""
+    return "failed" if any(figures.get(name) for name in BAD) else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

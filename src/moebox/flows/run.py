@@ -291,6 +291,8 @@ class Runner:
             "output": f"{tok_s(best.output_throughput)} with {streams(best.max_concurrency)}",
             "ttft": seconds((best.ttft.mean or 0.0) / 1e3),
         }
+        if bad := sum(row.bad for row in rows):
+            self._figures["requests_failed"] = f"{bad} of {sum(row.num_prompts for row in rows)}"
 
     def _task(self) -> None:
         from moebox.flows.work import work
