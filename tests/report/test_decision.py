@@ -4,7 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from moebox import codec
-from moebox.core.event import AttemptFailed, AttemptReady, AttemptStarted, EngineFinding, StepRunning, VerifyBegan
+from moebox.core.event import (
+    AttemptFailed,
+    AttemptReady,
+    AttemptStarted,
+    ClimbBegan,
+    EngineFinding,
+    StepRunning,
+    VerifyBegan,
+)
 from moebox.report.decision import DecisionCell, decide, decided
 from moebox.report.expect import foretold
 from moebox.report.format import number as number_text
@@ -257,3 +265,19 @@ def test_a_simulation_is_reproduced_as_a_simulation(tmp_path: Path):
 
     assert commands(record).startswith("moebox run kimi-k2.6 --box ")
     assert commands(record).endswith(" --twin --concurrency 1,8,64")
+
+
+def test_a_climb_that_was_cut_off_is_taken_up_as_one(tmp_path: Path):
+    """It has the recipe it began with, and no other yet."""
+    run = Run.create("climb-k26", runs=tmp_path)
+    run.write("start.toml", codec.to_toml(RECIPE))
+    run.event(ClimbBegan(recipe="k26"))
+    run.release()
+    found = answers(read(run))
+
+    assert found["chosen"].text.startswith("vLLM 0.32.0 · int4-g32")
+    assert found["next"].text == f"moebox climb --resume {run.id}"
+    assert summarize(run).state(live=False) == "interrupted in climb"
+    run.write("best.toml", codec.to_toml(RECIPE))
+    assert summarize(run).state(live=False) == "ended"
+    assert "--resume" not in answers(read(run))["next"].text

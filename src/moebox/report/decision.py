@@ -202,7 +202,8 @@ def following(record: RunRecord) -> DecisionCell:
     if record.live:
         return DecisionCell(name="next", text="moebox ps", command=True, detail="the run is still going on")
     if record.interrupted:
-        text, why = f"moebox run --resume {shlex.quote(record.id)}", f"it was interrupted in {record.interrupted}"
+        text = f"moebox {record.resumed_by} --resume {shlex.quote(record.id)}"
+        why = f"it was interrupted in {record.interrupted}"
         return DecisionCell(name="next", text=text, tone="warn", command=True, detail=why)
     if record.recipe is None:
         return _of_a_server(record)

@@ -255,7 +255,8 @@ class RunRecord:
     ended: float = 0.0
     version: str = ""
     live: bool = False
-    interrupted: str = ""  # the step of `moebox run` in which it was
+    interrupted: str = ""  # the step of `moebox run` in which it was, or the climb by itself
+    resumed_by: str = "run"  # the command that goes on with it
     simulation: bool = False
     imported: bool = False
     sources: tuple[tuple[str, str], ...] = ()  # what, URL

@@ -17,6 +17,7 @@ from moebox.core.event import (
     AttemptFailed,
     AttemptReady,
     AttemptStarted,
+    ClimbBegan,
     StepEvent,
     StepRunning,
     VerifyBegan,
@@ -131,7 +132,7 @@ def summarize(run: Run) -> Summary:
         ttft_ms=figure(best, "mean_ttft_ms"),
         failed=_failed(pipeline) or _not_launched(entries),
         step=unended_step(pipeline, entries) or _step(pipeline),
-        unended=unended_step(pipeline, entries) or ("verify" if unchecked else ""),
+        unended=unended_step(pipeline, entries) or left_climb(run.path, entries) or ("verify" if unchecked else ""),
         simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),
     )
 
@@ -208,6 +209,12 @@ def unended_step(pipeline: object, entries: Sequence[Entry]) -> str:
     running = [words(step, "name") for step in rows(pipeline, "steps") if words(step, "state") == "running"]
     told = [entry.event for entry in entries if isinstance(entry.event, StepEvent)][-1:]
     return next(iter([*running, *(event.step for event in told if isinstance(event, StepRunning))]), "")
+
+
+def left_climb(folder: Path, entries: Sequence[Entry]) -> str:
+    """ "climb" where one was begun and did not get to its best recipe, else ""."""
+    begun = any(isinstance(entry.event, ClimbBegan) for entry in entries)
+    return "climb" if begun and not (folder / "best.toml").exists() else ""
 
 
 def _text(document: Json, *names: str) -> str:

@@ -16,7 +16,7 @@ from moebox.report.reading import climbed, happened, kernels, measured, planned,
 from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
 from moebox.store.listing import stamp_of
-from moebox.store.summary import checks_there_are, unended_step, unfinished_checks
+from moebox.store.summary import checks_there_are, left_climb, unended_step, unfinished_checks
 from moebox.tasks import runner
 from moebox.tasks.result import TaskRun
 
@@ -45,14 +45,14 @@ def read(run: Run) -> RunRecord:
     gaps += [*journal.notes, *happened.losses_of(journal.entries), *unlike(about)]
     if not journal.entries:
         gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
-    recipe = attempt(gaps, lambda: toml(Recipe, run.path / "recipe.toml"))
+    recipe = attempt(gaps, lambda: toml(Recipe, recipe_of(run.path)))
     box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
     plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
     levels, unread = measured.read(run.path / "measurements")
     checks, unreadable = verified.read(run.path / "verdicts")
     climb = attempt(gaps, lambda: run.read_json("climb.json"))
     pipeline = attempt(gaps, lambda: run.read_pipeline())
-    step, held = unended_step(pipeline, journal.entries), run.held
+    step, held = unended_step(pipeline, journal.entries) or left_climb(run.path, journal.entries), run.held
     attempts = happened.settled(happened.attempts_of(journal.entries), live=held)
     tasks = attempt(gaps, lambda: runner.take_up(run))
     problems = happened.problems_of(journal.entries, attempts)
@@ -71,6 +71,7 @@ def read(run: Run) -> RunRecord:
         version=words(about, "moebox"),
         live=held and step != "report",  # which a run makes of itself when all the rest is over
         interrupted="" if held else step,
+        resumed_by="run" if pipeline else "climb",
         simulation=truth(pipeline, "simulated") or from_twin(about, journal.entries, levels),
         imported=truth(about, "imported"),
         sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
@@ -113,6 +114,12 @@ def asked_at(entries: Sequence[Entry], tasks: TaskRun | None) -> str:
     """The address of the server that was checked last, or given jobs."""
     checked = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan) and entry.event.url]
     return (checked or [tasks.url if tasks else ""])[-1]
+
+
+def recipe_of(folder: Path) -> Path:
+    """The recipe of a launch; of a climb the best one, or as long as there is none the one it began with."""
+    names = ("recipe.toml", "best.toml", "start.toml")
+    return next((folder / name for name in names if (folder / name).exists()), folder / names[0])
 
 
 def steps_of(pipeline: object) -> list[tuple[str, float, float]]:
