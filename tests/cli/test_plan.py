@@ -317,3 +317,13 @@ def test_no_prompt_is_said_to_be_read_by_a_cpu_that_has_no_experts(
 
     assert any("all 36 expert layers fit" in reason for reason in reasons)
     assert not any(reason.startswith("-ub") for reason in reasons)
+
+
+def test_the_claim_that_is_offered_is_one_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a memory that the system shares 0.9 leaves it too little: the hint names the share that does not."""
+    words = ["plan", "gpt-oss-120b", "--box", "1x-gb10", "--engine", "vllm", "--memory-utilization"]
+    assert main([*words, "0.9"]) != 0
+    offered = re.search(r"--memory-utilization ([\d.]+) fits", capsys.readouterr().err)
+
+    assert offered
+    assert main([*words, offered[1]]) == 0

@@ -112,10 +112,9 @@ def _money(answer: Answer, prices: Prices) -> list[str]:
 def _small_print(found: FleetPlan) -> str:
     low = min(answer.candidate.band[0] for answer in found.answers)
     high = max(answer.candidate.band[1] for answer in found.answers)
-    return (
-        f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
-        f"Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} (80% of results on other hosts)."
-    )
+    bases = "; ".join(sorted({answer.candidate.basis for answer in found.answers} - {""}))
+    text = f"\nSimulated: {seconds(found.question.seconds)} of virtual time a fleet, {found.question.policy} routing. "
+    return f"{text}Speeds are forecasts: expect {low - 1:+.0%} to {high - 1:+.0%} ({bases or 'measured on these'})."
 
 
 # What it held, by who counted it.

@@ -42,6 +42,11 @@ class Candidate:
         """Factors on its forecast speed between which four of five published results lie."""
         return self.model.speed.band
 
+    @property
+    def basis(self) -> str:
+        """What that rests on, in words."""
+        return self.model.speed.basis
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

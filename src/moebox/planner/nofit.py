@@ -1,5 +1,6 @@
 """What to say when nothing fits: how much is missing, and what would fix it."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -7,7 +8,7 @@ from moebox.core import registry
 from moebox.core.box import Box, in_nodes
 from moebox.core.model import Checkpoint, Model
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
-from moebox.planner.candidates import LEAST_BITS, SHORTER, START_UTILIZATION, candidates, cannot_run, engines_for, forms
+from moebox.planner.candidates import LEAST_BITS, SHORTER, candidates, cannot_run, engines_for, forms
 from moebox.planner.pins import Pins, sharing
 from moebox.planner.weigh import Weighed, weigh
 from moebox.units import count, gb, gib
@@ -202,8 +203,9 @@ def _asking_less(asked: Asked) -> Iterator[str]:
         fitting = next((value for value in values if asked.within(**{pin: value}).fits), None)
         if fitting:
             yield f"--{pin} {fitting} fits"
-    if asked.pins.memory_utilization and asked.within(memory_utilization=None).fits:
-        yield f"--memory-utilization {START_UTILIZATION} fits"
+    if asked.pins.memory_utilization:
+        usual = (one.recipe.memory_utilization for one in asked.within(memory_utilization=None).fitting())
+        yield from (f"--memory-utilization {share:g} fits" for share in itertools.islice(usual, 1) if share)
 
 
 def _shorter(asked: Asked) -> Iterator[int]:
