@@ -220,6 +220,10 @@ def test_what_every_node_runs_is_shown_without_asking_it(
     assert "--node-rank 0 --master-addr 10.0.0.1" in first
     assert "--host 10.0.0.1" in first  # as it is launched: the other node must reach it
     assert "--node-rank 1 --master-addr 10.0.0.1" in second
+    assert main(["up", str(recipe), "--hosts", str(hosts), "--dry-run", "--json"]) == 0
+    nodes = json.loads(capsys.readouterr().out)["nodes"]
+    assert [*nodes] == ["alpha", "beta"]
+    assert nodes["beta"] in second
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A recipe by name works wherever a recipe is taken."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,12 @@ def test_every_shipped_recipe_is_forecast_rendered_and_planned(
 
 def test_the_rehearsal_model_has_a_name_to_start_by(capsys: pytest.CaptureFixture[str]):
     assert main(["up", "phantom", "--dry-run"]) == 0
-    assert "moebox.serve.embedded" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "moebox.serve.embedded" in text
+    assert main(["up", "phantom", "--dry-run", "--port", "18080", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["argv"] == shlex.split(document["command"])
+    assert document["base_url"] == "http://127.0.0.1:18080/v1"
 
 
 def test_the_rehearsal_model_is_run_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -64,7 +64,7 @@ def up(
     asked = deploy(settled(recipes.read(recipe), port=port, host=host, runtime=runtime))
     patience_s = flags.seconds("--patience", patience)
     if dry_run:
-        return show_command(asked, where)
+        return show_command(asked, where, json=json)
     return serve(
         asked, patience_s=patience_s, detach=detach, apply_remedy=apply_remedy, runs=runs, json=json, where=where
     )
@@ -80,19 +80,23 @@ def settled(recipe: Recipe, *, port: int | None, host: str, runtime: RuntimeKind
     return dataclasses.replace(recipe, listen=listen, runtime=dataclasses.replace(recipe.runtime, kind=kind))
 
 
-def show_command(deployment: "Deployment", where: Where = HERE) -> int:
+def show_command(deployment: "Deployment", where: Where = HERE, *, json: bool = False) -> int:
     """What would be run, ready to paste; keys stand as the variables they come from."""
     from moebox import engines
     from moebox.serve.session import prepare
 
+    told: dict[str, object] = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
     if where.given and deployment.recipe.parallel.nodes > 1:
         from moebox.serve.nodes import commands
 
-        for node, command in commands(deployment, where).items():
-            print(visible(f"# {node}\n{command}"))
-        return 0
-    order = prepare(deployment)
-    print(visible(engines.shown(order.launch, order.argv)))
+        nodes = commands(deployment, where)
+        told |= {"nodes": nodes}
+        text = "\n".join(f"# {node}\n{command}" for node, command in nodes.items())
+    else:
+        order = prepare(deployment)
+        text = engines.shown(order.launch, order.argv)
+        told |= {"command": text, "argv": order.argv, "env": order.launch.env, "base_url": order.endpoint.base_url}
+    answer(json, told, lambda: print(visible(text)))
     return 0
 
 
