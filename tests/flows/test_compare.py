@@ -125,6 +125,28 @@ def test_chance_alone_is_seen_as_a_difference_in_one_run_of_twenty_at_most():
     assert unpaired.seen  # all of A and then all of B: the drift alone was a difference
 
 
+@pytest.mark.parametrize(("factor", "slower"), [(0.13, True), (0.9, True), (1.0, False), (0.985, False), (1.5, False)])
+def test_a_build_can_fail_for_a_slower_server(factor: float, slower: bool):
+    """Not for what is small, nor for what may be chance."""
+    found = compare(side("A", [], (100.0, 101.0, 99.0)), side("B", [], (100 * factor, 101.1 * factor, 98.9 * factor)))
+
+    assert found.slower == slower
+    assert found.as_good
+    assert found.verdict.startswith("B is slower") == slower
+
+
+def test_a_slower_server_is_exit_code_1_and_both_are_named(oracle: str, capsys: pytest.CaptureFixture[str]):
+    """As `compare --help` says."""
+    urls = [f"{oracle}/correct/v1", f"{oracle}/slow-answers/v1"]
+    words = ["compare", *urls, "--model", MODEL, "--questions", "1", "--rounds", "3", "--concurrency", "1"]
+    code = main([*words, "--json"])
+    document = json.loads(capsys.readouterr().out)
+
+    assert code == 1
+    assert document["slower"]
+    assert [document["target_a"], document["target_b"]] == urls
+
+
 def test_a_real_difference_is_seen():
     """A tenth, with noise of 2%."""
     rng = random.Random(5)

@@ -46,7 +46,8 @@ def compare(
 
     Both are asked and measured in turn, A B B A. Two recipes are started one after the other (A, B, A) and stopped
     again; URLs are taken as they are. Gains come with an interval, and "no difference" is an answer. With `--by task`
-    both do the same seeded jobs, paired by seed: does B solve fewer? Exit code 1 when B is worse than A.
+    both do the same seeded jobs, paired by seed: does B solve fewer? Exit code 1 when B answers or solves less, or is
+    slower by more than 2% wherever in the interval the truth lies.
 
     Args:
         a: A recipe, or the URL of a running server.
@@ -85,9 +86,20 @@ def compare(
         talk().print(f"run: {run.path}", soft_wrap=True)
         sides = compare_targets(left, right, run, effort)
     found = judged(*sides)
-    run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first})
-    answer(json, {**codec.plain(found), "run": str(run.path)}, lambda: _show(found))
-    return 0 if found.as_good else 1
+    names = _names(left, right)
+    run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first, **names})
+    answer(json, {**codec.plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
+    return 0 if found.as_good and not found.slower else 1
+
+
+def _names(a: "Target", b: "Target") -> dict[str, str]:
+    """What A and B are: the URL of a server, the name of a recipe."""
+    from moebox.core.endpoint import Endpoint
+
+    return {
+        key: side.base_url if isinstance(side, Endpoint) else side.name
+        for key, side in (("target_a", a), ("target_b", b))
+    }
 
 
 def _simulated(left: "Target", right: "Target") -> bool:
@@ -153,9 +165,10 @@ def _by_task(
 
     with told_when_interrupted(_not_resumed(run)):
         found = compare_by_task(a, b, names, run, runner.Options(parallel=parallel), tell)
-    run.write_json("compare.json", {"by_task": found, "seed": seed})
+    targets = _names(a, b)
+    run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
     if json:
-        emit({**codec.plain(found), "run": str(run.path)})
+        emit({**codec.plain(found), **targets, "run": str(run.path)})
     else:
         people().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
         people().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
@@ -163,10 +176,11 @@ def _by_task(
     return 0 if found.as_good else 1
 
 
-def _show(found: "Comparison") -> None:
+def _show(found: "Comparison", names: dict[str, str]) -> None:
     """What both said, how fast, and the verdict."""
     from rich.markup import escape
 
+    people().print(escape(f"A: {names['target_a']}\nB: {names['target_b']}"))
     people().print(_table(found))
     for parting in found.answers.divergences[:3]:
         where = f"{parting.family}: differs from {parting.unit} {parting.at} on"

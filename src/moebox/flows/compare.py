@@ -50,6 +50,11 @@ class AtConcurrency:
         """Seen, and large enough to matter."""
         return self.gain is not None and self.gain.seen and abs(self.gain.share) >= SMALL
 
+    @property
+    def slower(self) -> bool:
+        """By more than is small, wherever in its interval the truth lies: a build may fail for it."""
+        return self.gain is not None and self.gain.high < -SMALL
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -63,6 +68,7 @@ class Comparison:
     acceptance_b: float | None
     verdict: str
     as_good: bool  # B answers nothing worse than A
+    slower: bool  # B is slower than A at a load that was measured
     different: bool  # B is worse, faster or slower
 
 
@@ -170,6 +176,7 @@ def compare(a: Side, b: Side) -> Comparison:
         acceptance_b=b.acceptance,
         verdict=_sentence(answers, worse, gains),
         as_good=not worse,
+        slower=any(row.slower for row in gains),
         different=bool(worse) or any(row.different for row in gains),
     )
 
@@ -194,4 +201,5 @@ def _sentence(answers: Judgement, worse: str, gains: Sequence[AtConcurrency]) ->
     if not any(row.different for row in gains):
         return f"no difference: {said}, and as fast within what was measured"
     speed = "; ".join(f"at {row.concurrency}: {row.gain or 'not measured'}" for row in gains)
-    return f"{said}; speed {speed}"
+    slower = "B is slower: " if any(row.slower for row in gains) else ""
+    return f"{slower}{said}; speed {speed}"
