@@ -46,19 +46,16 @@ def agree(folder: Path, model: Model, by_layer: list[int], shapes: Shapes) -> No
 
 def _disagreements(model: Model, shapes: Shapes) -> list[str]:
     """Each as "256 experts, the weights hold 384"."""
-    found = []
     rows, hidden = shapes.seen.get(EMBEDDING, (model.vocab, model.hidden))
     experts, _ = shapes.seen.get("router", (model.experts, 0))
     heads = _heads(model, shapes)
-    if hidden != model.hidden:
-        found.append(f"a hidden size of {model.hidden:,}, the weights hold {hidden:,}")
-    if not model.vocab <= rows < model.vocab + PADDED:
-        found.append(f"a vocabulary of {model.vocab:,}, the weights hold {rows:,}")
-    if experts != model.experts:
-        found.append(f"{model.experts} experts, the weights hold {experts}")
-    if heads != model.attention.heads:
-        found.append(f"{model.attention.heads} attention heads, the weights hold {heads:g}")
-    return found
+    same = {
+        f"a hidden size of {model.hidden:,}, the weights hold {hidden:,}": hidden == model.hidden,
+        f"a vocabulary of {model.vocab:,}, the weights hold {rows:,}": model.vocab <= rows < model.vocab + PADDED,
+        f"{model.experts} experts, the weights hold {experts}": experts == model.experts,
+        f"{model.attention.heads} attention heads, the weights hold {heads:g}": heads == model.attention.heads,
+    }
+    return [told for told, holds in same.items() if not holds]
 
 
 def _heads(model: Model, shapes: Shapes) -> float:

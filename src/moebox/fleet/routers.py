@@ -128,7 +128,6 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
     config: Document = {"model_list": models, "router_settings": settings}
     config["litellm_settings"] = {"telemetry": False, "request_timeout": 7200}
     config["general_settings"] = _litellm_key(router, host)
-    names = {router.key_env, *(target.key_env for target in targets)} - {""}
     # `python -m litellm` does not exist: its console script is this function.
     run = "import sys; from litellm import run_server; sys.exit(run_server())"
     return RouterStart(
@@ -136,8 +135,13 @@ def _litellm(router: RouterSettings, model: str, targets: tuple[Target, ...], ho
         files={"litellm.yaml": yaml.dump(config)},
         # Without it every start asks GitHub for a price list, and waits where that cannot be reached.
         env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        key_envs=tuple(sorted(names)),
+        key_envs=_key_envs(router, targets),
     )
+
+
+def _key_envs(router: RouterSettings, targets: tuple[Target, ...]) -> tuple[str, ...]:
+    """The variables that hold keys, the router's own and its members'."""
+    return tuple(sorted({router.key_env, *(target.key_env for target in targets)} - {""}))
 
 
 def _litellm_key(router: RouterSettings, host: str) -> Document:
@@ -166,11 +170,10 @@ def _llama_swap(router: RouterSettings, model: str, targets: tuple[Target, ...],
         config["peers"] = {target.name: _peer(target, model) for target in away}
     if router.key_env:
         config["apiKeys"] = [f"${{env.{router.key_env}}}"]
-    names = {router.key_env, *(target.key_env for target in targets)} - {""}
     return RouterStart(
         argv=("llama-swap", "--config", "llama-swap.yaml", "--listen", f"{host}:{router.port}"),
         files={"llama-swap.yaml": yaml.dump(config)},
-        key_envs=tuple(sorted(names)),
+        key_envs=_key_envs(router, targets),
     )
 
 

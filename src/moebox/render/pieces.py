@@ -102,12 +102,17 @@ def _variables(args: tuple[Piece, ...], deployment: Deployment, *, drafts: bool)
 
 def _draft_variables(deployment: Deployment) -> dict[str, Var]:
     """Whether there is a draft, and which."""
+    return {
+        "ENABLE_EAGLE3": _var("ENABLE_EAGLE3", "1" if deployment.recipe.speculate else "0"),
+        "EAGLE3_MODEL": _draft_model(deployment),
+    }
+
+
+def _draft_model(deployment: Deployment) -> Var:
+    """The recipe's draft, or the one that goes with the model."""
     speculate = deployment.recipe.speculate
     given = speculate.draft if speculate else ""
-    return {
-        "ENABLE_EAGLE3": _var("ENABLE_EAGLE3", "1" if speculate else "0"),
-        "EAGLE3_MODEL": _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model)),
-    }
+    return _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model))
 
 
 def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
@@ -137,9 +142,7 @@ def _split(text: str, deployment: Deployment) -> Value:
     before, marker, after = text.partition(MARK)
     if not marker:
         return (text,)
-    recipe = deployment.recipe
-    given = recipe.speculate.draft if recipe.speculate else ""
-    return tuple(filter(None, (before, _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model)), after)))
+    return tuple(filter(None, (before, _draft_model(deployment), after)))
 
 
 def _has_draft(deployment: Deployment) -> bool:

@@ -5,11 +5,12 @@ with 95% confidence. A slip buys more trials, `patience` times as many at most, 
 (red) or the budget is spent (yellow).
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moebox.core.verdict import Score, Whose
+from moebox.core.verdict import Mark, Score, Whose
 from moebox.phantom.tasks import FAMILIES, Task
 from moebox.phantom.toolbox import TOOLS, Tool
 from moebox.verify.answer import Answer
@@ -146,42 +147,44 @@ class Series:
     def __init__(self, ask: Asker, kind: str, planned: int) -> None:
         self.ask, self.kind = ask, kind
         self.planned, self.most = planned, planned * ask.options.patience
-        self.of = self.server = self.model = 0
+        self.of = 0
+        self.wrong: Counter[Whose] = Counter()
         self.first: dict[Whose, str] = {}
 
     def add(self, trial: Trial) -> None:
         """Count it."""
         self.of += 1
         self.ask.tally.add(self.kind, trial.why, trial.whose)
-        if not trial.why:
-            return
-        self.first.setdefault(trial.whose, trial.why)
-        if trial.whose == "server":
-            self.server += 1
-        else:
-            self.model += 1
+        if trial.why:
+            self.first.setdefault(trial.whose, trial.why)
+            self.wrong[trial.whose] += 1
 
     @property
     def red(self) -> Whose | None:
         """Whose fault is surely too frequent."""
-        if mark_of(self.kind, self.server, self.of) == "fail":
+        if mark_of(self.kind, self.wrong["server"], self.of) == "fail":
             return "server"
-        all_wrong = self.model == self.of >= SURE_WRONG
+        all_wrong = self.wrong["model"] == self.of >= SURE_WRONG
         enough = all_wrong or self.of >= min(self.planned, 2 * MODEL_TRIALS)
-        return "model" if enough and mark_of(self.kind, self.model, self.of, "model") == "fail" else None
+        return "model" if enough and self._model_mark == "fail" else None
+
+    @property
+    def _model_mark(self) -> Mark:
+        """What the model's own slips come to."""
+        return mark_of(self.kind, self.wrong["model"], self.of, "model")
 
     @property
     def over(self) -> bool:
         """Nothing more is to be learnt, or the budget is spent."""
-        clean = not self.server and not self.model
-        lone = not self.server and mark_of(self.kind, self.model, self.of, "model") == "pass"
+        clean = not self.wrong
+        lone = not self.wrong["server"] and self._model_mark == "pass"
         enough = self.planned if clean else 2 * self.planned if lone else self.most
         return self.of >= enough or self.ask.left_s <= 0
 
     @property
     def score(self) -> Score:
         """How many went well."""
-        return wilson(self.of - self.server - self.model, self.of)
+        return wilson(self.of - self.wrong.total(), self.of)
 
 
 async def trials(ask: Asker, kind: str, attempt: Attempt, planned: int | None = None) -> Score:
@@ -194,8 +197,7 @@ async def trials(ask: Asker, kind: str, attempt: Attempt, planned: int | None = 
         ask.trial = (series.of + 1, series.planned if series.of < series.planned else series.most)
         series.add(await tried(attempt))
         if whose := series.red:
-            seen = series.server if whose == "server" else series.model
-            told = in_words(slip(kind, seen, series.of, whose=whose))
+            told = in_words(slip(kind, series.wrong[whose], series.of, whose=whose))
             raise Failed(f"{series.first[whose]}; {told}", score=series.score)
     return series.score
 

@@ -17,7 +17,7 @@ from moebox.verify.rungs.streaming import apart
 from moebox.verify.rungs.thinking import spilled
 from moebox.verify.rungs.tool_results import SLACK
 from moebox.verify.rungs.tool_schemas import ROOM
-from moebox.verify.rungs.turns import GROWTH, PADDING
+from moebox.verify.rungs.turns import GROWTH, PADDING, grew
 from moebox.verify.trials import GOOD, Attempt, Trial, both, draw, trials, wrong
 
 FEW = 8  # tokens, for an answer that wants many more
@@ -83,8 +83,9 @@ def _refusal(problem: Failed, what: str) -> str:
 
 def _grown(ask: Asker, kind: str, what: str, few: int | None, many: int | None) -> None:
     """Count whether the prompt grew by PADDING."""
-    grown = few is None or many is None or many >= few + GROWTH
-    ask.tally.need(kind, grown, f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped")
+    ask.tally.need(
+        kind, grew(few, many, GROWTH), f"24 words more in {what}, yet {few} and {many} input_tokens: it is dropped"
+    )
 
 
 async def blocks(ask: Asker) -> None:
@@ -96,7 +97,7 @@ async def blocks(ask: Asker) -> None:
     as_text, as_blocks = [
         await _input_tokens(ask, messages.request(ask, task, turns=shown)) for shown in (turns, listed)
     ]
-    kept = as_text is None or as_blocks is None or as_blocks >= as_text - SLACK
+    kept = grew(as_text, as_blocks, -SLACK)
     why = f"a conversation is {as_text} input_tokens with strings and {as_blocks} with blocks: something is lost"
     ask.tally.need("tool-history", kept, why)
     await _beside(ask, task, turns)

@@ -61,14 +61,17 @@ async def kept_alive(ask: Asker) -> str:
             exchange = ask.keep(await ask.client.post(url, body, kept=True))
         ask.tally.add("transport", lost(exchange))
         refuse(exchange)
-        answer = ask.read(exchange, stream=False)
-        why = judge(task, answer)
-        if why and judge(task, await ask.ask(task)):
-            why = ""  # the model's own
+        why = await _not_the_models(ask, task, ask.read(exchange, stream=False))
         ask.tally.add("transport", why, where="after an error on the same connection")
         for _ in range(BAD):
             ask.keep(await ask.client.post(url, {"model": ask.endpoint.model, "max_tokens": 8}, kept=True))
     return f"{rounds} good and {BAD * rounds} bad requests on one connection"
+
+
+async def _not_the_models(ask: Asker, task: Task, answer: Answer, *, stream: bool = False) -> str:
+    """ "" or what is wrong with an answer that is right when it is asked for alone."""
+    why = judge(task, answer)
+    return "" if why and judge(task, await ask.ask(task, stream=stream)) else why
 
 
 async def hung_up(ask: Asker) -> str:
@@ -105,9 +108,7 @@ async def beside_the_left(ask: Asker) -> str:
         leaving = asyncio.gather(*(ask.client.cancelled(url, left) for _ in range(ask.options.parallel)))
         beside = await ask.ask(task, stream=True)
         await leaving
-        why = judge(task, beside)
-        if why and judge(task, await ask.ask(task, stream=True)):
-            why = ""  # the model's own
+        why = await _not_the_models(ask, task, beside, stream=True)
         ask.tally.add("crowd", why, where="right alone, and wrong while other streams were left")
     return f"{rounds} streams beside {rounds * ask.options.parallel} that were left"
 

@@ -12,7 +12,7 @@ from moebox.verify.rung import Rung, Warned
 from moebox.verify.rungs import forms as of_requests
 from moebox.verify.rungs import texts
 from moebox.verify.rungs.tool_results import LEAST_GROWTH
-from moebox.verify.rungs.turns import GROWTH, PADDING, assistant, forms, or_skipped, user
+from moebox.verify.rungs.turns import GROWTH, PADDING, assistant, forms, grew, or_skipped, user
 from moebox.verify.trials import Attempt, Questions, Trial, able, draw, judge, trials
 
 SYSTEM = PADDING * 30  # 720 words: an agent's system message is pages long
@@ -46,7 +46,7 @@ async def _need_growth(ask: Asker, texts: list[str]) -> None:
     for text in texts:
         with ask.unhurried():
             many, sent = await _prompt_tokens(ask, task, [_system(text)]), len(text.split())
-        if few is not None and many is not None and many < few + LEAST_GROWTH * sent:
+        if not grew(few, many, LEAST_GROWTH * sent):
             raise Failed(f"{sent} words of a system message, yet {few} and {many} prompt tokens: it is cut or dropped")
 
 

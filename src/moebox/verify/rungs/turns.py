@@ -81,6 +81,11 @@ async def _prompt_tokens(ask: Asker, turns: Sequence[Turn]) -> int:
     return counted(await ask.chat(turns, max_tokens=8, odd=True))
 
 
+def grew(few: int | None, many: int | None, least: float) -> bool:
+    """A prompt is `least` tokens longer than another, or nobody counts them."""
+    return few is None or many is None or many >= few + least
+
+
 async def or_skipped(ask: Asker, turns: list[Any], **more: Any) -> Answer:
     """An answer; Skipped where the server refuses what is asked."""
     try:

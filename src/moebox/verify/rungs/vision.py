@@ -5,6 +5,7 @@ from moebox.verify import picture
 from moebox.verify.ask import Asker, Failed, Skipped, refuse, said
 from moebox.verify.picture import Rows
 from moebox.verify.rung import Rung
+from moebox.verify.rungs.turns import grew
 from moebox.verify.trials import Trial, need_answer, trials
 
 LEAST_TOKENS = 16  # that a picture adds to a prompt
@@ -61,7 +62,7 @@ async def _taken(ask: Asker) -> None:
         raise Skipped(f"the server is for text only: HTTP {exchange.status}{said(exchange)}")
     seen = ask.read(exchange, stream=False, odd=True).count("prompt")
     bare = (await ask.chat([{"role": "user", "content": question}], max_tokens=16)).count("prompt")
-    if seen is not None and bare is not None and seen < bare + LEAST_TOKENS:
+    if not grew(bare, seen, LEAST_TOKENS):
         raise Failed(f"a picture is taken and dropped: {bare} prompt tokens without it, {seen} with it")
 
 
