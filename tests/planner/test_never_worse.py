@@ -1,7 +1,9 @@
 """More never makes a plan worse: boxes that contain others, looser pins; and forecasts have no jumps."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from moebox.core.plan import Goal
 from moebox.core.recipe import Parallel, Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import DoesNotFit
-from moebox.planner import choose, prefer
+from moebox.planner import choose, prefer, reasons
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.weigh import Weighed
@@ -246,3 +248,74 @@ def test_what_is_dropped_is_not_what_is_chosen(model: str, box: str) -> None:
     parallel = plan.recipe.parallel
     assert plan.recipe.memory_utilization == 0.92
     assert f"vLLM, {parallel.text}, {plan.recipe.kv} cache" not in plan.refused
+
+
+GOALS: tuple[Goal, ...] = get_args(Goal)
+PAIRS = (
+    ("minimax-m3", "h200"),
+    ("minimax-m3", "mi300x"),
+    ("minimax-m3", "mi355x"),
+    ("minimax-m3", "l40s"),
+    ("minimax-m2.7", "h100"),
+    ("minimax-m2.7", "gb10"),
+    ("gpt-oss-120b", "gb10"),
+)
+
+
+def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
+    """Each box's plan is worth as much as the one before it; a figure that falls stands among the runners-up."""
+    pins, before = Pins(goal=goal), None
+    for box in boxes:
+        _, fitting = choose.search(box, catalogue.model(model), catalogue.checkpoints(model), pins)
+        chosen = choose.pick(fitting) if fitting else None
+        assert chosen or not before, f"{box.name}: nothing fits"
+        if not chosen or not before:
+            before = chosen
+            continue
+        alike = 0.9999 if chosen.recipe.context == before.recipe.context else 0.95  # a longer one has larger buffers
+        assert prefer.worth(chosen) >= alike * prefer.worth(before), box.name
+        if prefer.figure(chosen) < 0.99 * alike * prefer.figure(before):
+            other = reasons.alternatives(chosen, [each for each in fitting if each is not chosen])[0]
+            shown = other.kv_tokens if goal == "context" else other.answer_tok_s
+            assert shown >= 0.99 * alike * prefer.figure(before), box.name
+            assert ", but " in other.loses
+        before = chosen
+
+
+@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize(("model", "gpu"), PAIRS)
+def test_one_gpu_more_is_never_worse(model: str, gpu: str, goal: Goal) -> None:
+    """One engine's group was weighed only where nothing of another's fitted: a second GB10 halved the speed."""
+    not_worse(model, (box_of(f"{count}x-{gpu}") for count in (*range(1, 9), 16)), goal)
+
+
+@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize(
+    ("model", "box"), [("glm-5", "1x-rtx-pro-6000-max-q"), ("glm-4.7", "3x-rtx-3090"), ("glm-5.2", "1x-rtx-5090")]
+)
+def test_more_ram_is_never_worse_and_the_faster_form_is_named(model: str, box: str, goal: Goal) -> None:
+    """With 384 GiB it takes weights of 4.84 bits instead of 2.59 and is slower: the page says what for."""
+    not_worse(model, (box_of(box, ram=f"{ram}GiB") for ram in (128, 192, 256, 384, 512, 768)), goal)
+
+
+def test_larger_gpus_name_the_faster_form_of_smaller_ones() -> None:
+    """Four B300 hold the makers' weights, four B200 only 2.89 bits of each, which is faster."""
+    not_worse("kimi-k2-instruct", (box_of(f"4x-{gpu}") for gpu in ("b200", "b300")), "latency")
+
+
+def test_every_engine_is_weighed_where_others_fit() -> None:
+    """vLLM held gpt-oss on a GB10, so ik_llama.cpp at twice its speed was never looked at."""
+    model, pins = "gpt-oss-120b", Pins(goal="latency")
+    plan = choose.choose(box_of("1x-gb10"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    engines = {other.recipe.engine for other in plan.alternatives} | {plan.recipe.engine}
+    assert plan.recipe.engine == "ik_llama.cpp"
+    assert {"vllm", "llama.cpp"} <= engines
+    assert any(reason.startswith("ik_llama.cpp over vLLM, which is") for reason in plan.reasons)
+
+
+def test_the_reason_a_faster_one_lost_is_the_one_that_decided() -> None:
+    """A draft that is 31% faster was lost to "vLLM is preferred where speeds are close"."""
+    model, pins = "minimax-m3", Pins(goal="latency")
+    plan = choose.choose(box_of("2x-h200"), catalogue.model(model), catalogue.checkpoints(model), pins)
+    draft = next(other for other in plan.alternatives if other.recipe.speculate)
+    assert "faster, but drafts are tried once it runs;" in draft.loses

@@ -73,12 +73,12 @@ def cannot_run(engine: EngineName, box: Box, model: Model) -> str:
     return excluded or support.refusal(engine, traits.title, model)[0]
 
 
-def engines_for(box: Box, pins: Pins) -> tuple[tuple[EngineName, ...], ...]:
-    """Engines that can be meant, in groups: a later group is looked at when nothing of an earlier one fits."""
+def engines_for(box: Box, pins: Pins) -> tuple[EngineName, ...]:
+    """Engines that can be meant, the preferred ones first; without a GPU those that share the work with the CPU."""
     pinned = _engines_pinned(pins)
     if pinned is not None:
-        return (pinned,)
-    return (serving_engines(), sharing()) if box.gpus else (sharing(),)
+        return pinned
+    return (*serving_engines(), *sharing()) if box.gpus else sharing()
 
 
 def _engines_pinned(pins: Pins) -> tuple[EngineName, ...] | None:

@@ -65,18 +65,10 @@ def search(
 def at_context(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, context: int
 ) -> tuple[list[Weighed], list[Weighed]]:
-    """All candidates for one context, group by group of engines until something fits and starts, and those that do."""
-    tried: list[Weighed] = []
-    able: list[Weighed] = []
-    for engines in engines_for(box, pins):
-        found = list(candidates(box, model, checkpoints, replace(pins, context=context), engines))
-        weighed = [claiming_enough(one) for one in weigh(box, model, found, pins)]
-        tried += weighed
-        able += [one for one in weighed if one.able]
-        # Where the longest cache is asked for, engines that keep experts in RAM may hold more even if others fit.
-        if pins.goal != "context" and able:
-            break
-    return tried, able
+    """All candidates for one context, of every engine, and those that fit and start."""
+    found = candidates(box, model, checkpoints, replace(pins, context=context), engines_for(box, pins))
+    tried = [claiming_enough(one) for one in weigh(box, model, found, pins)]
+    return tried, [one for one in tried if one.able]
 
 
 def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
@@ -88,6 +80,5 @@ def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
 
 
 def pick(fitting: list[Weighed]) -> Weighed:
-    """What is worth most; engines that serve from GPUs alone first, unless the longest cache is asked for."""
-    served = [weighed for weighed in fitting if weighed.recipe.hybrid is None or weighed.pins.goal == "context"]
-    return max(served or fitting, key=lambda weighed: (prefer.worth(weighed), weighed.score))
+    """What is worth most by the goal."""
+    return max(fitting, key=lambda weighed: (prefer.worth(weighed), weighed.score))

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from moebox.core import registry
 from moebox.core.box import Box, in_nodes
 from moebox.core.model import Checkpoint, Model
+from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import LEAST_BITS, SHORTER, candidates, cannot_run, engines_for, forms
 from moebox.planner.pins import Pins, sharing
-from moebox.planner.weigh import Weighed, weigh
+from moebox.planner.weigh import Weighed, claiming_enough, weigh
 from moebox.units import count, gb, gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB
@@ -52,9 +53,9 @@ class Asked:
 
     def weighed(self) -> Iterator[Weighed]:
         """Candidates of all engines, each weighed when it is looked at."""
-        for engines in engines_for(self.box, self.pins):
-            for candidate in candidates(self.box, self.model, self.checkpoints, self.pins, engines):
-                yield from weigh(self.box, self.model, [candidate], self.pins)
+        engines = engines_for(self.box, self.pins)
+        for candidate in candidates(self.box, self.model, self.checkpoints, self.pins, engines):
+            yield from map(claiming_enough, weigh(self.box, self.model, [candidate], self.pins))
 
     def fitting(self) -> Iterator[Weighed]:
         """Those that fit and start."""
@@ -145,7 +146,7 @@ def nothing_to_try(asked: Asked) -> MoeboxError:
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
         return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(pins))
-    engines = [name for group in engines_for(box, pins) for name in group]
+    engines = engines_for(box, pins)
     reading = [name for name in engines if forms(asked.checkpoints, name, pins)]
     if not reading:
         return _unread(asked, engines)
@@ -162,7 +163,7 @@ def _without_gpu(pins: Pins) -> str:
     return other if pins.serving or pins.image else f"--engine {able[0]} runs on CPUs; {other}"
 
 
-def _unread(asked: Asked, engines: list[str]) -> MoeboxError:
+def _unread(asked: Asked, engines: tuple[EngineName, ...]) -> MoeboxError:
     """No engine that may be meant reads a form that may be meant."""
     wanted, does = asked.pins.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
     text = f"{' and '.join(engines)} {does} not read {wanted} of {asked.model.name}"

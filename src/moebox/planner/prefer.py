@@ -16,6 +16,7 @@ from moebox.planner.weigh import Weighed
 # An engine that is not the first choice must be forecast this much better: the forecast's own error is about as large.
 TOLERANCE = 0.85
 THIRD_PARTY = 0.90  # weights somebody else made smaller
+FEW_ROWS = 0.90  # an engine with few published results
 ROUNDED_TWICE = 0.75  # the same, where the makers' own have as few bits: nothing is saved, and they are rounded again
 OTHER_FORM = 0.97  # a smaller form from the makers themselves
 ROUNDED_CACHE = 0.93
@@ -23,6 +24,7 @@ ROUNDED = {"fp8": "an fp8", "q8_0": "a q8_0", "q4_0": "a q4_0"}  # such caches
 UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism, tensor parallelism over nodes: more that can go wrong
 DIVIDED = 0.90  # decode context parallelism: rows of one rig only
+ONE_SLOT = 0.90  # whoever asks second waits
 CLAIMS_MORE = 0.95  # of each GPU than a careful start does
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
 KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
@@ -50,6 +52,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
         (parallel.pp > 1, Discount(LESS_PLAIN, "pipeline stages add what can go wrong")),
         (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes hangs on the network")),
         (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
+        (recipe.max_seqs == 1, Discount(ONE_SLOT, "it answers one request at a time")),
         (claims_more, Discount(CLAIMS_MORE, f"a claim of {claim} of each GPU leaves less for peaks")),
         (slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
         (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
@@ -66,12 +69,12 @@ def _bits(weighed: Weighed) -> Iterator[Discount]:
 
 
 def _engine(weighed: Weighed) -> Iterator[Discount]:
-    """Another engine or other weights than the first choice, where GPUs hold the whole model."""
-    checkpoint = weighed.checkpoint
-    if weighed.recipe.hybrid:
-        return
-    if registry.traits(weighed.recipe.engine).rank > first_rank():
+    """Another engine or other weights than the first choice."""
+    checkpoint, engine = weighed.checkpoint, registry.traits(weighed.recipe.engine)
+    if engine.rank > first_rank():
         yield Discount(TOLERANCE, f"{_first_title()} is preferred where speeds are close")
+    if not engine.proven:
+        yield Discount(FEW_ROWS, f"few have measured {engine.title}")
     if not checkpoint.native and not checkpoint.path:
         yield _other_form(weighed)
 
@@ -94,7 +97,8 @@ def _other_form(weighed: Weighed) -> Discount:
     model, checkpoint = weighed.model, weighed.checkpoint
     if _owner(checkpoint.repo) == _owner(model.repo):
         return Discount(OTHER_FORM, "a smaller form of its makers")
-    if native_bits(model.name) <= 1.05 * checkpoint.bits_per_weight(model):
+    rounded = native_bits(model.name) <= 1.05 * checkpoint.bits_per_weight(model)
+    if rounded and checkpoint.format != "gguf":  # those that large keep what the makers' rounded ones hold
         return Discount(ROUNDED_TWICE, "a third party rounded the makers' rounded weights once more")
     return Discount(THIRD_PARTY, "weights that a third party made smaller")
 
@@ -117,9 +121,24 @@ def _first_title() -> str:
 
 
 def worth(weighed: Weighed) -> float:
-    """What the goal asks for: answer tokens a second, or cache with `context`; discounted unless bold."""
-    value = float(weighed.memory.kv_tokens) if weighed.pins.goal == "context" else weighed.score
-    return math.prod((discount.factor for discount in counted(weighed)), start=value)
+    """The goal's figure, discounted unless bold."""
+    return math.prod((discount.factor for discount in counted(weighed)), start=figure(weighed))
+
+
+def figure(weighed: Weighed) -> float:
+    """What the goal asks for: answer tokens a second, or cache with `context`."""
+    return float(weighed.memory.kv_tokens) if weighed.pins.goal == "context" else weighed.score
+
+
+def decisive(lost: Weighed, best: Weighed) -> Iterator[Discount]:
+    """What is less proven about a candidate than about the choice, the most first, until it explains the choice."""
+    shared = counted(best)
+    own = sorted((each for each in counted(lost) if each not in shared), key=lambda each: each.factor)
+    ahead = worth(lost) / worth(best) / math.prod(each.factor for each in own)
+    for discount in own:
+        if ahead > 1:
+            yield discount
+        ahead *= discount.factor
 
 
 def counted(weighed: Weighed) -> tuple[Discount, ...]:

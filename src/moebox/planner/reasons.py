@@ -11,10 +11,10 @@ from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
 from moebox.planner import prefer
-from moebox.planner.candidates import START_CONTEXT
+from moebox.planner.candidates import START_CONTEXT, START_UTILIZATION
 from moebox.planner.pins import Pins
 from moebox.planner.speed.links import between_nodes
-from moebox.planner.weigh import PROMPT, Weighed
+from moebox.planner.weigh import HIGHER, PROMPT, Weighed
 from moebox.units import count, gb, gib, plural, seconds
 
 MOST = 5  # runners-up shown
@@ -29,13 +29,14 @@ COMPARED = {  # by cache or by speed: more, less, the same
 
 def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
     """Sentences for the choice, most important first."""
-    shared = (_placement(best), _quant(best, others))
+    shared = (_placement(best), _engine(best, others, pins), _quant(best, others))
     served = (_engine(best, others, pins), _cache(best, tried))
     out = (
         _weights(best),
         _layout(best, others),
         *(shared if best.recipe.hybrid else served),
         *rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory),
+        _claim(best, pins),
         _caution(best, pins),
         between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "",
         _context(best, pins),
@@ -92,6 +93,13 @@ def _cache(best: Weighed, tried: list[Weighed]) -> str:
         if _same_but(one, best, "kv") and one.recipe.kv == "fp8" and one.refused:
             return f"a {recipe.kv} cache, not fp8: {one.refused}"
     return ""
+
+
+def _claim(best: Weighed, pins: Pins) -> str:
+    claim = best.recipe.memory_utilization or 0
+    if claim not in HIGHER or best.recipe.hybrid or pins.memory_utilization or pins.bold:
+        return ""
+    return f"{claim} of each GPU is claimed: {START_UTILIZATION} does not hold it"
 
 
 def _placement(best: Weighed) -> str:
@@ -164,12 +172,17 @@ def _context(best: Weighed, pins: Pins) -> str:
 def alternatives(best: Weighed, others: list[Weighed]) -> tuple[Alternative, ...]:
     """The best of each other kind that starts, and what taking it would change."""
     usable = [one for one in others if not one.refused]
-    found: list[Weighed] = []
-    for kind in _kinds(best):
-        one = _best(usable, kind)
-        if one and one not in found:
-            found.append(one)
-    return tuple(_alternative(one, best) for one in found[:MOST])
+    found = [_most(usable, best), *(_best(usable, kind) for kind in _kinds(best))]
+    once = {id(one): one for one in found if one}
+    return tuple(_alternative(one, best) for one in list(once.values())[:MOST])
+
+
+def _most(usable: list[Weighed], best: Weighed) -> Weighed | None:
+    """What has most of the goal's figure, where that is more than the choice has; drafts and images as the choice."""
+    mine = best.recipe
+    alike = [one for one in usable if (one.recipe.runtime, one.recipe.speculate) == (mine.runtime, mine.speculate)]
+    more = [one for one in alike if prefer.figure(one) > 1.005 * prefer.figure(best)]
+    return max(more, key=prefer.figure, default=None)
 
 
 def _alternative(one: Weighed, best: Weighed) -> Alternative:
@@ -190,6 +203,7 @@ def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
         return [
             lambda one: one.checkpoint != best.checkpoint and one.recipe.engine == recipe.engine,
             lambda one: one.recipe.engine != recipe.engine and one.recipe.hybrid is not None,
+            lambda one: one.recipe.hybrid is None,
             lambda one: one.checkpoint == best.checkpoint and one.recipe.engine == recipe.engine,
         ]
     return [
@@ -199,6 +213,7 @@ def _kinds(best: Weighed) -> list[Callable[[Weighed], bool]]:
         lambda one: one.recipe.parallel.dcp > recipe.parallel.dcp and _same_but(one, best, "parallel"),
         lambda one: _same_but(one, best, "parallel") and one.recipe.parallel.pp != recipe.parallel.pp,
         lambda one: one.checkpoint != best.checkpoint and one.recipe.engine == recipe.engine,
+        lambda one: one.recipe.hybrid is not None and prefer.figure(one) > prefer.figure(best) / 2,
     ]
 
 
@@ -241,12 +256,10 @@ def _loses(one: Weighed, best: Weighed) -> str:
 
 def lost(one: Weighed, best: Weighed) -> str:
     """How a runner-up compares, and what it would have had to make up for."""
-    counted = prefer.counted(best)
-    reasons = [discount.reason for discount in prefer.counted(one) if discount not in counted]
     text = compared(one, best)
-    if not reasons or text.endswith(("slower", "smaller in cache")):
+    if text.endswith(("slower", "smaller in cache")):
         return text
-    return f"{text}, but {'; '.join(reasons)}"
+    return ", but ".join(filter(None, (text, "; ".join(each.reason for each in prefer.decisive(one, best)))))
 
 
 def compared(one: Weighed, best: Weighed) -> str:
@@ -260,7 +273,7 @@ def compared(one: Weighed, best: Weighed) -> str:
 
 def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
     """What was dropped, by kind: what does not start and what does not fit."""
-    alike = [one for one in tried if one.recipe.hybrid or _same_shape(one, best)]
+    alike = [one for one in tried if _same_kind(one, best)]
     out: dict[str, str] = {}
     for one in alike:
         if one.refused and one.refused not in out.values():
@@ -273,7 +286,10 @@ def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
     return out
 
 
-def _same_shape(one: Weighed, best: Weighed) -> bool:
+def _same_kind(one: Weighed, best: Weighed) -> bool:
+    """Both share the work with the CPU, or neither does and they take as many GPUs alike."""
+    if one.recipe.hybrid or best.recipe.hybrid:
+        return bool(one.recipe.hybrid and best.recipe.hybrid)
     mine, its = one.recipe.parallel, best.recipe.parallel
     return (mine.gpus, mine.ep) == (its.gpus, its.ep)
 
