@@ -154,7 +154,8 @@ def _host(box: Box, host: Host) -> Iterator[Check]:
 
 
 def _driver(box: Box, version: str) -> Check:
-    major = int(version.split(".")[0]) if version.split(".")[0].isdigit() else 0
+    first = version.partition(".")[0]
+    major = int(first) if first.isdigit() else 0
     rtx = any(gpu.sm.startswith("12.") for gpu in box.gpus)
     if not major:
         return Check(name="driver", verdict="unknown", found="its version cannot be read")

@@ -106,19 +106,24 @@ def _parted(configs: Configs, last: int) -> Configs:
 
 def _sglang(rows: Sequence[TunedRow]) -> dict[str, tuple[Configs, ...]]:
     """By kind; an entry for each product, of one tile height: SGLang sorts tokens once for both."""
+    kinds: dict[str, tuple[Configs, ...]] = {}
+    for (kind, tokens), both in _products(rows).items():
+        chosen = pair(both["up"], both["down"]) if len(both) == 2 else None
+        if chosen:
+            up, down = kinds.setdefault(kind, ({}, {}))
+            up[tokens], down[tokens] = chosen
+    return kinds
+
+
+def _products(rows: Sequence[TunedRow]) -> dict[tuple[str, int], dict[str, TunedRow]]:
+    """The rows of both products, up and down, by kind and tokens; those without a choice are left out."""
     products: dict[tuple[str, int], dict[str, TunedRow]] = {}
     for row in rows:
         case = _case(row, "SGLang fused MoE")
         if case and row.best:
             kind, product = case[0].rsplit(" ", 1)
             products.setdefault((kind, case[1]), {})[product] = row
-    kinds: dict[str, tuple[Configs, ...]] = {}
-    for (kind, tokens), both in products.items():
-        chosen = pair(both["up"], both["down"]) if len(both) == 2 else None
-        if chosen:
-            up, down = kinds.setdefault(kind, ({}, {}))
-            up[tokens], down[tokens] = chosen
-    return kinds
+    return products
 
 
 def pair(up: TunedRow, down: TunedRow) -> tuple[Choice, Choice] | None:

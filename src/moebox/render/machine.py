@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 
 from moebox.core import presets
 from moebox.core.deployment import Deployment
@@ -221,20 +222,26 @@ def _published(started: Launch) -> str:
 
 def _unit_run(deployment: Deployment, started: Launch, before: list[str]) -> list[str]:
     """The container's options, one a line."""
-    shown = published(started)
-    address = shown.removesuffix(f"{started.port}:{started.port}")
-    lines: list[str] = []
-    for option in container_options(deployment, started):
-        word = f"{address}${{PORT}}:${{PORT}}" if option == shown else quoting.unit_word(option)
-        if option.startswith("-") or not lines:
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}"
+    lines = _option_lines(container_options(deployment, started), started)
     lines += [f"-v {_unit_mount(*mount)}" for mount in started.mounts.items()]
     lines += [f"-e {quoting.unit_word(f'{name}={value}')}" for name, value in started.env.items()]
     lines += [f"-e {name}" for name in started.secret_env]
     lines += [" ".join(map(quoting.unit_word, before))] if before else []
     return [*lines, quoting.unit_word(image(deployment))]
+
+
+def _option_lines(given: Iterable[str], started: Launch) -> list[str]:
+    """A flag and its value on one line, the port as the unit's variable."""
+    shown = published(started)
+    address = shown.removesuffix(f"{started.port}:{started.port}")
+    lines: list[str] = []
+    for option in given:
+        word = f"{address}${{PORT}}:${{PORT}}" if option == shown else quoting.unit_word(option)
+        if option.startswith("-") or not lines:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return lines
 
 
 def _used(whole: Pieces) -> list[parts.Var]:

@@ -290,13 +290,18 @@ def placement(records: Sequence[RunRecord]) -> Iterator[Advice]:
         text = f"{talker.label} is best at both: {rates}."
         yield Advice(title=f"Take {talker.label}", text=text, rule=rule, runs=(talker.place,), weight=2)
         return
+    text = _by_prompt_length(talker, reader)
+    yield Advice(title="Choose by prompt length", text=text, rule=rule, runs=(talker.place, reader.place), weight=2)
+
+
+def _by_prompt_length(talker: "Alone", reader: "Alone") -> str:
+    """From which prompt on the faster reader is done before the faster talker."""
     ratio = (1 / reader.tg - 1 / talker.tg) / (1 / talker.pp - 1 / reader.pp)
-    text = (
+    return (
         f"{talker.label} generates fastest ({number(talker.tg)} against {number(reader.tg)} tok/s), {reader.label} "
         f"reads prompts fastest ({number(reader.pp)} against {number(talker.pp)} tok/s). With uncached prompts more "
         f"than {ratio:.1f} times as long as the answers {reader.label} finishes first, otherwise {talker.label}."
     )
-    yield Advice(title="Choose by prompt length", text=text, rule=rule, runs=(talker.place, reader.place), weight=2)
 
 
 class Alone(NamedTuple):

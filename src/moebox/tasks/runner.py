@@ -90,12 +90,18 @@ class Agent:
         except ToolServerDied as problem:
             return Done(work=Work(end="tool", why=str(problem)), files=dict(space.files))
         done = agent.work(job, self.ask, box, bounds, on_turn=on_turn)
-        files = dict(space.files)
-        if job.reply_file:
-            files[job.reply_file] = agent.code_in(done.text).encode("utf-8", "replace")
-        if box.store:
-            files[STATE] = box.store.state().encode()
+        files = _left_behind(job, box, space, done.text)
         return Done(work=done, files=files, outside=tuple(space.outside), system=job.system)
+
+
+def _left_behind(job: Job, box: Toolbox, space: Workspace, text: str) -> dict[str, bytes]:
+    """The files as the checks want them: those of the folder, the module that was replied, the store's state."""
+    files = dict(space.files)
+    if job.reply_file:
+        files[job.reply_file] = agent.code_in(text).encode("utf-8", "replace")
+    if box.store:
+        files[STATE] = box.store.state().encode()
+    return files
 
 
 def names(families: Sequence[str], level: Level, jobs: int, seed: int) -> tuple[JobName, ...]:

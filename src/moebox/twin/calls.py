@@ -52,9 +52,14 @@ def filled(schema: object, depth: int = 0) -> object:
         items = min(int(loose.figure(schema, "minItems") or 0), MOST)
         return [filled(schema.get("items"), depth + 1)] * items
     if kind in ("integer", "number"):
-        least = schema.get("minimum")
-        return least if isinstance(least, int | float) else 1
+        return _number(schema)
     return PLAINEST.get(kind, "simulated")
+
+
+def _number(schema: Mapping[str, object]) -> int | float:
+    """The least that is allowed, or 1."""
+    least = schema.get("minimum")
+    return least if isinstance(least, int | float) else 1
 
 
 def _properties(schema: Mapping[str, object], depth: int) -> dict[str, object]:

@@ -43,9 +43,13 @@ def rude(exchange: Exchange) -> str:
         body = strict_json(exchange.response)
     except ValueError:
         return f"HTTP {exchange.status} with something that is not JSON"
+    return "" if _explains(body) else f"HTTP {exchange.status} without a message{said(exchange)}"
+
+
+def _explains(body: object) -> bool:
+    """An error's body says what was wrong, in one of the places where clients look."""
     inner = body.get("error", body) if isinstance(body, dict) else None
-    explained = isinstance(inner, str) or (isinstance(inner, dict) and bool({"message", "detail"} & set(inner)))
-    return "" if explained else f"HTTP {exchange.status} without a message{said(exchange)}"
+    return isinstance(inner, str) or (isinstance(inner, dict) and bool({"message", "detail"} & set(inner)))
 
 
 async def kept_alive(ask: Asker) -> str:

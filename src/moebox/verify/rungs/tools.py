@@ -40,10 +40,13 @@ def schema_fault(task: Task, answer: Answer) -> str:
         return why
     if told := next((call.name for call in answer.calls if _is_told(call.arguments, answer.content)), ""):
         return f"the call of {told} stands in the content too: {answer.content[:80]!r}"
-    ids = [call.id for call in answer.calls]
-    if not all(ids) or len(set(ids)) < len(ids):
-        return f"ids {ids} are not one of its own for each call"
-    return ""
+    return _id_fault([call.id for call in answer.calls])
+
+
+def _id_fault(ids: list[str]) -> str:
+    """ "" where each call has an id, and one of its own."""
+    unique = all(ids) and len(set(ids)) == len(ids)
+    return "" if unique else f"ids {ids} are not one of its own for each call"
 
 
 def _call_fault(call: Call, offered: Mapping[str, Any]) -> str:
