@@ -38,5 +38,5 @@ def test_no_figure_of_the_house_rises(house: ModuleType) -> None:
 
 
 UNTYPED = 52  # dict[str, Any]: under 60 was asked; 50 when this was written
-MEAN = 3.51
+MEAN = 3.45
 MEDIAN = 6
