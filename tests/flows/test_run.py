@@ -74,6 +74,8 @@ def test_requests_that_failed_are_told_and_make_the_exit_code_1(
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 1
     said = capsys.readouterr().out
     assert "1 stream: 1 of 4 requests failed: HTTP 500" in said
+    assert "1 stream: llama.cpp ends a reply with an error" in said, "what is known of it"
+    assert "1 request failed" in " ".join(said.split()), "in the strip"
     assert "✗ bench" in said
     assert "requests failed 1 of 12" in said
     run = the_run()

@@ -88,6 +88,7 @@ def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     record = read(run)
 
     assert [attempt.title for attempt in record.attempts] == ["rehearsal 1"]
+    assert "1 rehearsal among them" in markdown(page_of([record]))
     assert answers(record)["right"].text == "not checked: interrupted in rehearse"
     assert answers(record)["next"].text == f"moebox run --resume {run.id}"
     assert status(record) == "INTERRUPTED"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.bench.generator import Progress
+from moebox.doctor.logs import known_causes
 from moebox.escape import printable
 from moebox.units import count, seconds, tok_s
 
@@ -199,23 +200,11 @@ def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"goodput {goodput:.2f} req/s, {share:.0%} of requests met the SLO", ""
     for reason, times in grouped(result.get("errors") or {}).items():
         yield f"{times} × {reason}", "red"
-    yield from ((why, "yellow") for why in _causes(result.get("errors") or {}))
+    yield from ((why, "yellow") for why in known_causes(result.get("errors") or {}))
     yield from _doubts(result)
     for key, words, style in _REMARKS:
         if result.get(key):
             yield words.format(result[key]), style
-
-
-def _causes(errors: dict[str, int]) -> Iterator[str]:
-    """What is known of errors like these, once each."""
-    if not errors:
-        return
-    from moebox.doctor.logs import Search
-
-    search = Search()
-    search.feed("".join(f"{printable(reason)}\n" for reason in errors).encode())
-    for finding in search.findings.values():
-        yield f"{finding.cause} Remedy: {finding.remedy}"
 
 
 def _doubts(result: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from moebox.core.symptom import Finding, Symptom, symptoms
 from moebox.doctor.literals import required
 from moebox.errors import BadInput
+from moebox.escape import printable
 
 LONGEST = 16_384  # characters of a line that are looked at; a line of base64 image is longer and says nothing
 BLOCK = 1 << 20
@@ -199,6 +200,12 @@ def read_pieces(found: Search, path: Path) -> None:
 def _read(found: Search, stream: BinaryIO) -> None:
     while data := stream.read(BLOCK):
         found.feed(data)
+
+
+def known_causes(errors: Iterable[str]) -> list[str]:
+    """What is known of errors like these, once each."""
+    found = search(f"{printable(error)}\n".encode() for error in errors)
+    return [f"{finding.cause} Remedy: {finding.remedy}" for finding in found.findings.values()]
 
 
 def search(pieces: Iterable[bytes], *, engine: str = "") -> Search:

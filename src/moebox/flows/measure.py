@@ -11,6 +11,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.event import LevelBegan, LevelDone, LevelSlept, MeasurementDamaged
 from moebox.core.measure import Load, Workload
 from moebox.core.result import Measurement, document, measurement
+from moebox.doctor.logs import known_causes
 from moebox.errors import AnswerIsNo, BadInput, Outside
 from moebox.escape import printable
 from moebox.loose import as_json
@@ -48,8 +49,8 @@ def measure(
             kept = _keep(run, level, measured)
         rows.append(kept)
         tell(f"{streams(level)}: {_headline(kept)}")
-        if kept.bad:
-            tell(f"{streams(level)}: {_failures(kept)}")
+        for line in _failures(kept):
+            tell(f"{streams(level)}: {line}")
         for flag in kept.flags:
             tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
@@ -72,10 +73,13 @@ def _headline(result: Measurement) -> str:
     return f"{tok_s(result.output_throughput)}, first token after {seconds((result.ttft.mean or 0.0) / 1e3)}{limited}"
 
 
-def _failures(result: Measurement) -> str:
-    """How many requests did not end well, and of what most of them died."""
+def _failures(result: Measurement) -> list[str]:
+    """How many requests did not end well, of what most of them died, and what is known of that."""
+    if not result.bad:
+        return []
     why = max(result.errors, key=lambda name: result.errors[name], default="")
-    return f"{result.bad} of {result.num_prompts} requests failed" + (f": {printable(why)}" if why else "")
+    told = f"{result.bad} of {result.num_prompts} requests failed"
+    return [f"{told}: {printable(why)}" if why else told, *known_causes(result.errors)]
 
 
 def _kept(run: Run, name: str) -> Measurement | None:

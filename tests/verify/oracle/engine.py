@@ -130,7 +130,7 @@ def app(given: argparse.Namespace, holds: Holds) -> Starlette:
             return JSONResponse({"error": {"message": str(problem)}}, problem.status)
         next(made)
         if str(body.get("max_tokens")) == which and next(asked) == int(number):
-            return JSONResponse({"error": {"message": "no luck"}}, 500)
+            return JSONResponse({"error": {"message": "Failed to parse input at pos 52"}}, 500)
         wait = holds.held("any", body.get("max_tokens"))
         if not body.get("stream"):
             while wait and holds.held():  # noqa: ASYNC110  (a file is what another process can leave)

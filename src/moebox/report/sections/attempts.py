@@ -65,4 +65,6 @@ def lead(attempts: Sequence[Attempt]) -> str:
         return ""
     counts = Counter(attempt.outcome for attempt in attempts)
     named = [f"{counts[outcome]} {words}" for outcome, words in CAME.items() if counts[outcome]]
-    return f"{plural(len(attempts), 'attempt')}: {', '.join(named)}."
+    rehearsed = sum(attempt.aside for attempt in attempts)
+    aside = f" {plural(rehearsed, 'rehearsal')} among them." if rehearsed else ""
+    return f"{plural(len(attempts), 'attempt')}: {', '.join(named)}.{aside}"
