@@ -100,3 +100,10 @@ def test_an_empty_folder_and_a_missing_path_say_so(tmp_path: Path):
         resolve(str(tmp_path))
     with pytest.raises(BadInput, match="no such file"):
         resolve(str(tmp_path / "none"))
+
+
+def test_a_context_that_yarn_stretches_is_the_stretched_one() -> None:
+    """Qwen3's own advice for 131,072 tokens: rope_scaling in config.json, beside 40,960 positions."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert model_of(QWEN, name="x", where="x").context == 40960
+    assert model_of({**QWEN, "rope_scaling": scaling}, name="x", where="x").context == 131072

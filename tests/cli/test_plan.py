@@ -78,7 +78,8 @@ def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
     ("words", "code", "says"),
     [
         (["kimi-k2.6", "--box", "1x-rtx-4090"], 1, "lacks"),
-        (["kimi-k2.6", *BOX, "--context", "100M"], 1, "--context 262144 fits"),
+        (["kimi-k2.6", *BOX, "--context", "10M"], 2, "--context 10485760: kimi-k2.6 has 262,144"),
+        (["qwen3-235b", "--box", "8x-rtx-5090", "--context", "65536"], 2, "--context 65536: qwen3-235b has 40,960"),
         (["kimi-k2.6", *BOX, "--tp", "16"], 1, "16 GPUs"),
         (["kimi-k2.6", *BOX, "--tp", "3"], 2, "64 attention heads"),
         (["kimi-k2.6", *BOX, "--context", "many"], 2, "token count"),

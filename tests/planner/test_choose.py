@@ -137,11 +137,11 @@ def test_what_fits_nowhere_says_by_how_much_and_what_would_help() -> None:
 
 
 def test_a_context_too_long_names_the_one_that_fits() -> None:
-    """Ten million tokens do not fit; the model's own context does."""
+    """The model's own context does not fit this layout; three quarters of it do."""
     with pytest.raises(DoesNotFit) as problem:
-        plan(context=10_000_000)
+        plan(context=262144, engine="vllm", tp=8, pp=1, dcp=1, image="stock", kv="bf16")
 
-    assert "--context 262144 fits" in str(problem.value.hint)
+    assert "--context 196608 fits" in str(problem.value.hint)
 
 
 @pytest.mark.parametrize("cards", [1, 2, 3, 4, 5, 6, 7, 8])

@@ -4,11 +4,14 @@ import contextlib
 
 import pytest
 
+from moebox.checkpoint import deploy
 from moebox.core import catalogue, registry
+from moebox.core.recipe import Recipe
 from moebox.detect.declared import box_of
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
+from moebox.planner.warnings import known_troubles
 
 RAM_MODELS = (
     "deepseek-v3",
@@ -152,3 +155,14 @@ def test_nothing_that_does_not_start_is_weighed_against_what_does(cards: str) ->
     for model in ("minimax-m2.7", "glm-5.2-reap-504b", "kimi-k2.6"):
         _, fitting = search(box_of(cards, ram="512GiB"), catalogue.model(model), catalogue.checkpoints(model), Pins())
         assert not [weighed.refused for weighed in fitting if weighed.refused]
+
+
+def test_a_context_beyond_the_models_own_is_told_once() -> None:
+    """It was planned, with two warnings in two wordings; a recipe that somebody wrote is warned of once."""
+    with pytest.raises(BadInput, match="--context 65536: qwen3-235b has 40,960"):
+        choose(
+            box_of("8x-h200"), catalogue.model("qwen3-235b"), catalogue.checkpoints("qwen3-235b"), Pins(context=65536)
+        )
+    recipe = Recipe(name="t", engine="vllm", model="qwen3-235b", checkpoint="bf16", served_name="t", context=65536)
+    told = [each.text for each in known_troubles(deploy(recipe, box_of("8x-h200"))) if "40,960" in each.text]
+    assert len(told) == 1

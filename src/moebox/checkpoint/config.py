@@ -65,6 +65,15 @@ def _dense_layers(fields: Fields, layers: int) -> int:
     return dense
 
 
+def _stretched(fields: Fields) -> int:
+    """The context that YaRN stretches the original one to, as engines derive it; 0 without (vLLM config/model.py)."""
+    scaling = loose.inner(fields.values, "rope_scaling") or loose.inner(fields.values, "rope_parameters")
+    if loose.words(scaling, "rope_type", "type") != "yarn":
+        return 0
+    original, factor = loose.figure(scaling, "original_max_position_embeddings"), loose.figure(scaling, "factor")
+    return int((original or 0) * (factor or 0))
+
+
 def _model(fields: Fields, architecture: str, name: str, vision: int, stack: stacks.Stack) -> Model:
     layers = fields.whole("num_hidden_layers", least=1)
     dense = _dense_layers(fields, layers)
@@ -79,7 +88,7 @@ def _model(fields: Fields, architecture: str, name: str, vision: int, stack: sta
         dense_intermediate=wide if dense else 0,
         vocab=fields.whole("vocab_size", least=1),
         tied=fields.yes("tie_word_embeddings"),
-        context=fields.whole("max_position_embeddings", least=1),
+        context=max(fields.whole("max_position_embeddings", least=1), _stretched(fields)),
         mla=stack.mla,
         gqa=stack.gqa,
         others=stack.others,

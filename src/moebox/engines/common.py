@@ -104,7 +104,8 @@ def shapes(recipe: Recipe, model: Model) -> list[Caution]:
     if model.moe and spread.ep and model.moe.experts % (spread.tp * spread.dp):
         found.append(caution("fatal", f"{model.moe.experts} experts do not divide over {spread.tp * spread.dp} ranks"))
     if recipe.context > model.context:
-        found.append(caution("warning", f"context {recipe.context:,} is beyond the model's own {model.context:,}"))
+        text = f"context {recipe.context:,} is beyond the model's own {model.context:,}"
+        found.append(caution("warning", text, f"context = {model.context}: most engines refuse more at the start"))
     return found
 
 

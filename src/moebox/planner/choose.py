@@ -5,7 +5,7 @@ from dataclasses import replace
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
-from moebox.errors import UnknownName
+from moebox.errors import UnknownName, refuse_if
 from moebox.planner import nofit, prefer, reasons, warnings
 from moebox.planner.candidates import SHORTER, candidates, engines_for
 from moebox.planner.pins import Pins
@@ -17,6 +17,11 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
     """The plan for `model` on `box` within `pins`; DoesNotFit when nothing holds it."""
     if pins.checkpoint and not any(form.called(pins.checkpoint) for form in checkpoints):
         raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
+    refuse_if(
+        (pins.context or 0) > model.context,
+        f"--context {pins.context}: {model.name} has {model.context:,}",
+        hint="for more, plan a folder whose config.json stretches it (rope_scaling): engines refuse it otherwise",
+    )
     tried, fitting = search(box, model, checkpoints, pins)
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
@@ -31,7 +36,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         reasons=reasons.reasons(best, others, tried, pins),
         warnings=(
             *best.troubles,
-            *warnings.from_numbers(best.recipe, box, model, best.memory, pins.concurrency or 1),
+            *warnings.from_numbers(best.recipe, box, best.memory, pins.concurrency or 1),
             *reasons.warned(best, others, pins),
             *reasons.limited(best),
         ),

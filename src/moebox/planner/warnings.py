@@ -56,22 +56,15 @@ def _runs_triton_mla(recipe: Recipe, model: Model) -> bool:
     return dense and not recipe.runtime.preset and recipe.flags.get("attention-backend", "triton") == "triton"
 
 
-def from_numbers(recipe: Recipe, box: Box, model: Model, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
+def from_numbers(recipe: Recipe, box: Box, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
     """What the budget itself says."""
     return (
-        *_beyond_training(recipe, model),
         *short_cache(memory, concurrency, recipe.context),
         *_unknown_ram(recipe, box),
         *_gpus(recipe, box),
         *_stoppable(box),
         *_others(box),
     )
-
-
-def _beyond_training(recipe: Recipe, model: Model) -> Iterator[Caution]:
-    if recipe.context > model.context:
-        text = f"{count(recipe.context)} tokens is beyond what {model.title} was trained for ({count(model.context)})"
-        yield Caution(symptom="", text=text, remedy=f"context = {model.context}")
 
 
 def _unknown_ram(recipe: Recipe, box: Box) -> Iterator[Caution]:
