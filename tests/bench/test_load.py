@@ -385,3 +385,22 @@ def interrupted(number: signal.Signals, file: Path, loads: str, *, after: int) -
         os.killpg(process.pid, number)
         said = process.communicate(timeout=30)[1].decode()
     return process.returncode, said, url
+
+
+def test_a_server_that_holds_tokens_back_is_not_the_clients_fault() -> None:
+    """Without TCP_NODELAY a server's kernel sends small writes together, once the last were acknowledged."""
+
+    def held(peer: Peer, body: dict[str, object]) -> bool:
+        peer.send(HEAD, chunk(event({"role": "assistant", "content": ""})))
+        for _ in range(10):
+            time.sleep(0.04)
+            peer.send(chunk(event({"content": " a"})) * 4)
+        peer.send(tail(40))
+        return True
+
+    with serving(held) as server:
+        result = run(server.url, replace(WORK, output_tokens=40), Load(concurrency=2, requests=4)).result
+
+    assert result.completed == 4
+    assert result.client.merged_share > 0.5
+    assert not any("read together" in reason for reason in result.client.reasons)

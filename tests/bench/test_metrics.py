@@ -177,7 +177,8 @@ def test_workers_samples_come_together() -> None:
 def test_a_client_that_could_not_keep_up_says_so() -> None:
     """Saturated, late without kernel times, or late and merging: each has its reason."""
     quiet = made({"sent": 0, "times": [10, 30, 50]})
-    merging = made({"sent": 0, "times": [10, 30, 30, 30]})
+    merging = made({"sent": 0, "times": [10, 24, 24, 24]})
+    held_back = made({"sent": 0, "times": [40, 40, 40, 40, 80, 80, 80, 80]})  # by Nagle's algorithm, at the server
     late = [0] * 128
     late[64] = 100  # 65 ms
 
@@ -189,6 +190,8 @@ def test_a_client_that_could_not_keep_up_says_so() -> None:
     assert "no receive times" in reasons(quiet, Gauge(wall_s=1.0, clock="user", lag=late))[0]
     assert "read together" in reasons(merging, Gauge(wall_s=1.0, lag=late))[0]
     assert reasons(quiet, Gauge(wall_s=1.0, lag=late)) == []
+    assert reasons(held_back, Gauge(wall_s=1.0, lag=late)) == []
+    assert "75.0% of tokens" in reasons(held_back, Gauge(wall_s=1.0, lag=late, estimated=6))[0]
     assert merged_share(merging) == 0.5
     assert 65 <= lag_at(late, 0.99) <= 80
 

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from moebox.bench.certainty import TOLERANCE, p99_is_sure
-from moebox.bench.generator import Gauge
+from moebox.bench.generator import LATE, Gauge
 from moebox.bench.metrics import percentiles
 from moebox.bench.samples import BYTES_PER_CHUNK, Samples
 from moebox.core.result import ClientCheck
@@ -50,31 +51,30 @@ def self_check(
         peak_rss_bytes=sum(each("peak_rss_bytes")),
     )
     sure = p99_is_sure(samples, p99_ms)
-    return replace(check, reasons=tuple(reasons(check, open_loop=open_loop, itl_ms=itl_ms or 0.0, sure=sure)))
+    joined = check.estimated_share + joined_share(samples)
+    return replace(
+        check, reasons=tuple(reasons(check, open_loop=open_loop, itl_ms=itl_ms or 0.0, sure=sure, joined=joined))
+    )
 
 
-def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float, sure: bool) -> Iterator[str]:
+def reasons(client: ClientCheck, *, open_loop: bool, itl_ms: float, sure: bool, joined: float) -> Iterator[str]:
     """Why the figures would be the client's rather than the server's; nothing when they are not.
 
-    `sure` says that the P99 of gaps is known however the tokens came that were read together.
+    `sure` says that the P99 of gaps is known however the tokens came that were read together; `joined` is the share of
+    tokens that came apart and were read together, as far as anybody can know.
     """
     if client.cpu_share > SATURATED:
         yield f"a client process used {client.cpu_share:.0%} of a core; more --workers would help"
     lag = client.read_lag_p99_ms
     if client.clock == "user" and lag > max(1.0, 0.05 * itl_ms):
         yield f"reads were up to {lag:.1f} ms late (P99) and the kernel gave no receive times"
-    if client.clock == "kernel" and _read_together(client, itl_ms):
-        together = client.merged_share + client.estimated_share
-        yield f"reads were {lag:.1f} ms late (P99): {together:.1%} of tokens were read together"
+    if client.clock == "kernel" and joined > MERGED and 0 < itl_ms / 2 < lag:
+        yield f"reads were {lag:.1f} ms late (P99): {joined:.1%} of tokens were read together"
     elif not sure:
         share = f"{client.estimated_share:.1%} of tokens were read late and together"
         yield f"{share}: P99 ITL may be more than {TOLERANCE:.0%} off"
     if open_loop and client.send_lag_p99_ms > LATE_SEND_MS:
         yield f"requests were sent {client.send_lag_p99_ms:.0f} ms late (P99)"
-
-
-def _read_together(client: ClientCheck, itl_ms: float) -> bool:
-    return 0 < itl_ms / 2 < client.read_lag_p99_ms and client.merged_share + client.estimated_share > MERGED
 
 
 def lag_at(lag: list[int], share: float) -> float:
@@ -89,10 +89,27 @@ def lag_at(lag: list[int], share: float) -> float:
 
 def merged_share(samples: Samples) -> float:
     """Tokens' events that came out of the same read as the one before, of all."""
-    time, same = samples.time, 0
+    return sum(tokens - 1 for tokens, _ in reads_of(samples)) / max(1, len(samples.time))
+
+
+def joined_share(samples: Samples) -> float:
+    """Those of them that a reader who was late may have put together.
+
+    It never leaves a stream alone for longer than LATE without knowing (such tokens are estimated). So where tokens at
+    an even pace would have taken longer than that to come, they were sent together: a server that leaves Nagle's
+    algorithm on sends what it wrote since the last acknowledgement in one segment.
+    """
+    late = sum(tokens - 1 for tokens, ns in reads_of(samples) if ns * (tokens - 1) / tokens <= LATE)
+    return late / max(1, len(samples.time))
+
+
+def reads_of(samples: Samples) -> Iterator[tuple[int, int]]:
+    """How many tokens' events came at one time, and how long after those before, or after the request was sent."""
     for request in samples.requests():
-        same += sum(time[i] == time[i - 1] for i in range(request.first + 1, request.last))
-    return same / len(time) if len(time) else 0.0
+        before = request.sent
+        for came, events in groupby(samples.time[request.first : request.last]):
+            yield sum(1 for _ in events), came - before
+            before = came
 
 
 def _send_lag(samples: Samples) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from moebox.core.measure import Load, Workload
 from moebox.stream.sockets import Target
 
+LONGEST_NAP_S = 0.005  # keeps a closed loop's next request from being late by more than that
+LATE = 2e9 * LONGEST_NAP_S  # ns without a look, from which on events found together may have come apart
 STEP = 20_000_000  # ns by which the wall clock was set, or the machine slept: slewing moves both clocks alike
 
 

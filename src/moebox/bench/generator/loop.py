@@ -13,7 +13,7 @@ from collections.abc import Callable
 from moebox.bench.generator.connection import Stage
 from moebox.bench.generator.connections import Connections
 from moebox.bench.generator.hot_path import HotPath
-from moebox.bench.generator.job import Gauge, Job, Progress
+from moebox.bench.generator.job import LATE, LONGEST_NAP_S, Gauge, Job, Progress
 from moebox.bench.generator.requests import Requests
 from moebox.bench.generator.schedule import Schedule
 from moebox.bench.samples import Samples
@@ -22,8 +22,6 @@ from moebox.stream import sockets
 
 TICK = 500_000_000  # ns between looks at timeouts, the clocks and ourselves
 GLANCE = 50_000_000  # ns between looks at how busy the streams are
-LONGEST_NAP_S = 0.005  # keeps a closed loop's next request from being late by more than that
-LATE = 2e9 * LONGEST_NAP_S  # ns without a look, from which on events found together may have come apart
 BUSY_READS = 2000  # reads a second from which on napping pays
 BATCH = 256  # sockets taken from one poll
 MOST_BACKLOG = 4096  # replies beyond which looking at them does not wait for a quiet moment: bounds memory
