@@ -96,6 +96,19 @@ def test_a_rehearsal_alone_is_no_sign_that_the_model_works(tmp_path: Path):
     assert summarize(run).state(live=False) == "interrupted in rehearse"
 
 
+def test_a_boot_that_failed_beside_a_run_that_goes_on_is_no_failure_of_the_run(tmp_path: Path):
+    """Timing the engine's steps may fail, and a failed step that is resumed is not failed any more: the step tells."""
+    run = failing(tmp_path)
+    steps = [{"name": "plan", "state": "done"}, {"name": "up", "state": "running"}]
+    run.write_json("pipeline.json", {"request": {"model": "kimi-k2.6"}, "steps": steps})
+
+    assert answers(read(run))["next"].text == f"moebox run --resume {run.id}"
+    assert summarize(run).state(live=False) == "interrupted in up"
+    run.hold()
+    assert answers(read(run))["next"].text == "moebox ps"
+    run.release()
+
+
 def test_checks_made_by_hand_are_taken_up_by_hand(tmp_path: Path):
     """After `moebox up`, `moebox verify --run` was interrupted: there is no whole run to resume."""
     run = a_run(tmp_path)

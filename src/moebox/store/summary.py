@@ -130,7 +130,7 @@ def summarize(run: Run) -> Summary:
         verdict=_verdict(run.path, unchecked=unchecked, of=checks_there_are(entries)),
         output_tok_s=figure(best, "output_throughput"),
         ttft_ms=figure(best, "mean_ttft_ms"),
-        failed=_failed(pipeline) or _not_launched(entries),
+        failed=_failed(pipeline) if rows(pipeline, "steps") else _not_launched(entries),
         step=unended_step(pipeline, entries) or _step(pipeline),
         unended=unended_step(pipeline, entries) or left_climb(run.path, entries) or ("verify" if unchecked else ""),
         simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),

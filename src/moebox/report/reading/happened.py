@@ -151,7 +151,7 @@ def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
     step = next((row for row in rows(pipeline, "steps") if words(row, "state") == "failed"), {})
     launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
-    if not step and launch is None:
+    if not step and (launch is None or rows(pipeline, "steps")):  # a whole run goes on past a boot that failed
         return None
     found = gravest(problems, launched=launch is not None)
     by_step = Failure(
