@@ -29,7 +29,7 @@ def best(box: Box, model: str, pins: Pins) -> Weighed | None:
     """What is chosen there; None when nothing fits."""
     known = catalogue.model(model)
     _, fitting = choose.search(box, known, catalogue.checkpoints(model), pins)
-    return choose.pick(fitting) if fitting else None
+    return choose.ranked(fitting)[0] if fitting else None
 
 
 def worth(box: Box, model: str, pins: Pins) -> float:
@@ -145,7 +145,7 @@ def test_an_engine_that_is_not_the_first_must_be_clearly_better() -> None:
     second = next(weighed for weighed in plain if weighed.recipe.engine == "sglang")
     for ahead, chosen in ((1.0, first), (1.1, first), (1.17, first), (1.19, second), (1.5, second)):
         first.__dict__["score"], second.__dict__["score"] = 100.0, 100.0 * ahead
-        assert choose.pick([second, first]) is chosen, ahead
+        assert choose.ranked([second, first])[0] is chosen, ahead
 
 
 def test_what_nobody_has_seen_is_never_chosen() -> None:
@@ -267,7 +267,7 @@ def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
     pins, before = Pins(goal=goal), None
     for box in boxes:
         _, fitting = choose.search(box, catalogue.model(model), catalogue.checkpoints(model), pins)
-        chosen = choose.pick(fitting) if fitting else None
+        chosen, *others = choose.ranked(fitting) or [None]
         assert chosen or not before, f"{box.name}: nothing fits"
         if not chosen or not before:
             before = chosen
@@ -275,7 +275,7 @@ def not_worse(model: str, boxes: Iterable[Box], goal: Goal) -> None:
         alike = 0.9999 if chosen.recipe.context == before.recipe.context else 0.95  # a longer one has larger buffers
         assert prefer.worth(chosen) >= alike * prefer.worth(before), box.name
         if prefer.figure(chosen) < 0.99 * alike * prefer.figure(before):
-            other = reasons.alternatives(chosen, [each for each in fitting if each is not chosen])[0]
+            other = reasons.alternatives(chosen, others)[0]
             shown = other.kv_tokens if goal == "context" else other.answer_tok_s
             assert shown >= 0.99 * alike * prefer.figure(before), box.name
             assert ", but " in other.loses

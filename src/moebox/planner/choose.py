@@ -25,8 +25,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
     tried, fitting = search(box, model, checkpoints, pins)
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
-    best = pick(fitting)
-    others = [one for one in fitting if one is not best]
+    best, *others = ranked(fitting)
     return Plan(
         recipe=best.recipe,
         box=box.name,
@@ -84,6 +83,6 @@ def contexts(model: Model, pins: Pins) -> tuple[int, ...]:
     return (longest, *(size for size in SHORTER if size < longest))
 
 
-def pick(fitting: list[Weighed]) -> Weighed:
-    """What is worth most by the goal."""
-    return max(fitting, key=lambda weighed: (prefer.worth(weighed), weighed.score))
+def ranked(fitting: list[Weighed]) -> list[Weighed]:
+    """What is worth most by the goal first."""
+    return sorted(fitting, key=lambda weighed: (prefer.worth(weighed), weighed.score), reverse=True)

@@ -110,11 +110,13 @@ def native_bits(name: str) -> float:
     return min((checkpoint.bits_per_weight(catalogue.model(name)) for checkpoint in own), default=math.inf)
 
 
+@functools.cache
 def first_rank() -> int:
     """The rank of the engine that is taken where forecasts tie."""
     return min(registry.traits(name).rank for name in registry.names() if not registry.traits(name).offloads)
 
 
+@functools.cache
 def _first_title() -> str:
     first = first_rank()
     return next(engine.title for engine in registry.all_traits() if engine.rank == first)

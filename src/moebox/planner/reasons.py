@@ -28,7 +28,7 @@ COMPARED = {  # by cache or by speed: more, less, the same
 
 
 def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
-    """Sentences for the choice, most important first."""
+    """Sentences for the choice, most important first; `others` are those that fit and start, the best first."""
     shared = (_placement(best), _engine(best, others, pins), _quant(best, others))
     served = (_engine(best, others, pins), _cache(best, tried))
     out = (
@@ -171,16 +171,15 @@ def _context(best: Weighed, pins: Pins) -> str:
 
 def alternatives(best: Weighed, others: list[Weighed]) -> tuple[Alternative, ...]:
     """The best of each other kind that starts, and what taking it would change."""
-    usable = [one for one in others if not one.refused]
-    found = [_most(usable, best), *(_best(usable, kind) for kind in _kinds(best))]
+    found = [_most(others, best), *(_best(others, kind) for kind in _kinds(best))]
     once = {id(one): one for one in found if one}
     return tuple(_alternative(one, best) for one in list(once.values())[:MOST])
 
 
-def _most(usable: list[Weighed], best: Weighed) -> Weighed | None:
+def _most(others: list[Weighed], best: Weighed) -> Weighed | None:
     """What has most of the goal's figure, where that is more than the choice has; drafts and images as the choice."""
     mine = best.recipe
-    alike = [one for one in usable if (one.recipe.runtime, one.recipe.speculate) == (mine.runtime, mine.speculate)]
+    alike = [one for one in others if (one.recipe.runtime, one.recipe.speculate) == (mine.runtime, mine.speculate)]
     more = [one for one in alike if prefer.figure(one) > 1.005 * prefer.figure(best)]
     return max(more, key=prefer.figure, default=None)
 
@@ -354,9 +353,8 @@ def limited(best: Weighed) -> Iterator[Caution]:
 
 
 def _best(found: list[Weighed], kind: Callable[[Weighed], bool]) -> Weighed | None:
-    """What is worth most of a kind among those that start."""
-    usable = [one for one in found if kind(one) and not one.refused]
-    return max(usable, key=prefer.worth, default=None)
+    """What is worth most of a kind: they come in that order."""
+    return next(filter(kind, found), None)
 
 
 def _same_but(one: Weighed, best: Weighed, *settings: str) -> bool:
