@@ -80,7 +80,9 @@ def test_the_recipe_that_is_written_is_the_recipe_that_was_planned(
         (["kimi-k2.6", "--box", "1x-rtx-4090"], 1, "lacks"),
         (["kimi-k2.6", *BOX, "--context", "10M"], 2, "--context 10485760: kimi-k2.6 has 262,144"),
         (["qwen3-235b", "--box", "8x-rtx-5090", "--context", "65536"], 2, "--context 65536: qwen3-235b has 40,960"),
-        (["kimi-k2.6", *BOX, "--tp", "16"], 1, "16 GPUs"),
+        (["kimi-k2.6", *BOX, "--tp", "16"], 2, "takes 16 GPUs and 8x-rtx-pro-6000-server has 8"),
+        (["kimi-k2.6", *ATTIC, "--ub", "0"], 2, "--ub 0"),
+        (["kimi-k2.6", *BOX, "--ram-bandwidth", "0GB/s"], 2, "--ram-bandwidth 0GB/s is less than 1 GB/s"),
         (["kimi-k2.6", *BOX, "--tp", "3"], 2, "64 attention heads"),
         (["kimi-k2.6", *BOX, "--context", "many"], 2, "token count"),
         (["kimi-k2.6", *BOX, "--kv", "fp7"], 2, "fp7"),
@@ -332,3 +334,25 @@ def test_the_claim_that_is_offered_is_one_that_fits(capsys: pytest.CaptureFixtur
 
     assert offered
     assert main([*words, offered[1]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("cpu", "says"),
+    [
+        ("sockets = 0", "sockets = 0"),
+        ("sockets = 1, channels = 2", "ram_bandwidth 900 GB/s, channels = 2: so many give at most 141 GB/s"),
+        ("cores = 4, threads = 2", "cores = 4, threads = 2"),
+        ("cores = 1, sockets = 2", "cores = 1, sockets = 2"),
+    ],
+)
+def test_a_box_that_cannot_be_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: str, says: str
+) -> None:
+    """Contradictions of a box file were planned for without a word."""
+    file = tmp_path / "attic.toml"
+    file.write_text(f'gpus = ["2x-rtx-5090"]\nram = "768GiB"\nram_bandwidth = "900GB/s"\ncpu = {{ {cpu} }}\n')
+    assert main(["plan", "kimi-k2.6", "--box", str(file)]) == 2
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"{file}: {says}" in told.err

@@ -221,7 +221,7 @@ def test_many_long_requests_ask_for_context_parallelism() -> None:
         ({"engine": "vllm", "checkpoint": "IQ3_K"}, BadInput),
         ({"tp": 3}, BadInput),
         ({"dcp": 3}, BadInput),
-        ({"tp": 16}, DoesNotFit),
+        ({"tp": 16}, BadInput),
         ({"experts": (90,)}, BadInput),
     ],
 )

@@ -22,7 +22,7 @@ from pathlib import Path
 from moebox import codec
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu, Gpu, in_nodes
-from moebox.errors import BadInput, UnknownName, refuse_if
+from moebox.errors import BadInput, UnknownName, refuse_if, require
 from moebox.loose import rows
 from moebox.units import parse_rate, parse_size
 
@@ -31,7 +31,9 @@ MOST_GPUS = 1024  # in one machine; more is a typing error
 MOST_NODES = 256
 MOST_NETWORK = 10**12  # bytes/s a GPU between nodes; NVLink's largest domains have 0.9
 LEAST_RAM = 2**30  # no machine that serves a model has less: a unit was left out
-MOST_BANDWIDTH = 2 * 12 * 8 * 8800 * 10**6  # bytes/s of RAM
+CHANNEL = 8 * 8800 * 10**6  # bytes/s of one memory channel, MRDIMM-8800
+MOST_BANDWIDTH = 2 * 12 * CHANNEL  # bytes/s of RAM
+LEAST_BANDWIDTH = 10**9  # a single channel of DDR3 has ten times as much: a unit was left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,27 @@ def box_of(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     path = Path(text)
     box = from_file(path) if path.suffix == ".toml" or path.is_file() else from_name(text)
     _refuse_two_vendors(box)
-    return with_ram(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    box = with_ram(box, ram=ram, ram_bandwidth=ram_bandwidth)
+    _refuse_contradictions(box, text)
+    return box
+
+
+def _refuse_contradictions(box: Box, where: str) -> None:
+    """What no machine has together."""
+    cpu, rate = box.cpu, box.ram_bandwidth
+    most = cpu.channels * CHANNEL or MOST_BANDWIDTH
+    channels = f"ram_bandwidth {rate / 1e9:,.0f} GB/s, channels = {cpu.channels}"
+    rules = {
+        f"nodes = {box.nodes}: from 1 to {MOST_NODES}": 1 <= box.nodes <= MOST_NODES,
+        f"sockets = {cpu.sockets}: a machine has at least one": cpu.sockets >= 1,
+        # 0: not known
+        f"cores = {cpu.cores}, sockets = {cpu.sockets}: a socket has one core at least": cpu.cores
+        in (0, max(cpu.cores, cpu.sockets)),
+        f"cores = {cpu.cores}, threads = {cpu.threads}: a core runs one thread at least": cpu.threads
+        in (0, max(cpu.threads, cpu.cores)),
+        f"{channels}: so many give at most {most / 1e9:,.0f} GB/s (MRDIMM-8800)": 0 <= rate <= most,
+    }
+    require(where, rules)
 
 
 def _refuse_two_vendors(box: Box) -> None:
@@ -77,6 +99,9 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
         raise BadInput(f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
     if ram and box.gpu and box.gpu.unified:
         raise BadInput(f"--ram {ram}: {box.gpu.title} and its CPU use the same memory, which is counted as the GPU's")
+    if ram_bandwidth and rate < LEAST_BANDWIDTH:
+        hint = "a bare number is bytes a second; write it like 614GB/s, or leave it out where it is not known"
+        raise BadInput(f"--ram-bandwidth {ram_bandwidth} is less than 1 GB/s", hint=hint)
     if rate > MOST_BANDWIDTH:
         raise BadInput(
             f"--ram-bandwidth {ram_bandwidth}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "

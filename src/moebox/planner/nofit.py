@@ -83,7 +83,7 @@ def problem(
     if least > have and not tried[0].recipe.hybrid:
         groups = f" × dp {pins.dp}" if pins.dp else ""
         text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {least} GPUs and {box.name} has {have}"
-        return DoesNotFit(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
+        return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
     refused = _refused(tried)
     others = [*(_without_pins(asked) if refused else ()), *remedies(asked, tried)]
     hint = "; ".join(others[:3]) or None

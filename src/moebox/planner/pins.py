@@ -53,8 +53,9 @@ class Pins(Settings):
         _known("KV cache type", self.kv, tuple(KV_BYTES))
         _known("draft method", self.speculate, DRAFTS)
         _known("image", self.image, IMAGES)
-        for name in ("tp", "pp", "dp", "ep", "dcp", "concurrency", "ubatch", "threads"):
+        for name in ("tp", "pp", "dp", "ep", "dcp", "concurrency", "threads"):
             refuse_outside(f"--{name}", getattr(self, name), 1, 2**20)
+        refuse_outside("--ub", self.ubatch, 1, 2**20)
         refuse_outside("--context", self.context, 1, LONGEST)
         refuse_outside("--mla", self.mla, 0, 3)
         share = self.memory_utilization
