@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,20 @@ def test_results_that_nobody_asked_to_keep_are_kept_in_a_run_of_their_own(
     assert f"`moebox report {row.id}`" in capsys.readouterr().err
     assert main(["report", row.id, "-o", str(tmp_path / "report.md")]) == 0
     assert "tok/s" in (tmp_path / "report.md").read_text()
+
+
+def test_the_report_of_a_bench_says_how_to_do_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The very command, which measures once more."""
+    with serving(good) as server:
+        words = ["--requests", "3", "--concurrency", "2", "--output", "4", "--input", "8"]
+        assert main(["bench", server.url, "--model", "m", *words]) == 0
+        assert main(["report", "latest", "-o", str(tmp_path / "r.md")]) == 0
+        again = re.search(r"^moebox (bench http://127.*)$", (tmp_path / "r.md").read_text(), re.MULTILINE)
+        assert again
+        capsys.readouterr()
+        assert main([*shlex.split(again[1]), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["num_prompts"], document["max_concurrency"]) == (3, 2)
 
 
 def test_json_is_one_document_in_vllms_names(capsys: pytest.CaptureFixture[str]) -> None:

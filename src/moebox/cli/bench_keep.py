@@ -13,6 +13,7 @@ from moebox import codec, files
 from moebox.cli import kept_in
 from moebox.cli.output import try_file
 from moebox.core.endpoint import Endpoint
+from moebox.core.event import ServerMeasured
 from moebox.core.result import Measurement, PrefillDecode, document
 from moebox.errors import BadInput, MoeboxError, Outside, refuse_if
 from moebox.loose import Document, inner, rows, truth, words
@@ -153,6 +154,7 @@ class Keeper:
         """An hour's measurement must not live on the screen alone."""
         if self._file is None and self._measurements is None:
             self._measurements = Measurements(Run.create(f"bench-{self._endpoint.model}", simulation=simulation))
+            self._measurements.run.event(ServerMeasured(url=self._endpoint.base_url, model=self._endpoint.model))
             self.own_run = self._measurements.run.id
 
     @property

@@ -72,6 +72,7 @@ from moebox.core.event.work import (
     RehearseFinished,
     RehearseStarted,
     RungDone,
+    ServerMeasured,
     TaskBegan,
     TaskEnded,
     VerifyBegan,
@@ -130,6 +131,7 @@ __all__ = [
     "RehearseStarted",
     "RemedyApplied",
     "RungDone",
+    "ServerMeasured",
     "StepDone",
     "StepEvent",
     "StepFailed",
@@ -182,6 +184,7 @@ Known = (
     | LevelDone
     | LevelSlept
     | MeasurementDamaged
+    | ServerMeasured
     | TaskBegan
     | TaskEnded
     | RehearseStarted

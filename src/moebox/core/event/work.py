@@ -50,6 +50,13 @@ class LevelSlept(Event, tag="bench.slept", frozen=True):
     away_s: float = 0.0
 
 
+class ServerMeasured(Event, tag="bench.server", frozen=True):
+    """A server that nothing else is known of is measured."""
+
+    url: str = ""
+    model: str = ""
+
+
 class MeasurementDamaged(Event, tag="bench.damaged", frozen=True):
     """An earlier measurement cannot be used."""
 

@@ -8,7 +8,15 @@ from typing import Any, TypeVar
 
 from moebox import codec
 from moebox.core.box import Box
-from moebox.core.event import AttemptEnded, AttemptReady, AttemptStarted, EngineFactsSaid, VerifyBegan, simulated
+from moebox.core.event import (
+    AttemptEnded,
+    AttemptReady,
+    AttemptStarted,
+    EngineFactsSaid,
+    ServerMeasured,
+    VerifyBegan,
+    simulated,
+)
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words
@@ -111,9 +119,9 @@ def unlike(about: Json) -> list[str]:
 
 
 def asked_at(entries: Sequence[Entry], tasks: TaskRun | None) -> str:
-    """The address of the server that was checked last, or given jobs."""
-    checked = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan) and entry.event.url]
-    return (checked or [tasks.url if tasks else ""])[-1]
+    """The address of the server that was checked or measured last, or given jobs."""
+    asked = [entry.event.url for entry in entries if isinstance(entry.event, VerifyBegan | ServerMeasured)]
+    return [tasks.url if tasks else "", *filter(None, asked)][-1]
 
 
 def recipe_of(folder: Path) -> Path:

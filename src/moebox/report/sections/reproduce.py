@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from moebox import codec
+from moebox import codec, loose
 from moebox.bench.command import flags_of, flags_of_tests
 from moebox.core.measure import Load
 from moebox.core.recipe import Recipe
@@ -27,8 +27,8 @@ def section(records: Sequence[RunRecord]) -> Section:
 
 def of_run(record: RunRecord) -> Iterator[Part]:
     """Commands, launch and recipe of one run."""
-    if record.recipe:
-        yield code(f"Commands{record.of}", commands(record), shown=not record.named)
+    if typed := commands(record) if record.recipe else of_server(record):
+        yield code(f"Commands{record.of}", typed, shown=not record.named)
     for title, text in record.commands:
         yield code(title + record.of, redact(text))
     if record.recipe:
@@ -66,6 +66,16 @@ def commands(record: RunRecord) -> str:
     return "\n".join([*lines, "moebox report latest"])
 
 
+def of_server(record: RunRecord) -> str:
+    """The same for a server of whose launch nothing is known; nothing for figures of others."""
+    if record.imported or not record.url:
+        return ""
+    models = [loose.words(level.raw, "model_id") for level in record.levels]
+    target = (record.url, *given({"--model": next(filter(None, models), "")}))
+    checked = [redact(shlex.join(["moebox", "verify", *target]))] if record.checks else []
+    return "\n".join([*checked, *benched(record.levels, target)])
+
+
 def simulated(record: RunRecord) -> str:
     """What to type to simulate it again: nothing was started that could be started alone."""
     assert record.recipe is not None
@@ -74,11 +84,11 @@ def simulated(record: RunRecord) -> str:
     return shlex.join([*words, *given({"--concurrency": loads})])
 
 
-def benched(levels: Sequence[Level]) -> list[str]:
+def benched(levels: Sequence[Level], target: Sequence[str] = ("recipe.toml",)) -> list[str]:
     """A `moebox bench` for each workload and way of driving it that was measured."""
     found: dict[str, None] = {}
     for flags in (*again(levels), *tests(levels), *told(levels)):
-        found[redact(shlex.join(["moebox", "bench", "recipe.toml", *flags]))] = None
+        found[redact(shlex.join(["moebox", "bench", *target, *flags]))] = None
     return list(found)
 
 
