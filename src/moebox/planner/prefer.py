@@ -25,7 +25,7 @@ UNMEASURED = 0.85  # the expert kernel's speed is a neighbour's
 LESS_PLAIN = 0.97  # pipeline stages, expert parallelism, tensor parallelism over nodes: more that can go wrong
 DIVIDED = 0.90  # decode context parallelism: rows of one rig only
 ONE_SLOT = 0.90  # whoever asks second waits
-CLAIMS_MORE = 0.95  # of each GPU than a careful start does
+CLAIMS_MORE = 3.0  # taken off for each part of a GPU that is claimed beyond a careful start: 6% at 0.92, 15% at 0.95
 LAST_RESORT = 0.20  # drafts and patched images: tried after a plain start stands, or when nothing plain fits
 KNOWN_SLOW = 0.20  # somebody measured a fraction of what the forecast says, for a reason that it does not know
 SLOW = ("kv-fp8-sglang-slow",)  # such symptoms
@@ -45,7 +45,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
     """Everything about a candidate that is less proven than the plainest one."""
     parallel, recipe = weighed.recipe.parallel, weighed.recipe
     claim = recipe.memory_utilization or 0
-    claims_more = claim > START_UTILIZATION and recipe.hybrid is None
+    beyond = 0 if recipe.hybrid else claim - START_UTILIZATION
     slow = any(trouble.symptom in SLOW for trouble in weighed.troubles)
     plainness = (
         (parallel.dcp > 1, Discount(DIVIDED, "a cache divided by DCP is less proven")),
@@ -53,7 +53,7 @@ def discounts(weighed: Weighed) -> tuple[Discount, ...]:
         (parallel.group_nodes > 1, Discount(LESS_PLAIN, "tensor parallelism over nodes hangs on the network")),
         (parallel.ep, Discount(LESS_PLAIN, "expert parallelism adds what can go wrong")),
         (recipe.max_seqs == 1, Discount(ONE_SLOT, "it answers one request at a time")),
-        (claims_more, Discount(CLAIMS_MORE, f"a claim of {claim} of each GPU leaves less for peaks")),
+        (beyond > 0, Discount(1 - CLAIMS_MORE * beyond, f"a claim of {claim} of each GPU leaves less for peaks")),
         (slow, Discount(KNOWN_SLOW, "known to run at a fraction of this", always=True)),
         (recipe.speculate, Discount(LAST_RESORT, "drafts are tried once it runs")),
         (recipe.runtime.preset, Discount(LAST_RESORT, "the image is a third party's patch")),
