@@ -15,7 +15,10 @@ from moebox.checkpoint import deploy, look_up
 from moebox.cli import main
 from moebox.core import catalogue, registry
 from moebox.core.recipe import Recipe
+from moebox.detect.declared import box_of
 from moebox.errors import MoeboxError, UnknownName
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
 from moebox.serve import preflight
 from moebox.serve.dummy import write_gguf
 
@@ -262,3 +265,24 @@ def test_a_rehearsal_before_the_download_needs_no_weights(
     said = capsys.readouterr().err
     assert "is not installed here" in said
     assert "no weights" not in said
+
+
+def test_a_folder_published_with_a_vision_tower_is_the_model_that_the_catalogue_has_without(tmp_path: Path) -> None:
+    """nvidia's MiniMax M3 goes by another name of the architecture: it lost its tool parser and had other bytes."""
+    configs = Path(__file__).parents[1] / "checkpoint" / "configs"
+    config = json.loads((configs / "nvidia--MiniMax-M3-NVFP4.json").read_text())
+    layer, mxfp8 = "language_model.model.layers.5", {"quant_algo": "MXFP8"}
+    modules = (f"{layer}.block_sparse_moe.shared_experts.up_proj", f"{layer}.self_attn.q_proj", f"{layer}.mlp.up_proj")
+    config["quantization_config"]["quantized_layers"] |= dict.fromkeys(modules, mxfp8)  # the file has a few of 22,000
+    place = tmp_path / "m3"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config))
+    found, known = look_up(str(place)), catalogue.model("minimax-m3")
+
+    assert (found.model.name, found.model.tool_parser) == (known.name, known.tool_parser)
+    form = catalogue.checkpoint("minimax-m3", "nvfp4")
+    assert found.checkpoints[0].bytes == form.bytes
+    box = box_of("8x-b200")
+    theirs = choose(box, known, (form,), Pins()).recipe
+    mine = choose(box, found.model, found.checkpoints, Pins()).recipe
+    assert dataclasses.replace(mine, checkpoint=theirs.checkpoint) == theirs

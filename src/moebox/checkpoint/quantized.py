@@ -41,9 +41,31 @@ def checkpoint_from_config(model: Model, config: dict[str, Any], name: str, fold
         attention=_attention_bits(model, bits, spared, kept),
         per_expert=24 if label in ("int4-g32", "nvfp4") else 0,
     )
+    row = replace(row, **_listed(quant))
     if label == "fp8-block" and str(config.get("expert_dtype", "")).lower() == "fp4":
         row = replace(row, quant="mxfp4", routed_experts=4.25)  # DeepSeek V4: fp8 with experts in mxfp4
     return checkpoint_of(model, row)
+
+
+# Names of modules that tell the component, the more telling first.
+PARTS = {
+    "shared_experts": "shared_experts",
+    ".experts.": "routed_experts",
+    "self_attn": "attention",
+    ".mlp.": "dense_ffn",
+}
+LISTED = {"NVFP4": 4.5, "MXFP8": 8.25, "FP8": 8.0}  # bits a weight; MXFP8 has one byte of scale for 32 weights
+
+
+def _listed(quant: dict[str, Any]) -> dict[str, Any]:
+    """Bits by component where modelopt's mixed form lists every module with what it is in (nvidia/MiniMax-M3-NVFP4)."""
+    found: dict[str, float] = {}
+    for name, settings in loose.inner(quant, "quantized_layers").items():
+        bits = LISTED.get(loose.words(settings, "quant_algo"))
+        part = next((part for mark, part in PARTS.items() if mark in name), None)
+        if bits and part:
+            found.setdefault(part, bits)
+    return found
 
 
 def _settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ refusals. One that only resembles a known one gets what its architecture needs, 
 import re
 from dataclasses import dataclass, replace
 
-from moebox.core import catalogue
+from moebox.core import catalogue, support
 from moebox.core.families import Family, family_of
 from moebox.core.model import Model
 
@@ -56,13 +56,20 @@ def _in_catalogue(model: Model, alike: list[Model], hints: Hints) -> tuple[Model
 
 
 def same_shape(model: Model, known: Model) -> bool:
-    """Whether two models have the same architecture and sizes; GGUF leaves the vision tower out."""
-    names = GGUF_NAMES.get(model.architecture, (model.architecture,))
-    if known.architecture not in names:
-        return False
-    if model.architecture not in GGUF_NAMES and bool(model.vision) != bool(known.vision):
-        return False
-    return _sizes(model) == _sizes(known)
+    """Whether two models have the same architecture and sizes.
+
+    Under another name of the architecture the vision tower may be missing: GGUF leaves it out, and some publish a model
+    with it and without (MiniMax M3).
+    """
+    if known.architecture == model.architecture:
+        return bool(model.vision) == bool(known.vision) and _sizes(model) == _sizes(known)
+    return known.architecture in _other_names(model) and _sizes(model) == _sizes(known)
+
+
+def _other_names(model: Model) -> tuple[str, ...]:
+    """Names that the model's architecture goes by elsewhere."""
+    row = support.architecture(model)
+    return GGUF_NAMES.get(model.architecture, row.names if row else ())
 
 
 def _sizes(model: Model) -> tuple[int, ...]:
