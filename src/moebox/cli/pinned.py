@@ -10,7 +10,7 @@ from moebox.planner.pins import Pins, Settings, experts_of
 
 @dataclass(frozen=True, kw_only=True)
 class Pinned(Settings):
-    """What is given is honoured, even where it is known to crash; what is not is chosen.
+    """What is given is honoured, or refused where it is known not to start; what is not is chosen.
 
     Attributes:
         engine: vllm, sglang, llama.cpp, ik_llama.cpp, ktransformers.

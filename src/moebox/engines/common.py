@@ -1,7 +1,7 @@
 """What holds for every engine: formats, shapes and GPUs. Every reason carries its source.
 
 "fatal": it does not start, or fails at the first long prompt; "warning": it runs, worse than it seems; "note": good
-to know. What is pinned by a person is still honoured; these only speak.
+to know. A plan is never of what is fatal; a recipe that a person wrote is still launched as it stands.
 """
 
 import json
