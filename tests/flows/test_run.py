@@ -70,11 +70,10 @@ def test_requests_that_failed_are_told_and_make_the_exit_code_1(
     story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """As after `moebox bench`: a figure that leaves a request out is not green, and a resume does not make it so."""
-    monkeypatch.setenv("ORACLE_FAILS", "64,3")  # of a measurement's, whose first one warms up
+    monkeypatch.setenv("ORACLE_FAILS", "64,3,the engine is confused")  # of a measurement's, whose first one warms up
     assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1,2")]) == 1
     said = capsys.readouterr().out
     assert "1 stream: 1 of 4 requests failed: HTTP 500" in said
-    assert "1 stream: llama.cpp ends a reply with an error" in said, "what is known of it"
     assert "1 request failed" in " ".join(said.split()), "in the strip"
     assert "✗ bench" in said
     assert "requests failed 1 of 12" in said
@@ -82,6 +81,19 @@ def test_requests_that_failed_are_told_and_make_the_exit_code_1(
     assert {step.name: step.state for step in live.view(run).steps}["bench"] == "failed"
     assert main(["run", "--resume", run.id]) == 1
     assert gone()
+
+
+def test_requests_that_an_engine_fails_now_and_then_are_told(
+    story_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """llama.cpp throws away a reply that is no UTF-8, whoever asks: not green, explained, and no failure."""
+    monkeypatch.setenv("ORACLE_FAILS", "64,3,Failed to parse input at pos 52")
+    assert main(["run", "--recipe", str(story_recipe), *only("bench", "report", streams="1")]) == 0
+    said = capsys.readouterr().out
+    assert "1 stream: llama.cpp ends a reply with an error" in said
+    assert "failed by a known habit 1 of 4" in said
+    assert "1 request failed" in " ".join(said.split()), "in the strip"
+    assert "✓ fast" not in said
 
 
 def test_an_interrupt_says_how_to_go_on(story_recipe: Path):

@@ -208,6 +208,12 @@ def known_causes(errors: Iterable[str]) -> list[str]:
     return [f"{finding.cause} Remedy: {finding.remedy}" for finding in found.findings.values()]
 
 
+def passing(error: str) -> bool:
+    """Whether an engine is known to give this error now and then, and to serve on."""
+    found = search([f"{printable(error)}\n".encode()]).findings.values()
+    return bool(found) and all(finding.severity == "warning" for finding in found)
+
+
 def search(pieces: Iterable[bytes], *, engine: str = "") -> Search:
     """Search pieces of a log, in order."""
     found = Search(engine=engine)

@@ -19,6 +19,7 @@ from moebox.core.habits import failure
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
 from moebox.doctor.box import examine_here
+from moebox.doctor.logs import passing
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
 from moebox.flows import boxes, phantom, recipes
 from moebox.flows.climb import BEST, climb
@@ -291,8 +292,10 @@ class Runner:
             "output": f"{tok_s(best.output_throughput)} with {streams(best.max_concurrency)}",
             "ttft": seconds((best.ttft.mean or 0.0) / 1e3),
         }
-        if bad := sum(row.bad for row in rows):
-            self._figures["requests_failed"] = f"{bad} of {sum(row.num_prompts for row in rows)}"
+        asked, bad = sum(row.num_prompts for row in rows), sum(row.bad for row in rows)
+        known = sum(times for row in rows for error, times in row.errors.items() if passing(error))
+        counted = {"requests_failed": bad - known, "failed_by_a_known_habit": known}
+        self._figures |= {name: f"{number} of {asked}" for name, number in counted.items() if number > 0}
 
     def _task(self) -> None:
         from moebox.flows.work import work

@@ -7,7 +7,7 @@ ORACLE_HOLDS      (environment) PATH,WHICH,N: leaves PATH and waits until PATH.g
                   WHICH is `start`, else in its Nth chat request, of those with max_tokens WHICH or of `any`
 ORACLE_OOM        (environment) PATH,CONTEXT: with -c CONTEXT the kernel kills it, and counts so in PATH
 ORACLE_DRIFT      (environment) PATH: counts its starts there; at the first one the machine is four times slower
-ORACLE_FAILS      (environment) WHICH,N: HTTP 500 to the Nth chat request with max_tokens WHICH
+ORACLE_FAILS      (environment) WHICH,N,TEXT: HTTP 500 and TEXT to the Nth chat request with max_tokens WHICH
 ORACLE_TOO_LONG   (environment) the HTTP status of a prompt beyond the context, 400 without it
 --spec-type       guesses ahead: faster, with counters in /metrics; with `ngram-mod` it also says other things
 """
@@ -110,7 +110,7 @@ def app(given: argparse.Namespace, holds: Holds) -> Starlette:
     """The routes of a llama-server."""
     made = itertools.count()
     asked = itertools.count(1)
-    which, _, number = os.environ.get("ORACLE_FAILS", "").partition(",")
+    which, number, says = (*os.environ.get("ORACLE_FAILS", "").split(","), "", "")[:3]
     delay = WORD_S * 512 / given.ub * 2048 / given.c / (2 if given.spec_type else 1) * drifted()
 
     def bent(reply: Reply, body: bend.Body) -> Reply:
@@ -130,7 +130,7 @@ def app(given: argparse.Namespace, holds: Holds) -> Starlette:
             return JSONResponse({"error": {"message": str(problem)}}, problem.status)
         next(made)
         if str(body.get("max_tokens")) == which and next(asked) == int(number):
-            return JSONResponse({"error": {"message": "Failed to parse input at pos 52"}}, 500)
+            return JSONResponse({"error": {"message": says}}, 500)
         wait = holds.held("any", body.get("max_tokens"))
         if not body.get("stream"):
             while wait and holds.held():  # noqa: ASYNC110  (a file is what another process can leave)
