@@ -7,7 +7,7 @@ from moebox.core import catalogue
 from moebox.core.recipe import Parallel
 from moebox.engines import rooms
 from moebox.engines.parse import parse_command
-from moebox.errors import DoesNotFit
+from moebox.errors import BadInput
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.simulate import Workload, rules_of, simulate
@@ -35,7 +35,7 @@ def test_what_is_pinned_is_planned_and_launched(engine: str) -> None:
 
 def test_more_groups_than_gpus_do_not_fit() -> None:
     """One line with both numbers."""
-    with pytest.raises(DoesNotFit, match="takes 16 GPUs and 8x-b200 has 8"):
+    with pytest.raises(BadInput, match="takes 16 GPUs and 8x-b200 has 8"):
         choose(BOX, MODEL, FORMS, Pins(tp=4, dp=4))
 
 
