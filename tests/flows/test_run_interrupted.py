@@ -32,8 +32,8 @@ def test_an_interrupted_run_says_in_which_step(
     assert states(run)[step] == "running"
     assert summarize(run).state(live=True) == f"running {step}"
     moebox.send_signal(how)
-    moebox.communicate()
     hold.go()
+    moebox.communicate()
     assert gone()
 
     capsys.readouterr()
