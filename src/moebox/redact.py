@@ -9,12 +9,8 @@ every text would be full of holes.
 Nothing here knows files or reports; every other module may import it.
 """
 
-import base64
-import html
-import json
 import re
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote, quote_plus
 
 HIDDEN = "‹hidden›"
 SHORTEST, UNLIKE_WORDS, LONG = 4, 8, 16  # characters of a key
@@ -23,26 +19,25 @@ _NEVER = r"(?!)"  # matches nowhere
 _given: set[str] = set()  # keys of this process
 _anywhere = _by_itself = re.compile(_NEVER)  # what is hidden of them in all texts, and in those of errors
 
+# Compiled when they are first needed, which most commands never do.
 # Texts that are a secret wherever they stand, by the form their issuers gave them; with each pattern what a text must
 # hold for it to match, since most texts are long and hold none of it.
 TOKENS = {
-    re.compile(r"\b(?:sk|pk|rk|ghp|gho|ghu|ghs|ghr|xox[abeoprs]|glpat|nvapi|npm|dckr_pat)[-_][A-Za-z0-9_-]{8,}"): (
+    r"\b(?:sk|pk|rk|ghp|gho|ghu|ghs|ghr|xox[abeoprs]|glpat|nvapi|npm|dckr_pat)[-_][A-Za-z0-9_-]{8,}": (
         *("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "ghp", "gho", "ghu", "ghs", "ghr", "xox", "glpat", "nvapi"),
         *("npm", "dckr_pat"),
     ),
-    re.compile(r"\bhf_[A-Za-z0-9]{8,}"): ("hf_",),  # the Hub's; --hf-overrides is a flag
-    re.compile(r"\bgithub_pat_[A-Za-z0-9_]{20,}"): ("github_pat_",),
-    re.compile(r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b"): (  # AWS access key ids
+    r"\bhf_[A-Za-z0-9]{8,}": ("hf_",),  # the Hub's; --hf-overrides is a flag
+    r"\bgithub_pat_[A-Za-z0-9_]{20,}": ("github_pat_",),
+    r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b": (  # AWS access key ids
         *("AKIA", "ASIA", "AGPA", "AIDA", "AROA", "ANPA"),
     ),
-    re.compile(r"\bAIza[A-Za-z0-9_-]{35}"): ("AIza",),  # GCP API keys
-    re.compile(r"\bya29\.[A-Za-z0-9._-]{10,}"): ("ya29.",),  # GCP OAuth access tokens
-    re.compile(r"\bGOCSPX-[A-Za-z0-9_-]{10,}"): ("GOCSPX-",),  # GCP client secrets
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"): ("eyJ",),  # JSON web tokens
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL): (
-        "PRIVATE KEY-----",
-    ),
-    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"): ("://",),  # user:password in a URL
+    r"\bAIza[A-Za-z0-9_-]{35}": ("AIza",),  # GCP API keys
+    r"\bya29\.[A-Za-z0-9._-]{10,}": ("ya29.",),  # GCP OAuth access tokens
+    r"\bGOCSPX-[A-Za-z0-9_-]{10,}": ("GOCSPX-",),  # GCP client secrets
+    r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*": ("eyJ",),  # JSON web tokens
+    r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)": ("PRIVATE KEY-----",),
+    r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)": ("://",),  # user:password in a URL
 }
 # Texts whose surroundings say that they are one.
 _NAMES = (
@@ -53,20 +48,16 @@ _NAMES = (
 _HINTS = ("key", "token", "secret", "pass", "pwd", "cred", "nature", "author", "bearer", "aws")
 _QUOTED = ('key"', "key'", 'token"', "token'", "secret", "pass", "pwd", "cred", "nature", "author")
 NAMED = {
-    re.compile(r"(?i)\bbearer[\s:=]+[\"']?(?P<value>[A-Za-z0-9._~+/=-]{6,})"): ("bearer",),
-    re.compile(
-        r"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|bearer)?\s*(?P<value>[A-Za-z0-9._~+/=-]{6,})"
-    ): ("author",),
-    # AWS's own names hold more words: aws_secret_access_key, aws_session_token
-    re.compile(r"(?i)aws_?(?:secret|session|security)[a-z_]*[\"']?\s*[=:]\s*[\"']?(?P<value>[A-Za-z0-9/+=]{16,})"): (
-        "aws",
+    r"(?i)\bbearer[\s:=]+[\"']?(?P<value>[A-Za-z0-9._~+/=-]{6,})": ("bearer",),
+    r"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|bearer)?\s*(?P<value>[A-Za-z0-9._~+/=-]{6,})": (
+        "author",
     ),
-    re.compile(rf"(?i)--(?:[a-z]+-)*(?:{_NAMES})(?:=|\s+)[\"']?(?P<value>[^\s\"',;]{{4,}})"): ("--",),
-    re.compile(
-        r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\s*[=:]\s*[\"']?(?P<value>[^\s\"',;]{4,})"
-    ): _HINTS,
-    re.compile(rf"""(?i)["'][a-z_-]*(?:{_NAMES}|authorization)["']\s*:\s*["'](?P<value>[^"']{{4,}})["']"""): _QUOTED,
-    re.compile(rf"""(?i)(?<![\w-])(?:[a-z]+[-_])*(?:{_NAMES})\s*=\s*["']?(?P<value>[^\s"',;&]{{4,}})"""): ("=",),
+    # AWS's own names hold more words: aws_secret_access_key, aws_session_token
+    r"(?i)aws_?(?:secret|session|security)[a-z_]*[\"']?\s*[=:]\s*[\"']?(?P<value>[A-Za-z0-9/+=]{16,})": ("aws",),
+    rf"(?i)--(?:[a-z]+-)*(?:{_NAMES})(?:=|\s+)[\"']?(?P<value>[^\s\"',;]{{4,}})": ("--",),
+    r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\s*[=:]\s*[\"']?(?P<value>[^\s\"',;]{4,})": _HINTS,
+    rf"""(?i)["'][a-z_-]*(?:{_NAMES}|authorization)["']\s*:\s*["'](?P<value>[^"']{{4,}})["']""": _QUOTED,
+    rf"""(?i)(?<![\w-])(?:[a-z]+[-_])*(?:{_NAMES})\s*=\s*["']?(?P<value>[^\s"',;&]{{4,}})""": ("=",),
 }
 
 
@@ -94,6 +85,10 @@ def spellings(keys: Iterable[str]) -> list[str]:
 
 def _spellings(key: str) -> set[str]:
     """In JSON, HTML or a URL, in hexadecimal, in base64 wherever it begins there."""
+    import html  # every command imports this module, and few have a key
+    import json
+    from urllib.parse import quote, quote_plus
+
     raw = key.encode()
     forms = {key, json.dumps(key)[1:-1], html.escape(key), raw.hex(), quote(key), quote(key, safe=""), quote_plus(key)}
     return forms | set(_base64(raw))
@@ -101,6 +96,8 @@ def _spellings(key: str) -> set[str]:
 
 def _base64(raw: bytes) -> Iterator[str]:
     """What of `raw` stands in base64 whatever comes before and after it: a byte of it may begin in mid-letter."""
+    import base64
+
     for before in range(3):
         text = base64.b64encode(bytes(before) + raw).decode()
         whole = text[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]
@@ -133,18 +130,18 @@ def hide_keys(text: str) -> str:
     text = hide_in_error(text)
     for pattern, marks in TOKENS.items():
         if any(mark in text for mark in marks):
-            text = pattern.sub(HIDDEN, text)
+            text = re.sub(pattern, HIDDEN, text)
     folded = text.casefold()
     if any(hint in folded for hint in _HINTS):
         for pattern, marks in NAMED.items():
             if any(mark in folded for mark in marks):
-                text = pattern.sub(_hide, text)
+                text = re.sub(pattern, _hide, text)
     return text
 
 
 def holds_token(text: str) -> bool:
     """Whether `text` holds something that only a secret looks like."""
-    return any(pattern.search(text) for pattern in TOKENS)
+    return any(re.search(pattern, text) for pattern in TOKENS)
 
 
 def _hide(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ Everything after `plan` takes it.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from moebox.core import gpu_list, registry
 from moebox.core.box import Box, Gpu, size_of
@@ -14,7 +15,7 @@ from moebox.core.traits import Traits
 from moebox.errors import BadInput
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
     """One engine, one checkpoint of one model, one set of settings, and the box where it is known.
 
@@ -77,7 +78,7 @@ class Deployment:
             raise BadInput(f"{self.recipe.name}: no box was given to plan it for")
         return self.box
 
-    @property
+    @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """One GPU of each kind that the recipe uses, the smallest first: others of the box are nothing to it."""
         if self.box is None:

@@ -14,7 +14,8 @@ def all_gpus(box: Box) -> tuple[Gpu, ...]:
 
 def used_gpus(box: Box, recipe: Recipe) -> tuple[int, ...]:
     """Indices of the GPUs a recipe runs on: CUDA_VISIBLE_DEVICES where set, else the first ones."""
-    picked = _listed(box, recipe.env.get(VISIBLE, ""))
+    listed = recipe.env.get(VISIBLE)
+    picked = _listed(box, listed) if listed else tuple(range(len(box.gpus) * box.nodes))
     return picked if recipe.hybrid else picked[: recipe.parallel.gpus]
 
 

@@ -45,7 +45,7 @@ class Weighed:
         """Its recipe."""
         return self.candidate.recipe
 
-    @property
+    @cached_property
     def deployment(self) -> Deployment:
         """It on its box, as everything after the plan takes it."""
         return Deployment.of(self.recipe, self.model, self.checkpoint, self.box)
