@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         import xllamacpp
     except ImportError as problem:
-        print(f"error: the embedded engine is not installed: {problem}", file=sys.stderr)
+        print(f"error: the embedded engine cannot be loaded: {problem}", file=sys.stderr)
         return 3
     try:
         server = xllamacpp.Server(parameters(given))
