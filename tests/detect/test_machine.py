@@ -251,6 +251,7 @@ def test_a_plan_is_made_for_the_gpus_that_are_visible(tmp_path: Path):
     recipe = choose(box, *resolve("minimax-m2.7"), Pins(tp=4)).recipe
     assert recipe.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert used_gpus(box, recipe) == (0, 1, 2, 3)
+    assert used_gpus(box, replace(recipe, env={"CUDA_VISIBLE_DEVICES": "7, 5,"})) == (3, 1)
     assert {(link.a, link.b) for link in box.links if link.kind == "pix"} == {(0, 1), (2, 3)}
 
 
@@ -258,3 +259,8 @@ def test_all_visible_gpus_need_no_names(tmp_path: Path):
     """Nor does a list of all of them."""
     for only in (None, "0,1,2,3,4,5,6,7"):
         assert nvml.read(Driver(), sysfs=tmp_path, only=only).numbers == ()
+
+
+def test_parts_of_gpus_hide_none():
+    """CUDA names a MIG part by its own UUID: which GPU it lies on is not told apart here."""
+    assert nvml.visible("MIG-1f2e3d4c", ["GPU-a", "GPU-b"]) == (0, 1)

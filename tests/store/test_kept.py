@@ -18,7 +18,8 @@ from moebox.flows import pipeline
 from moebox.report.files import report
 from moebox.report.page import html
 from moebox.report.reading import read
-from moebox.store import Run, briefs
+from moebox.store import Run
+from moebox.store.listing import brief
 from moebox.store.summary import summaries
 
 KEPT = Path(__file__).parent / "kept"
@@ -66,9 +67,7 @@ def test_the_report_tells_it(run: Run) -> None:
 
 def test_the_lists_show_it(run: Run) -> None:
     """In `runs` and on the page."""
-    (brief,) = briefs(run.path.parent)
-    assert brief.simulation
-    assert brief.last_kind == "pipeline.done"
+    assert brief(run).last_kind == "pipeline.done"
     (row,) = summaries(run.path.parent)
     assert (row.model, row.step, row.simulation) == ("Kimi-K2.6", "report", True)
 

@@ -11,7 +11,8 @@ from moebox.codec import read_text
 from moebox.errors import BadInput
 from moebox.report.files import report
 from moebox.report.markdown import markdown
-from moebox.store import Run, briefs, plain
+from moebox.store import Run, plain
+from moebox.store.summary import summaries
 
 NAMES = ["run.json", "events.jsonl", "recipe.toml", "story.json", "measurements/x.json", "verdicts/x.json", "launch.sh"]
 
@@ -36,7 +37,7 @@ def test_a_report_of_a_hostile_folder_shows_nothing_from_elsewhere(
     run.release()
 
     assert "root:" not in markdown(report([run]))
-    assert [brief.id for brief in briefs(tmp_path)] == [run.id]
+    assert [row.id for row in summaries(tmp_path)] == [run.id]
 
 
 def test_only_plain_files_are_read(tmp_path: Path):

@@ -8,8 +8,10 @@ import pytest
 
 from moebox.core.event import Unknown
 from moebox.errors import BadInput
-from moebox.store import EngineLog, Run, briefs, rotate
+from moebox.store import EngineLog, Run, rotate
+from moebox.store.listing import brief
 from moebox.store.log import pieces
+from moebox.store.summary import summaries
 
 
 def test_a_run_is_found_by_path_name_beginning_and_as_the_latest(tmp_path: Path) -> None:
@@ -59,11 +61,11 @@ def test_the_list_shows_what_there_is_and_survives_foreign_folders(tmp_path: Pat
     (old / "run.json").write_text('{"created": 17')
     (old / "events.jsonl").write_text('{"time": 5, "kind": "up.ready", "data": {}}\n{"time": 6, "ki')
     Run.create("new", runs=tmp_path).event(Unknown(name="plan.made", fields={"simulation": True}))
-    new, first = briefs(tmp_path)
+    new, first = summaries(tmp_path)
     assert new.simulation
-    assert new.last_kind == "plan.made"
+    assert brief(Run(tmp_path / new.id)).last_kind == "plan.made"
     assert first.started == 1767225600.0  # 2026-01-01, from the folder's name
-    assert len(first.notes) == 2
+    assert len(brief(Run(old)).notes) == 2
 
 
 def test_the_engine_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

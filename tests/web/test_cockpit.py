@@ -247,3 +247,6 @@ def test_lists_of_runs_say_how_each_ended(serve: Serve, tmp_path: Path, capsys: 
         assert "ended" in row(text, whole)
         assert "passed" in row(text, whole)
     assert "only-checked" in row(page, checked)
+    assert main(["runs", "--runs", str(tmp_path), "--json"]) == 0
+    told = {each["id"]: each["state"] for each in json.loads(capsys.readouterr().out)["runs"]}
+    assert [told[run.id] for run in (whole, cut, failed)] == ["ended", "interrupted in verify", "failed in up"]

@@ -103,7 +103,7 @@ class Keeper:
             folder = self._measurements.run.path
             try_file(folder / "measurements" / "new.json", of=folder)
         elif not file:
-            try_file(runs_dir() / "new", of=runs_dir(), hint=ELSEWHERE)
+            try_file(self._home / "new", of=self._home, hint=ELSEWHERE)
 
     def keep(self, measured: "Measured", title: str) -> Measurement:
         """One measurement's samples, and in a run its figures too; the result says where its samples are."""

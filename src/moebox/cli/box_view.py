@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebox.core.box import Box, Gpu, Link
+from moebox.core.gpu_list import VISIBLE
 from moebox.planner.speed.links import between_nodes
 from moebox.units import gb, gib, plural, rate
 
@@ -202,7 +203,7 @@ def troubles(box: Box) -> list[str]:
     if any(link.p2p is False for link in box.links):
         lines.append("some GPUs cannot reach each other directly: tensor parallel goes through host memory")
     if box.gpu_numbers:
-        lines.append(f"CUDA_VISIBLE_DEVICES hides all but the driver's GPU {', '.join(map(str, box.gpu_numbers))}")
+        lines.append(f"{VISIBLE} hides all but the driver's GPU {', '.join(map(str, box.gpu_numbers))}")
     if box.mixed:
         lines.append("GPUs differ: tensor parallel runs at the pace and size of the smallest")
     return lines

@@ -74,14 +74,13 @@ def compare(
     refuse_outside("--rounds", rounds, 2, 100)
     refuse_outside("--questions", questions, 1, 1000)
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
-    simulation = _simulated(left, right)
     if by == "task":
         return _by_task(left, right, family, level, jobs, parallel, first, json)
     from moebox.flows.compare import Effort, compare_targets
     from moebox.flows.compare import compare as judged
 
     effort = Effort(concurrency=streams, questions=questions, rounds=rounds, seed=first)
-    run = Run.create("compare", simulation=simulation)
+    run = Run.create("compare", simulation=_simulated(left, right))
     with told_when_interrupted(_not_resumed(run)):
         talk().print(f"run: {run.path}", soft_wrap=True)
         sides = compare_targets(left, right, run, effort)
@@ -94,8 +93,6 @@ def compare(
 
 def _names(a: "Target", b: "Target") -> dict[str, str]:
     """What A and B are: the URL of a server, the name of a recipe."""
-    from moebox.core.endpoint import Endpoint
-
     return {
         key: side.base_url if isinstance(side, Endpoint) else side.name
         for key, side in (("target_a", a), ("target_b", b))
@@ -154,7 +151,7 @@ def _by_task(
     if not (2 <= jobs <= 10_000 and 1 <= parallel <= 256):
         raise BadInput("--jobs is 2 to 10000 and --parallel 1 to 256")
     names = runner.names(families(family), level, jobs, seed)
-    run = Run.create("compare")
+    run = Run.create("compare", simulation=_simulated(a, b))
     talk().print(f"run: {run.path}", soft_wrap=True)
 
     def tell(side: str, result: "JobResult") -> None:

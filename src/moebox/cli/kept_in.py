@@ -10,9 +10,9 @@ from moebox.stream.limits import simulated
 NO_MODEL = "a simulation answers here: its speed is a forecast, and its text means nothing"
 
 
-def new_run(kind: str, endpoint: Endpoint, *, simulation: bool | None = None) -> Run:
+def new_run(kind: str, endpoint: Endpoint) -> Run:
     """One of its own, marked where no model answers."""
-    simulation = simulated(endpoint) if simulation is None else simulation
+    simulation = simulated(endpoint)
     if simulation:
         talk().print(NO_MODEL, style="yellow", soft_wrap=True)
     return Run.create(f"{kind}-{endpoint.model}", simulation=simulation)

@@ -1,17 +1,17 @@
 """`moebox runs`: what there is, one of them, and away with it."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moebox import codec
 from moebox.cli.output import asked, emit, people
 from moebox.errors import BadInput, Outside
 from moebox.loose import Document
 from moebox.serve import state
-from moebox.store import Brief, Run, briefs, runs_dir
+from moebox.store import Brief, Run, runs_dir
 from moebox.store.listing import brief, looks_like_one
 from moebox.store.summary import Summary, summaries
 
@@ -35,15 +35,19 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         runs: The folder that holds them.
         json: Print JSON.
     """
+    found, engines = summaries(runs), state.folders()
+    live = {row.id for row in found if state.works_on(Run(runs_dir(runs) / row.id), engines)}
     if json:
-        emit({"runs": _with_engines(briefs(runs)), "folder": runs_dir(runs)})
+        emit(
+            {
+                "runs": [_listed(row, brief(Run(runs_dir(runs) / row.id)), live) for row in found],
+                "folder": runs_dir(runs),
+            }
+        )
         return 0
-    found = summaries(runs)
     if not found:
         people().print(f"no runs in {runs_dir(runs)} yet", soft_wrap=True)
         return 0
-    engines = state.folders()
-    live = {row.id for row in found if _live(Run(runs_dir(runs) / row.id), engines)}
     if people().width < NARROW:
         for row in found:
             people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks}, {_speed(row)} tok/s", markup=False)
@@ -52,15 +56,11 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
     return 0
 
 
-def _live(run: Run, engines: dict[Path, str]) -> bool:
-    """As long as somebody works on it, or an engine of it lives."""
-    return run.held or bool(state.writing(engines, run.path))
-
-
-def _with_engines(rows: "Sequence[Brief]") -> list[Brief]:
-    """A run is live as long as an engine of it is, whoever waits for that."""
-    engines = state.folders()
-    return [dataclasses.replace(row, live=row.live or bool(state.writing(engines, Path(row.path)))) for row in rows]
+def _listed(row: "Summary", told: "Brief", live: set[str]) -> Document:
+    """A row of the list under stable keys: what it says to people, and what lies in the folder."""
+    shown = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation")
+    figures = {name: getattr(row, name) for name in shown}
+    return {**codec.plain(told), **figures, "live": row.id in live, "state": row.state(live=row.id in live)}
 
 
 def listing(found: "Sequence[Summary]", live: set[str], *, wide: bool) -> "Table":
@@ -143,9 +143,10 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
 
 def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
-    (row,) = _with_engines([brief(run)])
+    row = brief(run)
     return {
-        **{name: getattr(row, name) for name in ("id", "path", "started", "last", "last_kind", "live", "bytes")},
+        **{name: getattr(row, name) for name in ("id", "path", "started", "last", "last_kind", "bytes")},
+        "live": state.works_on(run, state.folders()),
         "simulation": record.simulation,
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,

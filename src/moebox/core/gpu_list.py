@@ -15,14 +15,14 @@ def all_gpus(box: Box) -> tuple[Gpu, ...]:
 def used_gpus(box: Box, recipe: Recipe) -> tuple[int, ...]:
     """Indices of the GPUs a recipe runs on: CUDA_VISIBLE_DEVICES where set, else the first ones."""
     listed = recipe.env.get(VISIBLE)
-    picked = _listed(box, listed) if listed else tuple(range(len(box.gpus) * box.nodes))
+    picked = _listed(box, listed) if listed else tuple(range(len(all_gpus(box))))
     return picked if recipe.hybrid else picked[: recipe.parallel.gpus]
 
 
 def _listed(box: Box, text: str) -> tuple[int, ...]:
     """The GPUs of a list of their numbers; all of them where it lists none, or names them otherwise."""
     every = range(len(all_gpus(box)))
-    numbers = text.replace(" ", "").split(",")
+    numbers = list(filter(None, text.replace(" ", "").split(",")))
     if not all(number.isdigit() for number in numbers):
         return tuple(every)
     places = dict(zip(map(str, box.gpu_numbers or every), every, strict=False))

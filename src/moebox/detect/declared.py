@@ -64,14 +64,13 @@ def _refuse_contradictions(box: Box, where: str) -> None:
     cpu, rate = box.cpu, box.ram_bandwidth
     most = cpu.channels * CHANNEL or MOST_BANDWIDTH
     channels = f"ram_bandwidth {rate / 1e9:,.0f} GB/s, channels = {cpu.channels}"
+    enough_cores = not cpu.cores or cpu.cores >= cpu.sockets  # 0: not known
+    enough_threads = not cpu.threads or cpu.threads >= cpu.cores
     rules = {
         f"nodes = {box.nodes}: from 1 to {MOST_NODES}": 1 <= box.nodes <= MOST_NODES,
         f"sockets = {cpu.sockets}: a machine has at least one": cpu.sockets >= 1,
-        # 0: not known
-        f"cores = {cpu.cores}, sockets = {cpu.sockets}: a socket has one core at least": cpu.cores
-        in (0, max(cpu.cores, cpu.sockets)),
-        f"cores = {cpu.cores}, threads = {cpu.threads}: a core runs one thread at least": cpu.threads
-        in (0, max(cpu.threads, cpu.cores)),
+        f"cores = {cpu.cores}, sockets = {cpu.sockets}: a socket has one core at least": enough_cores,
+        f"cores = {cpu.cores}, threads = {cpu.threads}: a core runs one thread at least": enough_threads,
         f"{channels}: so many give at most {most / 1e9:,.0f} GB/s (MRDIMM-8800)": 0 <= rate <= most,
     }
     require(where, rules)

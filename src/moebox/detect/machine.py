@@ -7,6 +7,7 @@ import psutil
 
 from moebox.core import catalogue
 from moebox.core.box import Box, Cpu
+from moebox.core.gpu_list import VISIBLE
 from moebox.detect import host as hosts
 from moebox.detect import nvml
 
@@ -14,7 +15,7 @@ from moebox.detect import nvml
 def detect(*, measure: bool = False) -> Box:
     """What this machine is; `measure` also reads memory for a second or two to learn its bandwidth."""
     module = nvml.load()
-    driver = nvml.read(module, only=os.environ.get("CUDA_VISIBLE_DEVICES")) if module else nvml.Driver()
+    driver = nvml.read(module, only=os.environ.get(VISIBLE)) if module else nvml.Driver()
     memory = psutil.virtual_memory()
     cpu, bandwidth = with_channels(hosts.cpu())
     measured = None

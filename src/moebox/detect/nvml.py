@@ -73,7 +73,12 @@ def read(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> D
 
 
 def visible(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of the GPUs that CUDA shows to programs: listed by number or UUID, up to the first it does not know."""
+    """Numbers of the GPUs that CUDA shows to programs: listed by number or UUID, up to the first it does not know.
+
+    Parts of GPUs (MIG) are not told apart: where one is listed, all GPUs count.
+    """
+    if "MIG-" in only:
+        return tuple(range(len(uuids)))
     found: list[int] = []
     for word in (part.strip() for part in only.split(",")):
         named = [at for at, uuid in enumerate(uuids) if word == str(at) or (len(word) > 4 and uuid.startswith(word))]

@@ -68,9 +68,10 @@ def _maker(traits: Traits) -> Maker:
 def cannot_run(engine: EngineName, box: Box, model: Model) -> str:
     """Why an engine is not weighed at all: no kernels for these GPUs, or not for the model's architecture."""
     traits = registry.traits(engine)
-    alone = [traits.excluded((gpu,), model) for gpu in {gpu.name: gpu for gpu in box.gpus}.values()]
-    excluded = min(alone, default=traits.excluded((), model))  # "" where it runs on some of them
-    return excluded or support.refusal(engine, traits.title, model)[0]
+    kinds = {gpu.name: gpu for gpu in box.gpus}.values()
+    excluded = [traits.excluded((gpu,), model) for gpu in kinds] or [traits.excluded((), model)]
+    runs_on_some = not all(excluded)
+    return support.refusal(engine, traits.title, model)[0] if runs_on_some else excluded[0]
 
 
 def engines_for(box: Box, pins: Pins) -> tuple[EngineName, ...]:

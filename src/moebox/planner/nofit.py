@@ -227,7 +227,7 @@ def _fewer(pins: Pins) -> Iterator[int]:
 def _other_form(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
     """The largest form that fits, if need be without other pins; one nobody has seen where no other does."""
     given = {flag: name for flag, name in FREED.items() if getattr(asked.pins, name) is not None}
-    for freed in ({}, given)[: 1 + bool(given)]:
+    for freed in ({}, given) if given else ({},):
         free = asked.within(checkpoint=None, **dict.fromkeys(freed.values()))
         found = max((one.checkpoint for one in free.fitting()), key=lambda form: form.bytes, default=None)
         form = found or next((form for form in _unseen(asked) if _fits_as(free, form)), None)

@@ -14,13 +14,16 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from moebox import codec, files
 from moebox.errors import BadInput, Outside, suggest
 from moebox.serve.guard import MARK, Life
+
+if TYPE_CHECKING:
+    from moebox.store import Run
 
 
 def state_dir() -> Path:
@@ -124,6 +127,11 @@ def folders() -> dict[Path, str]:
 def writing(engines: dict[Path, str], run: Path) -> str:
     """The one of `folders` that writes into this run's; "" where none does."""
     return next((name for folder, name in engines.items() if folder.is_relative_to(run.resolve())), "")
+
+
+def works_on(run: "Run", engines: dict[Path, str]) -> bool:
+    """Whether somebody works on a run, or one of the engines of `folders` lives in it."""
+    return run.held or bool(writing(engines, run.path))
 
 
 def find(name: str | None) -> Instance:

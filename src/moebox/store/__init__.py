@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moebox.store.journal import Entry, Journal, Torn
-    from moebox.store.listing import Brief, briefs
+    from moebox.store.listing import Brief
     from moebox.store.log import EngineLog, rotate
     from moebox.store.run import FORMAT, FULL, PIPELINE, PIPELINE_BEFORE, Run, runs_dir
 
@@ -29,14 +29,13 @@ __all__ = [
     "Journal",
     "Run",
     "Torn",
-    "briefs",
     "rotate",
     "runs_dir",
 ]
 
 _HOMES = {
     "journal": ("Entry", "Journal", "Torn"),
-    "listing": ("Brief", "briefs"),
+    "listing": ("Brief",),
     "log": ("EngineLog", "rotate"),
     "run": ("FORMAT", "FULL", "PIPELINE", "PIPELINE_BEFORE", "Run", "runs_dir"),
 }

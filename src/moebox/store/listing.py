@@ -1,4 +1,4 @@
-"""The runs there are, each in one line, without reading more of them than that takes."""
+"""What lies in a run's folder, without reading more of it than that takes."""
 
 import calendar
 import os
@@ -6,16 +6,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebox.core.event import simulated
 from moebox.errors import BadInput
-from moebox.loose import figure, truth
+from moebox.loose import figure
 from moebox.store import plain
-from moebox.store.run import Run, runs_dir
+from moebox.store.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brief:
-    """One run in a list."""
+    """The files of one run, and what happened last."""
 
     id: str
     path: str
@@ -26,17 +25,8 @@ class Brief:
     measurements: int
     verdicts: int
     bytes: int
-    live: bool
-    simulation: bool
     report: bool
     notes: tuple[str, ...] = ()
-
-
-def briefs(runs: Path | None = None) -> list[Brief]:
-    """Every run, newest first; folders that are none are passed over."""
-    home = runs_dir(runs)
-    folders = sorted((folder for folder in home.iterdir() if folder.is_dir()), reverse=True) if home.is_dir() else []
-    return [brief(Run(folder)) for folder in folders if looks_like_one(folder)]
 
 
 def looks_like_one(folder: Path) -> bool:
@@ -45,7 +35,7 @@ def looks_like_one(folder: Path) -> bool:
 
 
 def brief(run: Run) -> Brief:
-    """One run in a list."""
+    """What lies in its folder."""
     journal = run.journal()
     about, problems = _about(run)
     entries = journal.entries
@@ -61,8 +51,6 @@ def brief(run: Run) -> Brief:
         measurements=len(plain.entries(run.path / "measurements", "*.json")),
         verdicts=len(plain.entries(run.path / "verdicts", "*.json")),
         bytes=_bytes(run.path),
-        live=run.held,
-        simulation=truth(about, "simulation") or any(simulated(entry.event) for entry in entries),
         report=(run.path / "report.html").exists(),
         notes=(*journal.notes, *problems),
     )

@@ -58,9 +58,7 @@ async def listing(request: Request, *, site: Site) -> Response:
 def with_life(site: Site, rows: list[Summary]) -> list[Row]:
     """Each with whether somebody works on it, or an engine of it lives."""
     engines = state.folders()
-    runs = [Run(_home(site) / row.id) for row in rows]
-    lives = [run.held or bool(state.writing(engines, run.path)) for run in runs]
-    return [Row(run=row, live=live) for row, live in zip(rows, lives, strict=True)]
+    return [Row(run=row, live=state.works_on(Run(_home(site) / row.id), engines)) for row in rows]
 
 
 def matching(site: Site, words: list[str]) -> list[Summary]:
