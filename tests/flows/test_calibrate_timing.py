@@ -3,17 +3,21 @@
 import dataclasses
 import itertools
 import random
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moebox.core.calibration import DecodeStep
+from moebox.core.endpoint import Endpoint
 from moebox.flows import calibrate_timing as timing
 from moebox.flows.calibrate_boot import LOOKS, SHORT_S, Measuring, unsure
 from moebox.flows.calibrate_depths import Depth
 from moebox.flows.calibrate_grid import Point
 from moebox.flows.calibrate_timing import lateness
+from tests.serving import live
 
 
 def noisy_gaps(seconds: float, count: int, chance: random.Random, *, busy: bool) -> list[float]:
@@ -108,3 +112,39 @@ def test_a_token_shared_by_chance_is_no_cached_prompt(prompt: int, known: int, w
     """SGLang's pages hold one token: one of 64 warm-up prompts began as another did, and ended a whole calibration."""
     event = timing.Event({}, usage=(prompt, 1, known, 0))
     assert bool(timing.cached(event)) == wrong
+
+
+class AtOnce(BaseHTTPRequestHandler):
+    """Streams one token as soon as it is asked."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\ndata: [DONE]\n\n')
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+class Slow(timing.Target):
+    """Takes its time to make up a prompt: 20,000 ids take as long as a layer."""
+
+    def prompt(self, tokens: int) -> list[int]:
+        time.sleep(0.3)
+        return super().prompt(tokens)
+
+
+def test_a_prompt_takes_what_the_server_takes_and_not_what_its_making_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing the ids was part of the prompt's time, 5 ms of 20,480."""
+    monkeypatch.setattr(timing, "MANY", 1)
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), AtOnce)) as server:
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{server.server_port}/v1", model="m")
+        found = timing.prefill(Slow(endpoint=endpoint, vocab=2000), 16, deadline=time.monotonic() + 60)
+    assert found.seconds < 0.3
+
+
+def test_short_prompts_are_tried_often_and_long_ones_are_not() -> None:
+    """What the host adds to a prompt of 10 ms is multiplied with the layers that were not booted."""
+    assert [timing.tries_of(seconds) for seconds in (0.01, 0.5, 5.0)] == [15, 3, 2]

@@ -20,7 +20,6 @@ POINT_S = 1.5  # decoding at each point, in seconds
 STEPS = (12, 768)  # at least and at most
 LOOKS = 5  # at most, at one point
 SHORT_S = 0.01  # steps below are looked at twice in any case: a busy host adds as much as a layer takes
-SHORT_PROMPT_S = 0.1  # and prompts
 DRIFT = 0.05  # by which the first point may differ when it is timed again at the end
 WARM = 16  # tokens decoded before anything counts
 WARM_S = 8.0  # longest prompt that is read for that alone
@@ -103,7 +102,7 @@ class Measuring:
     def doubtful(self, *, all_again: bool) -> list[Point]:
         """Points that need another look: their shortest two differ, or one look is no proof."""
         steps = [point for point, looks in self.looks.items() if unsure(looks, SHORT_S, all_again=all_again)]
-        prompts = [point for point, looks in self.prompts.items() if unsure(looks, SHORT_PROMPT_S, all_again=all_again)]
+        prompts = [point for point, looks in self.prompts.items() if unsure(looks, timing.SHORT_S, all_again=all_again)]
         return [*prompts, *steps]
 
     def widen(self, off: float) -> None:

@@ -32,6 +32,8 @@ QUEUED = 1.5  # times further apart than before do streams begin, when longer re
 TIMEOUT_S = 300.0
 TRIES = 3  # of a prompt; more while they disagree
 LONG_S = 2.0  # a prompt that takes as long is hardly disturbed: two tries that agree are enough
+SHORT_S = 0.1  # one that takes less waits for the host as long as for its layers, and is tried
+MANY = 5  # times as often
 CACHED = 0.05  # share of a prompt that may come from a prefix cache: a template
 CHANCE = 4  # tokens that two drawn prompts may share by chance at their beginning, where a cache's pages are that short
 QUIET = 0.02  # by which two looks may differ, and the relative standard error below which one is enough
@@ -74,18 +76,19 @@ class Stream:
 
     times: list[float] = field(default_factory=list)
     error: str = ""
+    sent: float = 0.0
 
 
 def streamed(target: Target, body: Json, out: Stream) -> None:
     """Send one request and note its tokens."""
-    sent = time.monotonic()
+    out.sent = time.monotonic()
     try:
         with Exchange(target.endpoint, body, path="/completions", timeout_s=TIMEOUT_S) as exchange:
             for at, event in exchange:
                 problem = event.error or cached(event)
                 out.error = problem or out.error
                 if not problem and brings_token(event):
-                    out.times.append(sent + at)
+                    out.times.append(out.sent + at)
     except Outside as problem:
         out.error = problem.message
 
@@ -122,19 +125,26 @@ def together(target: Target, bodies: Sequence[Json]) -> list[Stream]:
 def prefill(target: Target, tokens: int, *, deadline: float) -> Prefill:
     """A new prompt alone, a few times, until the shortest two agree or time is up."""
     looks: list[float] = []
-    while len(looks) < TRIES + 2:
-        began = time.monotonic()
+    tries = TRIES
+    while len(looks) < tries + 2:
         stream = together(target, [target.body(tokens, 1)])[0]
         if not stream.times:
             raise Outside(f"a prompt of {tokens:,} tokens brought no token")
-        looks.append(stream.times[0] - began)
-        tries = min(TRIES, 2) if looks[-1] > LONG_S else TRIES
+        looks.append(stream.times[0] - stream.sent)
+        tries = tries_of(min(looks))
         agreed = len(looks) >= tries and disagreement(looks) < QUIET
         if agreed or time.monotonic() + looks[-1] > deadline:
             break
     return Prefill(
         tokens=tokens, seconds=shortest(looks), spread=max(disagreement(looks), error_of(undisturbed(looks)))
     )
+
+
+def tries_of(seconds: float) -> int:
+    """How often a prompt is sent that takes so long, where its tries agree."""
+    if seconds > LONG_S:
+        return min(TRIES, 2)
+    return TRIES * MANY if seconds < SHORT_S else TRIES
 
 
 def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, room: int = 0) -> DecodeStep:
