@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 
 from moebox.tasks.families import names
-from moebox.tasks.job import Check, Draft, Level
+from moebox.tasks.job import READING, Check, Draft, Level
 
 SPREAD: dict[Level, int] = {"easy": 1, "medium": 3, "hard": 8}  # files that the keys are spread over
 
@@ -30,5 +30,6 @@ def draft(title: str, values: Mapping[str, object], wanted: str, spread: int) ->
         solution={"value.txt": f"{values[wanted]}\n"},
         protected=tuple(files),
         checks=(Check(name="value", snippets=("result = open('value.txt').read().strip()",)),),
+        tools=(*READING, "write_file"),
         turns=12,
     )
