@@ -92,3 +92,14 @@ def test_a_log_that_an_engine_holds_open_is_turned_over_under_it(tmp_path: Path)
         engine.write(b"after")
     assert path.read_bytes() == b"after"
     assert pieces(path)[0].read_bytes() == b"a" * 50 + b"b"
+
+
+def test_the_list_says_how_many_jobs_were_solved(tmp_path: Path) -> None:
+    """Where nothing was checked; a ladder's verdict says more."""
+    run = Run.create("task-m", runs=tmp_path)
+    run.write_json("tasks.json", {"results": [{"solved": True}, {"solved": False}, "not one"]})
+    (row,) = summaries(tmp_path)
+    assert (row.checks, row.jobs, row.solved) == ("1 of 2 jobs", 2, 1)
+    run.write_json("verify.json", {"verdict": "warn"})
+    (row,) = summaries(tmp_path)
+    assert row.checks == "warnings"

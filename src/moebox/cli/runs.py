@@ -58,7 +58,7 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
 
 def _listed(row: "Summary", told: "Brief", live: set[str]) -> Document:
     """A row of the list under stable keys: what it says to people, and what lies in the folder."""
-    shown = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation")
+    shown = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
     figures = {name: getattr(row, name) for name in shown}
     return {**codec.plain(told), **figures, "live": row.id in live, "state": row.state(live=row.id in live)}
 

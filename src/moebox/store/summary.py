@@ -31,6 +31,7 @@ from moebox.store import plain
 from moebox.store.journal import Entry
 from moebox.store.listing import looks_like_one, stamp_of
 from moebox.store.run import PIPELINE, PIPELINE_BEFORE, Run, runs_dir
+from moebox.units import plural
 
 Verdict = Literal["", "pass", "warn", "fail", "interrupted", "in part"]
 CHECKS = {"pass": "passed", "warn": "warnings", "fail": "failed", "interrupted": "interrupted", "in part": "in part"}
@@ -39,7 +40,7 @@ WORST_FIRST: tuple[Verdict, ...] = ("warn", "pass")
 LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
 _FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json")
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class Summary:
     step: str = ""  # the last step that was begun
     unended: str = ""  # the step without an end: the one that runs, or in which the run was interrupted
     simulation: bool = False
+    jobs: int = 0  # of `moebox task` that are done
+    solved: int = 0
 
     def state(self, *, live: bool) -> str:
         """In a few words."""
@@ -69,8 +72,10 @@ class Summary:
 
     @property
     def checks(self) -> str:
-        """How they ended, in a word; a simulation's answers were not checked."""
-        return CHECKS.get("" if self.simulation else self.verdict, "–")
+        """How they ended, in a word, else how many jobs were solved; a simulation's answers were not checked."""
+        if self.simulation:
+            return "–"
+        return CHECKS.get(self.verdict) or (f"{self.solved} of {plural(self.jobs, 'job')}" if self.jobs else "–")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +124,14 @@ def summarize(run: Run) -> Summary:
     recipe, box = _toml(run.path / "recipe.toml"), _toml(run.path / "box.toml")
     pipeline = _json(run.path / PIPELINE) or _json(run.path / PIPELINE_BEFORE)
     best = _fastest(run.path / "measurements")
+    tasks = _json(run.path / "tasks.json")
+    jobs = [truth(job, "solved") for job in rows(tasks, "results")]
     entries = run.journal().entries
     unchecked = unfinished_checks(pipeline, entries) is not None
     return Summary(
         id=run.id,
         started=stamp_of(run.id),
-        model=_model(recipe, pipeline, best, entries, _json(run.path / "tasks.json")),
+        model=_model(recipe, pipeline, best, entries, tasks),
         engine=_text(recipe, "engine"),
         box=_text(box, "name"),
         verdict=_verdict(run.path, unchecked=unchecked, of=checks_there_are(entries)),
@@ -134,6 +141,8 @@ def summarize(run: Run) -> Summary:
         step=unended_step(pipeline, entries) or _step(pipeline),
         unended=unended_step(pipeline, entries) or left_climb(run.path, entries) or ("verify" if unchecked else ""),
         simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),
+        jobs=len(jobs),
+        solved=sum(jobs),
     )
 
 
