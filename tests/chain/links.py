@@ -14,6 +14,8 @@ from moebox.core.model import Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.errors import MoeboxError
+from moebox.flows.settings import changed
+from moebox.flows.walk import beginning, steps
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -85,6 +87,7 @@ def follow(case: Case, plan: Plan, recipe: Recipe, box: Box, model: Model) -> It
     yield from differences(said(recipe), said_back(deployment))
     yield from named(deployment)
     yield from excluded(case, deployment)
+    yield from climbed(deployment)
     if recipe == plan.recipe:
         yield from agreeing(plan, deployment)
 
@@ -147,6 +150,24 @@ def excluded(case: Case, deployment: Deployment) -> Iterator[str]:
         yield f"{engine.name} does not read {deployment.checkpoint.format}"
     if recipe.listen.port > engine.last_port:
         yield f"port {recipe.listen.port} is too high"
+
+
+def climbed(deployment: Deployment) -> Iterator[str]:
+    """Where `moebox climb` would begin elsewhere than the plan, or try what can only be refused."""
+    recipe, model = deployment.recipe, deployment.model
+    if beginning(recipe) != dataclasses.replace(recipe, speculate=None if recipe.climb.speculate else recipe.speculate):
+        yield "a climb begins with another recipe"
+    for step in steps(recipe)[1:]:
+        if step.path == "context" and not recipe.context < step.value <= model.context:
+            yield f"a climb tries {step.change}, and the model has {model.context}"
+        if step.path == "speculate" and recipe.speculate is None:
+            draft = changed(recipe, step.path, step.value).speculate
+            if (
+                draft is None
+                or step.value not in deployment.engine.drafts
+                or (step.value == "eagle3") != bool(draft.draft)
+            ):
+                yield f"a climb tries {step.change} with {draft}"
 
 
 def agreeing(plan: Plan, deployment: Deployment) -> Iterator[str]:

@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebox.checkpoint import deploy, resolve
+from moebox.core import catalogue
 from moebox.core.gain import Gain
 from moebox.core.recipe import Climb, Recipe, Speculate
 from moebox.core.verdict import Mark
+from moebox.detect.declared import box_of
 from moebox.errors import BadInput
 from moebox.flows.acceptance import Drafts, accepted, read
+from moebox.flows.fit import refused
 from moebox.flows.gain import bracketed, gain
 from moebox.flows.settings import changed, current, rungs_for
 from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
+from moebox.planner.choose import choose
+from moebox.planner.pins import Pins
 from moebox.verify.rungs import NAMES
 
 # vLLM 0.32 with prompt lookup, as its /metrics says it
@@ -159,9 +165,47 @@ def test_what_need_not_be_tried_is_said():
     assert (
         pointless(Step(group="settings", path="context", value=RECIPE.context), best, [], RECIPE) == "it is set already"
     )
-    bare = changed(RECIPE, "speculate", "none")
+    bare = changed(changed(RECIPE, "speculate", "none"), "model", "deepseek-v3.2")
+    bare = dataclasses.replace(bare, checkpoint="deepseek-ai/DeepSeek-V3.2")
     draftless = dataclasses.replace(best, recipe=bare)
-    assert "no draft" in pointless(Step(group="speculate", path="speculate", value="eagle3"), draftless, [], bare)
+    eagle = Step(group="speculate", path="speculate", value="eagle3")
+    assert pointless(eagle, draftless, [], bare) == "no EAGLE3 draft of DeepSeek V3.2 is known"
+    assert not pointless(dataclasses.replace(eagle, value="mtp"), draftless, [], bare)
+    unknown = dataclasses.replace(bare, model="mine", checkpoint="me/mine")
+    assert pointless(eagle, draftless, [], unknown) == "the recipe names no draft model"
+
+
+def test_a_draft_that_the_recipe_does_not_name_is_the_catalogues():
+    """A plan starts without one and says that a climb tries it: it was passed over for want of a name."""
+    bare = changed(RECIPE, "speculate", "none")
+    best = dataclasses.replace(trial(), recipe=bare)
+    assert not pointless(Step(group="speculate", path="speculate", value="eagle3"), best, [], bare)
+    draft = changed(bare, "speculate", "eagle3").speculate
+    assert draft
+    assert draft.draft in catalogue.model("kimi-k2.6").drafts
+    own = dataclasses.replace(bare, model="deepseek-v3.2", checkpoint="deepseek-ai/DeepSeek-V3.2")
+    assert changed(own, "speculate", "mtp").speculate == Speculate(method="mtp", tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("own", "walk"),
+    [(8192, [8192, 65536, 98304]), (65536, [65536, 98304]), (131072, [65536, 98304]), (0, [65536, 98304])],
+)
+def test_a_climb_begins_no_higher_than_the_recipe(own: int, walk: list[int]):
+    """A recipe planned for 8,192 tokens was begun with 65,536, which did not fit, and the climb was over."""
+    recipe = dataclasses.replace(RECIPE, context=own)
+    assert beginning(recipe).context == walk[0]
+    assert [step.value for step in steps(recipe) if step.path == "context"] == walk[1:]
+    alone = dataclasses.replace(recipe, climb=Climb(contexts=(), speculate=()))
+    assert beginning(alone) == alone
+
+
+def test_what_is_known_not_to_start_is_not_tried():
+    """An fp8 cache on GPUs whose shared memory is too small: said, and no engine is started for it."""
+    box = box_of("8x-rtx-pro-6000-server")
+    recipe = choose(box, *resolve("kimi-k2.6"), Pins(engine="vllm", tp=8)).recipe
+    assert not refused(deploy(recipe, box))
+    assert "shared memory" in refused(deploy(changed(recipe, "kv", "fp8"), box))
 
 
 def test_acceptance_is_read_from_the_engines_counters():

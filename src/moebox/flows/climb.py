@@ -39,7 +39,7 @@ from moebox.core.verdict import Mark
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, NotInstalled
 from moebox.flows import acceptance, answers, settings
 from moebox.flows.effort import Effort, keep
-from moebox.flows.fit import misfit
+from moebox.flows.fit import misfit, refused
 from moebox.flows.gain import bracketed, gain
 from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, pointless, steps
 from moebox.serve import ports, state
@@ -226,7 +226,8 @@ def _unwise(recipe: Recipe, step: Step, best: Trial | None, run: Run, box: Box |
     """Why a step is not started: it does not fit, or it took the machine down the last time."""
     if _took_machine_down(step, run):
         return "the machine restarted while it was tried, so it is not tried again"
-    return misfit(deploy(_changed(recipe, step, best)).on(box))
+    deployment = deploy(_changed(recipe, step, best)).on(box)
+    return misfit(deployment) or (refused(deployment) if best else "")
 
 
 def _took_machine_down(step: Step, run: Run) -> bool:

@@ -31,6 +31,12 @@ def misfit(deployment: Deployment) -> str:
     return ""
 
 
+def refused(deployment: Deployment) -> str:
+    """Why it is known not to start on its box; "" where nothing is known against it."""
+    known = engines.refusals(deployment) if deployment.known else []
+    return next((f"does not start: {caution.text}" for caution in known if caution.severity == "fatal"), "")
+
+
 def _planned(deployment: Deployment) -> Memory | None:
     box = deployment.box
     if box is None or not deployment.known:

@@ -3,8 +3,10 @@
 from typing import Any
 
 from moebox import codec
+from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe, Speculate
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
+from moebox.planner import drafting
 
 # Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
 BREAKS: dict[str, tuple[str, ...]] = {
@@ -56,10 +58,27 @@ def current(recipe: Recipe, path: str) -> Any:
 
 
 def _speculation(recipe: Recipe, method: str) -> Any:
-    if method == "none":
-        return None
-    known = recipe.speculate if recipe.speculate and recipe.speculate.method == method else Speculate(method=method)
-    return codec.plain(known)
+    return None if method == "none" else codec.plain(_draft(recipe, method))
+
+
+def _draft(recipe: Recipe, method: str) -> Speculate:
+    """How the recipe drafts by that method: as it says itself, else with what is known of its model."""
+    if recipe.speculate and recipe.speculate.method == method:
+        return recipe.speculate
+    deployment = deploy(recipe)
+    if deployment.known:
+        return drafting.draft(deployment.model, method, recipe.runtime.preset)
+    refuse_if(method == "eagle3", "the recipe names no draft model", hint="[speculate] draft = …")
+    return Speculate(method=method)
+
+
+def no_draft(recipe: Recipe, method: str) -> str:
+    """Why the recipe cannot draft that way, or nothing."""
+    try:
+        _speculation(recipe, method)
+    except BadInput as problem:
+        return problem.message
+    return ""
 
 
 def check(recipe: Recipe) -> None:

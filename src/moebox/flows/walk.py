@@ -6,7 +6,7 @@ from typing import Any, Literal
 from moebox.core.gain import Gain
 from moebox.core.recipe import Recipe
 from moebox.core.verdict import Mark
-from moebox.flows.settings import changed, current, rungs_for
+from moebox.flows.settings import changed, current, no_draft, rungs_for
 from moebox.units import count
 from moebox.verify.rungs import NAMES
 
@@ -58,19 +58,28 @@ class Trial:
 
 
 def beginning(recipe: Recipe) -> Recipe:
-    """Where the climb starts: the first context of the walk, no speculative decoding."""
-    start = changed(recipe, "context", recipe.climb.contexts[0]) if recipe.climb.contexts else recipe
+    """Where the climb starts: the first context of the walk or the recipe's own, if shorter; no draft."""
+    start = changed(recipe, "context", _lengths(recipe)[0])
     return changed(start, "speculate", "none") if "none" in recipe.climb.speculate else start
 
 
 def steps(recipe: Recipe) -> list[Step]:
     """All that may be tried, in order."""
     walk = [Step(group="start")]
-    walk += [_step("context", "context", length) for length in recipe.climb.contexts[1:]]
+    walk += [_step("context", "context", length) for length in _lengths(recipe)[1:]]
     walk += [_step("speculate", "speculate", method) for method in recipe.climb.speculate if method != "none"]
     for path, values in recipe.climb.settings.items():
         walk += [_step("settings", path, value) for value in values]
     return walk
+
+
+def _lengths(recipe: Recipe) -> list[int]:
+    """Contexts of the walk. A recipe that starts with a shorter one was planned for that: it is the first."""
+    listed, own = recipe.climb.contexts, recipe.context
+    if not listed:
+        return [own]
+    first = min(own, listed[0]) if own else listed[0]
+    return [first, *(length for length in listed if length > first)]
 
 
 def _step(group: Group, path: str, value: Any) -> Step:
@@ -87,8 +96,7 @@ def pointless(step: Step, best: Trial | None, trials: list[Trial], recipe: Recip
         return "it is set already"
     if step.group == "context":
         return _too_long(trials)
-    without_draft = recipe.speculate is None and (step.path, step.value) == ("speculate", "eagle3")
-    return "the recipe names no draft model" if without_draft else ""
+    return no_draft(recipe, step.value) if step.path == "speculate" else ""
 
 
 def _too_long(trials: list[Trial]) -> str:

@@ -15,8 +15,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import EngineName, Hybrid, Parallel, Recipe, Runtime, Speculate
 from moebox.core.traits import Traits
 from moebox.engines import rooms
-from moebox.errors import BadInput
-from moebox.planner import layouts, over_nodes, place
+from moebox.planner import climbing, drafting, layouts, over_nodes, place
 from moebox.planner.pins import SHARING, Pins, sharing, with_hybrid, with_preset
 from moebox.planner.pins import serving as serving_engines
 from moebox.sizing.constants import GRAPHS_COUNTED, gibibytes, reserved, visible
@@ -192,15 +191,17 @@ def plain(model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) 
     traits = registry.traits(engine)
     tools, thoughts = model.tool_parser, model.reasoning_parser
     flags = (traits.hide_tools_flag if tools else "", traits.cached_tokens_flag)
+    context = pins.context or min(START_CONTEXT, model.context)
     recipe = Recipe(
         name=f"{model.name}-{engine}",
         engine=engine,
         model=model.name,
         checkpoint=checkpoint.path or checkpoint.name,
         served_name=(model.repo or model.name).rpartition("/")[2],
-        context=pins.context or min(START_CONTEXT, model.context),
+        context=context,
         trust_remote_code=model.trust_remote_code and checkpoint.format != "gguf",
         flags=dict.fromkeys(filter(None, flags), True),
+        climb=climbing.table(model, context, traits, pins.speculate),
     )
     if not traits.takes_parsers:
         return recipe
@@ -245,35 +246,11 @@ def caches(model: Model, preset: str, pins: Pins) -> tuple[str, ...]:
 
 def drafts(model: Model, preset: str, pins: Pins) -> tuple[Speculate | None, ...]:
     """Drafts to weigh: none first."""
-    method = pins.speculate or _own_method(model)
+    method = pins.speculate or drafting.own_method(model)
     if method == "none":
         return (None,)
-    _refuse_draft(model, method)
-    guess = Speculate(method=method, tokens=1)
-    if method == "eagle3":
-        guess = Speculate(method=method, draft=_draft_model(model, preset), tokens=3)
+    guess = drafting.draft(model, method, preset)
     return (guess,) if pins.speculate else (None, guess)
-
-
-def _own_method(model: Model) -> str:
-    """How a model's next tokens are best drafted: a model trained for it, its own layers, or not at all."""
-    if model.drafts:
-        return "eagle3"
-    return "mtp" if model.mtp_layers else "none"
-
-
-def _refuse_draft(model: Model, method: str) -> None:
-    if method == "eagle3" and not model.drafts:
-        own = "--speculate mtp: the model brings its own" if model.mtp_layers else "--speculate none"
-        raise BadInput(f"no EAGLE3 draft of {model.title} is known", hint=own)
-    if method == "mtp" and not model.mtp_layers:
-        raise BadInput(f"{model.title} has no prediction layer (MTP) to draft with", hint="--speculate none")
-
-
-def _draft_model(model: Model, preset: str) -> str:
-    """The EAGLE3 draft that suits the image: those with latent attention are the patched one's."""
-    latent = preset == "community"
-    return min(model.drafts, key=lambda name: ("mla" in name) != latent).split(" ")[0]
 
 
 def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins) -> Iterator[Candidate]:

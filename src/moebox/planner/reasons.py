@@ -10,7 +10,7 @@ from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
 from moebox.core.recipe import Parallel, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
-from moebox.planner import prefer
+from moebox.planner import climbing, prefer
 from moebox.planner.candidates import START_CONTEXT, START_UTILIZATION
 from moebox.planner.pins import Pins
 from moebox.planner.speed.links import between_nodes
@@ -156,10 +156,11 @@ def _caution(best: Weighed, pins: Pins) -> str:
     recipe, only = best.recipe, "" if best.recipe.vision else "text only"
     if recipe.hybrid:
         slots = "one slot first" if (recipe.max_seqs or 1) == 1 else f"{recipe.max_seqs} slots"
-        return f"{' and '.join(filter(None, (only, slots)))}; `moebox climb` goes on from there"
-    plain = ", ".join(filter(None, (only, "" if recipe.speculate else "no draft")))
-    drafts = "" if recipe.speculate else " and then tries drafts"
-    return f"a careful start: {plain}; `moebox climb` walks context up{drafts}" if plain else ""
+        careful = " and ".join(filter(None, (only, slots)))
+    else:
+        plain = ", ".join(filter(None, (only, "" if recipe.speculate else "no draft")))
+        careful = f"a careful start: {plain}" if plain else ""
+    return "; ".join(filter(None, (careful, climbing.text(recipe.climb))))
 
 
 def _context(best: Weighed, pins: Pins) -> str:
