@@ -29,6 +29,7 @@ SCRIPTS = {
     "kimi-k26-community": "serve-kimi-k26-community-docker.sh",
     "kimi-k26-vllm": "serve-kimi-k26-vllm.sh",
     "kimi-k26-sglang": "serve-kimi-k26-sglang.sh",
+    "kimi-k26-ik": "serve-kimi-k26-ik.sh",
 }
 
 

@@ -74,7 +74,7 @@ def test_a_run_is_started_followed_and_ends_in_the_list(serve: Serve, tmp_path: 
     assert "kimi-k2.6" in get(url + "runs")[1].lower()
     page = get(f"{url}runs/{name}/live")[1]
     assert "✓" in page
-    assert "not running" in page
+    assert '<p class="quiet">ended' in page  # as the list says it
 
 
 def test_a_run_is_stopped_as_ctrl_c_stops_it(serve: Serve, tmp_path: Path):
@@ -187,7 +187,11 @@ def test_a_recipe_is_checked_saved_and_found_by_name(serve: Serve, tmp_path: Pat
         assert post(url, "recipes", {"name": name, "text": RECIPE})[0] == 400
     assert post(url, "recipes", {"name": "mine", "text": RECIPE})[0] == 201
     assert read_recipe("mine").served_name == "k"
-    assert "mine" in get(url + "recipes")[1]
+    (tmp_path / "data" / "moebox" / "recipes" / "torn.toml").write_text("engine = ")
+    listed = get(url + "recipes")[1]
+    assert "mine" in listed
+    assert "kimi-k2.6, IQ3_K, ik_llama.cpp, experts in RAM, context 131,072, 2x-rtx-pro-6000-max-q" in listed
+    assert "torn.toml" in listed  # says what is wrong with it, and the others are there
 
 
 def test_the_plan_says_first_what_was_chosen(serve: Serve):

@@ -12,6 +12,7 @@ from moebox import codec
 from moebox.core import registry
 from moebox.core.model import Checkpoint, Model
 from moebox.core.recipe import Recipe
+from moebox.units import plural
 
 if TYPE_CHECKING:  # a box carries its calibrations
     from moebox.core.box import Box
@@ -126,7 +127,7 @@ class Layout:
             f"kv {self.kv}": self.kv,
             "eager": not self.graphs,
             f"chunk {self.chunk}": self.chunk,
-            f"{self.threads} threads": self.threads,
+            plural(self.threads, "thread"): self.threads,
             self.preset: self.preset,
         }
         parts = [f"{name}{size}" for name, size in sizes if size > 1 or name == "TP"]

@@ -22,7 +22,9 @@ from moebox.report.naming import labelled
 from moebox.report.reading import read
 from moebox.report.sections import attempts, climb, ladder, performance, problems, tables
 from moebox.report.svg import sparkline
+from moebox.serve import state
 from moebox.store import PIPELINE, PIPELINE_BEFORE, Run, plain
+from moebox.store.summary import summarize
 from moebox.units import seconds
 
 LOOK_S = 0.3  # how often the folder is looked at
@@ -56,6 +58,7 @@ class View:
 
     id: str
     live: bool
+    state: str  # as the list of runs says it
     simulation: bool
     decision: Decision
     steps: tuple[StepView, ...]
@@ -70,9 +73,11 @@ def view(run: Run) -> View:
     """What there is to say right now."""
     told = labelled([foretold(read(run))])
     document = run_document(run)
+    live = state.works_on(run, state.folders())
     return View(
         id=run.id,
-        live=run.held,
+        live=live,
+        state=summarize(run).state(live=live),
         simulation=told[0].simulation,
         decision=decide(told[0]),
         steps=steps(document, live=run.held),
@@ -159,7 +164,7 @@ def brief(data: Json) -> str:
     return clipped(", ".join(words), 160)
 
 
-def state(run: Run) -> tuple[int, ...]:
+def written(run: Run) -> tuple[int, ...]:
     """Changes whenever something was written: sizes and times of what the page shows."""
     names = ("events.jsonl", PIPELINE, PIPELINE_BEFORE, "engine.log")
     paths = [run.path / name for name in names]
@@ -174,7 +179,7 @@ async def changes(run: Run, over: threading.Event) -> AsyncIterator[bool]:
     seen: tuple[int, ...] | None = None
     shown_at = time.monotonic()
     while not over.is_set():
-        now = await asyncio.to_thread(state, run)
+        now = await asyncio.to_thread(written, run)
         if now != seen:
             seen, shown_at = now, time.monotonic()
             yield True

@@ -1,6 +1,7 @@
 """Recipes on the page: looked at, edited, checked as `up` would check them, saved under a name."""
 
 import re
+from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -8,9 +9,11 @@ from starlette.responses import JSONResponse, Response
 
 from moebox import codec, engines, files
 from moebox.checkpoint import deploy
+from moebox.core import grammar, registry
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
 from moebox.serve import recipes
+from moebox.units import count
 from moebox.web.gate import Site
 from moebox.web.pages import NotThere, form_of, page
 
@@ -19,8 +22,22 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 async def listing(request: Request, *, site: Site) -> Response:
     """Every recipe there is by name: the person's own and those that ship with moebox."""
-    own, shipped = sorted(recipes.saved()), sorted(recipes.shipped())
+    own, shipped = (
+        {name: about(path) for name, path in sorted(found.items())} for found in (recipes.saved(), recipes.shipped())
+    )
     return page(site, "recipes.html", title="Recipes", here="recipes", own=own, shipped=shipped)
+
+
+def about(path: Path) -> str:
+    """What the recipe in a file starts, in a line; what is wrong with it where it cannot be read."""
+    try:
+        recipe = grammar.read(path)
+    except BadInput as problem:
+        return problem.message
+    place = "experts in RAM" if recipe.hybrid else recipe.parallel.text
+    context = f"context {count(recipe.context)}" if recipe.context else ""
+    parts = (recipe.model, recipe.checkpoint, registry.titled(recipe.engine), place, context, recipe.planned_for.box)
+    return ", ".join(filter(None, parts))
 
 
 async def edited(request: Request, *, site: Site) -> Response:
