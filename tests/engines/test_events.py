@@ -123,7 +123,12 @@ def test_llama_servers_starting_up(engine: str, log: str, compute: float):
             "[2026-01-29 10:00:00 TP2] Load weight end. elapsed=210.55 s, type=DeepseekV3ForCausalLM, "
             "avail mem=12.24 GB, mem usage=73.87 GB.",
             "fact",
-            {"load_s": 210.55, "weights_bytes": 73.87e9},
+            {"load_s": 210.55, "weights_bytes": 73.87 * 2**30},
+        ),
+        (  # on an H200, which has 139.8 GiB: what SGLang calls GB is GiB
+            "[2026-11-16 12:07:41] Load weight begin. avail mem=139.11 GB",
+            "fact",
+            {"free_bytes": 139.11 * 2**30},
         ),
         (
             "[2026-01-29 10:00:00] max_total_num_tokens=180191, chunked_prefill_size=8192, max_prefill_tokens=16384, "

@@ -26,7 +26,16 @@ from moebox.planner.choose import choose
 from moebox.planner.depths import expected
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
-from moebox.planner.speed.measured import Measured, along, carried, in_proportion, measured_on, undisturbed, weights
+from moebox.planner.speed.measured import (
+    BAND_SIGMAS,
+    Measured,
+    along,
+    carried,
+    in_proportion,
+    measured_on,
+    undisturbed,
+    weights,
+)
 from tests.planner.deployed import on
 
 BATCHES, CONTEXTS, PROMPTS = (1, 8, 64), (128, 4096, 16384), (512, 2048, 8192, 32768)
@@ -254,16 +263,36 @@ def test_decode_at_a_depth_that_was_not_booted_is_foretold_on_an_h200(model: str
 
 
 def test_decode_of_an_engine_that_the_reading_was_not_made_on() -> None:
-    """SGLang 0.5.15 (16 November 2026): within 4%, but for the step that was timed first and said so by its spread."""
+    """SGLang 0.5.15 (16 November 2026, noon): every step within 5% or a tenth of a percent more."""
     reading, real = h200("sglang-qwen", 36)
 
-    off = {
-        (step.batch, step.context): reading.decode_s(step.batch, step.context) / step.seconds for step in real.decode
-    }
+    off = [reading.decode_s(step.batch, step.context) / step.seconds for step in real.decode]
     assert len(off) == 18
-    assert off.pop((1, 256)) == pytest.approx(1.17, abs=0.01)
-    assert all(share == pytest.approx(1.0, abs=0.04) for share in off.values())
+    assert all(share == pytest.approx(1.0, abs=0.051) for share in off)
     assert reading.cache_tokens == pytest.approx(real.cache_tokens, rel=0.01)
+
+
+def test_the_cache_at_a_depth_whose_activations_a_shallow_boot_does_not_show() -> None:
+    """DeepSeek-V3 on vLLM: 4.74 GiB of activations with 4 layers, of which one has experts, 6.52 with 8 and with 12."""
+    reading, real = h200("dsv3", 12)
+    line = Measured(calibration=replace(reading.calibration, layer_bytes=0.0), layers=12, chunk=8192)
+
+    assert reading.cache_tokens == pytest.approx(real.cache_tokens, rel=0.01)
+    assert line.cache_tokens == pytest.approx(0.87 * real.cache_tokens, rel=0.01)
+
+
+@pytest.mark.parametrize(("model", "layers"), [("kimi", 12), ("qwen", 36), ("sglang-qwen", 36), ("dsv3", 12)])
+def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers: int) -> None:
+    """Short ones are the host's, which differs from boot to boot: the band is as wide as that makes it."""
+    reading, real = h200(model, layers)
+    inside = 0
+    for prompt in real.prefill:
+        spread = BAND_SIGMAS * reading.prompt_spread(prompt.tokens)
+        off = math.log(along(reading.prompts, prompt.tokens) / prompt.seconds)
+        inside += abs(off) <= spread
+        if prompt.tokens >= 8192:
+            assert spread < 0.25
+    assert inside >= 0.8 * len(real.prefill)
 
 
 def test_prompts_at_a_depth_that_was_not_booted_are_foretold_on_an_h200() -> None:

@@ -149,6 +149,7 @@ class Calibration:
     layers: int  # of the whole model
     quant: str
     layout: Layout = Layout()
+    layer_bytes: float = 0.0  # of cache that a token takes in one layer, on one GPU; 0: not known
     boots: tuple[Boot, ...] = ()
     expected: tuple[Expected, ...] = ()  # of an engine that works on GPUs alone
     notes: tuple[str, ...] = ()  # what went differently than wanted

@@ -32,7 +32,7 @@ class Sign:
     units: dict[str, float] = field(default_factory=dict)
 
 
-GIB, MIB, GB = float(2**30), float(2**20), 1e9
+GIB, MIB = float(2**30), float(2**20)
 
 
 def sign(pattern: str, kind: Kind, phase: Phase | None = None, **units: float) -> Sign:

@@ -27,6 +27,7 @@ from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import PATIENCE_S, start
 from moebox.serve.watch import Listener
+from moebox.sizing.kv import token_bytes
 from moebox.store import Run, calibrations
 from moebox.units import seconds
 
@@ -247,6 +248,7 @@ class _Work:
             layers=facts.model.layers,
             quant=facts.checkpoint.quant,
             layout=layout,
+            layer_bytes=token_bytes(facts.model, facts.recipe) / facts.model.layers / facts.recipe.parallel.dcp,
             boots=tuple(self.done),
             expected=self.expected(),
             notes=tuple(self.notes),

@@ -27,9 +27,9 @@ def decode_rows(
 
 def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[Row]:
     """One cold prompt alone on the machine."""
-    low, high = speed.prefill_band
     rows = []
     for tokens in prompts:
+        low, high = speed.prompt_band(tokens)
         seconds = speed.prefill_s(tokens)
         rate = tokens / seconds
         rows.append(
@@ -47,7 +47,7 @@ def prefill_rows(speed: Speed, prompts: Iterable[int]) -> list[Row]:
 def stream_rows(speed: Speed, contexts: Iterable[int], prompt: int) -> list[Row]:
     """CPU+GPU engines: one stream's token generation and prompt processing."""
     low, high = speed.band
-    slow, fast = speed.prefill_band
+    slow, fast = speed.prompt_band(prompt)
     pp = speed.prefill_tok_s(prompt)
     rows = []
     for context in contexts:

@@ -1,20 +1,20 @@
-"""SGLang's log, line by line, as 0.5.23 prints it."""
+"""SGLang's log, line by line, as 0.5.23 prints it. Its GB are 2**30 bytes (common.py get_available_gpu_memory)."""
 
-from moebox.engines.events import GB, Event, read, sign
+from moebox.engines.events import GIB, Event, read, sign
 
 SIGNS = (
     sign(r"The server is fired up and ready to roll", "ready", "ready"),  # http_server.py
     sign(r"Loading safetensors[\w ]*:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)", "progress", "loading weights"),
-    sign(r"Load weight begin\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "loading weights", free_bytes=GB),
+    sign(r"Load weight begin\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "loading weights", free_bytes=GIB),
     sign(
         r"(?:TP(?P<device>\d+).*)?Load weight end\. (?:elapsed=(?P<load_s>[\d.]+) s, )?.*"
         r"mem usage=(?P<weights_bytes>[\d.]+) GB",
         "fact",
         "allocating cache",
-        weights_bytes=GB,
+        weights_bytes=GIB,
     ),
     sign(r"KV Cache is allocated.*#tokens: (?P<kv_tokens>\d+)", "fact", "allocating cache"),
-    sign(r"Memory pool end\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "capturing graphs", free_bytes=GB),
+    sign(r"Memory pool end\. avail mem=(?P<free_bytes>[\d.]+) GB", "fact", "capturing graphs", free_bytes=GIB),
     sign(r"Capturing batches.*?(?P<done>\d+)/(?P<total>\d+)", "progress", "capturing graphs"),
     sign(r"Capture [\w ]*cuda graph begin|Capture [\w ]*CUDA graph begin", "phase", "capturing graphs"),
     sign(r"Capture [\w ]*(?:cuda|CUDA) graph end.*elapsed=(?P<graph_s>[\d.]+) s", "fact", "capturing graphs"),

@@ -197,6 +197,10 @@ class Speed:
         """The same for prompts."""
         return self.bands(prompts=True)
 
+    def prompt_band(self, tokens: int) -> tuple[float, float]:
+        """The same for prompts of that length: what was measured tells them apart."""
+        return _band(self.measured.prompt_spread(tokens)) if self.measured else self.prefill_band
+
     def bands(self, *, prompts: bool = False, fitted: bool = False) -> tuple[float, float]:
         """Factors on a rate between which four of five rows lie; `fitted`: rows of the hosts that were fitted to."""
         spread = self.prefill_spread if prompts else self.decode_spread

@@ -22,6 +22,9 @@ BAND_SIGMAS = 1.28  # a band holds four of five figures
 # What a load differs by from the steps that were timed, beside their noise (standard deviation of the logarithm: 5 %
 # either way): loads that were measured after a calibration lay 2 to 5 % beside its forecast.
 FLOOR = 0.04
+# By how much all prompts of one boot differ from those of another, whatever their length, where the host prepares what
+# GPUs do (standard deviation): 1 to 5 ms with vLLM and SGLang on an H200. More layers multiply it.
+BOOTS_APART_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +98,25 @@ class Measured:
 
     @property
     def prefill_spread(self) -> float:
-        """The same for prompts."""
-        series = prefill_series(self.calibration.boots, self.layers).values()
-        return _spread([carried(depths, self._depth)[1] for depths in series])
+        """The same for prompts, of those lengths that fill a step at least by a quarter."""
+        long = [error for tokens, error in self._prompt_errors if tokens >= self.chunk / 4]
+        return _spread(long or [error for _, error in self._prompt_errors])
+
+    def prompt_spread(self, tokens: float) -> float:
+        """The same for prompts of that length."""
+        first, last = self._prompt_errors[0][0], self._prompt_errors[-1][0]
+        return _spread([_on_line(self._prompt_errors, min(max(tokens, first), last))])
+
+    @cached_property
+    def _prompt_errors(self) -> list[tuple[float, float]]:
+        """(tokens, relative error) of new prompts at this depth."""
+        found = []
+        for tokens, depths in prefill_series(self.calibration.boots, self.layers).items():
+            seconds, error = carried(depths, self._depth)
+            between = math.hypot(*weights(tuple(depths), self._depth)) if len(depths) > 1 else 0.0
+            apart = BOOTS_APART_S * between if self.calibration.expected else 0.0
+            found.append((float(tokens), math.hypot(error, apart / seconds) if seconds else error))
+        return found
 
     @property
     def error(self) -> float:
@@ -114,8 +133,12 @@ class Measured:
         few, more = boots[0], boots[-1]
         # A token costs the same in every layer, so tokens × layers is the room for the cache in units of that.
         there, here = few.cache_tokens * few.layers, more.cache_tokens * more.layers
-        room = there + (here - there) * (self.layers - few.layers) / (more.layers - few.layers)
-        return max(0, math.floor(room / self.layers))
+        layer = (there - here) / (more.layers - few.layers)  # what a layer takes of it
+        if self.calibration.layer_bytes and few.weights_bytes < more.weights_bytes and here < there:
+            # Its weights alone: activations grow until every kind of layer is there twice, and no more from then on.
+            weights = (more.weights_bytes - few.weights_bytes) / (more.layers - few.layers)
+            layer = weights / self.calibration.layer_bytes
+        return max(0, math.floor((here - layer * (self.layers - more.layers)) / self.layers))
 
     @property
     def text(self) -> str:
@@ -276,12 +299,15 @@ def solve(square: list[list[float]], right: list[float]) -> list[float]:
 
 def along(points: Sequence[tuple[float, float]], x: float) -> float:
     """The value at `x` on the line through `points`; beyond them it goes on, below them it does not fall under half."""
+    return max(_on_line(points, x), points[0][1] / 2)
+
+
+def _on_line(points: Sequence[tuple[float, float]], x: float) -> float:
     if len(points) == 1:
         return points[0][1]
     place = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
     (left, low), (right, high) = points[place - 1], points[place]
-    value = low + (high - low) * (x - left) / (right - left)
-    return max(value, points[0][1] / 2)
+    return low + (high - low) * (x - left) / (right - left)
 
 
 def _spread(errors: Sequence[float]) -> float:
