@@ -291,7 +291,7 @@ def test_prompts_lie_within_what_the_calibration_says_of_them(model: str, layers
         off = math.log(along(reading.prompts, prompt.tokens) / prompt.seconds)
         inside += abs(off) <= spread
         if prompt.tokens >= 8192:
-            assert spread < 0.25
+            assert spread < 0.3
     assert inside >= 0.8 * len(real.prefill)
 
 
