@@ -89,7 +89,7 @@ def main() -> None:
     if Steps.mode.startswith("oom-above") and Steps.layers > number(Steps.mode):
         say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.00 GiB. GPU 0 has a total capacity of ")
         sys.exit(1)
-    say(f"Model loading took {Steps.layers * 9.0:.2f} GiB memory and 3.2 seconds")
+    say(f"Model loading took {Steps.layers * 9e9 / 2**30:.2f} GiB memory and 3.2 seconds")
     tokens = (120_000_000_000 - Steps.layers * 9_000_000_000) // (1152 * Steps.layers)
     say(f"(EngineCore pid=1) INFO 11-15 02:04:09 [kv_cache_utils.py:2328] GPU KV cache size: {tokens:,} tokens, ")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Steps)
