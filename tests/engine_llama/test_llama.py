@@ -13,6 +13,7 @@ from moebox.core.habits import habits_of
 from moebox.core.model import Gqa, Model, Moe
 from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
 from moebox.serve.dummy import write_gguf
+from moebox.serve.preflight import free_port
 from tests.driving import beyond_habits, moebox, up, written
 from tests.engine_llama.conftest import THREADS, program, recipe_for
 
@@ -45,6 +46,25 @@ def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
         "--apply-remedy",
     ):
         pass
+
+
+def test_a_climb_goes_on_from_its_plan(engine: EngineName, folders: Path) -> None:
+    """It begins with the context that was planned and walks up to the model's; nothing else is tried unasked."""
+    path = folders / f"climbed-{engine}.toml"
+    words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
+    moebox("plan", phantom.gguf_path(), *words, "-o", path).good()
+    planned = codec.read_toml(Recipe, path)
+    runs = dataclasses.replace(
+        planned,
+        runtime=Runtime(entry=str(program(engine))),
+        listen=dataclasses.replace(planned.listen, port=free_port()),
+        flags={**planned.flags, **recipe_for(engine, "x").flags},
+    )
+    told = moebox("climb", written(runs, folders), "--rounds", "2", "--questions", "6", "--concurrency", "1", "--json")
+    trials = told.good().document["trials"]
+    assert [trial["recipe"]["context"] for trial in trials] == [4096, 8192]
+    assert trials[0]["kept"]
+    assert all(trial["recipe"]["speculate"] is None for trial in trials)
 
 
 # What each server of August 2026 is known to fail, whatever the launch; `sure` shows at every try, `rare` at some.

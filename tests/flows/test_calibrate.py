@@ -68,6 +68,7 @@ def any_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moebox.serve.preflight.version", lambda *_: None)
     monkeypatch.setattr("moebox.flows.calibrate_boot.STEPS", (8, 8))  # what is timed matters here, not how well
     monkeypatch.setattr("moebox.flows.calibrate_timing.TRIES", 1)
+    monkeypatch.setattr("moebox.flows.calibrate_timing.MANY", 1)
 
 
 def test_two_boots_become_a_calibration(run: Run) -> None:

@@ -73,6 +73,7 @@ def test_a_run_times_the_embedded_engine_and_forecasts_from_that(
     """One boot with all layers; the run's box has the calibration, and its recipe is still the one asked for."""
     monkeypatch.setattr("moebox.flows.calibrate_boot.STEPS", (200, 200))  # a tenth of a millisecond each
     monkeypatch.setattr("moebox.flows.calibrate_timing.TRIES", 1)
+    monkeypatch.setattr("moebox.flows.calibrate_timing.MANY", 1)
     monkeypatch.setattr("moebox.flows.run.TIMED_S", 8.0)
     file, runs = tmp_path / "recipe.toml", tmp_path / "runs"
     file.write_text(codec.to_toml(embedded))
