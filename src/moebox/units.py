@@ -93,6 +93,11 @@ def tok_s(per_second: float) -> str:
     return f"{per_second:,.0f} tok/s" if per_second >= 100 else f"{per_second:.1f} tok/s"
 
 
+def between(low: float, high: float) -> str:
+    """Two rates as a band: "16.8 to 24.1", "826 to 1,290"."""
+    return " to ".join(tok_s(end).removesuffix(" tok/s") for end in (low, high))
+
+
 def seconds(value: float) -> str:
     """A duration: "363 ms", "2.3 s", "4 min 05 s", "2 h 10 min"."""
     if value < 1:

@@ -33,7 +33,7 @@ from moebox.planner.speed import Speed
 from moebox.serve.faults import LESS, OUT_OF_MEMORY
 from moebox.store import Run, calibrations
 from moebox.stream.awake import Awake
-from moebox.units import count, seconds, tok_s
+from moebox.units import between, count, seconds, tok_s
 from moebox.verify.ask import Options
 from moebox.verify.ladder import verify
 
@@ -169,7 +169,8 @@ class Runner:
         if plan.forecast:
             first = plan.forecast[0]
             load = f"with {streams(first.concurrency)} at {count(first.context)} tokens"
-            self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} {load}"
+            band = between(first.low_tok_s, first.high_tok_s)
+            self._figures["forecast"] = f"{tok_s(first.decode_tok_s)} ({band}) {load}"
         for caution in plan.warnings:
             if caution.severity == "fatal":
                 raise AnswerIsNo(f"the plan would not start: {caution.text}", hint=caution.remedy)

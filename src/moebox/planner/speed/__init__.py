@@ -24,6 +24,9 @@ from moebox.sizing.rank import rank_of
 
 PIECE = 8192  # prompt tokens a step where nothing says otherwise
 EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
+# Of a CPU without GPUs, where attention is the CPU's too (standard deviation of the logarithm): there are no published
+# rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
+ALONE_SPREAD = 1.0
 RANKS = 200  # of requests, over which acceptance is averaged
 
 
@@ -38,6 +41,7 @@ class Speed:
     decode_spread: float = 0.3
     prefill_spread: float = 0.3
     host_spread: float = 0.0  # between hosts alike on paper
+    alone_spread: float = 0.0  # of a CPU without GPUs
     unified_spread: float = 0.0  # on memory shared with the CPU, of which few results are published
     guessed: Guessed | None = None  # RAM's bandwidth, where nobody said it
     away: int = 0  # steps from the nearest measured engine and generation
@@ -86,6 +90,7 @@ class Speed:
                 decode_spread=constants.decode_spread,
                 prefill_spread=constants.prefill_spread,
                 host_spread=tables.between_hosts(constants, 0),
+                alone_spread=0.0 if box.gpus else ALONE_SPREAD,
             )
         gpu = deployment.gpu
         if gpu is None:
@@ -206,7 +211,7 @@ class Speed:
         spread = self.prefill_spread if prompts else self.decode_spread
         if fitted or self.measured:
             return _band(spread)
-        low, high = _band(math.hypot(spread, self.host_spread, self.unified_spread))
+        low, high = _band(math.hypot(spread, self.host_spread, self.unified_spread, self.alone_spread))
         least, most = self.guessed.factors(prompts=prompts) if self.guessed else (1.0, 1.0)
         return low * least, high * most
 
@@ -215,6 +220,8 @@ class Speed:
         """What the band rests on, in words."""
         if self.measured:
             return ""
+        if self.alone_spread:
+            return "nobody has published results of a CPU without a GPU"
         if self.guessed:
             return self.guessed.text
         if self.unified_spread:
