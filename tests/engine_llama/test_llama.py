@@ -61,7 +61,7 @@ def test_a_climb_goes_on_from_its_plan(engine: EngineName, folders: Path) -> Non
         flags={**planned.flags, **recipe_for(engine, "x").flags},
     )
     told = moebox("climb", written(runs, folders), "--rounds", "2", "--questions", "6", "--concurrency", "1", "--json")
-    trials = told.good().document["trials"]
+    trials = told.good().document["steps"]
     assert [trial["recipe"]["context"] for trial in trials] == [4096, 8192]
     assert trials[0]["kept"]
     assert all(trial["recipe"]["speculate"] is None for trial in trials)
