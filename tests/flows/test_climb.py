@@ -23,6 +23,7 @@ from moebox.flows.pace import Pace
 from moebox.flows.walk import Trial
 from moebox.serve import state
 from moebox.store import Run
+from moebox.store.summary import summarize
 
 from ..verify.oracle.engine import PACED
 from .pipelines import weights
@@ -234,3 +235,47 @@ def test_an_engine_that_is_not_installed_is_no_verdict_on_the_recipe(
     said = capsys.readouterr().err
     assert "error: llama.cpp is not installed here" in said
     assert "not good" not in said
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (Climb(contexts=(-5, 2048)), "climb.contexts: -5 is no number of tokens"),
+        (Climb(contexts=(0,)), "climb.contexts: 0 is no number"),
+        (Climb(speculate=("none", "egale3")), "climb.speculate: no draft method 'egale3'"),
+        (Climb(speculate=("",)), "climb.speculate: no draft method ''"),
+        (Climb(settings={"kv": ["zz"]}), "climb setting 'kv' = 'zz'"),
+        (Climb(settings={"hybrid.ubatsh": [256]}), "hybrid"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_starts_nothing(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], table: Climb, says: str
+):
+    """A mistyped draft method was found after an hour of starts; nor is a run's folder left."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(dataclasses.replace(recipe, climb=table)))
+
+    assert main(["climb", str(path)]) == 2
+    assert says in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*climb*"))
+
+
+@pytest.mark.parametrize("table", ["[1]", '{"steps": 5}', '{"ended": true}', "{"])
+def test_a_damaged_table_is_one_line(recipe: Recipe, table: str):
+    """On resume, where steps of an earlier climb are read."""
+    run = Run.create("climb-x")
+    run.write("start.toml", codec.to_toml(recipe))
+    run.write("climb.json", table)
+    with pytest.raises(BadInput, match=r"climb\.json"):
+        climb(recipe, run)
+
+
+def test_a_climb_that_found_nothing_good_is_listed_as_failed(recipe: Recipe):
+    """It gave its answer: that is no interruption."""
+    run = Run.create("climb-x")
+    broken = codec.decode(Recipe, {**codec.plain(recipe), "kv": "q4_0"}, where="test")
+    with pytest.raises(AnswerIsNo):
+        climb(broken, run, effort=LIGHT)
+    row = summarize(run)
+    assert row.state(live=False) == "failed in climb"
+    assert "arithmetic" in row.failed

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebox import codec
-from moebox.checkpoint import deploy
+from moebox.checkpoint import deploy, resolve
 from moebox.core import catalogue
 from moebox.core.plan import Plan
 from moebox.core.recipe import Recipe
@@ -306,3 +306,16 @@ def test_experts_go_to_gpus_by_the_name_that_the_build_gives_them(box: str, name
     assert back.hybrid is not None
     assert recipe.hybrid is not None
     assert (back.hybrid.device, back.hybrid.experts) == (name, recipe.hybrid.experts)
+
+
+def test_a_plan_promises_no_climb_that_cannot_be():
+    """Nothing that does not fit, and nothing over several nodes, where no climb can start an engine."""
+    short = choose(replace(box_of("1x-rtx-5090"), ram=512 * 2**30), *resolve("glm-4.7"), Pins())
+    assert short.recipe.climb.contexts == (49152,)
+    spread = choose(box_of("2x8x-h100"), *resolve("kimi-k2.6"), Pins())
+    assert spread.recipe.parallel.nodes == 2
+    assert (len(spread.recipe.climb.contexts), spread.recipe.climb.speculate) == (1, ())
+    assert not any("moebox climb" in reason for plan in (short, spread) for reason in plan.reasons)
+    whole = choose(box_of("8x-h200"), *resolve("kimi-k2.6"), Pins())
+    assert whole.recipe.climb.contexts[:2] == (65536, 98304)
+    assert any("`moebox climb` walks context up and then tries eagle3 drafts" in reason for reason in whole.reasons)

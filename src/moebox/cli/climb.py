@@ -81,13 +81,14 @@ def climb(
 
 
 def _begun(name: str) -> "tuple[Recipe, Run]":
-    """A new climb; an engine that is not installed is named before a folder is made."""
+    """A new climb; what cannot be meant, and an engine that is not installed, is named before a folder is made."""
     from moebox.checkpoint import deploy
-    from moebox.flows import recipes
+    from moebox.flows import recipes, settings
     from moebox.serve.order import refuse_missing
     from moebox.store import Run
 
     recipe = recipes.read(name)
+    settings.check(recipe)
     refuse_missing(deploy(recipe))
     return recipe, Run.create(f"climb-{recipe.name}")
 

@@ -42,6 +42,7 @@ from moebox.flows.effort import Effort, keep
 from moebox.flows.fit import misfit, refused
 from moebox.flows.gain import bracketed, gain
 from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, pointless, steps
+from moebox.loose import Json
 from moebox.serve import ports, state
 from moebox.serve.faults import OUT_OF_MEMORY
 from moebox.store import Run
@@ -334,12 +335,20 @@ def _taken_up(recipe: Recipe, run: Run, effort: Effort) -> list[Trial]:
         return []
     if codec.read_toml(Recipe, begun) != recipe:
         raise BadInput(f"{run.path} is the climb of another recipe", hint=f"its recipe is {begun}")
-    table = run.read_json(TABLE) or {"steps": []}
-    trials = [codec.decode(Trial, row, where=str(run.path / TABLE)) for row in table["steps"]]
+    trials = [codec.decode(Trial, row, where=str(run.path / TABLE)) for row in _steps_of(run)]
     run.event(ClimbResumed(steps=len(trials)))
     _settle(run)
     again = not any(trial.kept or "out of memory" in trial.why for trial in trials)
     return [] if again else trials  # a start that failed is tried again, unless it might take the machine down
+
+
+def _steps_of(run: Run) -> list[Json]:
+    """The rows of the table so far; BadInput where something else stands in its place."""
+    table = run.read_json(TABLE) or {"steps": []}
+    steps = table.get("steps") if isinstance(table, dict) else None
+    if not isinstance(steps, list):
+        raise BadInput(f"{run.path / TABLE}: no list of steps", hint="climb the recipe anew: `moebox climb RECIPE`")
+    return steps
 
 
 def _settle(run: Run) -> None:

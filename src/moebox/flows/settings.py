@@ -1,12 +1,16 @@
 """One setting of a recipe at a time: by its path, and what it can break."""
 
+import difflib
+import re
 from typing import Any
 
-from moebox import codec
+from moebox import codec, engines
 from moebox.checkpoint import deploy
+from moebox.core import grammar, registry
 from moebox.core.recipe import Recipe, Speculate
-from moebox.errors import BadInput, refuse_if
+from moebox.errors import BadInput, refuse_if, suggest
 from moebox.planner import drafting
+from moebox.planner.pins import DRAFTS
 
 # Setting -> rungs that a change of it can break. Anything else can break everything that is cheap to look at.
 BREAKS: dict[str, tuple[str, ...]] = {
@@ -74,6 +78,9 @@ def _draft(recipe: Recipe, method: str) -> Speculate:
 
 def no_draft(recipe: Recipe, method: str) -> str:
     """Why the recipe cannot draft that way, or nothing."""
+    traits = registry.traits(recipe.engine)
+    if method in DRAFTS and method not in (*traits.drafts, "none"):
+        return f"{traits.title} has no {method} drafts"
     try:
         _speculation(recipe, method)
     except BadInput as problem:
@@ -82,9 +89,29 @@ def no_draft(recipe: Recipe, method: str) -> str:
 
 
 def check(recipe: Recipe) -> None:
-    """Every setting that the climb names exists, told before anything is started."""
+    """Every setting that the climb names exists and may be so, told before anything is started."""
+    for length in recipe.climb.contexts:
+        refuse_if(length < 1, f"climb.contexts: {length} is no number of tokens")
+    for method in recipe.climb.speculate:
+        refuse_if(_mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest(method, DRAFTS))
     for path, values in recipe.climb.settings.items():
         if not values:
             raise BadInput(f"climb setting {path!r} has no values to try")
         for value in values:
-            changed(recipe, path, value)
+            _check_value(recipe, path, value)
+
+
+def _mistyped(method: str) -> bool:
+    """No word at all, or nearly one of ours; engines have methods of their own beside those."""
+    near = difflib.get_close_matches(method, DRAFTS, cutoff=0.75)
+    return not re.fullmatch(r"[A-Za-z][\w.-]*", method) or (method not in DRAFTS and bool(near))
+
+
+def _check_value(recipe: Recipe, path: str, value: Any) -> None:
+    """BadInput where no engine could be started with it."""
+    tried = changed(recipe, path, value)
+    try:
+        grammar.refuse(tried)
+        engines.check(deploy(tried))
+    except BadInput as problem:
+        raise BadInput(f"climb setting {path!r} = {value!r}: {problem.message}", hint=problem.hint) from None

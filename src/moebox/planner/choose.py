@@ -5,6 +5,7 @@ from dataclasses import replace
 from moebox.core.box import Box
 from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
+from moebox.core.recipe import Climb
 from moebox.errors import UnknownName, refuse_if
 from moebox.planner import nofit, prefer, reasons, warnings
 from moebox.planner.candidates import SHORTER, candidates, engines_for
@@ -26,13 +27,14 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
     best, *others = ranked(fitting)
+    climb = climb_of(best)
     return Plan(
-        recipe=best.recipe,
+        recipe=replace(best.recipe, climb=climb),
         box=box.name,
         goal=pins.goal,
         memory=best.memory,
         forecast=forecast(best),
-        reasons=reasons.reasons(best, others, tried, pins),
+        reasons=reasons.reasons(best, others, tried, pins, climb),
         warnings=(
             *best.troubles,
             *warnings.from_numbers(best.recipe, box, best.memory, pins.concurrency or 1),
@@ -46,6 +48,20 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         measured=best.speed.source,
         basis=best.speed.basis,
     )
+
+
+def climb_of(chosen: Weighed) -> Climb:
+    """What a climb from there tries: what fits, and nothing over several nodes, where it starts no engine."""
+    recipe = chosen.recipe
+    first, *longer = recipe.climb.contexts
+    if recipe.parallel.nodes > 1:
+        return Climb(contexts=(first,), speculate=())
+    return replace(recipe.climb, contexts=(first, *(length for length in longer if _fits_at(chosen, length))))
+
+
+def _fits_at(chosen: Weighed, context: int) -> bool:
+    longer = replace(chosen.candidate, recipe=replace(chosen.recipe, context=context))
+    return chosen.memory_as(longer).fits
 
 
 def search(

@@ -7,7 +7,7 @@ from moebox.core import families
 from moebox.core.box import Box
 from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
-from moebox.core.recipe import Parallel, Recipe, Runtime
+from moebox.core.recipe import Climb, Parallel, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
 from moebox.planner import climbing, prefer
@@ -27,7 +27,7 @@ COMPARED = {  # by cache or by speed: more, less, the same
 }
 
 
-def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins) -> tuple[str, ...]:
+def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pins, climb: Climb) -> tuple[str, ...]:
     """Sentences for the choice, most important first; `others` are those that fit and start, the best first."""
     shared = (_placement(best), _engine(best, others, pins), _quant(best, others))
     served = (_engine(best, others, pins), _cache(best, tried))
@@ -37,7 +37,7 @@ def reasons(best: Weighed, others: list[Weighed], tried: list[Weighed], pins: Pi
         *(shared if best.recipe.hybrid else served),
         *rooms.lines(best.recipe.engine).reasons(best.deployment, best.memory),
         _claim(best, pins),
-        _caution(best, pins),
+        _caution(best, pins, climb),
         between_nodes(best.box) if best.recipe.parallel.nodes > 1 else "",
         _context(best, pins),
         f"speed {best.speed.measured.text}" if best.speed.measured else "",
@@ -150,7 +150,7 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
     return f"{best.checkpoint.label} over {rival.checkpoint.label}, which is {lost(rival, best)}"
 
 
-def _caution(best: Weighed, pins: Pins) -> str:
+def _caution(best: Weighed, pins: Pins, climb: Climb) -> str:
     if pins.bold:
         return "bold: speculative decoding and community images are allowed; a plain start is safer (leave --bold out)"
     recipe, only = best.recipe, "" if best.recipe.vision else "text only"
@@ -160,7 +160,7 @@ def _caution(best: Weighed, pins: Pins) -> str:
     else:
         plain = ", ".join(filter(None, (only, "" if recipe.speculate else "no draft")))
         careful = f"a careful start: {plain}" if plain else ""
-    return "; ".join(filter(None, (careful, climbing.text(recipe.climb))))
+    return "; ".join(filter(None, (careful, climbing.text(climb))))
 
 
 def _context(best: Weighed, pins: Pins) -> str:

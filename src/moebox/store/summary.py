@@ -38,9 +38,10 @@ CHECKS = {"pass": "passed", "warn": "warnings", "fail": "failed", "interrupted":
 MARK = "simulation"
 WORST_FIRST: tuple[Verdict, ...] = ("warn", "pass")
 LARGEST = 4 << 20  # bytes of a file of a run that are read for its row
-_FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json")
+CLIMB = "climb.json"
+_FILES = ("events.jsonl", "recipe.toml", "box.toml", "verify.json", "verdicts", "measurements", "tasks.json", CLIMB)
 WATCHED = (*_FILES, PIPELINE, PIPELINE_BEFORE)
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def summarize(run: Run) -> Summary:
         verdict=_verdict(run.path, unchecked=unchecked, of=checks_there_are(entries)),
         output_tok_s=figure(best, "output_throughput"),
         ttft_ms=figure(best, "mean_ttft_ms"),
-        failed=_failed(pipeline) if rows(pipeline, "steps") else _not_launched(entries),
+        failed=_failed(pipeline) if rows(pipeline, "steps") else _not_launched(entries) or _no_summit(run.path),
         step=unended_step(pipeline, entries) or _step(pipeline),
         unended=unended_step(pipeline, entries) or left_climb(run.path, entries) or ("verify" if unchecked else ""),
         simulation=_simulated(entries, (pipeline, "simulated"), (_json(run.path / "run.json"), MARK), (best, MARK)),
@@ -221,9 +222,18 @@ def unended_step(pipeline: object, entries: Sequence[Entry]) -> str:
 
 
 def left_climb(folder: Path, entries: Sequence[Entry]) -> str:
-    """ "climb" where one was begun and did not get to its best recipe, else ""."""
+    """ "climb" where one was begun and did not get to its end, else ""."""
     begun = any(isinstance(entry.event, ClimbBegan) for entry in entries)
-    return "climb" if begun and not (folder / "best.toml").exists() else ""
+    ended = (folder / "best.toml").exists() or truth(_json(folder / CLIMB), "ended")
+    return "climb" if begun and not ended else ""
+
+
+def _no_summit(folder: Path) -> str:
+    """Why a climb that ended found no recipe to keep."""
+    table = _json(folder / CLIMB)
+    if not truth(table, "ended") or table.get("best") is not None:
+        return ""
+    return f"climb: {_text(next(iter(rows(table, 'steps')), {}), 'why')}"[:300]
 
 
 def _text(document: Json, *names: str) -> str:
