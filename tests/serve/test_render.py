@@ -13,10 +13,11 @@ import fastjsonschema
 import pytest
 import yaml
 
+from moebox import phantom
 from moebox.checkpoint import deploy
 from moebox.cli import main
 from moebox.core.change import changed
-from moebox.engines import flags, rooms
+from moebox.engines import flags, launch, rooms
 from moebox.engines.arguments import split
 from moebox.errors import BadInput
 from moebox.render import EXECUTABLE, render
@@ -202,3 +203,16 @@ def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["render", "kimi-k26-vllm", "-o", str(tmp_path / "taken" / "run.sh")]) == 2
     error = capsys.readouterr().err
     assert "no recipe 'nosuch'" in error
+
+
+def test_downloads_of_llama_cpp_survive_the_container():
+    """It keeps them in a folder of its own, not in the Hub's cache: 494 GB were fetched again at every start."""
+    recipe = read_recipe("kimi-k26-ik")
+    inside = changed(recipe, {"runtime.kind": "docker", "runtime.image": "ik:1"})
+    launched = launch(deploy(inside))
+    (target,) = launched.mounts.values()
+    assert launched.env["LLAMA_CACHE"].startswith(f"{target}/")
+    pods = render(deploy(recipe), "k8s")
+    assert 'name: "LLAMA_CACHE", value: "/models/ik_llama.cpp"' in pods
+    assert "LLAMA_CACHE" not in render(deploy(recipe), "script")
+    assert "LLAMA_CACHE" not in launch(deploy(changed(inside, {"checkpoint": str(phantom.gguf_path())}))).env

@@ -53,6 +53,7 @@ class Traits:
     shares_memory: bool = False  # its workers need the host's shared memory in a container
     takes_all_gpus: bool = False  # spreads over every GPU there is unless told otherwise
     names_files: bool = False  # must be told the file of a GGUF in a repository
+    cache_variable: str = ""  # names the folder of its downloads, where that is not the Hub's own cache
     reads_folders: bool = False  # reads weights from a folder of this machine, not from the Hub
     embedded: bool = False  # can run inside moebox
     presets: tuple[str, ...] = ()  # patched images it may run in

@@ -35,7 +35,7 @@ def assemble(deployment: Deployment, *, node: Node) -> Launch:
     words = (*start, *flatten(argv.words(deployment, node=node, host=host)))
     launch = Launch(
         argv=argv.guarded(words) if recipe.listen.key_env else words,
-        env=argv.environment(deployment),
+        env=argv.environment(deployment) | (downloads(deployment, HUB_CACHE_INSIDE) if inside else {}),
         secret_env=secrets(deployment),
         port=recipe.listen.port,
         host=recipe.listen.host,
@@ -95,6 +95,13 @@ def _weights_mount(deployment: Deployment, mounted: Mapping[str, str]) -> dict[s
         return {} if HUB_CACHE_INSIDE in inside else {outside: HUB_CACHE_INSIDE}
     there = folder in mounted or folder.startswith(tuple(inside))
     return {} if there else {folder: f"{folder}:ro"}
+
+
+def downloads(deployment: Deployment, folder: str) -> dict[str, str]:
+    """The variable that makes an engine keep downloads of weights in a mounted folder: a container forgets its own."""
+    name = deployment.engine.cache_variable
+    kept_elsewhere = not name or name in deployment.recipe.env or weights_folder(deployment)
+    return {} if kept_elsewhere else {name: f"{folder}/{deployment.engine.name}"}
 
 
 def weights_folder(deployment: Deployment) -> str:

@@ -7,7 +7,7 @@ import shlex
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
-from moebox.engines.assemble import around_image, image, weights_folder
+from moebox.engines.assemble import around_image, downloads, image, weights_folder
 from moebox.engines.reasons import variable_reason
 from moebox.errors import refuse_if
 from moebox.render import comments, machine, options, quoting
@@ -19,6 +19,7 @@ from moebox.render.quoting import slot
 # Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
 LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
 EVERYWHERE = "0.0.0.0"  # noqa: S104
+MODELS = "/models"  # where pods find the volume for weights
 WORKER = dataclasses.replace(LEADER, follows=True)
 
 
@@ -46,7 +47,7 @@ def k8s(deployment: Deployment) -> Context:
     )
     folder = weights_folder(deployment)
     refuse_if(
-        folder and not folder.startswith("/models"),
+        folder and not folder.startswith(MODELS),
         f"checkpoint: pods do not see {folder} of this machine",
         hint="put it on the volume for weights and name it /models/…, or use a Hub repository",
     )
@@ -55,6 +56,7 @@ def k8s(deployment: Deployment) -> Context:
     whole = pieces(opened, node=LEADER if many else None, variable=False)
     follow = pieces(opened, node=WORKER, variable=False) if many else whole
     started = launch(opened)
+    env = started.env | downloads(opened, MODELS)
     before, after = around_image(opened, started)
     head, command = _head(started.argv, tuple(after), before, whole, opened.recipe)
     return {
@@ -70,8 +72,8 @@ def k8s(deployment: Deployment) -> Context:
         "command": [quoting.kubernetes(word) for word in command],
         "leader": [*_plain_items(head), *_arguments(whole, opened.recipe)],
         "worker": [*_plain_items(head), *_arguments(follow, opened.recipe)],
-        "env": {name: quoting.kubernetes(value) for name, value in started.env.items()},
-        "why": {name: variable_reason(opened, name) for name in started.env},
+        "env": {name: quoting.kubernetes(value) for name, value in env.items()},
+        "why": {name: variable_reason(opened, name) for name in env},
         "secrets": started.secret_env,
         "port": recipe.listen.port,
         "health": deployment.engine.health,

@@ -16,6 +16,7 @@ TRAITS = Traits(
     not_on=("cdna",),  # CPU and CUDA backends alone are kept up (README of the project)
     tells_cache="/props",
     key_env="LLAMA_API_KEY",
+    cache_variable="LLAMA_CACHE",
     image="ghcr.io/ikawrakow/ik-llama-cpp:cu13-server",
     image_entry=("/app/llama-server",),
     image_enters=True,

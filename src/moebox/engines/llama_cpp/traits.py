@@ -16,6 +16,7 @@ TRAITS = Traits(
     tells_cache="/props",
     owned_by="llamacpp",
     key_env="LLAMA_API_KEY",
+    cache_variable="LLAMA_CACHE",
     image="ghcr.io/ggml-org/llama.cpp:server-cuda-{version}",
     image_entry=("/app/llama-server",),
     image_enters=True,
