@@ -56,7 +56,7 @@ os.environ |= {
 }
 _SCRATCH.mkdir()
 tempfile.tempdir = None  # asks TMPDIR again
-for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE", "PYTHONDONTWRITEBYTECODE"):
+for _name in ("MOEBOX_CACHE", "MOEBOX_INSTANCE", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
 sys.dont_write_bytecode = False  # hundreds of processes are started here: each would compile the sources again
 

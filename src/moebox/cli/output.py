@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def emit(document: Any) -> None:
-    """One JSON document on stdout."""
+    """One JSON document on stdout, at once: whoever reads it from a pipe may wait for it while the command goes on."""
     sys.stdout.write(json_text(hide_given(codec.to_json(document))) + "\n")
+    sys.stdout.flush()
 
 
 def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
