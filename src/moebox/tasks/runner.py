@@ -25,6 +25,7 @@ from moebox.tasks.tools import Tool, Toolbox, ToolServerDied
 from moebox.tasks.workspace import Workspace
 
 JOB_S = 1800.0  # the longest one job may take
+LEAVING_S = 2.0  # for a thread to notice that it is over
 LOOKS, PAUSE_S = 6, 0.5  # at a server that failed a job: one that goes down answers for some seconds more
 ANSWER_S = 10.0  # to say anything at all
 AWAY = (0, 502, 503, 504)  # no reply, or a proxy's word that there is none behind it
@@ -150,6 +151,7 @@ class _State:
     task_run: TaskRun
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)  # nobody listens any more
     gone: str = ""  # what the server that does not answer any more was last heard to say
 
 
@@ -181,6 +183,8 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
         _wait_for(threads)
     finally:
         state.stopped.set()
+        state.over.set()
+        _let_go(threads)
     if problems:
         raise problems[0]
     if state.gone:
@@ -193,6 +197,13 @@ def _wait_for(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         while thread.is_alive():
             thread.join(0.2)
+
+
+def _let_go(threads: Sequence[threading.Thread]) -> None:
+    """Give those that were interrupted a moment: one that is writing to the terminal when Python ends takes it down."""
+    until = time.monotonic() + LEAVING_S
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0))
 
 
 def _labour(
@@ -218,7 +229,8 @@ def _labour(
             state.task_run = replace(state.task_run, results=(*others, result))
             save(state.task_run, run)
             run.event(TaskEnded(job=name.id, solved=result.solved, end=result.end, wrong=result.wrong))
-        listener.ended(result)
+        if not state.over.is_set():
+            listener.ended(result)
 
 
 def _left_if_gone(result: JobResult, state: _State) -> JobResult:
@@ -257,7 +269,7 @@ def _do_job(
     context = state.task_run.context
     bounds = Bounds(until=limit, late=late, context=context, stop=state.stopped.is_set)
     began = time.monotonic()
-    done = worker(job, bounds, lambda turn: listener.turn(name, turn))
+    done = worker(job, bounds, lambda turn: None if state.over.is_set() else listener.turn(name, turn))
     file = f"tasks/{job.id}.jsonl"
     run.write(file, agent.transcript(done.system, done.work))
     return judged(job, done, seconds=time.monotonic() - began, transcript=file)
