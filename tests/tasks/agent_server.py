@@ -88,6 +88,14 @@ def claude(job: Job) -> list[Step]:
     return [*steps, {"text": "done"}]
 
 
+def clumsy(steps: list[Step], reads: str, argument: str) -> list[Step]:
+    """Those steps with thought and talk before each, and first five calls at once of which four go wrong."""
+    nowhere, unread = json.dumps({argument: "no-such-file"}), json.dumps({argument: "no-such-file"})[:-2]
+    wrong = [(reads, nowhere), (reads, "{}"), ("NoSuchTool", "{}"), (reads, unread)]
+    spoken = [{**step, "thinking": "hm", "text": step.get("text", "Let me see.")} for step in steps]
+    return [{**spoken[0], "calls": [*spoken[0]["calls"], *wrong]}, *spoken[1:]]
+
+
 def opencode(job: Job) -> list[Step]:
     """With opencode's."""
     steps = []
@@ -111,7 +119,9 @@ SCRIPTS = {
     "small": solve,
     "terminus": terminus,
     "claude": claude,
+    "claude-clumsy": lambda job: clumsy(claude(job), "Read", "file_path"),
     "opencode": opencode,
+    "opencode-clumsy": lambda job: clumsy(opencode(job), "read", "filePath"),
     "solve": solve,
     "parallel": lambda job: [{"calls": [c for s in solve(job)[:-1] for c in s["calls"]]}, {"text": "done"}],
     "lazy": lambda job: [{"text": "I have done it. All tests pass. PASS"}],

@@ -1,7 +1,6 @@
 """Real clients' driver: a home and a folder of their own, the key in the environment alone, nothing left behind.
 
-The clients here are small programs that print what the real ones print; `claude` 2.1.197 and `opencode` 1.18.33 were
-driven by hand against the scripted model (docs/tasks.md).
+The clients here are small programs that print what the real ones print; the real ones are in tests/clients.
 """
 
 import json
@@ -15,27 +14,53 @@ import pytest
 
 from moebox.cli import main
 from moebox.tasks.agent import Bounds
-from moebox.tasks.clients import RealClient, Setup
+from moebox.tasks.clients import ClientName, RealClient, Setup
 from moebox.tasks.families import make
 
-CLAUDE = """#!{python}
+HEAD = """#!{python}
 import json, os, sys, time
-print(json.dumps({{"type": "system", "home": os.environ["HOME"], "argv": sys.argv[1:], "cwd": os.getcwd()}}))
-usage = {{"input_tokens": 100, "output_tokens": 7, "cache_read_input_tokens": 50}}
-block = {{"type": "tool_use", "id": "t", "name": "Write", "input": {{}}}}
-print(json.dumps({{"type": "assistant", "message": {{"content": [block], "usage": usage}}}}), flush=True)
-{work}
-print(json.dumps({{"type": "result", "is_error": False, "result": "done"}}))
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("{version}"))
+def say(**event): print(json.dumps(event), flush=True)
 """
-OPENCODE = """#!{python}
-import json, os, sys
+CLAUDE = (
+    HEAD
+    + """
+def turn(name="Write", id="t", **usage):
+    say(type="system", subtype="status", status="requesting")
+    block = {{"type": "tool_use", "id": id, "name": name, "input": {{}}}}
+    start = {{"usage": {{"input_tokens": 100, "output_tokens": 1, "cache_read_input_tokens": 50}}}}
+    for event in (
+        {{"type": "message_start", "message": start}},
+        {{"type": "content_block_start", "index": 0, "content_block": {{"type": "text", "text": ""}}}},
+        {{"type": "content_block_delta", "index": 0, "delta": {{"type": "text_delta", "text": "I see."}}}},
+        {{"type": "content_block_start", "index": 1, "content_block": block}},
+        {{"type": "content_block_delta", "index": 1, "delta": {{"type": "input_json_delta", "partial_json": "{{}}"}}}},
+        {{"type": "message_delta", "delta": {{"stop_reason": "tool_use"}}, "usage": {{"output_tokens": 7}}}},
+        {{"type": "message_stop"}},
+    ):
+        say(type="stream_event", event=event)
+        if event["type"] == "content_block_delta":  # whole blocks come as messages of their own, counted as they began
+            say(type="assistant", message={{"content": [block], **start}})
+def answer(id, text, bad):
+    block = {{"type": "tool_result", "tool_use_id": id, "is_error": bad, "content": text}}
+    say(type="user", message={{"content": [block]}})
+turn()
+{work}
+say(type="result", is_error=False, result="done")
+"""
+)
+OPENCODE = (
+    HEAD
+    + """
 assert json.load(open(os.path.expanduser("~/.config/opencode/opencode.json")))["permission"]["bash"] == "deny"
 {work}
-part = {{"tool": "write", "state": {{"status": "completed"}}}}
-print(json.dumps({{"type": "tool_use", "part": part}}))
-print(json.dumps({{"type": "text", "part": {{"text": "done"}}}}))
-print(json.dumps({{"type": "step_finish", "part": {{"tokens": {{"input": 9, "output": 3}}}}}}))
+say(type="tool_use", part={{"tool": "write", "state": {{"status": "completed"}}}})
+say(type="text", part={{"text": "done"}})
+tokens = {{"input": 9, "output": 3, "reasoning": 1, "cache": {{"read": 5, "write": 2}}}}
+say(type="step_finish", part={{"tokens": tokens}})
 """
+)
 
 
 @pytest.fixture
@@ -50,7 +75,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def install(folder: Path, name: str, text: str, work: str) -> None:
     path = folder / name
-    path.write_text(text.format(python=sys.executable, work=work))
+    path.write_text(text.format(python=sys.executable, work=work, version="1.18.33"))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
@@ -59,19 +84,76 @@ def solving(name: str) -> str:
     return "\n".join(f"open({path!r}, 'w').write({text!r})" for path, text in job.solution.items())
 
 
-@pytest.mark.parametrize(("name", "text"), [("claude", CLAUDE), ("opencode", OPENCODE)])
+@pytest.mark.parametrize(
+    ("name", "text", "counts"), [("claude", CLAUDE, (150, 7, 50)), ("opencode", OPENCODE, (16, 4, 5))]
+)
 def test_a_client_does_a_job(
-    name: str, text: str, server: str, programs: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    text: str,
+    counts: tuple[int, int, int],
+    server: str,
+    programs: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Scored by the same hidden tests."""
+    """Scored by the same hidden tests; one reply is one turn, with the tokens that the server counted in the end."""
     install(programs, name, text, solving(name))
     words = ["task", server, "--model", "solve", "--with", name, "--family", "errand", "--jobs", "1", "--seed", "0"]
 
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["agent"] == name
+    (turn,) = document["jobs"][0]["turns"]
+    assert (document["agent"], document["agent_version"]) == (name, "1.18.33")
     assert document["jobs"][0]["solved"]
-    assert document["jobs"][0]["turns"][0]["calls"][0]["tool"].lower() == "write"
+    assert [call["tool"].lower() for call in turn["calls"]] == ["write"]
+    assert (turn["prompt_tokens"], turn["completion_tokens"], turn["cached_tokens"]) == counts
+
+
+CLAUDES_CALLS = """
+answer("t", "<tool_use_error>InputValidationError: Write failed", True)
+turn("Write", "u")
+answer("u", "File does not exist.", True)
+turn("NoSuchTool", "v")
+answer("v", "<tool_use_error>Error: No such tool available: NoSuchTool</tool_use_error>", True)
+"""
+OPENCODES_CALLS = """
+read = {"status": "completed", "input": {"tool": "write", "error": "no"}}
+say(type="tool_use", part={"tool": "invalid", "state": read})
+say(type="tool_use", part={"tool": "write", "state": {"status": "error", "error": "File not found"}})
+say(type="tool_use", part={"tool": "read", "state": {"status": "error", "error": "was called with invalid arguments"}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "work", "calls"),
+    [
+        ("claude", CLAUDE, CLAUDES_CALLS, [("Write", False), ("Write", True), ("NoSuchTool", False)]),
+        ("opencode", OPENCODE, OPENCODES_CALLS, [("write", False), ("write", True), ("read", False), ("write", True)]),
+    ],
+)
+def test_calls_that_were_none_are_told(
+    name: ClientName, text: str, work: str, calls: list[tuple[str, bool]], programs: Path
+) -> None:
+    """Those that do not fit their tool, or name none; one that its tool refused was one, and mends the one before."""
+    install(programs, name, text, work)
+    files = {".config/opencode/opencode.json": json.dumps({"permission": {"bash": "deny"}})}
+    client = RealClient(Setup(client=name, model="m", environment={}, files=files))
+    done = client(make("errand", "easy", 0), Bounds(until=time.monotonic() + 60), lambda turn: None)
+    seen = [call for turn in done.work.turns for call in turn.calls]
+
+    assert [(call.tool, call.ok) for call in seen] == calls
+    assert [call.repaired for call in seen][1]
+    assert sum(call.repaired for call in seen) == 1
+
+
+def test_a_client_that_does_not_start_is_one_line(
+    server: str, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It solved no job of none: nothing was tried."""
+    (programs / "opencode").write_text("\x7fELF of another machine\n")
+    (programs / "opencode").chmod(0o755)
+
+    assert main(["task", server, "--model", "solve", "--with", "opencode", "--jobs", "1"]) == 3
+    assert capsys.readouterr().err.startswith("error: opencode does not start: ")
 
 
 def test_a_client_that_is_missing_is_one_line(server: str, programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +191,7 @@ def test_a_client_that_fails_ends_its_job(work: str, end: str, programs: Path) -
 
 def test_a_client_without_end_is_left_after_its_turns(programs: Path) -> None:
     """Turn after turn of the same."""
-    work = "for _ in range(10**5): print(json.dumps({'type': 'assistant', 'message': {'content': []}}), flush=True)"
+    work = "for _ in range(10**5): turn()"
     install(programs, "claude", CLAUDE, work)
     client = RealClient(Setup(client="claude", model="m", environment={}))
     done = client(make("errand", "easy", 0), Bounds(until=time.monotonic() + 60), lambda turn: None)

@@ -171,6 +171,7 @@ def summary(task_run: TaskRun) -> Document:
         "url": task_run.url,
         "model": task_run.model,
         "agent": task_run.agent,
+        "agent_version": task_run.agent_version,
         "api": task_run.api,
         "sandbox": task_run.sandbox,
     }

@@ -3,7 +3,7 @@
 import itertools
 import operator
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from moebox.redact import heard, hide_in_error
 CONTENT, REASONING, TOOL = 1, 2, 3  # kinds of token, as kept in samples; 0 is none
 SILENT = 4  # tokens that the server counted and did not show
 GUESSED = 128  # added to a kind: when it came is only known to lie between two others
+ANTHROPIC_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _TEXTS = (("content", CONTENT), ("text", CONTENT), ("reasoning_content", REASONING), ("reasoning", REASONING))
 _decode = msgspec.json.Decoder().decode
 
@@ -146,3 +147,9 @@ def _whole(value: Any) -> int:
     """A count as it fits a column of samples; -1 where it is none (`true` is an int to Python)."""
     counts = isinstance(value, int) and not isinstance(value, bool)
     return min(value, 2**31 - 1) if counts and value >= 0 else -1
+
+
+def prompt_tokens(usage: Mapping[str, object]) -> int | None:
+    """All tokens of a prompt: what a cache gave or took Anthropic's API counts beside input_tokens, not in it."""
+    counted, *cached = (usage.get(name) for name in ANTHROPIC_INPUTS)
+    return counted + sum(count for count in cached if isinstance(count, int)) if isinstance(counted, int) else None

@@ -70,9 +70,10 @@ def work(job: Job, ask: Ask, box: Toolbox, bounds: Bounds, *, on_turn: OnTurn = 
         done.text = got.text
         calls, results, died = _calls(box, got, memory)
         used = sum(call.seconds for call in calls)
-        turn = _turn(number, started - began, got, calls, overhead=time.monotonic() - started - got.seconds - used)
+        overhead = time.monotonic() - started - got.seconds - used
+        turn = turn_of(number, started - began, got, calls, overhead=overhead)
         done.turns.append(turn)
-        done.gaps += _weighed(got)
+        done.gaps += weighed(got)
         on_turn(turn)
         if died:
             done.end, done.why = "tool", died
@@ -229,7 +230,8 @@ def _failure(got: Reply, bounds: Bounds) -> tuple[End, str]:
     return "endpoint", got.problem
 
 
-def _turn(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, overhead: float) -> TurnSeen:
+def turn_of(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, overhead: float = 0.0) -> TurnSeen:
+    """A reply as one turn, `overhead` seconds of it ours."""
     writing = sum(got.gaps_s)
     tokens = (got.completion_tokens or 0) - 1
     return TurnSeen(
@@ -249,7 +251,7 @@ def _turn(number: int, at_s: float, got: Reply, calls: Sequence[CallSeen], *, ov
     )
 
 
-def _weighed(got: Reply) -> list[tuple[float, float]]:
+def weighed(got: Reply) -> list[tuple[float, float]]:
     """(tokens, seconds) of each event after the first; a reply's tokens are spread evenly over its events."""
     if not got.gaps_s:
         return []

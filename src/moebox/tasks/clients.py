@@ -5,8 +5,8 @@ is read or written. A client's shell is switched off: code that a model wrote ru
 """
 
 import contextlib
-import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -14,19 +14,18 @@ import stat
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from moebox.errors import Outside
 from moebox.files import scratch
-from moebox.loose import Json, figure, inner, rows, words
 from moebox.redact import heard
 from moebox.tasks.agent import Bounds, Work, code_in
+from moebox.tasks.heard import Claude, Heard, Opencode
 from moebox.tasks.job import Job
-from moebox.tasks.result import CallSeen, End, TurnSeen
+from moebox.tasks.result import End, TurnSeen
 from moebox.tasks.runner import Done
 from moebox.tasks.workspace import MOST_BYTES, MOST_FILES
 
@@ -36,9 +35,10 @@ INSTALL: dict[ClientName, str] = {
     "claude": "npm install -g @anthropic-ai/claude-code",
     "opencode": "npm install -g opencode-ai",
 }
+HEARD: dict[ClientName, type[Heard]] = {"claude": Claude, "opencode": Opencode}
 LEFT_OUT = ("gadget",)  # families that need a tool only our own agent has
 TOLD = "\n\nThe files are in the current folder. You cannot run code here; work by reading and writing files."
-KEPT_LINES = 4000
+START_S = 60.0  # the longest to say a version
 # Becomes the client once the kernel knows to end it when we end, however that comes (PR_SET_PDEATHSIG, SIGKILL).
 DIE_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -61,6 +61,7 @@ class RealClient:
         if found is None:
             raise Outside(f"{setup.client} is not installed", hint=INSTALL[setup.client])
         self.name: str = setup.client
+        self.version = _version(setup.client, found)
         self._setup, self._program = setup, found
 
     def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
@@ -68,37 +69,34 @@ class RealClient:
             folder, home = Path(place, "work"), Path(place, "home")
             _lay(folder, job.files)
             _lay(home, self._setup.files)
-            heard = _Claude(on_turn) if self._setup.client == "claude" else _Opencode(on_turn)
-            work = self._run(job, bounds, folder, home, heard)
+            listener = HEARD[self._setup.client](on_turn)
+            work = self._run(job, bounds, folder, home, listener)
             files = _gather(folder)
-        if job.reply_file and heard.text:
-            files[job.reply_file] = code_in(heard.text).encode("utf-8", "replace")
-        return Done(work=work, files=files, system=f"({self.name})")
+        if job.reply_file and listener.text:
+            files[job.reply_file] = code_in(listener.text).encode("utf-8", "replace")
+        return Done(work=work, files=files, system=f"({self.name} {self.version})")
 
-    def _run(self, job: Job, bounds: Bounds, folder: Path, home: Path, heard: "_Heard") -> Work:
-        environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "TERM": "dumb"}
-        environment |= {"XDG_CONFIG_HOME": str(home / ".config"), "XDG_DATA_HOME": str(home / ".local/share")}
-        environment |= dict(self._setup.environment)
+    def _run(self, job: Job, bounds: Bounds, folder: Path, home: Path, listener: Heard) -> Work:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", DIE_WITH_US, self._program, *self._words(job)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=environment,
+            env=_environment(home) | dict(self._setup.environment),
             start_new_session=True,
         )
-        heard.began = time.monotonic()
         try:
-            left = _read(process, bounds, heard, most=3 * job.turns)
+            left = _read(process, bounds, listener, most=3 * job.turns)
         finally:
             _end(process)
-        work = Work(messages=heard.messages, turns=heard.turns, text=heard.text)
+        work = Work(messages=listener.messages, turns=listener.turns, gaps=listener.gaps, text=listener.text)
         work.end, work.why = "done", ""
         if left:
             work.end = left
-        elif process.returncode != 0 or not heard.turns:
-            work.end, work.why = "client", heard.problem or f"exit code {process.returncode}: {heard.last[-200:]}"
+        elif process.returncode != 0 or not listener.count:
+            why = listener.problem or f"exit code {process.returncode}: {listener.last[-200:]}"
+            work.end, work.why = "client", why
         return work
 
     def _words(self, job: Job) -> list[str]:
@@ -106,106 +104,34 @@ class RealClient:
         asked = f"{job.instruction}{TOLD}"
         if self._setup.client == "opencode":
             return ["run", "--format", "json", "-m", f"moebox/{self._setup.model}", asked]
-        words = ["-p", "--output-format", "stream-json", "--verbose", "--no-session-persistence", "--strict-mcp-config"]
+        words = ["-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages"]
+        words += ["--no-session-persistence", "--strict-mcp-config"]
         words += ["--tools", "Read,Write,Edit,Glob,Grep", "--permission-mode", "acceptEdits"]
         return [*words, "--model", self._setup.model, "--", asked]
 
 
-class _Heard(ABC):
-    """What a client says of itself, line by line."""
-
-    def __init__(self, on_turn: Callable[[TurnSeen], None]) -> None:
-        self.on_turn = on_turn
-        self.began = 0.0
-        self.turns: list[TurnSeen] = []
-        self.messages: list[Json] = []
-        self.text = ""
-        self.problem = ""
-        self.last = ""
-
-    def line(self, raw: bytes) -> None:
-        """One line of its output."""
-        self.last = heard(raw)
+def _version(client: ClientName, program: str) -> str:
+    """What it says of itself, such as 2.1.197; Outside where it does not even start."""
+    with scratch("client") as home:
+        words, environment = [program, "--version"], _environment(Path(home))
         try:
-            event = json.loads(self.last)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(event, dict):
-            if len(self.messages) < KEPT_LINES:
-                self.messages.append(event)
-            self.event(event)
-
-    @abstractmethod
-    def event(self, event: Json) -> None:
-        """One event."""
-
-    def turn(self, calls: Sequence[CallSeen], usage: Json, names: tuple[str, str, str], said: int) -> None:
-        """One reply of the model's."""
-        now = time.monotonic() - self.began
-        begun = self.turns[-1].at_s + self.turns[-1].seconds if self.turns else 0.0
-        prompt, written, cached = (_count(usage, name) for name in names)
-        self.turns.append(
-            TurnSeen(
-                number=len(self.turns) + 1,
-                at_s=begun,
-                seconds=now - begun,
-                prompt_tokens=prompt,
-                completion_tokens=written,
-                cached_tokens=cached,
-                calls=tuple(calls),
-                said=said,
-            )
-        )
-        self.on_turn(self.turns[-1])
+            told = subprocess.run(words, env=environment, capture_output=True, timeout=START_S, check=False)
+            said, well = heard((told.stdout or told.stderr).strip()), told.returncode == 0
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            said, well = str(problem), False
+    found = re.search(r"\d+\.\d+[\w.+-]*", said)
+    if not well or not found:
+        raise Outside(f"{client} does not start: {said.splitlines()[0] if said else 'no word'}", hint=INSTALL[client])
+    return found[0]
 
 
-def _count(usage: Json, name: str) -> int | None:
-    number = figure(usage, name)
-    return None if number is None else int(number)
+def _environment(home: Path) -> dict[str, str]:
+    """Nothing of the user's but the way to programs."""
+    folders = {"XDG_CONFIG_HOME": str(home / ".config"), "XDG_DATA_HOME": str(home / ".local/share")}
+    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "TERM": "dumb"} | folders
 
 
-class _Claude(_Heard):
-    """Claude Code's stream-json."""
-
-    def event(self, event: Json) -> None:
-        if event.get("type") == "assistant":
-            self._assistant(rows(event, "message.content"), inner(event, "message.usage"))
-        elif event.get("type") == "result":
-            self.text = words(event, "result")
-            self.problem = self.text[:300] if event.get("is_error") else ""
-
-    def _assistant(self, blocks: list[Json], usage: Json) -> None:
-        """A turn: the tools it used and how much it said."""
-        used = [words(block, "name") for block in blocks if block.get("type") == "tool_use"]
-        names = ("input_tokens", "output_tokens", "cache_read_input_tokens")
-        said = sum(len(words(block, "text")) for block in blocks)
-        self.turn([CallSeen(tool=name, ok=True) for name in used], usage, names, said)
-
-
-class _Opencode(_Heard):
-    """opencode's JSON events: steps, with the text and the tools between their begin and end."""
-
-    def __init__(self, on_turn: Callable[[TurnSeen], None]) -> None:
-        super().__init__(on_turn)
-        self._calls: list[CallSeen] = []
-        self._said = 0
-
-    def event(self, event: Json) -> None:
-        kind = event.get("type")
-        if kind == "text":
-            self.text = words(event, "part.text")
-            self._said += len(self.text)
-        elif kind == "tool_use":
-            ok = words(event, "part.state.status") != "error"
-            self._calls.append(CallSeen(tool=words(event, "part.tool"), ok=ok, error=words(event, "part.state.error")))
-        elif kind == "step_finish":
-            self.turn(self._calls, inner(event, "part.tokens"), ("input", "output", "cached"), self._said)
-            self._calls, self._said = [], 0
-        elif kind == "error":
-            self.problem = str(event.get("error") or "")[:300]
-
-
-def _read(process: "subprocess.Popen[bytes]", bounds: Bounds, heard: _Heard, *, most: int) -> End | None:
+def _read(process: "subprocess.Popen[bytes]", bounds: Bounds, listener: Heard, *, most: int) -> End | None:
     """Hear it out; why it had to be left, where it had to."""
     assert process.stdout
     rest = b""
@@ -214,7 +140,7 @@ def _read(process: "subprocess.Popen[bytes]", bounds: Bounds, heard: _Heard, *, 
         while time.monotonic() < bounds.until:
             if bounds.stop():
                 return "stopped"
-            if len(heard.turns) > most:
+            if listener.count > most:
                 return "turns"
             if not selector.select(0.2):
                 continue
@@ -223,7 +149,7 @@ def _read(process: "subprocess.Popen[bytes]", bounds: Bounds, heard: _Heard, *, 
                 return None
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                heard.line(line)
+                listener.line(line)
     return bounds.late
 
 

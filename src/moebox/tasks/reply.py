@@ -15,6 +15,7 @@ from moebox.errors import Outside
 from moebox.loose import Json, figure, inner, words
 from moebox.redact import hide_given
 from moebox.stream import CONTENT, REASONING, Event, Exchange
+from moebox.stream.events import ANTHROPIC_INPUTS, prompt_tokens
 from moebox.stream.exchange import join_tool_calls
 from moebox.tasks.tools import Tool
 
@@ -81,7 +82,7 @@ def reply(
     return parts.reply(problem, time.monotonic() - began)
 
 
-def _heard(parts: "_Parts", exchange: Callable[[], Exchange], most: int, until: float, stop: Stop) -> str:
+def _heard(parts: "Parts", exchange: Callable[[], Exchange], most: int, until: float, stop: Stop) -> str:
     """Put the stream together to its end; what went wrong on the way, or nothing."""
     with exchange() as events:
         for count, (at, event) in enumerate(events):
@@ -94,13 +95,15 @@ def _heard(parts: "_Parts", exchange: Callable[[], Exchange], most: int, until: 
 
 def _exchange(
     ask: Ask, system: str, messages: Messages, tools: Sequence[Tool], most: int, until: float
-) -> tuple["_Parts", Callable[[], Exchange]]:
+) -> tuple["Parts", Callable[[], Exchange]]:
     """What puts the stream together, and the request in the API's words."""
     silent = max(1.0, min(SILENT_S, until - time.monotonic()))
     if ask.api == "anthropic":
         body = _messages_body(ask, system, messages, tools, most)
         headers = {"anthropic-version": VERSION, "x-api-key": ask.endpoint.key or "none"}
-        return _Anthropic(), lambda: Exchange(ask.endpoint, body, path="/messages", timeout_s=silent, headers=headers)
+        return AnthropicParts(), lambda: Exchange(
+            ask.endpoint, body, path="/messages", timeout_s=silent, headers=headers
+        )
     chat = chat_body(ask, system, messages, tools, most)
     return _Chat(), lambda: Exchange(ask.endpoint, chat, timeout_s=silent)
 
@@ -171,7 +174,7 @@ def _messages_body(ask: Ask, system: str, messages: Messages, tools: Sequence[To
     return body
 
 
-class _Parts(ABC):
+class Parts(ABC):
     """A stream while it is put together."""
 
     def __init__(self) -> None:
@@ -211,7 +214,7 @@ class _Parts(ABC):
         )
 
 
-class _Chat(_Parts):
+class _Chat(Parts):
     """OpenAI's chunks."""
 
     def __init__(self) -> None:
@@ -246,11 +249,12 @@ def _reused(data: Json) -> int:
     return -1 if reused is None or reused < 0 else int(reused)
 
 
-class _Anthropic(_Parts):
-    """Anthropic's events."""
+class AnthropicParts(Parts):
+    """Anthropic's events. What its servers found in a cache they count apart from the other tokens of a prompt."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._told: dict[str, int] = {}
         self._blocks: dict[int, dict[str, str]] = {}
 
     def add(self, at: float, event: Event) -> None:
@@ -283,9 +287,11 @@ class _Anthropic(_Parts):
             self._blocks[index]["arguments"] += words(delta, "partial_json")
 
     def _count(self, usage: Json) -> None:
-        for place, name in enumerate(("input_tokens", "output_tokens", "cache_read_input_tokens")):
-            number = figure(usage, name)
-            self.usage[place] = self.usage[place] if number is None else int(number)
+        told = {name: figure(usage, name) for name in (*ANTHROPIC_INPUTS, "output_tokens")}
+        self._told |= {name: int(number) for name, number in told.items() if number is not None}
+        prompt = prompt_tokens(self._told)
+        written, cached = (self._told.get(name, -1) for name in ("output_tokens", "cache_read_input_tokens"))
+        self.usage = [-1 if prompt is None else prompt, written, cached]
 
     def calls(self) -> tuple[Called, ...]:
         used = [block for _, block in sorted(self._blocks.items()) if block["type"] == "tool_use"]

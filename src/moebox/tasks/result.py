@@ -164,12 +164,18 @@ class TaskRun:
     url: str
     model: str
     agent: str = "moebox"  # or the real client that did the work
+    agent_version: str = ""  # of such a client
     api: str = "openai"
     sandbox: str = ""
     context: int | None = None  # of the server, where it says
     wanted: tuple[JobName, ...] = ()
     results: tuple[JobResult, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def worker(self) -> str:
+        """Who did the work, for people."""
+        return "our own agent" if self.agent == "moebox" else f"{self.agent} {self.agent_version}".strip()
 
     @property
     def left(self) -> list[JobName]:

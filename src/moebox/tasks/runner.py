@@ -1,10 +1,12 @@
 """Many jobs: side by side, within a budget, written down as each ends, taken up again where they were left."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from moebox import codec, http, sandbox
@@ -51,6 +53,7 @@ class Worker(Protocol):
     """Whoever does the jobs: our own agent, or a real client."""
 
     name: str
+    version: str
 
     def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> "Done": ...
 
@@ -67,7 +70,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who wants to know: a job begins, a turn is over, a job has its result."""
+    """Who wants to know: a job begins, a turn is over, a job has its result. Told by the thread that began it all."""
 
     began: Callable[[JobName], None] = lambda name: None
     turn: Callable[[JobName, TurnSeen], None] = lambda name, turn: None
@@ -81,6 +84,7 @@ class Agent:
     ask: Ask
     more_tools: Callable[[], Sequence[Tool]] | None = None  # of other servers, asked for before each job
     name: str = "moebox"
+    version: str = ""  # of a client that is not ours
 
     def __call__(self, job: Job, bounds: Bounds, on_turn: Callable[[TurnSeen], None]) -> Done:
         space = Workspace(job.files)
@@ -126,6 +130,7 @@ def begin(endpoint: Endpoint, wanted: Sequence[JobName], worker: Worker, options
         url=endpoint.base_url,
         model=endpoint.model,
         agent=worker.name,
+        agent_version=worker.version,
         api=options.api,
         sandbox=level,
         context=served_limits(endpoint).context,
@@ -151,7 +156,7 @@ class _State:
     task_run: TaskRun
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopped: threading.Event = field(default_factory=threading.Event)
-    over: threading.Event = field(default_factory=threading.Event)  # nobody listens any more
+    told: "queue.SimpleQueue[Callable[[], None]]" = field(default_factory=queue.SimpleQueue)  # to the listener
     gone: str = ""  # what the server that does not answer any more was last heard to say
 
 
@@ -180,10 +185,9 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
     for thread in threads:
         thread.start()
     try:
-        _wait_for(threads)
+        _listen(state, threads)
     finally:
         state.stopped.set()
-        state.over.set()
         _let_go(threads)
     if problems:
         raise problems[0]
@@ -192,15 +196,18 @@ def work_all(task_run: TaskRun, worker: Worker, run: Run, options: Options, list
     return state.task_run
 
 
-def _wait_for(threads: Sequence[threading.Thread]) -> None:
-    """Until all of them are done; in short waits, between which Ctrl-C is heard."""
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)
+def _listen(state: _State, threads: Sequence[threading.Thread]) -> None:
+    """Pass on what the threads tell until all are done; in short waits, between which Ctrl-C is heard.
+
+    They print nothing themselves: one that writes to the terminal while Python ends takes it down.
+    """
+    while any(thread.is_alive() for thread in threads) or not state.told.empty():
+        with contextlib.suppress(queue.Empty):
+            state.told.get(timeout=0.2)()
 
 
 def _let_go(threads: Sequence[threading.Thread]) -> None:
-    """Give those that were interrupted a moment: one that is writing to the terminal when Python ends takes it down."""
+    """Give those that were interrupted a moment to end the clients they drive."""
     until = time.monotonic() + LEAVING_S
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0))
@@ -221,7 +228,7 @@ def _labour(
             name = left.get_nowait()
         except queue.Empty:
             return
-        listener.began(name)
+        state.told.put(partial(listener.began, name))
         run.event(TaskBegan(job=name.id))
         result = _left_if_gone(_do_job(name, worker, run, options, listener, until, state), state)
         with state.lock:
@@ -229,8 +236,7 @@ def _labour(
             state.task_run = replace(state.task_run, results=(*others, result))
             save(state.task_run, run)
             run.event(TaskEnded(job=name.id, solved=result.solved, end=result.end, wrong=result.wrong))
-        if not state.over.is_set():
-            listener.ended(result)
+        state.told.put(partial(listener.ended, result))
 
 
 def _left_if_gone(result: JobResult, state: _State) -> JobResult:
@@ -269,7 +275,7 @@ def _do_job(
     context = state.task_run.context
     bounds = Bounds(until=limit, late=late, context=context, stop=state.stopped.is_set)
     began = time.monotonic()
-    done = worker(job, bounds, lambda turn: None if state.over.is_set() else listener.turn(name, turn))
+    done = worker(job, bounds, lambda turn: state.told.put(partial(listener.turn, name, turn)))
     file = f"tasks/{job.id}.jsonl"
     run.write(file, agent.transcript(done.system, done.work))
     return judged(job, done, seconds=time.monotonic() - began, transcript=file)

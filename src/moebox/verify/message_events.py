@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from moebox.core.verdict import Exchange
+from moebox.stream.events import ANTHROPIC_INPUTS
 from moebox.verify.breach import Notes, is_count, object_of, short, strict_json, text_of
 from moebox.verify.message import Message, broken, counts, head, message
 from moebox.verify.sse import events
 
 DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "tool_use"}
-INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 
 
@@ -137,7 +137,7 @@ class _Parts:
         notes.need(not self.open, "a content block is opened and never closed")
         if notes.need(order.count("message_delta") > 0, "no message_delta, so nobody learns why it stopped", "finish"):
             notes.need(order.count("message_start") == 1, "more than one message_start")
-        read = [self.usage.get(key) for key in INPUTS]
+        read = [self.usage.get(key) for key in ANTHROPIC_INPUTS]
         notes.need(any(read), "the stream counts no input_tokens at all", "usage")
         blocks = [self._whole(block, piece) for block, piece in zip(self.blocks, self.pieces, strict=True)]
         return message(notes, self.start, blocks, self.stop, self.usage)

@@ -60,7 +60,7 @@ def row_of(folder: Path) -> TaskRow | None:
     return TaskRow(
         run=folder.name,
         model=found.model,
-        agent=found.agent,
+        agent=found.worker,
         solved=share(score) if results else "none finished",
         share=score.share if results else 0.0,
         left=len(found.left),

@@ -28,8 +28,7 @@ def sentence(task_run: TaskRun, name: str) -> str:
     """How many were solved, by whom."""
     results = task_run.finished
     score = share(solved(results))
-    who = "our own agent" if task_run.agent == "moebox" else task_run.agent
-    return f"{f'{name}: ' if name else ''}{score} jobs solved by {who}."
+    return f"{f'{name}: ' if name else ''}{score} jobs solved by {task_run.worker}."
 
 
 def share(score: Score) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from moebox.core.verdict import Exchange, Score
 from moebox.phantom.tasks import Task
+from moebox.stream.events import prompt_tokens
 from moebox.verify import messages
 from moebox.verify.ask import REFUSALS, THINKING_ROOM, Asker, Failed, Skipped, skipped_if_refused
 from moebox.verify.breach import object_of, objects_of, strict_json
@@ -137,13 +138,6 @@ def _inner(block: dict[str, object]) -> dict[str, object]:
 
 async def _input_tokens(ask: Asker, body: dict[str, object]) -> int | None:
     return prompt_tokens((await messages.send(ask, body)).usage)
-
-
-def prompt_tokens(usage: Mapping[str, object]) -> int | None:
-    """All tokens of a prompt: what a cache gave or took is counted beside input_tokens in this API, not in it."""
-    counted = usage.get("input_tokens")
-    cached = (usage.get(name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-    return counted + sum(count for count in cached if isinstance(count, int)) if isinstance(counted, int) else None
 
 
 async def thinking(ask: Asker) -> str | Warned:

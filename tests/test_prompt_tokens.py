@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebox.verify.rungs.anthropic import prompt_tokens
+from moebox.stream.events import prompt_tokens
 
 
 @pytest.mark.parametrize(
