@@ -10,6 +10,7 @@ LITELLM_VENV ?= $(abspath .venv-litellm)
 SCHEMAS      ?= $(abspath .venv-schemas)
 KERNELS_VENV ?= $(abspath .venv-kernels)
 MCP_VENV     ?= $(abspath .venv-mcp)
+CLIENTS      ?= $(abspath .venv-clients)
 SGLANG_SOURCE ?= $(abspath .venv-sglang)
 KT_SOURCE    ?= $(abspath .venv-sglang-kt)
 LLAMA_BUILDS ?= $(abspath .venv-llama)
@@ -21,7 +22,7 @@ LLAMA_SRC    ?=
 IK_SRC       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test docs screenshots test-vllm test-kernels test-cluster test-mcp test-llama test-gpu test-containers test-siege test-chain test-parsers lint format bench accuracy examples clean
+.PHONY: help run check test docs screenshots test-vllm test-kernels test-cluster test-mcp test-clients test-llama test-gpu test-containers test-siege test-chain test-parsers lint format bench accuracy examples clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -117,6 +118,10 @@ test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the m
 	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)
 	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]' 'pytest>=9,<10'
 	@$(MCP_VENV)/bin/python -m pytest -m engine tests/tasks
+
+test-clients: $(READY) ## Jobs done by the real claude and opencode, and by Harbor in podman (needs npm; Python 3.12 for Harbor)
+	@bash scripts/clients.sh $(CLIENTS)
+	@MOEBOX_CLIENTS=$(CLIENTS)/bin $(BIN)/python -m pytest -m engine tests/clients
 
 test-cluster: $(READY) ## Two nodes over real Slurm and ssh on loopback, llama.cpp over both, real routers (apt-get install slurm-wlm munge openssh-server)
 	@bash scripts/router-venv.sh $(ROUTER_VENV)
