@@ -29,3 +29,11 @@ if [[ -n "$python" && ! -e "$folder/bin/harbor" ]]; then
   ln -sf "$folder/harbor/bin/harbor" "$folder/bin/harbor"
   ln -sf "$folder/harbor/bin/podman-compose" "$folder/bin/podman-compose"
 fi
+# Harbor's tasks run in python:3.12-slim. No registry is asked for it: a Debian with Python and tmux goes by its name.
+if [[ -e "$folder/bin/harbor" && ! -e "$folder/rootfs.tar" ]] && command -v debootstrap > /dev/null; then
+  echo "making an image for Harbor's tasks in $folder"
+  debootstrap --variant=minbase --include=python3,tmux,procps,asciinema bookworm "$folder/rootfs" > "$folder/rootfs.log"
+  rm -rf "$folder"/rootfs/var/cache/apt/archives/*.deb "$folder"/rootfs/usr/share/{doc,locale}
+  tar -C "$folder/rootfs" -cf "$folder/rootfs.tar" .
+  rm -rf "$folder/rootfs"
+fi

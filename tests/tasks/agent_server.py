@@ -118,6 +118,7 @@ def terminus(job: Job) -> list[Step]:
 SCRIPTS = {
     "small": solve,
     "terminus": terminus,
+    "terminus-lazy": lambda job: terminus(job)[1:],
     "claude": claude,
     "claude-clumsy": lambda job: clumsy(claude(job), "Read", "file_path"),
     "opencode": opencode,

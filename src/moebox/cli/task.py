@@ -13,7 +13,7 @@ from moebox.cli import target as targets
 from moebox.cli.output import answer, people, talk
 from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, Outside
-from moebox.units import parse_seconds
+from moebox.units import parse_seconds, plural
 
 if TYPE_CHECKING:
     from moebox.core.endpoint import Endpoint
@@ -262,7 +262,7 @@ def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:
 
     for name in wanted:
         harbor.write(make(name.family, name.level, name.seed), folder)
-    people().print(f"{len(wanted)} tasks written to {folder}", soft_wrap=True)
+    people().print(f"{plural(len(wanted), 'task')} written to {folder}", soft_wrap=True)
     people().print(f"run them: harbor run -p {folder} -a AGENT -m MODEL", soft_wrap=True)
     return 0
 

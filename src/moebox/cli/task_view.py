@@ -20,7 +20,7 @@ from moebox.loose import Document
 from moebox.tasks import runner
 from moebox.tasks.result import END_WORDS, UNFINISHED, FamilyScore, JobName, JobResult, TaskRun, TurnSeen
 from moebox.tasks.score import families, solved
-from moebox.units import count, seconds, tok_s
+from moebox.units import count, plural, seconds, tok_s
 
 SHOWN = 12  # finished jobs kept in the live view
 INDENT, MOST_LINES = 4, 4  # of the reason below a job; its transcript has all of it
@@ -99,7 +99,9 @@ def scores(task_run: TaskRun, folder: Path) -> None:
         people().print(table(results))
     people().print(f"solved: {share(solved(results))}")
     if task_run.left:
-        people().print(f"{len(task_run.left)} jobs left: moebox task --resume {escape(folder.name)}", soft_wrap=True)
+        people().print(
+            f"{plural(len(task_run.left), 'job')} left: moebox task --resume {escape(folder.name)}", soft_wrap=True
+        )
     talk().print(f"transcripts: {escape(str(folder / 'tasks'))}", soft_wrap=True)
 
 
@@ -107,7 +109,8 @@ def line(result: JobResult, width: int = 80) -> Text:
     """One job in one line; why it is not solved stands below, in lines of at most `width` columns."""
     passed, of = result.hidden
     mark, style = _marked(result)
-    head = f"{mark} {result.id:<24} {seconds(result.seconds):>7}  {len(result.turns):>2} turns  {passed}/{of} tests"
+    took, turns = seconds(result.seconds), plural(len(result.turns), "turn")
+    head = f"{mark} {result.id:<24} {took:>7}  {turns:>8}  {passed}/{of} tests"
     text = Text(head, style=style)
     for reason in textwrap.wrap(_reason(result), max(width - INDENT, 20), max_lines=MOST_LINES, placeholder=" …"):
         text.append(f"\n{' ' * INDENT}{reason}", style="dim")
