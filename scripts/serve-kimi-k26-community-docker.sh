@@ -2,7 +2,7 @@
 # kimi-k26-community: kimi-k2.6 on vllm in voipmonitor/vllm:glm51-kimi-b12x013-20260510
 #
 # Stands alone. Taken from the environment, with what they are otherwise:
-#   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository or folder of the weights)
+#   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository of the weights, or a folder)
 #   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
 #   MAX_MODEL_LEN            65536  (context of one request, tokens)
 #   GPU_MEMORY_UTILIZATION   0.9  (share of each GPU's memory the engine may take)

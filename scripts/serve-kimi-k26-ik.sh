@@ -2,7 +2,7 @@
 # kimi-k26-ik: kimi-k2.6 on ik_llama.cpp 2026-08
 #
 # Stands alone. Taken from the environment, with what they are otherwise:
-#   MODEL_PATH               ubergarm/Kimi-K2.6-GGUF  (Hub repository or folder of the weights)
+#   MODEL_PATH               ubergarm/Kimi-K2.6-GGUF  (Hub repository of the weights, or a .gguf file)
 #   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
 #   MAX_MODEL_LEN            131072  (context of one request, tokens)
 #   PORT                     8000  (where it answers)

@@ -2,7 +2,7 @@
 # kimi-k26-sglang: kimi-k2.6 on sglang 0.5.23
 #
 # Stands alone. Taken from the environment, with what they are otherwise:
-#   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository or folder of the weights)
+#   MODEL_PATH               moonshotai/Kimi-K2.6  (Hub repository of the weights, or a .gguf file)
 #   SERVED_MODEL_NAME        Kimi-K2.6  (name that clients ask for)
 #   MAX_MODEL_LEN            65536  (context of one request, tokens)
 #   GPU_MEMORY_UTILIZATION   0.93  (share of each GPU's memory the engine may take)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from moebox import codec
 from moebox.core.event import (
     AttemptFailed,
@@ -13,7 +15,7 @@ from moebox.core.event import (
     StepRunning,
     VerifyBegan,
 )
-from moebox.report.decision import DecisionCell, decide, decided
+from moebox.report.decision import DecisionCell, decide, decided, judged
 from moebox.report.expect import foretold
 from moebox.report.format import number as number_text
 from moebox.report.markdown import markdown
@@ -22,7 +24,7 @@ from moebox.report.reading import read
 from moebox.report.record import Device, ForecastRow, RunRecord
 from moebox.report.sections import compare, memory, summary
 from moebox.report.sections.models import status
-from moebox.report.sections.plan import band
+from moebox.report.sections.plan import Pair, band
 from moebox.report.sections.reproduce import commands
 from moebox.store import Run
 from moebox.store.summary import summarize
@@ -124,6 +126,22 @@ def test_the_speed_stands_beside_its_forecast(tmp_path: Path):
 
     assert "forecast" in fast.text
     assert fast.text.endswith(("in band", "below its band", "above its band"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (114.9, "in band"),
+        (114.6, "less than 1% below its band"),  # both are 115 as they are shown
+        (90.0, "22% below its band"),
+        (140.0, "9% above its band"),
+    ],
+)
+def test_how_far_outside_its_band_a_speed_is(measured: float, words: str):
+    """A figure and the edge of its band may read the same."""
+    pair = Pair(run=0, what="decode", planned=121.0, measured=measured, low=114.8, high=128.0)
+
+    assert judged(pair) == f"forecast 121 (115 to 128): {words}"
 
 
 def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):

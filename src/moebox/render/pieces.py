@@ -6,6 +6,7 @@ A value is made of texts and variables; a shell script writes `"$PORT"` where a 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from moebox.core.deployment import Deployment
 from moebox.core.model import Model
@@ -29,13 +30,14 @@ class Var:
     name: str
     default: str
     about: str = ""
+    local: str = ""  # what a file that runs on the machine itself takes as well
     times: int = 1  # for a limit that the engine divides over its slots
 
 
 Value = tuple[str | Var, ...]
 Piece = tuple[Value, ...]  # a flag with its values
 ABOUT = {
-    "MODEL_PATH": "Hub repository or folder of the weights",
+    "MODEL_PATH": "Hub repository of the weights",
     "SERVED_MODEL_NAME": "name that clients ask for",
     "MAX_MODEL_LEN": "context of one request, tokens",
     "GPU_MEMORY_UTILIZATION": "share of each GPU's memory the engine may take",
@@ -118,7 +120,7 @@ def _draft_model(deployment: Deployment) -> Var:
 def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
     flag, *values = word
     if place == 0 and names:
-        return (*((part,) for part in word[:-1]), (_var("MODEL_PATH", word[-1]),))
+        return (*((part,) for part in word[:-1]), (_weights(word),))
     if flag not in names or len(values) != 1:
         return tuple((part,) for part in word)
     if flag == "-c":  # llama.cpp divides it over its slots
@@ -156,6 +158,14 @@ def _draft_of(model: Model | None) -> str:
 
 def _var(name: str, default: str, *, times: int = 1) -> Var:
     return Var(name=name, default=default, about=ABOUT[name], times=times)
+
+
+def _weights(word: Word) -> Var:
+    """The weights as a variable: of the Hub, or a file or folder of the machine's."""
+    named = _var("MODEL_PATH", word[-1])
+    if Path(word[-1]).is_absolute():
+        return dataclasses.replace(named, about="file or folder of the weights")
+    return dataclasses.replace(named, local="a .gguf file" if len(word) > 1 else "a folder")
 
 
 def plain(value: Value) -> str:

@@ -135,7 +135,7 @@ def _against_forecast(record: RunRecord, level: Level, text: str, ttft: str) -> 
         tone: Tone = "warn" if spoilt else ""
         return DecisionCell(name="fast", text=f"{text}; no forecast", tone=tone, detail=detail, link="performance")
     tone = "warn" if spoilt else _tone(speed)
-    return DecisionCell(name="fast", text=f"{text}; {_judged(speed)}", tone=tone, detail=detail, link="plan")
+    return DecisionCell(name="fast", text=f"{text}; {judged(speed)}", tone=tone, detail=detail, link="plan")
 
 
 def _spoilt(record: RunRecord) -> str:
@@ -160,14 +160,17 @@ def _load(level: Level) -> str:
     return f" at {plural(level.concurrency, 'request')}" if level.concurrency else ""
 
 
-def _judged(pair: Pair) -> str:
+def judged(pair: Pair) -> str:
+    """The forecast beside it, and whether it lies in its band."""
     forecast = f"forecast {number(pair.planned)}"
     if pair.low is None or pair.high is None:
         return forecast
     band = f"{forecast} ({number(pair.low)} to {number(pair.high)})"
     if pair.inside:
         return f"{band}: in band"
-    return f"{band}: {'below' if pair.measured < pair.low else 'above'} its band"
+    edge, side = (pair.low, "below") if pair.measured < pair.low else (pair.high, "above")
+    off = abs(pair.measured / edge - 1) if edge else 1.0
+    return f"{band}: {f'{off:.0%}' if off >= 0.01 else 'less than 1%'} {side} its band"
 
 
 def _tone(pair: Pair) -> Tone:
