@@ -17,7 +17,7 @@ from moebox.flows.acceptance import Drafts, accepted, read
 from moebox.flows.fit import refused
 from moebox.flows.gain import bracketed, gain
 from moebox.flows.settings import changed, current, rungs_for
-from moebox.flows.walk import Step, Trial, beginning, decide, pointless, steps
+from moebox.flows.walk import Step, Trial, beginning, decide, left_out, pointless, steps
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.verify.rungs import NAMES
@@ -198,6 +198,17 @@ def test_a_climb_begins_no_higher_than_the_recipe(own: int, walk: list[int]):
     assert [step.value for step in steps(recipe) if step.path == "context"] == walk[1:]
     alone = dataclasses.replace(recipe, climb=Climb(contexts=(), speculate=()))
     assert beginning(alone) == alone
+
+
+def test_what_the_recipe_has_and_the_walk_never_comes_to_is_said():
+    """A recipe of 131,072 tokens whose table ends at 98,304 came out shorter, and nothing told why."""
+    longer = dataclasses.replace(RECIPE, context=131072, speculate=Speculate(method="mtp", tokens=1))
+
+    assert left_out(longer) == {
+        "context 131072": "the recipe's own, which climb.contexts leaves out",
+        "speculate mtp": "the recipe's own, which climb.speculate leaves out",
+    }
+    assert not left_out(dataclasses.replace(RECIPE, context=8192))
 
 
 def test_what_is_known_not_to_start_is_not_tried():

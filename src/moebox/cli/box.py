@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moebox import detect
+from moebox.cli import flags
 from moebox.cli.output import emit, people, talk
 from moebox.core.box import Box
 
@@ -17,7 +18,7 @@ def box(
     ram_bandwidth: str = "",
     measure: Annotated[bool, Parameter(negative=())] = False,
     hosts: Path | None = None,
-    node_python: str = "python3",
+    node_python: str = "",
     save: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -29,15 +30,17 @@ def box(
         ram_bandwidth: Its bandwidth, such as 614GB/s.
         measure: Read memory for a few seconds to learn its real bandwidth.
         hosts: Time the network between the nodes of this hosts file, over ssh; forecasts with the saved box use it.
-        node_python: The Python on those nodes.
+        node_python: The Python on those nodes; python3 when left out.
         save: Write the capture bundle for a bug report to this folder; names and serials are left out.
         json: Print JSON.
     """
+    if not hosts:
+        flags.belong_to("--hosts", node_python=node_python)
     found = described(box, ram=ram, ram_bandwidth=ram_bandwidth, measure=measure)
     if hosts:
         from moebox.serve.nodes import timed
 
-        found = timed(found, hosts, python=node_python)
+        found = timed(found, hosts, python=node_python or "python3")
     if json:
         emit(found)
     else:
@@ -54,7 +57,9 @@ def box(
 
 def described(name: str | None, *, ram: str, ram_bandwidth: str, measure: bool) -> Box:
     """The box that was asked for."""
-    if name or not measure:
+    if measure:
+        flags.not_taken("--measure reads the memory of this machine", box=name, ram_bandwidth=ram_bandwidth)
+    if not measure:
         return detect.box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     from moebox.detect.declared import with_ram
     from moebox.detect.machine import detect as look

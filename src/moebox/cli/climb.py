@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli.output import answer, people, talk, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
 from moebox.errors import BadInput, refuse_outside
@@ -61,6 +62,8 @@ def climb(
     refuse_outside("--rounds", rounds, 2, 100)
     refuse_outside("--questions", questions, 0, 1000)
     refuse_outside("--jobs", jobs, 1, 1000)
+    if recipe and by != "task":
+        flags.belong_to("--by task", jobs=jobs)
     try_file(output)
     chosen, run = _begun(recipe) if recipe else _resumed(resume)
     given = {"concurrency": concurrency, "rounds": rounds, "questions": questions, "by": by, "jobs": jobs}
@@ -111,6 +114,8 @@ def _effort(run: "Run", given: Json) -> "Effort":
 
     kept = efforts.effort_of(run)
     if kept is None:
+        if given.get("by") != "task":
+            flags.belong_to("--by task", jobs=given.get("jobs"))
         return efforts.effort_by(_measures(**given), where="climb")
     efforts.refuse_contradiction(kept, given, run)
     return kept

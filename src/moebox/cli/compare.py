@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli.output import answer, emit, people, talk
 from moebox.cli.signals import told_when_interrupted
 from moebox.core.endpoint import Endpoint
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from moebox.tasks.result import JobResult
 
 Words = Annotated[list[str] | None, Parameter(negative=())]
+QUESTIONS, ROUNDS, JOBS = 30, 6, 20
 
 
 def compare(
@@ -30,12 +32,12 @@ def compare(
     *,
     by: Literal["answers", "task"] = "answers",
     concurrency: Words = None,
-    questions: int = 30,
-    rounds: int = 6,
+    questions: int | None = None,
+    rounds: int | None = None,
     family: Words = None,
-    level: Literal["easy", "medium", "hard"] = "easy",
-    jobs: int = 20,
-    parallel: int = 1,
+    level: Literal["easy", "medium", "hard"] | None = None,
+    jobs: int | None = None,
+    parallel: int | None = None,
     seed: int | None = None,
     model: str = "",
     model_b: str = "",
@@ -53,13 +55,13 @@ def compare(
         a: A recipe, or the URL of a running server.
         b: The same; B is judged against A.
         by: Judge by answers and speed, or by jobs solved (task).
-        concurrency: Concurrent requests to measure at, like 1,4,16.
-        questions: Questions asked of both.
-        rounds: Measurements at each concurrency.
+        concurrency: Concurrent requests to measure at, like 1,4,16; 1,4 when left out.
+        questions: Questions asked of both, 30 when left out.
+        rounds: Measurements at each concurrency, 6 when left out.
         family: With --by task, only these families of jobs.
-        level: With --by task, how hard the jobs are.
-        jobs: With --by task, how many jobs.
-        parallel: With --by task, jobs at the same time on one side.
+        level: With --by task, how hard the jobs are; easy when left out.
+        jobs: With --by task, how many jobs; 20 when left out.
+        parallel: With --by task, jobs at the same time on one side; 1 when left out.
         seed: Seed of questions and jobs; a fresh one is drawn when left out.
         model: The served name, where a URL serves several.
         model_b: The served name at B, where it is another.
@@ -73,13 +75,20 @@ def compare(
     streams = _streams(concurrency)
     refuse_outside("--rounds", rounds, 2, 100)
     refuse_outside("--questions", questions, 1, 1000)
+    refuse_outside("--jobs", jobs, 2, 10_000)
+    refuse_outside("--parallel", parallel, 1, 256)
+    if by == "task":
+        flags.not_taken("--by task judges jobs", concurrency=concurrency, questions=questions, rounds=rounds)
+    else:
+        flags.belong_to("--by task", family=family, level=level, jobs=jobs, parallel=parallel)
+    _refuse_for_recipes(a, b, model=model, model_b=model_b, key_env=key_env)
     left, right = _target(a, model, key_env), _target(b, model_b or model, key_env)
     if by == "task":
-        return _by_task(left, right, family, level, jobs, parallel, first, json)
+        return _by_task(left, right, family, level or "easy", jobs or JOBS, parallel or 1, first, json)
     from moebox.flows.compare import Effort, compare_targets
     from moebox.flows.compare import compare as judged
 
-    effort = Effort(concurrency=streams, questions=questions, rounds=rounds, seed=first)
+    effort = Effort(concurrency=streams, questions=questions or QUESTIONS, rounds=rounds or ROUNDS, seed=first)
     run = Run.create("compare", simulation=_simulated(left, right))
     with told_when_interrupted(_not_resumed(run)):
         talk().print(f"run: {run.path}", soft_wrap=True)
@@ -89,6 +98,19 @@ def compare(
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first, **names})
     answer(json, {**codec.plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
     return 0 if found.as_good and not found.slower else 1
+
+
+def _refuse_for_recipes(a: str, b: str, *, model: str, model_b: str, key_env: str) -> None:
+    """BadInput for what is said of a server where a recipe says it itself."""
+    from moebox.flows.recipes import is_recipe
+
+    of_a, of_b = is_recipe(a), is_recipe(b)
+    if of_a and of_b:
+        flags.not_taken("a recipe names its model and key", model=model, model_b=model_b, key_env=key_env)
+    if of_b:
+        flags.not_taken("B is a recipe, which names its model", model_b=model_b)
+    if of_a and model_b:
+        flags.not_taken("A is a recipe, which names its model, and --model-b is B's", model=model)
 
 
 def _names(a: "Target", b: "Target") -> dict[str, str]:
@@ -148,8 +170,6 @@ def _by_task(
     from moebox.store import Run
     from moebox.tasks import runner
 
-    if not (2 <= jobs <= 10_000 and 1 <= parallel <= 256):
-        raise BadInput("--jobs is 2 to 10000 and --parallel 1 to 256")
     names = runner.names(families(family), level, jobs, seed)
     run = Run.create("compare", simulation=_simulated(a, b))
     talk().print(f"run: {run.path}", soft_wrap=True)

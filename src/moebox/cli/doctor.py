@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moebox import codec
+from moebox.cli import flags
 from moebox.cli.output import answer, people
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
@@ -127,6 +128,8 @@ def box(
     except ValueError as problem:
         raise BadInput(f"--need: {problem}") from None
     here = detect.box(box)
+    if here.host is None:
+        flags.not_taken(f"{here.name} is described without a disk", need=need)
     found = checks.examine(here, need=size) if box else checks.examine_here(here, need=size)
     counts = Counter(check.verdict for check in found)
     verdict = "fail" if counts["fail"] else "pass"

@@ -1,4 +1,4 @@
-"""What people write after flags, as values; BadInput names the flag."""
+"""What people write after flags, as values, and flags that would have no effect; BadInput names the flag."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -39,3 +39,24 @@ def whole(flag: str, text: str | None) -> int | None:
 def names(*given: str) -> list[str]:
     """Names with commas between them, or one flag each."""
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
+
+
+def given(**values: object) -> list[str]:
+    """Those of these flags that a person gave, as they are written; what is None, False or empty was not given."""
+    unset: tuple[object, ...] = (None, "", (), [])
+    there = [name for name, value in values.items() if value is not False and value not in unset]
+    return [f"--{name.strip('_').replace('_', '-')}" for name in there]
+
+
+def belong_to(what: str, /, **values: object) -> None:
+    """BadInput for flags that were given, and mean nothing without `what`, which was not."""
+    if words := given(**values):
+        leave = f"leave {' and '.join(words)} out"
+        hint = f"add {what}, or {leave}" if what.startswith("--") else leave
+        raise BadInput(f"{' and '.join(words)} belong{'s' * (len(words) == 1)} to {what}", hint=hint)
+
+
+def not_taken(why: str, /, **values: object) -> None:
+    """BadInput for flags that were given, and that what was asked for has no use for; `why` says what it does."""
+    if words := given(**values):
+        raise BadInput(f"{why}: it does not take {' or '.join(words)}", hint=f"leave {' and '.join(words)} out")

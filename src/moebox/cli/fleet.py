@@ -1,5 +1,6 @@
 """`moebox fleet`: several boxes behind an existing router, planned, rendered, started, verified and measured as one."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moebox.flows.fleet_verify import FleetVerdict
 
 NOTHING = Pinned()
+STREAMS = 64  # in flight when a member is killed
 
 
 def plan(
@@ -65,6 +67,9 @@ def plan(
 
     refuse_outside("--most", most, 1, 512)
     path = Path(target) if target.endswith(".toml") else None
+    if path:
+        flags.not_taken(f"{path} has its own prices and workload", prices=prices)
+        flags.not_taken("the members of a fleet file have recipes", **asdict(pinned))
     fleet = _fleet(path, prices)
     seconds = flags.seconds("--time", time)
     question = Question(
@@ -240,7 +245,7 @@ def verify(
     *,
     only: Annotated[list[str] | None, Parameter(negative=())] = None,
     kill: str = "",
-    streams: int = 64,
+    streams: int | None = None,
     context: str = "",
     quick: Annotated[bool, Parameter(negative=())] = False,
     seed: int | None = None,
@@ -255,7 +260,7 @@ def verify(
         name: The fleet's name or file; the only one when left out.
         only: Only these checks (comma-separated or repeated).
         kill: End this member (or the `busiest`) with SIGKILL under load, name the streams that broke, start it again.
-        streams: Streams in flight when it is killed.
+        streams: With --kill, streams in flight then; 64 when left out.
         context: Length of the long text in tokens, like 64k.
         quick: Fewer trials.
         seed: Repeat the questions of an earlier verification.
@@ -272,6 +277,8 @@ def verify(
     names = flags.names(*(only or ()))
     choose(names, "")
     refuse_outside("--streams", streams, 1, 4096)
+    if not kill:
+        flags.belong_to("--kill", streams=streams)
     tokens = flags.tokens("--context", context or None)
     record = fleet_up.find(name)
     effort: Effort = "quick" if quick else "default"
@@ -280,7 +287,9 @@ def verify(
     run = Run.create(f"verify-{record.name}")
     with View(quiet=json) as view:
         tell = None if json else view.check
-        verdict = fleet_verify.verify(record, options, only=names, kill=kill, streams=streams, run=run, tell=tell)
+        verdict = fleet_verify.verify(
+            record, options, only=names, kill=kill, streams=streams or STREAMS, run=run, tell=tell
+        )
     answer(
         json,
         {**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)},

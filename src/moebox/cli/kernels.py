@@ -1,17 +1,18 @@
 """`moebox doctor kernels`: which kernels of an engine will not launch, found without a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from moebox import codec
+from moebox.cli import flags
 from moebox.cli.eta import Waiting
 from moebox.cli.output import answer, emit, people, talk
 from moebox.core import catalogue, registry
 from moebox.core.kernel import Arch, KernelScan, arch
-from moebox.errors import BadInput, Unsupported, refuse_if
+from moebox.errors import BadInput, Unsupported
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
 from moebox.loose import Document
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from moebox.store import Run
 
 Switch = Annotated[bool, Parameter(negative=())]
+ARCH, MODEL, TP = "sm_120", "kimi-k2.6", 8  # that are looked at where nothing else is said
+_MODEL, _ENGINE = ("model", "tp", "kv", "only", "run"), ("engine", "site_packages", "python")
+# What the command does instead of a scan, and what it has no use for then.
+UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--cache": ("--cache reads what Triton compiled", _ENGINE + _MODEL),
+    "--configs": ("--configs reads tuned files", _ENGINE + _MODEL),
+    "--revert": ("--revert restores files", ("arch", *_MODEL)),
+    "--tune": ("--tune times kernels, whatever the cache's type, and keeps nothing in a run", ("kv", "run")),
+}
 
 
 def kernels(
@@ -30,10 +40,10 @@ def kernels(
     engine: str | None = None,
     site_packages: Path | None = None,
     python: Path | None = None,
-    arch_name: Annotated[str, Parameter(name="--arch")] = "sm_120",
-    model: str = "kimi-k2.6",
-    tp: int = 8,
-    kv: Literal["bf16", "fp8"] = "bf16",
+    arch_name: Annotated[str, Parameter(name="--arch")] = "",
+    model: str = "",
+    tp: int | None = None,
+    kv: Literal["bf16", "fp8"] | None = None,
     only: str = "",
     cache: Path | None = None,
     configs: Path | None = None,
@@ -52,30 +62,31 @@ def kernels(
         engine: The engine whose launch code is run.
         site_packages: A folder with the engine's package, such as its unpacked wheel.
         python: The Python whose Triton and PyTorch compile (the engine's own is best).
-        arch_name: The architecture, such as sm_120.
-        model: A model from the catalogue.
-        tp: Tensor parallel size.
-        kv: The KV cache's type.
+        arch_name: The architecture; sm_120 when left out, with --cache the one that each kernel was compiled for.
+        model: A model from the catalogue; kimi-k2.6 when left out.
+        tp: Tensor parallel size; 8 when left out.
+        kv: The KV cache's type; bf16 when left out.
         only: Only cases whose name contains this.
         cache: Read this Triton cache after a crash instead.
         configs: Check the tuned fused-MoE files in this folder instead.
         fix: Search block sizes that fit for each launch that does not, and print the patch.
         apply: With --fix: apply the patch; the original is kept beside the file.
         revert: Take an applied patch back.
-        yes: Also touch a file that differs from the engine's release.
+        yes: With --apply: also touch a file that differs from the engine's release.
         tune: Time candidates on this machine's GPU, under the architecture's limits, checked against float32.
         output: With --tune: the folder for tuned fused-MoE files and the table.
         run: Keep the findings in this run's folder; its report shows them.
         json: Print JSON.
     """
-    target = arch(arch_name)
-    refuse_if(
-        run and any((cache, configs, tune, revert)),
-        "--run keeps the findings of a scan; it does not go with --cache, --configs, --tune or --revert",
-    )
-    refuse_if(apply and not fix, "--apply goes with --fix")
+    target = arch(arch_name or ARCH)
+    others: dict[str, object] = {"engine": engine, "site_packages": site_packages, "python": python}
+    others |= {"arch": arch_name, "model": model, "tp": tp, "kv": kv, "only": only, "run": run}
+    _refuse_unused({"cache": cache, "configs": configs, "tune": tune, "revert": revert, "fix": fix}, others)
+    flags.belong_to("--fix", apply=apply and not fix)
+    flags.belong_to("--fix --apply", yes=yes and not apply)
+    flags.belong_to("--tune", output=None if tune else output)
     if cache:
-        return show_cache(cache, arch_name if arch_name != "sm_120" else "", as_json=json)
+        return show_cache(cache, arch_name, as_json=json)
     if configs:
         return show_configs(configs, target.name, as_json=json)
     from moebox.kernels import scan as scans
@@ -83,9 +94,9 @@ def kernels(
     request = scans.Request(
         engine=compiled_engine(engine),
         arch=target,
-        model=catalogue.model(model),
-        tp=tp,
-        kv=kv,
+        model=catalogue.model(model or MODEL),
+        tp=TP if tp is None else tp,
+        kv=kv or "bf16",
         site_packages=site_packages,
         python=python,
         only=only,
@@ -93,7 +104,7 @@ def kernels(
     if tune:
         return tune_here(request, output or Path("tuned"), as_json=json)
     if revert:
-        return reverted(request)
+        return reverted(request, as_json=json)
     folder = opened(run) if run else None
     found = scanned(request, folder)
     if not fix:
@@ -101,6 +112,15 @@ def kernels(
     from moebox.cli.kernels_fix import mend
 
     return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
+
+
+def _refuse_unused(ways: Mapping[str, object], others: Mapping[str, object]) -> None:
+    """BadInput for two things to do at once, and for flags that the one that is asked for has no use for."""
+    asked = flags.given(**ways)
+    if len(asked) > 1:
+        raise BadInput(f"{' and '.join(asked)} are different things to do; give one")
+    does, unused = UNUSED.get("".join(asked), ("", ()))
+    flags.not_taken(does, **{name: others[name] for name in unused})
 
 
 def compiled_engine(name: str | None) -> str:
@@ -114,13 +134,14 @@ def compiled_engine(name: str | None) -> str:
     return name
 
 
-def reverted(request: "Request") -> int:
+def reverted(request: "Request", *, as_json: bool) -> int:
     """Applied patches taken back."""
     from moebox.kernels.patch import revert
     from moebox.kernels.scan import engine_root
 
-    for path in revert(engine_root(request), request.engine):
-        people().print(f"restored {path}")
+    restored = revert(engine_root(request), request.engine)
+    lines = [f"restored {path}" for path in restored]
+    answer(as_json, {"restored": restored}, lambda: people().print("\n".join(lines), markup=False, soft_wrap=True))
     return 0
 
 

@@ -14,13 +14,15 @@ from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.errors import AnswerIsNo, BadInput
 from moebox.units import seconds
 
+BUDGET = "10m"  # of --measure
+
 
 def rehearse(
     recipe: str,
     *,
     layers: str = "",
     measure: Annotated[bool, Parameter(negative=())] = False,
-    budget: str = "10m",
+    budget: str = "",
     phantom: Annotated[bool, Parameter(negative=())] = False,
     runtime: RuntimeKind | None = None,
     patience: str = "15m",
@@ -39,7 +41,7 @@ def rehearse(
         recipe: A recipe file, or the name of one that ships with moebox.
         layers: How many layers to keep; one of each kind when left out. Two depths with --measure, such as 4,8.
         measure: Calibrate the forecast for this box.
-        budget: Time limit of --measure.
+        budget: Time limit of --measure; 10m when left out.
         phantom: Use the phantom's weights, which answer sensibly, instead of dummy ones.
         runtime: Run it natively, in docker or podman, or embedded, instead of what the recipe says.
         patience: Longest time without progress while starting.
@@ -51,10 +53,14 @@ def rehearse(
     from moebox.serve.order import refuse_missing
 
     chosen = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
-    patience_s, budget_s = flags.seconds("--patience", patience), flags.seconds("--budget", budget)
+    patience_s, budget_s = flags.seconds("--patience", patience), flags.seconds("--budget", budget or BUDGET)
     depths = counts(layers)
     if measure and phantom:
         raise BadInput("--measure needs the real model's shapes; leave --phantom out")
+    if not measure:
+        flags.belong_to("--measure", budget=budget)
+    if phantom:
+        flags.not_taken("--phantom has few layers of its own", layers=layers)
     if len(depths) > 1 and not measure:
         raise BadInput(f"--layers {layers}: two depths are for --measure")
     heed_sigterm()

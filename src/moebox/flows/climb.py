@@ -41,7 +41,7 @@ from moebox.flows import acceptance, answers, settings
 from moebox.flows.effort import Effort, keep
 from moebox.flows.fit import misfit, refused
 from moebox.flows.gain import bracketed, gain
-from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, pointless, steps
+from moebox.flows.walk import Step, Trial, beginning, by_speed, decide, left_out, pointless, steps
 from moebox.loose import Json
 from moebox.serve import ports, state
 from moebox.serve.faults import OUT_OF_MEMORY
@@ -85,7 +85,10 @@ def climb(
     trials = _taken_up(recipe, run, effort)
     tried = {trial.change for trial in trials}
     best = next((trial for trial in reversed(trials) if trial.kept), None)
-    passed_over: dict[str, str] = {}
+    passed_over = left_out(recipe)
+    for change, why in passed_over.items():
+        tell("news", f"{change} is not tried: {why}")
+        run.event(ClimbPassedOver(change=change, why=why))
     for step in steps(recipe):
         if step.change in tried:
             continue

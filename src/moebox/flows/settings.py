@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from itertools import pairwise
 from typing import Any
 
 from moebox import codec, engines
@@ -92,6 +93,9 @@ def check(recipe: Recipe) -> None:
     """Every setting that the climb names exists and may be so, told before anything is started."""
     for length in recipe.climb.contexts:
         refuse_if(length < 1, f"climb.contexts: {length} is no number of tokens")
+    for before, length in pairwise(recipe.climb.contexts):
+        hint = "write them in ascending order: a climb goes on to longer ones"
+        refuse_if(length <= before, f"climb.contexts: {length} after {before} would not be tried", hint=hint)
     for method in recipe.climb.speculate:
         refuse_if(_mistyped(method), f"climb.speculate: no draft method {method!r}", hint=suggest(method, DRAFTS))
     for path, values in recipe.climb.settings.items():

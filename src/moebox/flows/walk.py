@@ -73,6 +73,17 @@ def steps(recipe: Recipe) -> list[Step]:
     return walk
 
 
+def left_out(recipe: Recipe) -> dict[str, str]:
+    """What the recipe itself is set to and the walk never comes to, as a step would change it, and why."""
+    method, listed = current(recipe, "speculate"), recipe.climb.speculate
+    found = {}
+    if recipe.context and recipe.context not in _lengths(recipe):
+        found[_step("context", "context", recipe.context).change] = "the recipe's own, which climb.contexts leaves out"
+    if "none" in listed and method not in listed:
+        found[_step("speculate", "speculate", method).change] = "the recipe's own, which climb.speculate leaves out"
+    return found
+
+
 def _lengths(recipe: Recipe) -> list[int]:
     """Contexts of the walk. A recipe that starts with a shorter one was planned for that: it is the first."""
     listed, own = recipe.climb.contexts, recipe.context

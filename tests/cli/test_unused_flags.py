@@ -1,0 +1,52 @@
+"""A flag that would have no effect is refused in one line: it is never parsed and then forgotten."""
+
+import pytest
+
+from moebox.cli import main
+
+URL = "http://127.0.0.1:9"  # nobody listens there: what cannot be meant is told before anybody is asked
+RECIPE = "kimi-k26-vllm"
+KERNELS = "doctor kernels"
+TABLE = [
+    (f"compare {URL} {URL} --jobs 5", "--jobs belongs to --by task\n\nhint: add --by task, or leave --jobs out"),
+    (f"compare {URL} {URL} --level easy --parallel 1", "--level and --parallel belong to --by task"),
+    (f"compare {URL} {URL} --family errand", "--family belongs to --by task"),
+    (
+        f"compare {URL} {URL} --by task --questions 5 --rounds 3 --concurrency 2",
+        "--by task judges jobs: it does not take --concurrency or --questions or --rounds",
+    ),
+    ("compare phantom phantom --model x", "a recipe names its model and key: it does not take --model\n"),
+    ("compare phantom phantom --key-env HOME", "it does not take --key-env\n"),
+    (f"compare {URL} phantom --model-b x", "B is a recipe, which names its model: it does not take --model-b"),
+    (f"compare phantom {URL} --model x --model-b y", "it does not take --model\n"),
+    (f"climb {RECIPE} --jobs 5", "--jobs belongs to --by task"),
+    (f"climb {RECIPE} --by answers --jobs 5", "--jobs belongs to --by task"),
+    ("box --box 8x-h200 --measure", "--measure reads the memory of this machine: it does not take --box"),
+    ("box --measure --ram-bandwidth 614GB/s", "it does not take --ram-bandwidth"),
+    ("box --node-python /usr/bin/python3", "--node-python belongs to --hosts"),
+    (f"rehearse {RECIPE} --budget 5m", "--budget belongs to --measure"),
+    (f"rehearse {RECIPE} --phantom --layers 4", "--phantom has few layers of its own: it does not take --layers"),
+    ("doctor box --box 8x-h200 --need 595GB", "8x-h200 is described without a disk: it does not take --need"),
+    ("fleet verify --streams 8", "--streams belongs to --kill"),
+    ("fleet plan f.toml --users 3 --slo ttft=2s --prices p.toml", "f.toml has its own prices and workload"),
+    ("fleet plan f.toml --users 3 --slo ttft=2s --tp 8", "the members of a fleet file have recipes: it does not take"),
+    (f"{KERNELS} --engine vllm --output there", "--output belongs to --tune"),
+    (f"{KERNELS} --engine vllm --apply", "--apply belongs to --fix"),
+    (f"{KERNELS} --engine vllm --fix --yes", "--yes belongs to --fix --apply"),
+    (f"{KERNELS} --engine vllm --tune --fix", "--tune and --fix are different things to do; give one"),
+    (f"{KERNELS} --cache . --configs .", "--cache and --configs are different things to do; give one"),
+    (f"{KERNELS} --cache . --engine vllm --tp 4", "--cache reads what Triton compiled: it does not take --engine or"),
+    (f"{KERNELS} --configs . --model kimi-k2.6", "--configs reads tuned files: it does not take --model"),
+    (f"{KERNELS} --engine vllm --revert --arch sm_120", "--revert restores files: it does not take --arch"),
+    (f"{KERNELS} --engine vllm --tune --kv fp8", "it does not take --kv"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), TABLE, ids=[words for words, _ in TABLE])
+def test_a_flag_without_effect_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]):
+    """Exit code 2, which flag, and what it belongs to, before anything is asked, started or written."""
+    assert main(words.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: --") or "it does not take --" in captured.err
+    assert says in captured.err
