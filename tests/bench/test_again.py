@@ -50,14 +50,13 @@ def words_of(flags: list[str]) -> Words:
         asked: Asked = Asked(),  # noqa: B008
         preset: str = "",
         slo: str = "",
-        slo_share: float = 0.9,
         pp: str = "",
         tg: str = "",
         repeat: int = 3,
     ) -> Words:
         return Words(
             plan=plan_of(asked, preset),
-            slo=parse_slo(slo, share=slo_share) if slo else None,
+            slo=parse_slo(slo) if slo else None,
             tests=(counts("--pp", pp), counts("--tg", tg)),
             repeat=repeat,
         )
@@ -101,11 +100,10 @@ CLOSED = st.builds(
     workers=st.integers(0, 3),
 )
 OPEN = st.builds(
-    Load,
+    lambda gaps, **others: Load(**gaps, **others),
+    st.sampled_from([{"arrivals": "constant"}, {"burstiness": 0.25}, {}]),
     rate=st.sampled_from([0.5, 4.0, 100.0]),
     requests=st.integers(1, 500),
-    arrivals=st.sampled_from(["poisson", "constant"]),
-    burstiness=st.sampled_from([1.0, 0.25]),
     stall_s=st.sampled_from([1800.0, 5.0]),
 )
 
@@ -148,24 +146,23 @@ PROMPTS = (
 )
 LIMITS = flag("--slo", st.builds("ttft={},tpot={}".format, TIMES, TIMES) | st.builds("e2e={}".format, TIMES))
 LOAD = (
-    flag("--concurrency", LISTS),
     flag("--requests", texts(1, 5000)),
     flag("--duration", TIMES),
     flag("--ramp", TIMES),
     flag("--warmup", texts(0, 20)),
     LIMITS,
-    flag("--slo-share", st.sampled_from(["0.9", "0.5", "1.0"])),
 )
+PACES = (flag("--concurrency", LISTS),)
 OPEN_LOOP = (
+    flag("--concurrency", texts(1, 300)),
     RATES.map(lambda rates: ["--rate", rates]),
-    flag("--arrivals", st.sampled_from(["poisson", "constant"])),
-    flag("--burstiness", st.floats(0.01, 9.0).map(repr)),
+    st.just(["--arrivals", "constant"]) | flag("--burstiness", st.floats(0.01, 9.0).map(repr)),
 )
 KINDS = {
     "random": (),
     "code": (),
     "turns": (flag("--turns", texts(1, 40)), flag("--think", TIMES)),
-    "prefix": (flag("--prefix", texts(1, 9999)), flag("--prefixes", texts(1, 9))),
+    "prefix": (texts(1, 9999).map(lambda tokens: ["--prefix", tokens]), flag("--prefixes", texts(1, 9))),
 }
 LENGTHS = (flag("--input", texts(1, 10**5)), flag("--output", texts(1, 10**5)))
 
@@ -180,7 +177,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         kind = draw(st.sampled_from(sorted(KINDS)))
         start = ["--workload", kind]
     several = (*KINDS[kind], *LENGTHS, *PROMPTS, *BOUNDS, *LOAD)
-    several += draw(st.sampled_from([(), OPEN_LOOP]))
+    several += draw(st.sampled_from([PACES, OPEN_LOOP]))
     return start + [word for each in several for word in draw(each)]
 
 

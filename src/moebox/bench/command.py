@@ -11,8 +11,10 @@ PER_STREAM = 4  # requests for each stream, where nothing says how many
 USUAL_LOAD, USUAL_WORK, USUAL_SLO = Load(), Workload(), Slo()
 
 
-def flags_of(workload: Workload, loads: Sequence[Load], *, warmup: int = 0, slo: Slo | None = None) -> list[list[str]]:
-    """The flags for these loads of one workload, in as many commands as they need."""
+def flags_of(
+    workload: Workload, loads: Sequence[Load], *, warmup: int = 0, slo: Slo | None = None, search: bool = False
+) -> list[list[str]]:
+    """The flags for these loads of one workload, in as many commands as they need; `search`: loads are searched."""
     groups: dict[tuple[object, ...], list[Load]] = {}
     for load in loads:
         usual = not load.rate and load.requests == PER_STREAM * load.concurrency * workload.turns
@@ -24,7 +26,7 @@ def flags_of(workload: Workload, loads: Sequence[Load], *, warmup: int = 0, slo:
         + _of_loads(same, workload, usual=key[-1] == "usual")
         + _pair("--warmup", warmup, 0)
         + _of_bounds(same[0])
-        + (slo_flags(slo) if slo else [])
+        + (slo_flags(slo, search=search) if slo else [])
         for key, same in groups.items()
     ]
 
@@ -36,11 +38,12 @@ def flags_of_tests(tests: Sequence[str], workload: Workload, repeat: int, load: 
     return flags + _pair("--repeat", repeat or 3, 3) + _of_prompts(workload) + _of_bounds(load)
 
 
-def slo_flags(slo: Slo) -> list[str]:
-    """The flags of what a good request keeps to."""
+def slo_flags(slo: Slo, *, search: bool = False) -> list[str]:
+    """The flags of what a good request keeps to, and of how many must where that is searched for."""
     limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "itl": slo.itl_s, "e2e": slo.e2e_s}
     text = ",".join(f"{name}={_exact(limit)}s" for name, limit in limits.items() if limit is not None)
-    return ["--slo", text, *_pair("--slo-share", slo.share, USUAL_SLO.share)] if text else []
+    share = _pair("--slo-share", slo.share, USUAL_SLO.share) if search else []
+    return ["--slo", text, *share] if text else []
 
 
 def _of_workload(work: Workload) -> list[str]:
@@ -59,7 +62,7 @@ def _of_workload(work: Workload) -> list[str]:
 
 def _of_prompts(work: Workload) -> list[str]:
     flags = _pair("--seed", work.seed, 0)
-    flags += ["--reuse-prompts"] if work.reuse_prompts else []
+    flags += ["--reuse-prompts"] if work.reuse_prompts and work.kind != "prompts" else []
     flags += _pair("--api", work.api, "chat")
     flags += [] if work.ignore_eos else ["--stop-at-eos"]
     return flags + (["--extra-body", json.dumps(work.extra)] if work.extra else [])
@@ -72,7 +75,8 @@ def _of_loads(loads: Sequence[Load], work: Workload, *, usual: bool) -> list[str
     if first.rate:
         flags = ["--rate", ",".join(_exact(load.rate) for load in loads), *limit]
         flags += _pair("--arrivals", first.arrivals, USUAL_LOAD.arrivals)
-        flags += _pair("--burstiness", first.burstiness, USUAL_LOAD.burstiness)
+        if first.arrivals != "constant":
+            flags += _pair("--burstiness", first.burstiness, USUAL_LOAD.burstiness)
         return flags + requests
     if work.kind == "trace":
         return limit + requests

@@ -1,15 +1,13 @@
 """Several measurements: a sweep over loads, and the highest load that keeps to an SLO."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 from moebox.bench.measure import Measured
-from moebox.core.measure import Slo
+from moebox.core.measure import Axis, Slo
 from moebox.core.result import Measurement
 from moebox.errors import BadInput
 from moebox.units import parse_seconds
 
-Axis = Literal["concurrency", "rate"]
 MOST_STEPS = 16  # of a search
 MOST: dict[Axis, float] = {"concurrency": 4096, "rate": 4096}  # where doubling stops: beyond what one box serves
 CLOSE = 1.1  # a search ends when the best and the first failing load are within this ratio

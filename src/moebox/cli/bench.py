@@ -4,16 +4,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.bench_keep import Keeper
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
 from moebox.cli.kept_in import NO_MODEL
 from moebox.cli.output import answer, people, talk
-from moebox.core.measure import Load, Slo
+from moebox.core.measure import Axis, Load, Slo
 from moebox.core.result import Measurement, document
 from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput, Outside
 from moebox.escape import printable
@@ -22,7 +23,7 @@ from moebox.loose import Document
 if TYPE_CHECKING:
     from moebox.bench.measure import Measured, Subject
 
-Axis = Literal["concurrency", "rate"]
+SHARE, REPEAT = 0.9, 3
 
 
 def bench(
@@ -34,11 +35,11 @@ def bench(
     preset: str = "",
     asked: Asked = Asked(),  # noqa: B008  (frozen)
     slo: str = "",
-    slo_share: float = 0.9,
+    slo_share: float | None = None,
     search: Axis | None = None,
     pp: str = "",
     tg: str = "",
-    repeat: int = 3,
+    repeat: int | None = None,
     tokenizer: str = "",
     insecure: Annotated[bool, Parameter(negative=())] = False,
     ca_file: str = "",
@@ -58,11 +59,11 @@ def bench(
             lengths and request counts given with it replace the preset's.
         asked: Workload and load.
         slo: Limits that a good request keeps, like ttft=2s,tpot=50ms; adds goodput.
-        slo_share: Share of requests that must be good when searching.
+        slo_share: Share of requests that must be good when searching; 0.9 when left out.
         search: Find the highest concurrency or rate that meets --slo; starts at --concurrency or --rate.
         pp: Prefill only, for these prompt lengths (512,4096): PP cold and warm.
         tg: Decode only, for these reply lengths (128): TG.
-        repeat: Repetitions of each --pp and --tg test.
+        repeat: Repetitions of each --pp and --tg test; 3 when left out.
         tokenizer: A local tokenizer.json, for exact prompt lengths where the server has no /tokenize.
         insecure: Accept any TLS certificate.
         ca_file: Certificates to trust.
@@ -75,13 +76,17 @@ def bench(
     from moebox.bench.measure import subject_of
     from moebox.bench.search import parse_slo
 
-    limits = parse_slo(slo, share=slo_share) if slo else None
-    if search and limits is None:
-        raise BadInput("--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
     tests = (counts("--pp", pp), counts("--tg", tg))
     if any(tests):
-        refuse_load(asked, preset)
-    plan = plan_of(asked, preset)
+        refuse_load(asked, preset=preset, slo=slo, slo_share=slo_share, search=search)
+    else:
+        flags.belong_to("--pp or --tg", repeat=repeat)
+    if not search:
+        flags.belong_to("--search", slo_share=slo_share)
+    limits = parse_slo(slo, share=SHARE if slo_share is None else slo_share) if slo else None
+    if search and limits is None:
+        raise BadInput("--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
+    plan = plan_of(asked, preset, search)
     endpoint = targets.endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
     keeper = Keeper(output_file, run, label or plan.name, endpoint=endpoint)
     subject = subject_of(
@@ -98,7 +103,7 @@ def bench(
     if subject.simulation:
         talk().print(NO_MODEL, style="yellow", soft_wrap=True)
     if any(tests):
-        return _tests(subject, tests, repeat, plan, keeper, json, allow_failures)
+        return _tests(subject, tests, REPEAT if repeat is None else repeat, plan, keeper, json, allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}
     values |= {"--ca-file": ca_file, "--label": label, "--run": run}
     switches = {"--insecure": insecure, "--allow-failures": allow_failures}
@@ -255,9 +260,9 @@ def _say_how_to_go_on(sweep: _Sweep, search: Axis | None, words: list[str]) -> N
     own_run = sweep.keeper.own_run
     words += ["--run", own_run] if own_run else []
     plan = sweep.plan
-    commands = flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo)
-    for number, flags in enumerate(commands, 2 if finished else 1):
-        line = shlex.join([*words, *flags, *sweep.keeper.output_flags(number)])
+    commands = flags_of(plan.workload, plan.loads[finished:], warmup=plan.warmup, slo=sweep.slo, search=bool(search))
+    for number, more in enumerate(commands, 2 if finished else 1):
+        line = shlex.join([*words, *more, *sweep.keeper.output_flags(number)])
         talk().print(Text(f"go on with: {line}"), soft_wrap=True)
 
 

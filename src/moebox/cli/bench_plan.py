@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox.bench.command import PER_STREAM
 from moebox.cli import flags
-from moebox.core.measure import Api, Arrivals, Load, Workload, WorkloadKind
+from moebox.core.measure import Api, Arrivals, Axis, Load, Workload, WorkloadKind
 from moebox.errors import BadInput
 from moebox.units import parse_tokens
 
@@ -25,7 +25,12 @@ OF_A_PRESET = ("workload", "file")
 OF_A_KIND: dict[WorkloadKind, tuple[str, ...]] = {"turns": ("turns", "think"), "prefix": ("prefix", "prefixes")}
 # What --pp and --tg have no use for: they send one request at a time, and their own lengths.
 OF_A_LOAD: tuple[str, ...] = ("concurrency", "rate", "requests", "duration", "ramp", "warmup", "workload", "input")
-OF_A_LOAD += ("output", "file", "turns", "think", "prefix", "prefixes")
+OF_A_LOAD += ("output", "file", "turns", "think", "prefix", "prefixes", "arrivals", "burstiness")
+# What a workload brings along, so that a flag for it would be ignored.
+OWN: dict[WorkloadKind, tuple[str, tuple[str, ...]]] = {
+    "prompts": ("prompts of a file are sent as they are", ("input", "reuse_prompts")),
+    "trace": ("a trace has its own times and lengths", ("rate", "arrivals", "burstiness", "ramp", "input", "output")),
+}
 
 
 @Parameter(name="*")
@@ -37,10 +42,10 @@ class Asked:
     "Concurrent requests, or a sweep: 1,8,32,128. 1 when left out."
     rate: str | None = None
     "Requests a second (open loop), or a sweep; --concurrency then limits what is in flight, if given."
-    arrivals: Arrivals = "poisson"
-    "How requests arrive in an open loop (--rate)."
-    burstiness: float = 1.0
-    "Shape of the gamma distribution of gaps between requests: 1 is Poisson, below 1 comes in bursts."
+    arrivals: Arrivals | None = None
+    "How requests arrive in an open loop (--rate); poisson when left out."
+    burstiness: float | None = None
+    "Shape of the gamma distribution of gaps between requests: 1 (when left out) is Poisson, below 1 comes in bursts."
     requests: int | None = None
     "Requests for each load; four for each stream when neither this nor --duration is given."
     duration: str | None = None
@@ -82,9 +87,9 @@ class Asked:
     workers: int = 0
     "Client processes; chosen when 0."
 
-    def given(self, names: tuple[str, ...]) -> list[str]:
-        """Those of these flags that were given, as they are written."""
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+    def those(self, names: tuple[str, ...]) -> dict[str, object]:
+        """These flags by name, with what was given for them."""
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +111,14 @@ class Plan:
         return replace(first, concurrency=streams, requests=scaled)
 
 
-def plan_of(asked: Asked, name: str) -> Plan:
-    """Flags, over a preset where one is named, to a workload and loads; BadInput says which flag cannot be meant."""
+def plan_of(asked: Asked, name: str, search: Axis | None = None) -> Plan:
+    """Flags, over a preset where one is named, to a workload and loads; BadInput says which flag cannot be meant.
+
+    `search`: along which axis loads are searched, beginning with the one that is asked for.
+    """
     base = _preset(name, asked) if name else None
     workload = _workload(asked, base)
+    _refuse_pace(asked, workload, search)
     common = _common(asked)
     warmup = asked.warmup or 0
     if warmup < 0:
@@ -119,14 +128,35 @@ def plan_of(asked: Asked, name: str) -> Plan:
     return Plan(workload=workload, loads=loads, warmup=warmup, name=f"{name}-changed" if changed else name)
 
 
-def refuse_load(asked: Asked, preset: str) -> None:
+def refuse_load(asked: Asked, **others: object) -> None:
     """--pp and --tg are tests of their own: what they would ignore is refused."""
-    ignored = asked.given(OF_A_LOAD) + (["--preset"] if preset else [])
+    ignored = flags.given(**asked.those(OF_A_LOAD), **others)
     if ignored:
         raise BadInput(
             f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
             hint="leave it out, or run `moebox bench` once more without --pp and --tg",
         )
+
+
+def _refuse_pace(asked: Asked, workload: Workload, search: Axis | None) -> None:
+    """BadInput for flags of an open loop where there is none, and for loads of which only the first would count."""
+    if asked.rate is None and search != "rate":
+        flags.belong_to("--rate", arrivals=asked.arrivals, burstiness=asked.burstiness)
+    if asked.arrivals == "constant":
+        flags.not_taken("--arrivals constant has equal gaps", burstiness=asked.burstiness)
+    if workload.kind == "trace" and search == "rate":
+        flags.not_taken("a trace has its own times", search=search)
+    if search:
+        _refuse_several("--search starts at one load", concurrency=asked.concurrency, rate=asked.rate)
+    if workload.kind == "trace" or asked.rate is not None:
+        _refuse_several("one limit is kept to in an open loop", concurrency=asked.concurrency)
+
+
+def _refuse_several(why: str, **lists: str | None) -> None:
+    """BadInput for a list of which only the first would be taken."""
+    for name, text in lists.items():
+        if text and "," in text:
+            raise BadInput(f"--{name} {text}: {why}", hint=f"--{name} {text.partition(',')[0]}")
 
 
 def _unchanged(asked: Asked, base: "Preset") -> tuple[Workload, tuple[Load, ...]]:
@@ -144,7 +174,7 @@ def _preset(name: str, asked: Asked) -> "Preset":
     from moebox.bench.presets import preset
 
     base = preset(name)
-    if refused := asked.given(OF_A_PRESET):
+    if refused := flags.given(**asked.those(OF_A_PRESET)):
         raise BadInput(
             f"--preset {name} says what is asked: it does not take {' or '.join(refused)}",
             hint="leave --preset out; lengths, loads and counts of requests may be given with it",
@@ -178,9 +208,14 @@ def _workload(asked: Asked, base: "Preset | None") -> Workload:
 def _refuse_flags(asked: Asked, workload: Workload) -> None:
     """BadInput for flags of another kind of workload, and for a file that is missing."""
     for kind, names in OF_A_KIND.items():
-        given = asked.given(names)
-        if given and kind != workload.kind:
-            raise BadInput(f"{' and '.join(given)} belongs to --workload {kind}, not {workload.kind}")
+        if kind != workload.kind:
+            flags.belong_to(f"--workload {kind}", **asked.those(names))
+    if workload.kind not in OF_A_FILE:
+        flags.belong_to("--workload prompts or trace", file=asked.file)
+    if not (asked.prefix or workload.prefix_tokens):
+        flags.belong_to("--prefix", prefixes=asked.prefixes)
+    why, names = OWN.get(workload.kind, ("", ()))
+    flags.not_taken(why, **asked.those(names))
     if workload.kind in OF_A_FILE and not (asked.file or workload.file):
         raise BadInput(f"--workload {workload.kind} needs --file")
     if asked.file and not asked.file.is_file():
@@ -192,13 +227,14 @@ def _usual_workload(kind: WorkloadKind) -> Workload:
 
 
 def _common(asked: Asked) -> Load:
-    if asked.burstiness <= 0:
+    burstiness = 1.0 if asked.burstiness is None else asked.burstiness
+    if burstiness <= 0:
         raise BadInput("--burstiness is above 0")
     if asked.requests is not None and asked.requests < 1:
         raise BadInput("--requests is above 0")
     return Load(
-        arrivals=asked.arrivals,
-        burstiness=asked.burstiness,
+        arrivals=asked.arrivals or "poisson",
+        burstiness=burstiness,
         duration_s=_seconds("--duration", asked.duration, 0.0),
         ramp_s=_seconds("--ramp", asked.ramp, 0.0),
         timeout_s=_seconds("--timeout", asked.timeout, 0.0),

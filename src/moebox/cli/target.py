@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from moebox import http
+from moebox.cli import flags
 from moebox.core import grammar
 from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint, endpoint_of
 from moebox.errors import BadInput, Outside
@@ -21,6 +22,10 @@ def endpoint(
     `insecure` and `ca_file` say which certificates are trusted while its model's name is asked for.
     """
     found = _endpoint(target, model=model, key_env=key_env)
+    if not found.base_url.startswith("https://"):
+        flags.belong_to("an https:// URL", insecure=insecure, ca_file=ca_file)
+    if insecure:
+        flags.not_taken("--insecure accepts any certificate", ca_file=ca_file)
     return found if found.model else _only_model(found, insecure=insecure, ca_file=ca_file)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 WorkloadKind = Literal["random", "code", "prompts", "turns", "prefix", "trace"]
 Api = Literal["chat", "completions"]
 Arrivals = Literal["poisson", "constant"]
+Axis = Literal["concurrency", "rate"]  # along which a load is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
