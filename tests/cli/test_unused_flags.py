@@ -3,10 +3,12 @@
 import pytest
 
 from moebox.cli import main
+from moebox.cli.verify import OF_CHECKS
+from moebox.verify.rungs import NAMES
 
 URL = "http://127.0.0.1:9"  # nobody listens there: what cannot be meant is told before anybody is asked
 RECIPE = "kimi-k26-vllm"
-KERNELS = "doctor kernels"
+KERNELS, SERVING = "doctor kernels", "--input 8k --output 1k"
 TABLE = [
     (f"compare {URL} {URL} --jobs 5", "--jobs belongs to --by task\n\nhint: add --by task, or leave --jobs out"),
     (f"compare {URL} {URL} --level easy --parallel 1", "--level and --parallel belong to --by task"),
@@ -30,6 +32,39 @@ TABLE = [
     ("fleet verify --streams 8", "--streams belongs to --kill"),
     ("fleet plan f.toml --users 3 --slo ttft=2s --prices p.toml", "f.toml has its own prices and workload"),
     ("fleet plan f.toml --users 3 --slo ttft=2s --tp 8", "the members of a fleet file have recipes: it does not take"),
+    (f"task {URL} --write there", f"--write asks nobody: it does not take {URL}"),
+    ("task --write there --api openai --budget 5m", "--write only writes jobs: it does not take --budget or --api"),
+    (f"task {URL} --harbor x --family errand --with claude", "agent: it does not take --family or --with"),
+    (f"task {URL} --resume latest --jobs 4 --seed 1", "the jobs of that run: it does not take --jobs or --seed"),
+    (f"task {URL} --with claude --temperature 0", "a real client asks in its own way: it does not take --temperature"),
+    ("run --resume latest --keep --port 0", "--resume goes on as the run was begun: it does not take --port or --keep"),
+    ("run --resume latest --twin --box 8x-b200", "it does not take --box or --twin"),
+    ("run kimi-k2.6 --resume latest", "--resume goes on as the run was begun: it does not take kimi-k2.6"),
+    (f"run kimi-k2.6 --recipe {RECIPE}", "--recipe names its model: it does not take kimi-k2.6"),
+    ("run kimi-k2.6 --box 8x-b200 --twin --keep", "--twin has a port of its own and ends with the run: it does not"),
+    (f"up {RECIPE} --partition gpu --dry-run", "--partition belongs to --slurm"),
+    (f"up {RECIPE} --node-python python3 --dry-run", "--node-python belongs to --hosts or --slurm"),
+    (f"up {RECIPE} --hosts {__file__} --dry-run", "runs on one node"),
+    (f"up {RECIPE} --hosts {__file__} --slurm --dry-run", "--hosts and --slurm are two ways to name nodes; give one"),
+    (f"verify {URL} --only alive --from tools", "--only alive comes before --from tools: no check is left"),
+    (f"verify {URL} --only alive --parallel 4", "--parallel belongs to the check concurrency or errors"),
+    (f"verify {URL} --from errors --thinking yes --context 64k", "--context belongs to the check long-context or lim"),
+    (f"verify {URL} --only tools --vision no", "--vision belongs to the check vision"),
+    (f"verify {URL} --quick --trials 5 --time 5m", "say how hard to look: it does not take --quick"),
+    ("fleet verify --only alive --context 64k", "--context belongs to the check long-context or limits"),
+    (
+        f"forecast {RECIPE} --prefill --concurrency 8",
+        "--prefill reads one prompt alone: it does not take --conc",
+    ),
+    (f"forecast {RECIPE} --prefill --context 32k", "a recipe has its own context: it does not take --context"),
+    (f"forecast {RECIPE} --decode --seed 1", "--seed belongs to --rate or --lengths uniform"),
+    ("forecast kimi-k26-ik --concurrency 8", "without --decode one stream is forecast: it does not take --concurrency"),
+    (f"forecast {RECIPE} {SERVING} --think 2s", "--think belongs to --turns"),
+    (f"forecast {RECIPE} {SERVING} --warm 0.5", "--warm belongs to --prefix-hit"),
+    (f"forecast {RECIPE} {SERVING} --requests 9 --per-stream 2", "it does not take --per-stream"),
+    (f"forecast {RECIPE} {SERVING} --rate 1 --window 2s", "--rate sends by the clock: it does not take --window"),
+    (f"connect curl {URL} --model m --context 64k", "curl has no setting for it: it does not take --context"),
+    (f"connect claude-code {URL} --model m --vision", "claude-code sends images without a setting: it does not take"),
     (f"bench {URL} --repeat 5", "--repeat belongs to --pp or --tg"),
     (f"bench {URL} --slo ttft=2s --slo-share 0.5", "--slo-share belongs to --search"),
     (f"bench {URL} --arrivals constant --burstiness 1", "--arrivals and --burstiness belong to --rate"),
@@ -74,3 +109,8 @@ def test_a_flag_without_effect_is_refused(words: str, says: str, capsys: pytest.
     captured = capsys.readouterr()
     assert captured.out == ""
     assert says in captured.err
+
+
+def test_flags_of_checks_name_checks_that_exist():
+    """A check that is renamed would be refused its own flag."""
+    assert {name for names in OF_CHECKS.values() for name in names} <= set(NAMES)

@@ -10,8 +10,11 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import PlannedFor, Recipe
+from moebox.errors import Outside
+from moebox.flows import recipes
 from moebox.flows.pipeline import PIPELINE, Request
+from moebox.flows.twin import Twin
 from moebox.serve import state
 from moebox.store import Run
 from moebox.web import live
@@ -144,6 +147,13 @@ def test_a_simulated_story_is_marked_everywhere(capsys: pytest.CaptureFixture[st
     run = the_run()
     assert "simulation" in (run.path / "report.html").read_text().lower()
     assert json.loads((run.path / PIPELINE).read_text())["simulated"] is True
+
+
+def test_a_simulation_has_the_memory_that_was_given():
+    """`--ram` was planned with and not simulated: the twin says so where it cannot be meant."""
+    place = PlannedFor(box="2x-rtx-pro-6000-max-q", ram="12")
+    with pytest.raises(Outside, match="--ram 12 is less than 1 GiB"):
+        Twin(recipes.read("kimi-k26-ik"), place=place, run=Run.create("twin"))
 
 
 @pytest.mark.parametrize(

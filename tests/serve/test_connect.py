@@ -214,6 +214,15 @@ def test_a_new_file_is_private(home: Path):
     assert json.loads(path.read_text())["provider"]["moebox"]["options"] == {"baseURL": "http://127.0.0.1:8001/v1"}
 
 
+def test_opencode_is_told_of_images():
+    """It strips them for a custom model that does not say so: `--vision` was ignored."""
+    seeing = settings("opencode", dataclasses.replace(reached(), vision=True)).shown
+    blind = settings("opencode", reached()).shown
+
+    assert json.loads(seeing)["provider"]["moebox"]["models"]["kimi-k2.6"]["modalities"]["input"] == ["text", "image"]
+    assert "modalities" not in blind
+
+
 @pytest.mark.parametrize(
     "text", ['{"env": [1]}', "[1, 2]", '{"env": {', '{"a" 1}', "nonsense", '{"a": 1} x', r'{"\x": 1}']
 )

@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from moebox.cli import main
+from tests.serving import live
 
 from .conftest import serving
 
@@ -62,6 +65,29 @@ def test_resume_finishes_a_run(server: str, capsys: pytest.CaptureFixture[str]):
     assert "solved: 3 of 3" in capsys.readouterr().out
 
 
+class _Refusing(BaseHTTPRequestHandler):
+    """Notes where it was asked, and has no answer."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def do_POST(self) -> None:
+        self.asked.add(self.path)
+        self.send_error(400)
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+def test_resume_asks_by_the_api_that_the_run_was_begun_with(server: str):
+    """The default of `--api` replaced it without a word."""
+    begun = ["--jobs", "3", "--family", "errand", "--seed", "0", "--budget", "1s", "--api", "anthropic"]
+    main(["task", server, "--model", "slow", *begun])
+    with live(ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)) as other:
+        main(["task", f"http://127.0.0.1:{other.server_port}", "--model", "slow", "--resume", "latest"])
+
+    assert _Refusing.asked == {"/v1/messages"}
+
+
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_an_outage_is_not_the_models_failure(words: list[str], server: str, capsys: pytest.CaptureFixture[str]):
     """Exit code 3, the jobs are left, and with the server back `--resume` does them all."""
@@ -101,8 +127,8 @@ def test_a_run_is_resumed_by_the_agent_that_began_it(server: str, capsys: pytest
 
 BAD = {
     "--family nonsense": "unknown family",
-    "--jobs 0": "--jobs is 1 to 10000",
-    "--parallel 0": "--parallel 1 to 256",
+    "--jobs 0": "--jobs 0 is out of range",
+    "--parallel 0": "--parallel 0 is out of range",
     "--budget soon": "soon",
     "--budget 0s": "more than nothing",
     "--resume nosuchrun": "no run called",

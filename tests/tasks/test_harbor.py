@@ -68,6 +68,8 @@ def test_writing_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["task", "--write", str(tmp_path / "out"), "--jobs", "2", "--seed", "0"]) == 0
     assert "2 tasks written" in capsys.readouterr().out
     assert len(list((tmp_path / "out").iterdir())) == 2
+    assert main(["task", "--write", str(tmp_path / "out"), "--jobs", "2", "--seed", "0", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["jobs"]) == 2
 
 
 TRIAL = {

@@ -44,6 +44,10 @@ def connect(
         check: Make one real call the way this client does.
         json: Print JSON.
     """
+    if client not in connecting.TOLD_CONTEXT:
+        flags.not_taken(f"{client} has no setting for it", context=context)
+    if client not in connecting.TOLD_VISION:
+        flags.not_taken(f"{client} sends images without a setting", vision=vision)
     endpoint = target.endpoint(url, model=model, key_env=key_env)
     served = served_limits(endpoint)
     limit, source = _context(context, url, served)

@@ -267,6 +267,7 @@ def verify(
         deadline: Timeout of one request.
         json: Print JSON.
     """
+    from moebox.cli.verify import refuse_unused
     from moebox.cli.verify_view import View
     from moebox.flows import fleet_up, fleet_verify
     from moebox.store import Run
@@ -275,7 +276,7 @@ def verify(
     from moebox.verify.options import TIME_S, TRIALS, Effort, Options
 
     names = flags.names(*(only or ()))
-    choose(names, "")
+    refuse_unused([rung.name for rung in choose(names, "")], context=context)
     refuse_outside("--streams", streams, 1, 4096)
     if not kill:
         flags.belong_to("--kill", streams=streams)

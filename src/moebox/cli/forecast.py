@@ -58,7 +58,7 @@ class Asked:
         accept: Share of draft tokens accepted, where it is known, such as 0.6.
         kv_tokens: Cache capacity to assume, such as the one in an engine's log.
         eager: Without CUDA graphs.
-        seed: For arrivals and lengths.
+        seed: For the arrivals of --rate and for --lengths uniform; 1 when left out.
     """
 
     decode: Annotated[bool, Parameter(negative=())] = False
@@ -79,7 +79,7 @@ class Asked:
     accept: float | None = None
     kv_tokens: int | None = None
     eager: Annotated[bool, Parameter(negative=())] = False
-    seed: int = 1
+    seed: int | None = None
 
 
 NO_WISH = Asked()
@@ -136,6 +136,7 @@ def forecast(
         subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
     subject = _as_asked(subject, asked)
     mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
+    _refuse_unused(mode, asked, pinned, fixed=recipes.is_recipe(target))
     rows = _rows(mode, subject, asked, contexts, streams)
     answer(json, document(mode, subject, rows), lambda: _show(mode, subject, rows))
     return 0
@@ -200,6 +201,34 @@ def _mode(asked: Asked) -> Mode | None:
     return modes[0] if modes else None
 
 
+def _refuse_unused(mode: Mode, asked: Asked, pinned: Pinned, *, fixed: bool) -> None:
+    """BadInput for what this kind of forecast has no use for; `fixed`: a recipe says the context."""
+    streams, cache = {"concurrency": pinned.concurrency}, {"kv_tokens": asked.kv_tokens}
+    if mode == "prefill":
+        flags.not_taken("--prefill reads one prompt alone", **streams, **cache, accept=asked.accept)
+    if mode == "stream":
+        flags.not_taken("without --decode one stream is forecast", **streams, **cache)
+    if fixed and mode in ("prefill", "serving"):
+        flags.not_taken("a recipe has its own context", context=pinned.context)
+    if asked.rate is None and asked.lengths == "fixed":
+        flags.belong_to("--rate or --lengths uniform", seed=asked.seed)
+    if mode == "serving":
+        _refuse_in_serving(asked)
+
+
+def _refuse_in_serving(asked: Asked) -> None:
+    """BadInput for flags of a serving run that have no effect with, or without, another."""
+    if asked.rate is not None:
+        why = "--rate sends by the clock"
+        flags.not_taken(why, per_stream=asked.per_stream, warm=asked.warm, window=asked.window)
+    if asked.requests is not None:
+        flags.not_taken("--requests says how many there are", per_stream=asked.per_stream)
+    if not asked.prefix_hit:
+        flags.belong_to("--prefix-hit", warm=asked.warm)
+    if asked.turns == 1:
+        flags.belong_to("--turns", think=asked.think)
+
+
 def _longest(asked: Asked) -> int:
     """The longest sequence asked for, where it is more than a careful plan would allow; 0 otherwise."""
     length = _request_tokens(asked)
@@ -254,7 +283,7 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
         think_s=_seconds("--think", asked.think),
         cold_s=_seconds("--cold", asked.cold),
         prefill_engines=asked.prefill_engines,
-        seed=asked.seed,
+        seed=1 if asked.seed is None else asked.seed,
     )
     base.check()
     if asked.rate is None:

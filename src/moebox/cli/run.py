@@ -10,7 +10,7 @@ from moebox import codec
 from moebox.cli import flags
 from moebox.cli.output import asked, emit, talk
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, refuse_outside
+from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
 from moebox.store import Run
@@ -63,6 +63,10 @@ def run(
         json: Print the run as one JSON document at the end.
     """
     if resume:
+        again = "--resume goes on as the run was begun"
+        refuse_if(model, f"{again}: it does not take {model}")
+        flags.not_taken(again, box=box, recipe=recipe, ram=ram, ram_bandwidth=ram_bandwidth, twin=twin, skip=skip)
+        flags.not_taken(again, concurrency=concurrency, port=port, keep=keep, quick=quick)
         folder, pipeline = resumed(resume, until, runs)
     else:
         request = pipelines.Request(
@@ -144,6 +148,9 @@ def refuse(request: pipelines.Request) -> None:
     planned_only = request.until == pipelines.STEPS[0]
     real = not (request.twin or request.recipe)
     refuse_outside("--port", request.port, 0, LAST_PORT)
+    refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
+    if request.twin:
+        flags.not_taken("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
     if request.box:
         boxes.box(request.box)
         if real and not planned_only:

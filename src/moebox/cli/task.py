@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +12,7 @@ from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
 from moebox.cli.output import answer, people, talk
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import BadInput, Outside
+from moebox.errors import BadInput, Outside, refuse_outside
 from moebox.units import parse_seconds, plural
 
 if TYPE_CHECKING:
@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 Words = Annotated[list[str] | None, Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=())]
 MOST_SEED = 10**6
+JOBS = 9  # a job of each family
+_AGENT = ("job_time", "api", "thinking", "temperature")
+# What is asked for, what it does, and what it has no use for.
+UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "write": (
+        "--write only writes jobs",
+        ("parallel", "budget", *_AGENT, "mcp", "harbor", "resume", "model", "key_env"),
+    ),
+    "harbor": (
+        "--harbor runs its own jobs with its own agent",
+        ("family", "level", "seed", *_AGENT, "with_", "mcp", "resume"),
+    ),
+    "resume": ("--resume goes on with the jobs of that run", ("family", "level", "jobs", "seed")),
+    "with_": ("a real client asks in its own way", ("api", "thinking", "temperature")),
+}
 KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable a real client finds the key in
 
 
@@ -32,15 +47,15 @@ def task(
     /,
     *,
     family: Words = None,
-    level: Literal["easy", "medium", "hard"] = "easy",
-    jobs: int = 9,
-    parallel: int = 1,
+    level: Literal["easy", "medium", "hard"] | None = None,
+    jobs: int | None = None,
+    parallel: int | None = None,
     seed: int | None = None,
     budget: str = "",
-    job_time: str = "30m",
-    api: Literal["openai", "anthropic"] = "openai",
-    thinking: Literal["auto", "yes", "no"] = "auto",
-    temperature: float = 0.0,
+    job_time: str = "",
+    api: Literal["openai", "anthropic"] | None = None,
+    thinking: Literal["auto", "yes", "no"] | None = None,
+    temperature: float | None = None,
     with_: Annotated[str, Parameter(name="--with")] = "",
     mcp: Words = None,
     harbor: str = "",
@@ -59,15 +74,15 @@ def task(
         target: A URL, a recipe, or the name of an engine that moebox started; the running one when left out, with
             --resume the one of that run.
         family: Only these families (comma-separated or repeated).
-        level: How hard the jobs are.
-        jobs: How many jobs, families in turn.
-        parallel: Jobs at the same time.
+        level: How hard the jobs are; easy when left out.
+        jobs: How many jobs, families in turn; 9 when left out.
+        parallel: Jobs at the same time; 1 when left out.
         seed: The first seed; a fresh one is drawn when left out. The same seed gives the same jobs.
         budget: Time for all jobs together, such as 20m; jobs not finished by then are left for --resume.
-        job_time: Time limit of one job.
-        api: The API our own agent uses.
-        thinking: Whether the model is asked to think; auto leaves it to the server.
-        temperature: Sampling temperature of our own agent.
+        job_time: Time limit of one job; 30m when left out.
+        api: The API our own agent uses; openai when left out, with --resume the one of that run.
+        thinking: Whether the model is asked to think; auto (when left out) leaves it to the server.
+        temperature: Sampling temperature of our own agent; 0 when left out.
         with_: Let a real client do the jobs instead of our own agent: claude or opencode.
         mcp: More tools: NAME=COMMAND or NAME=URL of an MCP server (repeated). Needs `moebox[mcp]`.
         harbor: Run a dataset of Harbor (such as terminal-bench@2.0) with an installed `harbor` instead of our jobs.
@@ -77,33 +92,48 @@ def task(
         key_env: The environment variable that holds the key.
         json: Print JSON.
     """
-    if not (1 <= jobs <= 10_000 and 1 <= parallel <= 256):
-        raise BadInput("--jobs is 1 to 10000 and --parallel 1 to 256")
+    refuse_outside("--jobs", jobs, 1, 10_000)
+    refuse_outside("--parallel", parallel, 1, 256)
+    chosen_jobs: dict[str, object] = {"family": family, "level": level, "jobs": jobs, "seed": seed}
+    agent: dict[str, object] = {"job_time": job_time, "api": api, "thinking": thinking, "temperature": temperature}
+    others: dict[str, object] = {"target": target, "parallel": parallel, "budget": budget, "mcp": mcp}
+    others |= {"harbor": harbor, "resume": resume, "with_": with_, "model": model, "key_env": key_env, "write": write}
+    _refuse_unused(chosen_jobs | agent | others)
     chosen = _possible(families(family), with_)
     first = random.randrange(MOST_SEED) if seed is None else seed
     from moebox.tasks import runner
 
-    wanted = runner.names(chosen, level, jobs, first)
+    wanted = runner.names(chosen, level or "easy", jobs or JOBS, first)
     if write is not None:
-        return _write(wanted, write)
+        return _write(wanted, write, json)
+    before = _before(resume) if resume else None
+    if before and not target:
+        target, model = before.url, model or before.model
     options = runner.Options(
-        parallel=parallel,
+        parallel=parallel or 1,
         budget_s=_seconds(budget) if budget else None,
-        job_s=_seconds(job_time),
-        api=api,
-        temperature=temperature,
-        thinking={"auto": None, "yes": True, "no": False}[thinking],
+        job_s=_seconds(job_time or "30m"),
+        api=api or _api(before),
+        temperature=temperature or 0.0,
+        thinking={"auto": None, "yes": True, "no": False}[thinking or "auto"],
     )
-    if resume and not target:
-        target, model = _resumed(resume, model)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     if harbor:
-        return _harbor(harbor, endpoint, jobs, options, json)
+        return _harbor(harbor, endpoint, jobs or JOBS, options, json)
     worker, close = _worker(endpoint, options, with_, mcp or [], key_env)
     try:
         return _work(endpoint, wanted, worker, options, resume, json)
     finally:
         close()
+
+
+def _refuse_unused(given: Mapping[str, object]) -> None:
+    """BadInput for flags that have no effect with another one."""
+    for flag, (why, names) in UNUSED.items():
+        if given[flag]:
+            flags.not_taken(why, **{name: given[name] for name in names})
+    if given["write"] and given["target"]:
+        raise BadInput(f"--write asks nobody: it does not take {given['target']}")
 
 
 def families(given: list[str] | None) -> list[str]:
@@ -169,13 +199,17 @@ def _go_on(run: "Run") -> str:
     return f"go on with: moebox task --resume {run.id}"
 
 
-def _resumed(resume: str, model: str) -> tuple[str, str]:
-    """Where the jobs of a run were done; the key is never kept, so its variable must be named again."""
+def _before(resume: str) -> "TaskRun | None":
+    """What a run says of its jobs; the key is never kept, so its variable must be named again."""
     from moebox.store import Run
     from moebox.tasks import runner
 
-    task_run = runner.take_up(Run.open(resume))
-    return (task_run.url, model or task_run.model) if task_run else ("", model)
+    return runner.take_up(Run.open(resume))
+
+
+def _api(before: "TaskRun | None") -> Literal["openai", "anthropic"]:
+    """The API that the jobs of a run were begun with."""
+    return "anthropic" if before and before.api == "anthropic" else "openai"
 
 
 def _begin(
@@ -255,15 +289,17 @@ def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
     return RealClient(Setup(client="claude", model=endpoint.model, environment=environment))
 
 
-def _write(wanted: "tuple[JobName, ...]", folder: Path) -> int:
+def _write(wanted: "tuple[JobName, ...]", folder: Path, json: bool) -> int:
     """The jobs in Harbor's task format."""
     from moebox.tasks import harbor
     from moebox.tasks.families import make
 
     for name in wanted:
         harbor.write(make(name.family, name.level, name.seed), folder)
-    people().print(f"{plural(len(wanted), 'task')} written to {folder}", soft_wrap=True)
-    people().print(f"run them: harbor run -p {folder} -a AGENT -m MODEL", soft_wrap=True)
+    lines = [f"{plural(len(wanted), 'task')} written to {folder}"]
+    lines += [f"run them: harbor run -p {folder} -a AGENT -m MODEL"]
+    written = {"folder": folder, "jobs": [name.id for name in wanted]}
+    answer(json, written, lambda: people().print("\n".join(lines), soft_wrap=True, markup=False))
     return 0
 
 

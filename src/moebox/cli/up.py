@@ -63,6 +63,11 @@ def up(
 
     asked = deploy(settled(recipes.read(recipe), port=port, host=host, runtime=runtime))
     patience_s = flags.seconds("--patience", patience)
+    if not where.slurm:
+        flags.belong_to("--slurm", partition=where.partition, account=where.account, time_limit=where.time_limit)
+    if not where.given:
+        flags.belong_to("--hosts or --slurm", node_python=where.node_python)
+    where.check(asked.recipe)
     if dry_run:
         return show_command(asked, where, json=json)
     return serve(
@@ -86,7 +91,7 @@ def show_command(deployment: "Deployment", where: Where = HERE, *, json: bool = 
     from moebox.serve.session import prepare
 
     told: dict[str, object] = {"recipe": deployment.recipe.name, "engine": deployment.recipe.engine}
-    if where.given and deployment.recipe.parallel.nodes > 1:
+    if where.given:
         from moebox.serve.nodes import commands
 
         nodes = commands(deployment, where)

@@ -1,5 +1,6 @@
 """`moebox verify`: the ladder against any OpenAI-compatible endpoint."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,10 +10,25 @@ from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
 from moebox.cli.output import answer, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_outside
 
 if TYPE_CHECKING:
     from moebox.verify.options import Effort
+
+# Flags that only some checks look at.
+OF_CHECKS: dict[str, tuple[str, ...]] = {
+    "context": ("long-context", "limits"),
+    "parallel": ("concurrency", "errors"),
+    "thinking": ("thinking",),
+    "vision": ("vision",),
+}
+
+
+def refuse_unused(chosen: Collection[str], **values: object) -> None:
+    """BadInput for flags of checks that are not among the chosen ones."""
+    for name, value in values.items():
+        if not set(OF_CHECKS[name]) & set(chosen):
+            flags.belong_to(f"the check {' or '.join(OF_CHECKS[name])}", **{name: value})
 
 
 def verify(
@@ -27,9 +43,9 @@ def verify(
     thorough: Annotated[bool, Parameter(negative=())] = False,
     context: str = "",
     trials: int | None = None,
-    parallel: int = 8,
-    thinking: Literal["auto", "yes", "no"] = "auto",
-    vision: Literal["auto", "yes", "no"] = "auto",
+    parallel: int | None = None,
+    thinking: Literal["auto", "yes", "no"] | None = None,
+    vision: Literal["auto", "yes", "no"] | None = None,
     deadline: str = "5m",
     time: str = "",
     seed: int | None = None,
@@ -54,9 +70,9 @@ def verify(
         thorough: 36 trials of each kind: finds what breaks once in ten, almost surely.
         context: Length of the long text in tokens, like 64k; 16k when left out, and the server's limit where cheap.
         trials: Trials of each kind of request, 12 when left out; a slip buys up to three times as many.
-        parallel: Requests at once in the concurrency check.
-        thinking: Whether the model must think when asked to; auto accepts both.
-        vision: Whether the model must read pictures; auto accepts both.
+        parallel: Requests at once in the checks concurrency and errors; 8 when left out.
+        thinking: Whether the model must think when asked to; auto (when left out) accepts both.
+        vision: Whether the model must read pictures; auto (when left out) accepts both.
         deadline: Timeout of one request.
         time: Longest time for all checks together; 30m when left out (10m quick, 2h thorough).
         seed: Repeat the questions of an earlier run; fresh ones otherwise.
@@ -76,19 +92,22 @@ def verify(
 
     names = flags.names(*(only or ()))
     chosen = tuple(rung.name for rung in choose(names, from_))  # a misspelt check is named before anything is asked
+    refuse_unused(chosen, context=context, parallel=parallel, thinking=thinking, vision=vision)
+    if trials is not None and time:
+        flags.not_taken("--trials and --time say how hard to look", quick=quick, thorough=thorough)
+    refuse_outside("--trials", trials, 1, 1000)
+    refuse_outside("--parallel", parallel, 1, 1024)
     effort = _effort(quick, thorough)
     options = Options(
         context=flags.tokens("--context", context or None),
         trials=TRIALS[effort] if trials is None else trials,
-        parallel=parallel,
-        thinking=thinking,
-        vision=vision,
+        parallel=parallel or 8,
+        thinking=thinking or "auto",
+        vision=vision or "auto",
         seed=seed,
         deadline_s=max(1.0, flags.seconds("--deadline", deadline)),
         time_s=max(1.0, flags.seconds("--time", time) if time else TIME_S[effort]),
     )
-    if not (1 <= options.trials <= 1000 and 1 <= parallel <= 1024):
-        raise BadInput("--trials is 1 to 1000 and --parallel 1 to 1024")
     try_file(junit)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     kept = kept_in.joined(run, endpoint) if run else kept_in.new_run("verify", endpoint)

@@ -8,7 +8,7 @@ from typing import Any
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint
 from moebox.core.engine_facts import EngineFacts
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import PlannedFor, Recipe
 from moebox.serve import ports, state
 from moebox.serve.session import Session
 from moebox.store import Run
@@ -19,8 +19,8 @@ DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before 
 class LiveEngine:
     """At most one live engine, or the twin of one."""
 
-    def __init__(self, run: Run, *, twin: bool, box: str, tell: Callable[[str], None]) -> None:
-        self.run, self.twin, self.box, self.tell = run, twin, box, tell
+    def __init__(self, run: Run, *, twin: bool, place: PlannedFor, tell: Callable[[str], None]) -> None:
+        self.run, self.twin, self.place, self.tell = run, twin, place, tell
         self.live: Session | None = None
         self._twin: Any = None
         self._recipe: Recipe | None = None
@@ -33,7 +33,7 @@ class LiveEngine:
         if self.twin:
             from moebox.flows.twin import Twin
 
-            self._twin = Twin(recipe, box=self.box, run=self.run)
+            self._twin = Twin(recipe, place=self.place, run=self.run)
             self._recipe = recipe
             return self.endpoint
         self.live = ports.start(deploy(recipe), self.run, on_news=self.tell)

@@ -17,7 +17,7 @@ from moebox.core.endpoint import Endpoint
 from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
 from moebox.core.habits import failure
 from moebox.core.plan import Plan
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import PlannedFor, Recipe
 from moebox.doctor.box import examine_here
 from moebox.doctor.logs import passing
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
@@ -57,7 +57,7 @@ class Runner:
     ) -> None:
         self.run, self.pipeline, self.awake, self.tell, self.ask = run, pipeline, awake, tell, ask
         self.request: Request = pipeline.request
-        self.engine = LiveEngine(run, twin=pipeline.request.twin, box=pipeline.request.box, tell=self.news)
+        self.engine = LiveEngine(run, twin=pipeline.request.twin, place=self._place, tell=self.news)
         self._figures: Figures = {}
         self._work: dict[Name, Callable[[], None]] = {
             "plan": self._plan,
@@ -70,6 +70,12 @@ class Runner:
             "task": self._task,
             "report": self._report,
         }
+
+    @property
+    def _place(self) -> PlannedFor:
+        """The box as it was given."""
+        asked = self.request
+        return PlannedFor(box=asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
     def go(self) -> Pipeline:
         """Every step that is left, up to the one asked for; the report is made whatever happened before it."""

@@ -7,7 +7,7 @@ import sys
 
 from moebox import codec
 from moebox.core.endpoint import Endpoint, endpoint_of
-from moebox.core.recipe import Recipe
+from moebox.core.recipe import PlannedFor, Recipe
 from moebox.errors import Outside
 from moebox.serve.guard import prctl
 from moebox.store import Run
@@ -19,11 +19,12 @@ WAIT_S = 30.0
 class Twin:
     """A simulation that is listening."""
 
-    def __init__(self, recipe: Recipe, *, box: str, run: Run) -> None:
+    def __init__(self, recipe: Recipe, *, place: PlannedFor, run: Run) -> None:
         path = run.write("twin.toml", codec.to_toml(recipe))
+        given = {"--box": place.box, "--ram": place.ram, "--ram-bandwidth": place.ram_bandwidth}
         command = [sys.executable, "-m", "moebox", "twin", str(path), "--port", "0", "--json"]
         self.process = subprocess.Popen(
-            [*command, *(["--box", box] if box else [])],
+            [*command, *(word for flag, value in given.items() if value for word in (flag, value))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -18,6 +18,8 @@ from moebox.serve import jsonc
 
 Client = Literal["claude-code", "zed", "opencode", "openai", "curl"]
 CLIENTS: tuple[Client, ...] = get_args(Client)
+TOLD_CONTEXT: tuple[Client, ...] = ("claude-code", "zed", "opencode")
+TOLD_VISION: tuple[Client, ...] = ("zed", "opencode")
 NO_KEY = "dummy"  # clients insist on a key; a server without one takes any
 MODEST_CONTEXT = 65536  # told to clients when the server does not say: what first runs are planned for
 CLAUDE_LEAST = 100_000  # the smallest window that Claude Code lets compaction be set to
@@ -142,11 +144,14 @@ def _opencode(reached: Reached) -> Settings:
     if reached.key_env:
         options["apiKey"] = f"{{env:{reached.key_env}}}"
     limit = {"context": reached.context, "output": output_tokens(reached)}
+    entry: dict[str, object] = {"name": model, "limit": limit, "tool_call": True}
+    if reached.vision:  # a custom model is taken to read text alone (anomalyco/opencode#25229)
+        entry |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "moebox",
         "options": options,
-        "models": {model: {"name": model, "limit": limit, "tool_call": True}},
+        "models": {model: entry},
     }
     changes = {"$schema": "https://opencode.ai/config.json", "provider": {"moebox": provider}}
     folder = files.config_home() / "opencode"

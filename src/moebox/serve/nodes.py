@@ -113,7 +113,7 @@ def over_slurm(count: int, gpus: int, asked: Where, *, name: str) -> Nodes:
         raise Outside(f"Slurm granted nothing: {last_line(said)}")
     job = granted[1]
     try:
-        return Nodes(nodes=_allocated(job), job=job, python=asked.node_python)
+        return Nodes(nodes=_allocated(job), job=job, python=asked.python)
     except BaseException:
         release(Nodes(nodes=(), job=job))
         raise
@@ -158,13 +158,10 @@ def release(nodes: Nodes) -> None:
 def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable[[str], None]) -> Order:
     """Find the nodes, look at them, and decide what each runs; an allocation is given back when that fails."""
     recipe = deployment.recipe
-    if where.slurm and where.hosts:
-        raise BadInput("--hosts and --slurm are two ways to name nodes; give one")
+    where.check(recipe)
     count = recipe.parallel.nodes
-    if count < 2:
-        raise BadInput(f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
     if where.hosts:
-        nodes = over_ssh(read_hosts(where.hosts), count, python=where.node_python)
+        nodes = over_ssh(read_hosts(where.hosts), count, python=where.python)
     else:
         nodes = over_slurm(count, recipe.parallel.gpus // count, where, name=run.id)
     try:
@@ -221,7 +218,7 @@ def commands(deployment: Deployment, where: Where) -> dict[str, str]:
     if where.hosts is None:
         hint = "`moebox render --as slurm` writes the job"
         raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
-    nodes = first_of(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.node_python)
+    nodes = first_of(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.python)
     _check_spanning(deployment, nodes)
     addresses = tuple(node.address for node in nodes.nodes)
     opened, shown = _opened(deployment, addresses[0]), {}

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from moebox.core.recipe import Recipe
+from moebox.errors import refuse_if
+
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
@@ -14,7 +17,7 @@ class Where:
         partition: Slurm's partition.
         account: Slurm's account.
         time_limit: Slurm's time limit, such as 8:00:00; the partition's own without it.
-        node_python: The Python that runs moebox's agent on each node; it needs no package.
+        node_python: The Python that runs moebox's agent on each node; it needs no package; python3 when left out.
     """
 
     hosts: Path | None = None
@@ -22,7 +25,18 @@ class Where:
     partition: str = ""
     account: str = ""
     time_limit: str = ""
-    node_python: str = "python3"
+    node_python: str = ""
+
+    @property
+    def python(self) -> str:
+        """The Python on each node."""
+        return self.node_python or "python3"
+
+    def check(self, recipe: Recipe) -> None:
+        """BadInput where nodes are named in two ways, or for a recipe of one node."""
+        refuse_if(self.slurm and self.hosts, "--hosts and --slurm are two ways to name nodes; give one")
+        one = self.given and recipe.parallel.nodes < 2
+        refuse_if(one, f"{recipe.name} runs on one node", hint="plan it for a box of several: --box 2x8x-h200")
 
     @property
     def given(self) -> bool:

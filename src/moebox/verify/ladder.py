@@ -11,7 +11,7 @@ from moebox.core.endpoint import REFUSED, Endpoint
 from moebox.core.event import RungDone
 from moebox.core.habits import shown
 from moebox.core.verdict import Ladder, Mark, Probe, Score, Slip, Verdict, worst
-from moebox.errors import UnknownName
+from moebox.errors import UnknownName, refuse_if
 from moebox.store import Run
 from moebox.stream import loop
 from moebox.verify.ask import HANGS, Asker, Failed, Options, Skipped, Unusable
@@ -58,7 +58,9 @@ def choose(only: Sequence[str], start: str) -> list[Rung]:
     for name in (*only, first):
         if name not in NAMES:
             raise UnknownName("check", name, NAMES)
-    return [rung for rung in RUNGS[NAMES.index(first) :] if not only or rung.name in only]
+    chosen = [rung for rung in RUNGS[NAMES.index(first) :] if not only or rung.name in only]
+    refuse_if(not chosen, f"--only {','.join(only)} comes before --from {first}: no check is left")
+    return chosen
 
 
 async def climb(
