@@ -1,5 +1,6 @@
 """Rendered files really run on the two-node Slurm: a job over both nodes, and a fleet of two jobs behind a router."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -68,21 +69,21 @@ def test_a_rendered_job_serves_from_two_nodes_and_ends_as_one(
     until(lambda: no_job() and not serves(recipe.listen.port), "the job stays")
 
 
-def test_a_rendered_fleet_submits_its_members_and_serves_and_its_end_cancels_them(
-    slurm: Cluster, spanning: Callable[..., Path], tmp_path: Path, jobs_end: None
-) -> None:
+@contextlib.contextmanager
+def rendered_fleet(spanning: Callable[..., Path], folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """A fleet of two members as its rendered script starts it, and the router's port; ended when the block is."""
     recipe = replace(read_recipe(str(spanning())), parallel=Parallel())
-    (tmp_path / "member.toml").write_text(codec.to_toml(recipe))
+    (folder / "member.toml").write_text(codec.to_toml(recipe))
     port = quiet_port()
-    path = tmp_path / "fleet.toml"
+    path = folder / "fleet.toml"
     path.write_text(
         f'name = "pair"\n[router]\nport = {port}\n[[member]]\nname = "m"\nrecipe = "member.toml"\ncount = 2\n'
     )
-    out = tmp_path / "out"
+    out = folder / "out"
     out.mkdir()
     for name, text in fleet_files(path, "slurm").items():
         (out / name).write_text(text)
-    with open(tmp_path / "fleet.log", "wb") as log:
+    with open(folder / "fleet.log", "wb") as log:
         fleet = subprocess.Popen(
             ["bash", str(out / "fleet.sh")],
             env={**os.environ, "PYTHON": str(VENV / "bin" / "python")},
@@ -91,10 +92,41 @@ def test_a_rendered_fleet_submits_its_members_and_serves_and_its_end_cancels_the
             start_new_session=True,
         )
     try:
-        until(lambda: serves(port) or fleet.poll() is not None, (tmp_path / "fleet.log").read_text())
-        assert fleet.poll() is None, (tmp_path / "fleet.log").read_text()
-        assert len(said(["squeue", "--noheader"]).splitlines()) == 2
+        yield fleet, port
     finally:
         os.killpg(fleet.pid, signal.SIGTERM)
         fleet.wait(60)
+
+
+def test_a_rendered_fleet_submits_its_members_and_serves_and_its_end_cancels_them(
+    slurm: Cluster, spanning: Callable[..., Path], tmp_path: Path, jobs_end: None
+) -> None:
+    with rendered_fleet(spanning, tmp_path) as (fleet, port):
+        until(lambda: serves(port) or fleet.poll() is not None, (tmp_path / "fleet.log").read_text())
+        assert fleet.poll() is None, (tmp_path / "fleet.log").read_text()
+        assert len(said(["squeue", "--noheader"]).splitlines()) == 2
     until(no_job, "a member stays")
+
+
+def asked_for() -> int:
+    return len(said(["squeue", "--noheader"]).splitlines())
+
+
+def engines() -> int:
+    return len(said(["pgrep", "-f", "engine.py serve"]).split())
+
+
+@pytest.mark.parametrize(("seen", "number"), [(asked_for, 1), (asked_for, 2), (engines, 1), (engines, 2)])
+def test_a_rendered_fleet_that_is_ended_while_it_starts_leaves_nothing(
+    slurm: Cluster,
+    spanning: Callable[..., Path],
+    tmp_path: Path,
+    jobs_end: None,
+    seen: Callable[[], int],
+    number: int,
+) -> None:
+    """Before all of its members are asked for, and before they serve: none is left in the queue, nor their engines."""
+    with rendered_fleet(spanning, tmp_path):
+        until(lambda: seen() >= number, "it does not get so far")
+    until(no_job, "a member stays")
+    until(lambda: not engines(), "an engine stays")
