@@ -50,7 +50,18 @@ def test_a_recipe_is_forecast_on_the_box_it_was_planned_for(tmp_path: Path, caps
     assert "8x-rtx-pro-6000-server" in capsys.readouterr().out
     recipe.write_text(recipe.read_text().replace('box = "8x-b200"', 'box = "/etc/passwd"'))
     assert main(["forecast", str(recipe)]) == 2
-    assert "planned_for.box" in capsys.readouterr().err
+    assert "planned_for: box '/etc/passwd': cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("box", ["h200", "H200", "4x-rtx-5090+1x-rtx-4090", "2x8x-h200@25GB/s", "2n-8x-h200"])
+def test_every_way_to_name_a_box_is_kept_in_its_recipe(box: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`forecast` took this machine for those that do not begin with COUNTxGPU alone."""
+    recipe = tmp_path / "recipe.toml"
+    assert main(["plan", "gpt-oss-120b", "--box", box, "-o", str(recipe)]) == 0
+    planned = capsys.readouterr().out
+    assert main(["forecast", str(recipe)]) == 0
+    assert box.lower() in capsys.readouterr().out
+    assert box.lower() in planned
 
 
 def test_a_report_has_the_form_that_its_name_says(

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from moebox import codec
+from moebox import codec, phantom
 from moebox.cli import main
+from moebox.core.box import Box
 from moebox.core.recipe import Recipe
+from moebox.phantom.folder import write as write_folder
 from tests.checkpoint import tiny
 
 BOX = ["--box", "8x-rtx-pro-6000-server"]
@@ -356,3 +358,18 @@ def test_a_box_that_cannot_be_is_one_line(
     told = capsys.readouterr()
     assert told.out == ""
     assert f"{file}: {says}" in told.err
+
+
+def test_a_folder_on_a_machine_without_a_gpu_is_not_sent_to_an_engine_that_cannot_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The hint led to llama.cpp, which refused the folder and named it as the known form."""
+    folder = tmp_path / "phantom"
+    folder.mkdir()
+    write_folder(phantom.gguf_path(), folder)
+    monkeypatch.setattr("moebox.detect.machine.detect", lambda *, measure=True: Box(name="bare", ram=2**36))
+
+    assert main(["plan", str(folder)]) == 1
+    assert "llama.cpp runs on CPUs, from a GGUF of the model" in capsys.readouterr().err
+    assert main(["plan", str(folder), "--engine", "llama.cpp"]) == 2
+    assert "it reads GGUF; known forms: phantom (safetensors)" in capsys.readouterr().err

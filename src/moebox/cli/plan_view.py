@@ -152,7 +152,7 @@ def holds(plan: Plan) -> Text:
     tokens, context = plan.memory.kv_tokens, plan.recipe.context
     line = Text("\ncache ").append(f"{count(tokens)} tokens", style="bold")
     requests = tokens / max(context, 1)
-    line.append(f" = {requests:.1f} requests of {count(context)}")
+    line.append(f" = {requests:,.1f} requests of {count(context)}")
     if requests >= 1 and context > 8192 and plan.recipe.hybrid is None:
         line.append(f", or {count(tokens // 8192)} of 8,192")
     return line.append(f"; {plan.memory.kv_bytes_per_token:,} bytes a token")

@@ -248,3 +248,8 @@ class Checkpoint:
         """Mean bits per parameter, over the components that this form carries."""
         carried = sum(n for name, n in model.by_component.items() if name in self.bytes_by_component)
         return self.bytes * 8 / max(carried, 1)
+
+
+def written(*formats: str) -> str:
+    """Formats of weights as people write them: "safetensors or GGUF"."""
+    return " or ".join("GGUF" if name == "gguf" else name for name in dict.fromkeys(formats))

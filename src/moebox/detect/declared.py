@@ -51,8 +51,21 @@ class ShortBox:
 
 def box_of(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that `text` names, or the file it points to; `ram` and `ram_bandwidth` win over either."""
-    path = Path(text)
-    box = from_file(path) if path.suffix == ".toml" or path.is_file() else from_name(text)
+    return _whole(from_file(Path(text)) if names_a_file(text) else from_name(text), text, ram, ram_bandwidth)
+
+
+def named(text: str, *, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """The box that `text` names; no file is read."""
+    return _whole(from_name(text), text, ram, ram_bandwidth)
+
+
+def names_a_file(text: str) -> bool:
+    """Whether a box is meant by a file and not by its GPUs."""
+    return Path(text).suffix == ".toml" or Path(text).is_file()
+
+
+def _whole(box: Box, text: str, ram: str, ram_bandwidth: str) -> Box:
+    """The box with the memory that a person gave; BadInput for what no machine has together."""
     _refuse_two_vendors(box)
     box = with_ram(box, ram=ram, ram_bandwidth=ram_bandwidth)
     _refuse_contradictions(box, text)

@@ -13,14 +13,13 @@ from typing import Literal
 from moebox.core import registry, support
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
-from moebox.core.model import Model
+from moebox.core.model import Model, written
 from moebox.core.plan import Caution
 from moebox.core.recipe import Recipe
 
 Severity = Literal["note", "warning", "fatal"]
 MLA_FP8 = "smem-vllm-mla-fp8"  # the symptom of a decode kernel that a patch fixes
 PATCHABLE = (MLA_FP8,)
-WRITTEN = {"gguf": "GGUF"}  # formats that people write otherwise
 
 
 def caution(severity: Severity, text: str, remedy: str = "", source: str = "", symptom: str = "") -> Caution:
@@ -76,9 +75,8 @@ def _format(deployment: Deployment) -> list[Caution]:
     engine, known = deployment.engine, deployment.found_checkpoint
     form = format_of(deployment)
     if form and form not in engine.formats:
-        wanted = " or ".join(WRITTEN.get(name, name) for name in engine.formats)
-        text = f"{engine.title} reads {wanted}, not {WRITTEN.get(form, form)}"
-        return [caution("fatal", text, f"a checkpoint in {wanted}")]
+        text = f"{engine.title} reads {written(*engine.formats)}, not {written(form)}"
+        return [caution("fatal", text, f"a checkpoint in {written(*engine.formats)}")]
     if known and known.engines and engine.name not in known.engines:
         return [caution("fatal", f"{known.name} loads in {', '.join(known.engines)} only", source=known.source)]
     return []

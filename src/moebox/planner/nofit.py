@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core import registry
 from moebox.core.box import Box, in_nodes
-from moebox.core.model import Checkpoint, Model
+from moebox.core.model import Checkpoint, Model, written
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import LEAST_BITS, SHORTER, candidates, cannot_run, engines_for, forms
@@ -145,7 +145,7 @@ def nothing_to_try(asked: Asked) -> MoeboxError:
     serving = pins.engine is None or registry.traits(pins.engine).serves
     if not box.gpus and serving:
         name = pins.engine or "an engine that takes these settings"
-        return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(pins))
+        return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(asked))
     engines = engines_for(box, pins)
     reading = [name for name in engines if forms(asked.checkpoints, name, pins)]
     if not reading:
@@ -156,11 +156,15 @@ def nothing_to_try(asked: Asked) -> MoeboxError:
     return _uncut(asked)
 
 
-def _without_gpu(pins: Pins) -> str:
+def _without_gpu(asked: Asked) -> str:
     """What to do without a GPU: no engine that runs on CPUs takes the pins that only serving engines have."""
     other = "--box plans for another box, such as 8x-rtx-pro-6000-server"
-    able = [traits.name for traits in registry.all_traits() if traits.without_gpu and not traits.not_on]
-    return other if pins.serving or pins.image else f"--engine {able[0]} runs on CPUs; {other}"
+    if asked.pins.serving or asked.pins.image:
+        return other
+    able = next(traits for traits in registry.all_traits() if traits.without_gpu and not traits.not_on)
+    if forms(asked.checkpoints, able.name, replace(asked.pins, engine=able.name)):
+        return f"--engine {able.name} runs on CPUs; {other}"
+    return f"{able.name} runs on CPUs, from a {written(*able.formats)} of the model; {other}"
 
 
 def _unread(asked: Asked, engines: tuple[EngineName, ...]) -> MoeboxError:
@@ -168,7 +172,9 @@ def _unread(asked: Asked, engines: tuple[EngineName, ...]) -> MoeboxError:
     wanted, does = asked.pins.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
     text = f"{' and '.join(engines)} {does} not read {wanted} of {asked.model.name}"
     if not asked.pins.checkpoint:
-        return BadInput(text, hint=f"known forms: {', '.join(sorted({form.name for form in asked.checkpoints}))}")
+        known = sorted({f"{form.name} ({written(form.format)})" for form in asked.checkpoints})
+        read = written(*(kind for name in engines for kind in registry.traits(name).formats))
+        return BadInput(text, hint=f"it reads {read}; known forms: {', '.join(known)}")
     free = replace(asked.pins, engine=None)
     readers = [name for name in registry.names() if forms(asked.checkpoints, name, free)]
     return BadInput(text, hint=f"it is read by {' and '.join(readers)}")
