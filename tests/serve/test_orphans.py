@@ -103,6 +103,7 @@ def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_pa
     (row,) = json.loads(said("ps", "--json").stdout)["engines"]
     assert (row["id"], row["status"], row["base_url"]) == (ready["id"], "ready", ready["base_url"])
     assert endpoint(str(path)).base_url == ready["base_url"]  # the recipe leaves the port to the start
+    assert "moebox connect claude-code" in said("runs", "show", ready["id"]).stdout
     assert "Application startup complete" in said("logs", "-n", "3").stdout
     with subprocess.Popen([*MOEBOX, "logs", "-f", ready["id"]], stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout
@@ -110,6 +111,7 @@ def test_a_detached_engine_is_listed_followed_and_stopped(acting: Acting, tmp_pa
         assert said("down").returncode == 0
         following.communicate(timeout=30)
     assert not marked(ready["id"])
+    assert "moebox up " in said("runs", "show", ready["id"]).stdout
 
 
 def test_the_run_of_a_detached_engine_is_not_deleted_under_it(acting: Acting, tmp_path: Path) -> None:

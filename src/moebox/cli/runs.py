@@ -115,7 +115,8 @@ def show(
     from moebox.report.sections.summary import scaling
 
     people().print(f"[bold]{found.id}[/bold]  {found.path}", soft_wrap=True)
-    decision_view.show(decide(foretold(record)))
+    serving = bool(state.writing(state.folders(), found.path))
+    decision_view.show(decide(foretold(record), serving=serving))
     people().print()
     for line in scaling(record):
         people().print(line, markup=False)

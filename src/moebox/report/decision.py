@@ -51,12 +51,12 @@ class Decision:
         return "good" if "good" in tones else ""
 
 
-def decide(record: RunRecord) -> Decision:
-    """The answers of a run, as far as its folder tells."""
+def decide(record: RunRecord, *, serving: bool = False) -> Decision:
+    """The answers of a run, as far as its folder tells; `serving`: its engine is up."""
     if record.failure:
         answers = (chosen(record), *failed(record, record.failure))
     else:
-        answers = (chosen(record), right(record), fast(record), following(record))
+        answers = (chosen(record), right(record), fast(record), following(record, serving=serving))
     return Decision(answers=answers, simulated=record.simulation)
 
 
@@ -198,7 +198,7 @@ def _of_a_server(record: RunRecord) -> DecisionCell:
     return DecisionCell(name="next", text=text, command=True, detail=detail)
 
 
-def following(record: RunRecord) -> DecisionCell:
+def following(record: RunRecord, *, serving: bool = False) -> DecisionCell:
     """The one command to type now."""
     if record.imported:
         return DecisionCell(name="next", text="published figures: nothing to run", tone="quiet")
@@ -213,11 +213,11 @@ def following(record: RunRecord) -> DecisionCell:
     if record.simulation:
         model = shlex.quote(record.recipe.model)
         return DecisionCell(name="next", text=f"moebox run {model}", command=True, detail="on the real box")
-    return _of_a_launch(record, shlex.quote(str(record.path / "recipe.toml")))
+    return _of_a_launch(record, shlex.quote(str(record.path / "recipe.toml")), serving=serving)
 
 
-def _of_a_launch(record: RunRecord, recipe: str) -> DecisionCell:
-    """After an engine was up: the rest of its checks, those that failed again, or the engine again."""
+def _of_a_launch(record: RunRecord, recipe: str, *, serving: bool) -> DecisionCell:
+    """After an engine was up: the rest of its checks, those that failed again, or the engine again unless it is up."""
     if record.unfinished is not None:
         text = f"moebox verify --run {shlex.quote(record.id)}"
         detail = "it was interrupted in its checks; with its engine up"
@@ -226,9 +226,10 @@ def _of_a_launch(record: RunRecord, recipe: str) -> DecisionCell:
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"
         return DecisionCell(name="next", text=text, command=True, detail="with the engine up", link="ladder")
-    return DecisionCell(
-        name="next", text=f"moebox up {recipe}", command=True, detail="then `moebox connect claude-code`"
-    )
+    text, detail = f"moebox up {recipe}", "then `moebox connect claude-code`"
+    if serving:
+        text, detail = "moebox connect claude-code", "its engine is up"
+    return DecisionCell(name="next", text=text, command=True, detail=detail)
 
 
 def failed(record: RunRecord, failure: Failure) -> tuple[DecisionCell, ...]:

@@ -73,13 +73,14 @@ def view(run: Run) -> View:
     """What there is to say right now."""
     told = labelled([foretold(read(run))])
     document = run_document(run)
-    live = state.works_on(run, state.folders())
+    serving = bool(state.writing(state.folders(), run.path))
+    live = run.held or serving
     return View(
         id=run.id,
         live=live,
         state=summarize(run).state(live=live),
         simulation=told[0].simulation,
-        decision=decide(told[0]),
+        decision=decide(told[0], serving=serving),
         steps=steps(document, live=run.held),
         left=left(run, document) if run.held else "",
         rates=sparkline([level.output_tok_s for level in told[0].levels if level.output_tok_s]),
