@@ -1,7 +1,10 @@
 """Drafts in launch files: whole where the engine takes them, and nowhere else."""
 
+import pytest
+
 from moebox.checkpoint import deploy
 from moebox.core.change import changed
+from moebox.engines import launch
 from moebox.render import render
 from moebox.render.pieces import MARK
 from tests.serve.rendered import recipes
@@ -23,3 +26,19 @@ def test_a_draft_called_like_our_own_mark_is_still_that_draft() -> None:
     words = readback.kubernetes(render(deploy(drafting), "k8s"))
 
     assert sum(f'"model":"{name}"' in word for word in words) == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+def test_a_method_without_a_draft_model_gets_none(engine: str, method: str) -> None:
+    """DeepSeek's own layers were rendered with Kimi's draft model, and the program's name was cut off before it."""
+    settings = {"engine": engine, "model": "deepseek-v3.2", "checkpoint": "fp8", "flags": {}, "served_name": "d"}
+    recipe = changed(recipes()["kimi-k26-sglang"], settings | {"tool_parser": "", "reasoning_parser": ""})
+    drafting = deploy(changed(recipe, {"speculate": {"method": method, "draft": "", "tokens": 1}}))
+    wanted = list(launch(drafting).argv)
+    script = render(drafting, "script")
+
+    assert sorted(readback.unit(render(drafting, "systemd"))[1:]) == sorted(wanted)
+    assert f'\nexec {" ".join(wanted[:2])} "${{args[@]}}"' in script
+    assert 'ENABLE_EAGLE3="${ENABLE_EAGLE3:-1}"' in script
+    assert "EAGLE3_MODEL" not in script

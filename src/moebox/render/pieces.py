@@ -103,18 +103,17 @@ def _variables(args: tuple[Piece, ...], deployment: Deployment, *, drafts: bool)
 
 
 def _draft_variables(deployment: Deployment) -> dict[str, Var]:
-    """Whether there is a draft, and which."""
-    return {
-        "ENABLE_EAGLE3": _var("ENABLE_EAGLE3", "1" if deployment.recipe.speculate else "0"),
-        "EAGLE3_MODEL": _draft_model(deployment),
-    }
+    """Whether there is a draft, and which; a model's own layers and n-grams name none."""
+    speculate = deployment.recipe.speculate
+    switch = {"ENABLE_EAGLE3": _var("ENABLE_EAGLE3", "1" if speculate else "0")}
+    named = speculate is None or speculate.draft
+    return switch | {"EAGLE3_MODEL": _draft_model(deployment)} if named else switch
 
 
 def _draft_model(deployment: Deployment) -> Var:
     """The recipe's draft, or the one that goes with the model."""
     speculate = deployment.recipe.speculate
-    given = speculate.draft if speculate else ""
-    return _var("EAGLE3_MODEL", given or _draft_of(deployment.found_model))
+    return _var("EAGLE3_MODEL", speculate.draft if speculate else _draft_of(deployment.found_model))
 
 
 def _piece(word: Word, names: Mapping[str, str], place: int, recipe: Recipe) -> Piece:
@@ -134,8 +133,9 @@ def _draft_words(deployment: Deployment, *, variable: bool) -> list[Word]:
     chosen = recipe.speculate
     if chosen is None and (not variable or not _has_draft(deployment)):
         return []
-    marker = MARK if variable else (chosen.draft if chosen else "")
-    asked = dataclasses.replace(chosen or Speculate(), draft=marker)
+    asked = chosen or Speculate(draft=MARK)
+    if variable and asked.draft:
+        asked = dataclasses.replace(asked, draft=MARK)
     return rooms.argv(recipe.engine).speculation(dataclasses.replace(recipe, speculate=asked))
 
 
