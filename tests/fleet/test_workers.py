@@ -80,3 +80,17 @@ def test_it_is_not_rendered_and_one_line_says_what_starts_it(
 
     assert main(["render", str(path), "--as", form]) == 2
     assert "over several nodes is not rendered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--slurm", "--dry-run"]])
+def test_whoever_asks_how_it_starts_is_not_sent_to_render(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`up` said render and render said up."""
+    path = tmp_path / "rpc.toml"
+    path.write_text(codec.to_toml(recipe(listen=Listen())))
+
+    assert main(["up", str(path), *more]) == 2
+    hint = capsys.readouterr().err
+    assert "--hosts FILE" in hint
+    assert "render" not in hint

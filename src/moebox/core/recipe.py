@@ -152,6 +152,12 @@ class Recipe:
         return self.max_seqs or 1
 
     @property
+    def gpus_per_node(self) -> int:
+        """GPUs it takes on each node, where it says so: by its ranks, by expert layers, or by whole layers."""
+        placed, nodes = self.hybrid or Hybrid(), self.parallel.nodes
+        return max(self.parallel.gpus // nodes, len(placed.experts), len(placed.split) // nodes)
+
+    @property
     def draft_tokens(self) -> int:
         """Tokens drafted per step; 0 without speculative decoding."""
         return self.speculate.tokens if self.speculate else 0

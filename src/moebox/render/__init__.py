@@ -47,7 +47,7 @@ def _refuse_workers(deployment: Deployment) -> None:
     if deployment.recipe.parallel.nodes > 1 and deployment.engine.workers:
         raise BadInput(
             f"{deployment.engine.title} over several nodes is not rendered: they run {deployment.engine.workers[0]}",
-            hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--dry-run` prints the first node's command",
+            hint="`moebox up RECIPE --hosts FILE` or `--slurm` starts it; `--hosts FILE --dry-run` prints the commands",
         )
 
 

@@ -7,7 +7,7 @@ import shlex
 from moebox.core.deployment import Deployment
 from moebox.core.recipe import Recipe
 from moebox.engines import Node, launch
-from moebox.engines.assemble import around_image, downloads, image, weights_folder
+from moebox.engines.assemble import around_image, downloads, image, uses_gpus, weights_folder
 from moebox.engines.reasons import variable_reason
 from moebox.errors import refuse_if
 from moebox.render import comments, machine, options, quoting
@@ -15,10 +15,13 @@ from moebox.render import pieces as parts
 from moebox.render.context import Context
 from moebox.render.pieces import Pieces, pieces
 from moebox.render.quoting import slot
+from moebox.units import plural
 
 # Variables that LeaderWorkerSet puts into every pod of a group (lws.sigs.k8s.io, since v0.3; worker index since v0.5).
 LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), count=slot("LWS_GROUP_SIZE"))
 EVERYWHERE = "0.0.0.0"  # noqa: S104
+CORES = 16  # to ask for where the recipe does not say how many threads compute
+OWN_GIB = 16  # RAM of the engine itself; plans count 12 GiB
 MODELS = "/models"  # where pods find the volume for weights
 WORKER = dataclasses.replace(LEADER, follows=True)
 
@@ -34,7 +37,7 @@ def slurm(deployment: Deployment) -> Context:
     opened = _open(deployment)
     names = {variable.name for variable in pieces(opened).variables}
     refuse_if("PORT" not in names, f"{recipe.engine} cannot be rendered as a Slurm job")
-    return machine.script(opened) | {"template": "slurm.sbatch.j2", "gpus": _gpus(recipe)}
+    return machine.script(opened) | {"template": "slurm.sbatch.j2", **_of_each_node(deployment)}
 
 
 def k8s(deployment: Deployment) -> Context:
@@ -67,8 +70,9 @@ def k8s(deployment: Deployment) -> Context:
         "version": whole.version,
         "image": image(deployment),
         "nodes": recipe.parallel.nodes,
-        "gpus": _gpus(recipe),
-        "hybrid": recipe.hybrid is not None,
+        "memory": _memory(deployment),
+        "cores": recipe.hybrid.threads or CORES if recipe.hybrid else CORES,
+        **_of_each_node(deployment),
         "command": [quoting.kubernetes(word) for word in command],
         "leader": [*_plain_items(head), *_arguments(whole, opened.recipe)],
         "worker": [*_plain_items(head), *_arguments(follow, opened.recipe)],
@@ -83,11 +87,30 @@ def k8s(deployment: Deployment) -> Context:
     }
 
 
+def _of_each_node(deployment: Deployment) -> Context:
+    """GPUs of a node: as a number, 0 where it wants none, and in the words of the file's head."""
+    nodes, gpus = deployment.recipe.parallel.nodes, deployment.recipe.gpus_per_node if uses_gpus(deployment) else 0
+    has = f"{plural(gpus, 'GPU')}{' each' if nodes > 1 else ''}" if gpus else "no GPU"
+    return {"gpus": gpus, "wants": f"{plural(nodes, 'node') if nodes > 1 else 'one node'} with {has}"}
+
+
+def _memory(deployment: Deployment) -> str:
+    """RAM to ask for: for an engine that keeps experts there, what the weights and its own part take at most."""
+    size = _weights_size(deployment)
+    if deployment.recipe.hybrid is None:
+        return "128Gi"
+    return f"{math.ceil(size / 2**30) + OWN_GIB}Gi" if size else "512Gi"
+
+
 def _storage(deployment: Deployment) -> str:
     """Room for the weights, and half as much again for a download beside them; a tebibyte where nobody knows."""
-    known = deployment.found_checkpoint
-    size = sum(known.bytes_by_component.values()) if known else 0
+    size = _weights_size(deployment)
     return f"{max(math.ceil(size * 1.5 / 2**30), 1)}Gi" if size else "1Ti"
+
+
+def _weights_size(deployment: Deployment) -> int:
+    known = deployment.found_checkpoint
+    return sum(known.bytes_by_component.values()) if known else 0
 
 
 def _head(
@@ -116,9 +139,3 @@ def _open(deployment: Deployment) -> Deployment:
     """Other machines must reach it: it listens on all addresses, and the cluster's network is the fence."""
     listen = dataclasses.replace(deployment.recipe.listen, host=EVERYWHERE)
     return deployment.with_recipe(dataclasses.replace(deployment.recipe, listen=listen))
-
-
-def _gpus(recipe: Recipe) -> int:
-    if recipe.hybrid:
-        return max(1, len(recipe.hybrid.experts))
-    return max(1, recipe.parallel.gpus // recipe.parallel.nodes)

@@ -163,7 +163,7 @@ def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable
     if where.hosts:
         nodes = over_ssh(read_hosts(where.hosts), count, python=where.python)
     else:
-        nodes = over_slurm(count, recipe.parallel.gpus // count, where, name=run.id)
+        nodes = over_slurm(count, recipe.gpus_per_node, where, name=run.id)
     try:
         order = order_for(deployment, nodes, run)
         link = check(order.deployment, conducted(order.deployment, nodes, run.id), run)
@@ -216,7 +216,8 @@ def conducted(deployment: Deployment, nodes: Nodes, name: str) -> Conducted:
 def commands(deployment: Deployment, where: Where) -> dict[str, str]:
     """What every node of a hosts file would run, by its name; nothing is asked of the nodes."""
     if where.hosts is None:
-        hint = "`moebox render --as slurm` writes the job"
+        job = "`moebox render --as slurm` writes the job"
+        hint = "`--hosts FILE` prints what each node runs" if deployment.engine.workers else job
         raise Unsupported("which nodes there are is known when Slurm starts it", hint=hint)
     nodes = first_of(read_hosts(where.hosts), deployment.recipe.parallel.nodes, python=where.python)
     _check_spanning(deployment, nodes)

@@ -75,7 +75,8 @@ def prepare(deployment: Deployment, *, name: str = "") -> Order:
     recipe = deployment.recipe
     key = _key(recipe.listen.key_env)
     if recipe.parallel.nodes > 1:
-        hint = "`moebox up --hosts FILE` or `--slurm`; `moebox render --as script|slurm|k8s` writes what each node runs"
+        files = "`moebox render --as script|slurm|k8s` writes what each node runs"
+        hint = "; ".join(["`moebox up --hosts FILE` or `--slurm`"] + [files] * (not deployment.engine.workers))
         raise Unsupported(f"{recipe.name} spans {recipe.parallel.nodes} nodes, and none is named", hint=hint)
     deployment = _with_port(deployment)
     recipe = deployment.recipe

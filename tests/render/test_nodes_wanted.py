@@ -1,0 +1,90 @@
+"""What a rendered file asks of a cluster is what the recipe takes: GPUs, memory, cores."""
+
+from pathlib import Path
+
+import pytest
+
+from moebox import codec
+from moebox.checkpoint import deploy
+from moebox.cli import main
+from moebox.core.recipe import Hybrid, Parallel, Recipe
+from moebox.errors import Outside
+from moebox.render import render
+from moebox.serve.nodes import prepare_nodes
+from moebox.serve.where import Where
+from moebox.store import Run
+
+SALLOC = '#!/bin/sh\nprintf "%s\\n" "$@" >"$ASKED"\n'
+CPU = 'gpus = []\nram = "768GiB"\nram_bandwidth = "614GB/s"\ncpu = { cores = 16 }\n'
+
+
+def planned(words: str, folder: Path) -> Recipe:
+    """The recipe that `moebox plan` writes."""
+    assert main(["plan", *words.split(), "-o", str(folder / "r.toml")]) == 0
+    return codec.read_toml(Recipe, folder / "r.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ("deepseek-v3.2 --box 2x-rtx-pro-6000-max-q --ram 768GiB --engine ktransformers", 2),
+        ("glm-5.1 --box 2x-rtx-pro-6000-max-q --ram 768GiB", 2),
+        ("minimax-m2.5 --box 8x-rtx-pro-6000-server --tp 4 --pp 1", 4),
+        ("deepseek-v3.2 --box 2x8x-h200", 8),
+    ],
+)
+def test_a_job_asks_for_the_gpus_that_were_planned(words: str, gpus: int, tmp_path: Path) -> None:
+    """KTransformers' two ranks got one GPU."""
+    text = render(deploy(planned(words, tmp_path)), "slurm")
+
+    assert f"#SBATCH --gpus-per-node={gpus}\n" in text
+    assert f" with {gpus} GPUs" in text
+
+
+@pytest.mark.parametrize("form", ["slurm", "k8s"])
+def test_a_machine_without_a_gpu_is_asked_for_none(form: str, tmp_path: Path) -> None:
+    """The job waited for a GPU that the recipe does not use."""
+    (tmp_path / "cpu.toml").write_text(CPU)
+    text = render(deploy(planned(f"qwen3-235b --box {tmp_path}/cpu.toml", tmp_path)), form)
+
+    assert "one node with no GPU." in text
+    assert "gpus-per-node" not in text
+    assert "nvidia.com/gpu" not in text
+
+
+def test_a_pod_asks_for_no_more_than_the_machine_it_was_planned_for(tmp_path: Path) -> None:
+    """512Gi and 16 cores were asked for whatever the model was: a machine of 128 GiB never got it."""
+    (tmp_path / "small.toml").write_text('gpus = ["2x-rtx-4090"]\nram = "128GiB"\ncpu = { cores = 12 }\n')
+    text = render(deploy(planned(f"gpt-oss-120b --box {tmp_path}/small.toml", tmp_path)), "k8s")
+
+    assert 'requests: {cpu: "11", memory: 75Gi}' in text
+
+
+def test_slurm_is_asked_for_gpus_of_every_node_that_gets_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp over two nodes of four GPUs was given nodes without any."""
+    salloc = tmp_path / "salloc"
+    salloc.write_text(SALLOC)
+    salloc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    recipe = planned("kimi-k2.6 --box 2x4x-rtx-pro-6000-server --engine llama.cpp", tmp_path)
+
+    with pytest.raises(Outside, match="granted nothing"):
+        prepare_nodes(deploy(recipe), Run.create("rpc"), Where(slurm=True), lambda _: None)
+    assert "--gpus-per-node=4" in (tmp_path / "asked").read_text().splitlines()
+
+
+def test_layers_in_the_ram_of_other_nodes_take_no_gpu() -> None:
+    recipe = Recipe(
+        name="r",
+        engine="llama.cpp",
+        model="m",
+        checkpoint="c",
+        served_name="s",
+        parallel=Parallel(nodes=3),
+        hybrid=Hybrid(split=(5, 5)),
+    )
+
+    assert recipe.gpus_per_node == 0
