@@ -103,6 +103,9 @@ class PlannedFor:
     box: str = ""
     ram: str = ""
     ram_bandwidth: str = ""
+    described: dict[str, object] = field(
+        default_factory=dict
+    )  # what the box file said, where `box` was one: it may move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,14 +178,22 @@ def gpu_called(name: str) -> Gpu:
 
 def from_file(path: Path) -> Box:
     """The box that a TOML file describes, in either form."""
-    document = codec.load_toml(path)
+    return _from_document(codec.load_toml(path), where=str(path), name=path.stem)
+
+
+def described(document: dict[str, object], *, where: str, ram: str = "", ram_bandwidth: str = "") -> Box:
+    """The box that a box file's text describes, in either form."""
+    return _whole(_from_document(document, where=where, name=where), where, ram, ram_bandwidth)
+
+
+def _from_document(document: dict[str, object], *, where: str, name: str) -> Box:
     if rows(document, "gpus") or "source" in document:
-        return codec.decode(Box, document, where=str(path))
+        return codec.decode(Box, document, where=where)
     if isinstance(document.get("gpus"), str):
-        document["gpus"] = [document["gpus"]]
-    short = codec.decode(ShortBox, document, where=str(path))
+        document = {**document, "gpus": [document["gpus"]]}
+    short = codec.decode(ShortBox, document, where=where)
     box = Box(
-        name=short.name or path.stem,
+        name=short.name or name,
         gpus=tuple(gpu for part in short.gpus for gpu in gpus_called(part.lower())),
         cpu=short.cpu,
         nodes=short.nodes,
@@ -194,6 +202,6 @@ def from_file(path: Path) -> Box:
         box = replace(box, network=parse_rate(short.network) if short.network else 0)
         return with_ram(box, ram=short.ram, ram_bandwidth=short.ram_bandwidth)
     except ValueError as problem:
-        raise BadInput(f"{path}: network: {problem}") from None
+        raise BadInput(f"{where}: network: {problem}") from None
     except BadInput as problem:
-        raise BadInput(f"{path}: {problem.message}") from None
+        raise BadInput(f"{where}: {problem.message}") from None

@@ -57,7 +57,7 @@ class Member:
     name: str = ""
     url: str = ""
     recipe: str = ""  # file, relative to the fleet file, or the name of one that ships with moebox
-    box: str = ""  # where the recipe runs, for plans; "" is this machine
+    box: str = ""  # where the recipe runs, for plans; "" is the one it was planned for
     count: int = 1  # recipes only: this many alike
     model: str = ""  # served name; a recipe has its own
     engine: str = ""  # url only: what answers there

@@ -1,8 +1,9 @@
 """The box that is planned for, with what rehearsals measured on it."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from moebox import detect
+from moebox import codec, detect
 from moebox.core.box import Box
 from moebox.core.plan import Plan
 from moebox.core.recipe import PlannedFor, Recipe
@@ -14,19 +15,27 @@ from moebox.store import calibrations
 def box_for(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandwidth: str = "") -> Box:
     """The box that is named, else the one that `recipe` was planned for, else this machine."""
     planned = recipe.planned_for
-    if name or not planned.box:
+    if name and name != planned.box:
         return box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
     try:
-        return calibrations.attached(declared.named(planned.box, **memory))  # a stranger's recipe names no files
+        return calibrations.attached(_kept(planned, memory)) if planned.box else box(**memory)
     except BadInput as problem:
         raise BadInput(f"planned_for: {problem.message}", hint=problem.hint) from None
 
 
+def _kept(planned: PlannedFor, memory: dict[str, str]) -> Box:
+    """The box in a recipe: its name or its description; a stranger's recipe names no files."""
+    if planned.described:
+        return declared.described(planned.described, where=planned.box, **memory)
+    return declared.named(planned.box, **memory)
+
+
 def planned_for(plan: Plan, name: str | None, *, ram: str = "", ram_bandwidth: str = "") -> Plan:
-    """The plan with its box kept in the recipe; a box from a file is left out, for files move."""
-    named = "" if not name or declared.names_a_file(name) else name
-    place = PlannedFor(box=named, ram=ram, ram_bandwidth=ram_bandwidth)
+    """The plan with its box kept in the recipe; of a box file what it says, for files move."""
+    place = PlannedFor(box=name or "", ram=ram, ram_bandwidth=ram_bandwidth)
+    if name and declared.names_a_file(name):
+        place = replace(place, box=plan.box, described=codec.load_toml(Path(name)))
     return replace(plan, recipe=replace(plan.recipe, planned_for=place))
 
 

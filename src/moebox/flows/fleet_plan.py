@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moebox import codec, detect
+from moebox import codec
 from moebox.checkpoint import deploy, resolve
 from moebox.core.box import Box
 from moebox.core.deployment import Deployment
@@ -15,6 +15,7 @@ from moebox.fleet.cost import Cost, Prices, cost
 from moebox.fleet.file import Fleet, recipe_path
 from moebox.fleet.simulate import BoxModel, FleetOutcome, Question, run
 from moebox.fleet.size import MOST, Sized, size
+from moebox.flows import boxes
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.simulate import rules_of
@@ -79,15 +80,16 @@ def context_for(longest: int, limit: int) -> int:
 def by_model(name: str, box: str, question: Question, pins: Pins) -> Candidate:
     """What `plan` would choose for the model on this box."""
     model, forms = resolve(name)
-    where = detect.box(box)
+    where = boxes.box(box)
     pins = replace(pins, context=pins.context or context_for(question.work.longest, model.context))
     plan = choose(where, model, forms, pins)
     return _candidate(deploy(plan.recipe, where), plan.memory.kv_tokens)
 
 
 def by_recipe(path: str, box: str) -> Candidate:
-    """A recipe as it is, on this box."""
-    deployment = deploy(read_recipe(path), detect.box(box or None))
+    """A recipe as it is, on this box or the one that it was planned for."""
+    recipe = read_recipe(path)
+    deployment = deploy(recipe, boxes.box_for(recipe, box))
     return _candidate(deployment, budget(deployment).kv_tokens)
 
 

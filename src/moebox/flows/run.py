@@ -186,7 +186,8 @@ class Runner:
         if not self.request.model:
             return phantom.plan(box)
         model, checkpoints = resolve(self.request.model)
-        return choose(box, model, checkpoints, Pins())
+        plan, asked = choose(box, model, checkpoints, Pins()), self.request
+        return boxes.planned_for(plan, asked.box, ram=asked.ram, ram_bandwidth=asked.ram_bandwidth)
 
     def _doctor(self) -> None:
         checks = examine_here(self._box())
