@@ -1,9 +1,14 @@
 """Drafts in launch files: whole where the engine takes them, and nowhere else."""
 
+from pathlib import Path
+
 import pytest
 
+from moebox import codec
 from moebox.checkpoint import deploy
+from moebox.cli import main
 from moebox.core.change import changed
+from moebox.core.recipe import Recipe
 from moebox.engines import launch
 from moebox.render import render
 from moebox.render.pieces import MARK
@@ -38,7 +43,19 @@ def test_a_method_without_a_draft_model_gets_none(engine: str, method: str) -> N
     wanted = list(launch(drafting).argv)
     script = render(drafting, "script")
 
+    assert ("SGLANG_ENABLE_SPEC_V2" in script) == (engine == "sglang" and method == "mtp")
     assert sorted(readback.unit(render(drafting, "systemd"))[1:]) == sorted(wanted)
     assert f'\nexec {" ".join(wanted[:2])} "${{args[@]}}"' in script
     assert 'ENABLE_EAGLE3="${ENABLE_EAGLE3:-1}"' in script
     assert "EAGLE3_MODEL" not in script
+
+
+def test_a_script_offers_no_draft_that_the_plan_dropped(tmp_path: Path) -> None:
+    """ENABLE_EAGLE3=1 would have ended at the start: the draft does not run under the recipe's DCP."""
+    path = tmp_path / "r.toml"
+    assert main(["plan", "kimi-k2.6", "--box", "8x-rtx-pro-6000-server", "--dcp", "8", "-o", str(path)]) == 0
+    recipe = codec.read_toml(Recipe, path)
+
+    assert recipe.climb.speculate == ()
+    assert "EAGLE3" not in render(deploy(recipe), "script")
+    assert "ENABLE_EAGLE3" in render(deploy(changed(recipe, {"climb.speculate": ["none", "eagle3"]})), "script")

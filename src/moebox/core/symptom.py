@@ -6,6 +6,7 @@ The base is `moebox/data/symptoms.toml`; a new symptom is a change to that file.
 
 import fnmatch
 import functools
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -183,7 +184,5 @@ def _number(text: str) -> Flag:
 
 
 def as_text(changes: Mapping[str, Flag]) -> str:
-    """A recipe change in words: "kv = bf16, context = 8192"."""
-    return ", ".join(
-        f"{path} = {str(value).lower() if isinstance(value, bool) else value}" for path, value in changes.items()
-    )
+    """A recipe change as a recipe writes it: `kv = "bf16", context = 8192`."""
+    return ", ".join(f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in changes.items())

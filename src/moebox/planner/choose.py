@@ -7,7 +7,7 @@ from moebox.core.model import Checkpoint, Model
 from moebox.core.plan import Plan
 from moebox.core.recipe import Climb
 from moebox.errors import UnknownName, refuse_if
-from moebox.planner import nofit, prefer, reasons, warnings
+from moebox.planner import drafting, nofit, prefer, reasons, warnings
 from moebox.planner.candidates import SHORTER, candidates, engines_for
 from moebox.planner.pins import Pins
 from moebox.planner.weigh import Weighed, claiming_enough, forecast, weigh
@@ -56,7 +56,19 @@ def climb_of(chosen: Weighed) -> Climb:
     first, *longer = recipe.climb.contexts
     if recipe.parallel.nodes > 1:
         return Climb(contexts=(first,), speculate=())
-    return replace(recipe.climb, contexts=(first, *(length for length in longer if _fits_at(chosen, length))))
+    drafts = recipe.climb.speculate if all(_able_by(chosen, method) for method in recipe.climb.speculate) else ()
+    contexts = (first, *(length for length in longer if _fits_at(chosen, length)))
+    return replace(recipe.climb, contexts=contexts, speculate=drafts)
+
+
+def _able_by(chosen: Weighed, method: str) -> bool:
+    """Whether the same recipe fits and starts when it drafts by `method`."""
+    recipe = chosen.recipe
+    if method in ("none", recipe.speculate and recipe.speculate.method):
+        return True
+    drafted = replace(recipe, speculate=drafting.draft(chosen.model, method, recipe.runtime.preset))
+    candidate = replace(chosen.candidate, recipe=drafted)
+    return replace(chosen, candidate=candidate, memory=chosen.memory_as(candidate)).able
 
 
 def _fits_at(chosen: Weighed, context: int) -> bool:

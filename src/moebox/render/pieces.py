@@ -148,8 +148,9 @@ def _split(text: str, deployment: Deployment) -> Value:
 
 
 def _has_draft(deployment: Deployment) -> bool:
-    model = deployment.found_model
-    return bool(deployment.engine.drafts) and (model is None or bool(model.drafts))
+    """Whether a draft may be turned on later: one is known, and the recipe's climb would try it."""
+    model, tried = deployment.found_model, Speculate().method in deployment.recipe.climb.speculate
+    return tried and bool(deployment.engine.drafts) and (model is None or bool(model.drafts))
 
 
 def _draft_of(model: Model | None) -> str:

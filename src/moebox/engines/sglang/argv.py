@@ -1,7 +1,7 @@
 """Deployment to SGLang's command line and back. Flags by the parser of 0.5.23."""
 
 from moebox.core.deployment import Deployment
-from moebox.core.recipe import Flag, Recipe
+from moebox.core.recipe import Flag, Recipe, Speculate
 from moebox.engines.arguments import Node, field_words, flag_words, merge, number, thinking_off, tower_words, without
 from moebox.engines.assemble import entry_words
 from moebox.engines.flags import Word, catalogue
@@ -39,7 +39,9 @@ DRAFT_FIELDS = {
     "--speculative-num-steps": "tokens",
 }
 # The model's own prediction layers go by the name of the paper that calls them next-n (speculative/spec_info.py).
-ALGORITHMS = {"mtp": "NEXTN"}
+OWN_LAYERS = "NEXTN"
+ALGORITHMS = {"mtp": OWN_LAYERS}
+LOADED_ONCE = {"SGLANG_ENABLE_SPEC_V2": "True"}  # rtx6kpro wiki, sglang; newer versions have it on
 # Figures for whoever watches, and in every reply how much of its prompt was cached: a benchmark must know.
 ALWAYS = ("--enable-metrics", "--enable-cache-report")
 MODULE = "sglang.launch_server"
@@ -100,7 +102,7 @@ def speculation(recipe: Recipe) -> list[Word]:
     draft = recipe.speculate
     if draft is None:
         return []
-    chosen: list[Word] = [("--speculative-algorithm", ALGORITHMS.get(draft.method, draft.method.upper()))]
+    chosen: list[Word] = [("--speculative-algorithm", _algorithm(draft))]
     if draft.draft:
         chosen.append(("--speculative-draft-model-path", draft.draft))
     # A chain without branches: as many steps as guesses, and one verified token more than guessed.
@@ -109,8 +111,14 @@ def speculation(recipe: Recipe) -> list[Word]:
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
-    """Variables the engine needs beside those of the recipe: none."""
-    return dict(deployment.recipe.env)
+    """Variables the engine needs beside those of the recipe: without this one the model is loaded twice to draft."""
+    recipe = deployment.recipe
+    own_layers = recipe.speculate is not None and _algorithm(recipe.speculate) == OWN_LAYERS
+    return (LOADED_ONCE if own_layers else {}) | recipe.env
+
+
+def _algorithm(draft: Speculate) -> str:
+    return ALGORITHMS.get(draft.method, draft.method.upper())
 
 
 def entry(recipe: Recipe) -> tuple[str, ...]:

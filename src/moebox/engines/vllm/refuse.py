@@ -121,4 +121,6 @@ def _pcie(deployment: Deployment) -> list[Caution]:
     if gpu is None or gpu.nvlink or deployment.recipe.parallel.tp <= 2 or not _stock(deployment):
         return []
     text = "custom all-reduce is off above two PCIe GPUs: NCCL carries every layer"
-    return [caution("note", text, "env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = 1 to try", "vLLM custom_all_reduce.py")]
+    return [
+        caution("note", text, 'env.VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC = "1" to try', "vLLM custom_all_reduce.py")
+    ]
