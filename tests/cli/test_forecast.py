@@ -232,3 +232,51 @@ def test_the_answers_of_plan_are_what_a_serving_run_of_them_comes_to(
     (row,) = told(capsys, *words, *load)["rows"]
 
     assert row["output_throughput"] == pytest.approx(answers, rel=0.03)
+
+
+def planned(tmp_path: Path, *words: str) -> str:
+    """The recipe file that `plan` writes."""
+    path = tmp_path / "r.toml"
+    assert main(["plan", *words, "-o", str(path)]) == 0
+    return str(path)
+
+
+def test_a_recipes_own_context_and_slots_are_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last row was of 32,768 tokens where the recipe serves 40,960, and its four slots were nowhere."""
+    words = ["qwen3-235b", "--box", "4x-rtx-5090", "--ram", "256GiB", "--engine", "llama.cpp", "--concurrency", "4"]
+    path = planned(tmp_path, *words)
+    table = capsys.readouterr().out.split("forecast\n")[1]
+    assert table.split()[:4] == ["context", "1", "stream", "4"]
+    rows = told(capsys, path, "--decode")["rows"]
+
+    assert {row["context"] for row in rows} == {0, 16384, 32768, 40960}
+    assert [row["concurrency"] for row in rows if row["fits"] and row["context"] == 40960] == [1, 4]
+    assert told(capsys, path, "--prefill")["rows"][-1]["prompt_tokens"] == 40960
+    assert told(capsys, path)["rows"][-1]["context"] == 40960
+
+
+@pytest.mark.parametrize("words", [["--decode", "--context", "96k"], ["--prefill", "--input", "8192,96k"]])
+def test_rows_beyond_the_recipes_context_are_told(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They looked like any other row, and the engine would refuse such a request."""
+    path = planned(tmp_path, "kimi-k2.6", "--box", "8x-h200")
+    capsys.readouterr()
+
+    (caution,) = told(capsys, path, *words)["warnings"]
+    assert "98,304 tokens are beyond the recipe's context of 65,536" in caution["text"]
+
+
+def test_the_title_says_the_layout_as_plan_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = planned(tmp_path, "qwen3-235b", "--box", "8x-h200", "--engine", "vllm", "--ep", "8")
+    assert "vLLM, TP8, EP, bf16 cache" in " ".join(capsys.readouterr().out.split())
+    assert main(["forecast", path]) == 0
+    assert "vLLM, TP8, EP, bf16 cache" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_guess_of_ram_is_not_told_where_the_band_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPUs read the prompts: a band of a quarter was said to reach from 51 to 845 GB/s."""
+    words = ["gpt-oss-120b", "--box", "2x-rtx-4090", "--ram", "128GiB", "--engine", "llama.cpp"]
+
+    assert "is a guess" in told(capsys, *words, "--decode")["basis"]
+    assert "is a guess" not in told(capsys, *words, "--prefill")["basis"]

@@ -373,3 +373,21 @@ def test_a_folder_on_a_machine_without_a_gpu_is_not_sent_to_an_engine_that_canno
     assert "llama.cpp runs on CPUs, from a GGUF of the model" in capsys.readouterr().err
     assert main(["plan", str(folder), "--engine", "llama.cpp"]) == 2
     assert "it reads GGUF; known forms: phantom (safetensors)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("box", "more", "remedy"),
+    [
+        ("8x-rtx-pro-6000-server", [], "shorter contexts"),  # it has DCP already, and fp8 does not start there
+        ("8x-h200", ["--dcp", "1", "--kv", "bf16"], "shorter contexts or decode context parallelism (--dcp) or an fp8"),
+    ],
+)
+def test_a_short_cache_is_answered_with_what_this_recipe_can_do(
+    box: str, more: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice was DCP for a recipe that has it, and an fp8 cache that the same page says does not start."""
+    words = ["kimi-k2.6", "--box", box, "--context", "128k", "--concurrency", "16", *more]
+    (told,) = [one for one in planned(capsys, *words)["warnings"] if one["text"].startswith("the cache holds")]
+
+    assert told["remedy"].startswith(remedy)
+    assert ("fp8" in told["remedy"]) == (box == "8x-h200")

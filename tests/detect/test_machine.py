@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from moebox import codec
-from moebox.checkpoint import resolve
+from moebox.checkpoint import deploy, resolve
 from moebox.cli.box_view import panel, troubles
 from moebox.core import catalogue
 from moebox.core.box import Box
@@ -214,7 +214,7 @@ def test_who_holds_memory_is_named_and_what_moebox_runs_counts_as_free(tmp_path:
     box = Box(name="here", gpus=(busy,))
     recipe = Recipe(name="t", engine="vllm", model="gpt-oss-120b", checkpoint="mxfp4", served_name="t")
     memory = Memory(devices=(), kv_tokens=10**6, kv_bytes_per_token=1, fits=True)
-    told = [caution.text for caution in from_numbers(recipe, box, memory, 1)]
+    told = [caution.text for caution in from_numbers(deploy(recipe, box), memory, 1)]
     assert told[0].startswith("kimi-7, which moebox runs, holds 10.7 GB: counted as free")
     assert "pid 42 (blender)" in told[1]
 

@@ -137,6 +137,7 @@ def forecast(
     subject = _as_asked(subject, asked)
     mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
     _refuse_unused(mode, asked, pinned, fixed=recipes.is_recipe(target))
+    subject = subjects.beyond(subject, max((*contexts, *_prompts(asked, 0)))) if mode != "serving" else subject
     rows = _rows(mode, subject, asked, contexts, streams)
     answer(json, document(mode, subject, rows), lambda: _show(mode, subject, rows))
     return 0
@@ -179,7 +180,7 @@ def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[s
         "tokens_per_step": round(subject.speed.tokens_per_step, 3),
         "band": {"low": round(low, 3), "high": round(high, 3)},
         "measured": subject.speed.source,
-        "basis": subject.speed.basis,
+        "basis": subject.speed.based_on(prompts=mode == "prefill"),
         "rows": rows,
         "warnings": subject.warnings,
     }
@@ -248,7 +249,8 @@ def _rows(
     kv_tokens = subject.memory.kv_tokens
     if mode == "decode":
         lengths = contexts or _up_to(limit, CONTEXTS)
-        return rows_of.decode_rows(speed, lengths, streams or STREAMS, kv_tokens, subject.recipe.max_seqs)
+        many = streams or tuple(sorted({*STREAMS, subject.recipe.max_seqs or 1}))
+        return rows_of.decode_rows(speed, lengths, many, kv_tokens, subject.recipe.max_seqs)
     if mode == "prefill":
         return rows_of.prefill_rows(speed, _prompts(asked, limit))
     if mode == "stream":
@@ -260,13 +262,13 @@ def _rows(
 
 def _prompts(asked: Asked, limit: int) -> tuple[int, ...]:
     """Lengths of prompts: those asked for, or the usual ones that the context holds."""
-    lengths = _counts(asked.input, "--input", many=True) or _up_to(limit, PROMPTS) or (limit,)
+    lengths = _counts(asked.input, "--input", many=True) or _up_to(limit, PROMPTS)
     return tuple(max(length, 1) for length in lengths)
 
 
 def _up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes that the context holds."""
-    return tuple(size for size in sizes if size <= limit)
+    """The sizes that the context holds, and the context itself."""
+    return (*(size for size in sizes if size < limit), limit)
 
 
 def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:

@@ -33,8 +33,7 @@ def title(subject: Subject) -> Text:
     """Model, box, engine and layout in one line."""
     recipe, spread = subject.recipe, subject.recipe.parallel
     words = [titled(recipe.engine)] + (["community image"] if recipe.runtime.preset else [])
-    words += [spread.text] if recipe.hybrid is None else []
-    words += [f"DCP{spread.dcp}"] if spread.dcp > 1 else []
+    words += spread.words if recipe.hybrid is None else []
     words += [f"{recipe.kv} cache of {count(subject.memory.kv_tokens)} tokens"]
     words += [f"{recipe.speculate.method} ×{recipe.speculate.tokens}"] if recipe.speculate else []
     line = Text.assemble((f"{subject.model.title} {subject.deployment.checkpoint.label}", "bold"))
@@ -47,7 +46,7 @@ def note(mode: str, subject: Subject) -> Text:
     if subject.speed.measured:
         within = f"expect {low - 1:+.0%} to {high - 1:+.0%}"
         return Text(f"{subject.speed.measured.text}; {within}", style="dim")
-    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} ({subject.speed.basis})"
+    text = f"expect {low - 1:+.0%} to {high - 1:+.0%} ({subject.speed.based_on(prompts=mode == 'prefill')})"
     return Text(f"forecast, not a measurement: {text}", style="dim")
 
 

@@ -58,9 +58,7 @@ def title(plan: Plan, model: Model) -> Text:
     if recipe.runtime.preset:
         words.append("patched community image")
     if recipe.hybrid is None:
-        words.append(parallel.text)
-        words += [f"DCP{parallel.dcp}"] if parallel.dcp > 1 else []
-        words += ["EP"] if parallel.ep else []
+        words += parallel.words
     elif parallel.nodes > 1:
         words.append(f"{parallel.nodes} nodes by RPC")
     words += [f"{recipe.kv} cache", f"context {count(recipe.context)}"]

@@ -15,7 +15,7 @@ from moebox.planner.choose import choose, search
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
 from moebox.planner.warnings import known_troubles, short_cache
-from moebox.units import gb
+from moebox.units import count, gb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +85,20 @@ def for_requests(subject: Subject, concurrency: int, length: int, kv_tokens: int
 
     `kv_tokens`: the cache that is assumed instead of the planned one.
     """
-    of_context = short_cache(subject.memory, concurrency, subject.recipe.context)
+    of_context = short_cache(subject.deployment, subject.memory, concurrency, subject.recipe.context)
     others = tuple(caution for caution in subject.warnings if caution not in of_context)
     memory = subject.memory if kv_tokens is None else replace(subject.memory, kv_tokens=kv_tokens)
-    return replace(subject, warnings=(*others, *short_cache(memory, concurrency, length)))
+    return replace(subject, warnings=(*others, *short_cache(subject.deployment, memory, concurrency, length)))
+
+
+def beyond(subject: Subject, length: int) -> Subject:
+    """The same, warned where a row is of more tokens than the engine will take."""
+    limit = subject.recipe.context
+    if not 0 < limit < length:
+        return subject
+    text = f"{count(length)} tokens are beyond the recipe's context of {count(limit)}: the speed is as if it took them"
+    caution = Caution(symptom="", text=text, remedy=f"context = {length}")
+    return replace(subject, warnings=(*subject.warnings, caution))
 
 
 def accepting(subject: Subject, share: float) -> Subject:

@@ -73,7 +73,7 @@ def twin(
 def title(subject: Subject) -> str:
     """What is simulated, in a few words."""
     recipe, spread = subject.recipe, subject.recipe.parallel
-    layout = f"TP{spread.tp}" + (f" DCP{spread.dcp}" if spread.dcp > 1 else "") if recipe.hybrid is None else "CPU+GPU"
+    layout = "CPU+GPU" if recipe.hybrid else " ".join(spread.words)
     return f"{subject.model.title} on {subject.box.name} with {recipe.engine}, {layout}, context {recipe.context:,}"
 
 

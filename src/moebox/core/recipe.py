@@ -43,6 +43,12 @@ class Parallel:
         more = {"PP": self.pp, "DP": self.dp}
         return "×".join([f"TP{self.tp}", *(f"{name}{size}" for name, size in more.items() if size > 1)])
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same with what it adds to plain ranks: TP8, DCP4, EP."""
+        added = {f"DCP{self.dcp}": self.dcp > 1, "EP": self.ep}
+        return (self.text, *(word for word, there in added.items() if there))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculate:

@@ -37,7 +37,7 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         reasons=reasons.reasons(best, others, tried, pins, climb),
         warnings=(
             *best.troubles,
-            *warnings.from_numbers(best.recipe, box, best.memory, pins.concurrency or 1),
+            *warnings.from_numbers(best.deployment, best.memory, pins.concurrency or 1),
             *reasons.warned(best, others, pins),
             *reasons.limited(best),
         ),

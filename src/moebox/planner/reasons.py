@@ -7,7 +7,7 @@ from moebox.core import families
 from moebox.core.box import Box
 from moebox.core.gpu_list import all_gpus
 from moebox.core.plan import Alternative, Caution, DeviceMemory, Memory
-from moebox.core.recipe import Climb, Parallel, Recipe, Runtime
+from moebox.core.recipe import Climb, Recipe, Runtime
 from moebox.core.registry import titled
 from moebox.engines import rooms
 from moebox.planner import climbing, prefer
@@ -226,14 +226,8 @@ def title(one: Weighed, best: Weighed) -> str:
     else:
         form = one.checkpoint.label if one.checkpoint != best.checkpoint else ""
         draft = f"{recipe.speculate.method} draft" if recipe.speculate else ""
-        parts = [_spread(recipe.parallel), f"{recipe.kv} cache", form, draft]
+        parts = [" ".join(recipe.parallel.words), f"{recipe.kv} cache", form, draft]
     return ", ".join(filter(None, engine + parts))
-
-
-def _spread(parallel: Parallel) -> str:
-    """The layout with what it adds to plain ranks: "TP8 DCP4 EP"."""
-    dcp = f"DCP{parallel.dcp}" if parallel.dcp > 1 else ""
-    return " ".join(filter(None, (parallel.text, dcp, "EP" if parallel.ep else "")))
 
 
 def _shared_out(recipe: Recipe) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from moebox import engines
 from moebox.core import gpu_list, registry, symptom
@@ -56,10 +57,11 @@ def _runs_triton_mla(recipe: Recipe, model: Model) -> bool:
     return dense and not recipe.runtime.preset and recipe.flags.get("attention-backend", "triton") == "triton"
 
 
-def from_numbers(recipe: Recipe, box: Box, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
+def from_numbers(deployment: Deployment, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
     """What the budget itself says."""
+    recipe, box = deployment.recipe, deployment.place
     return (
-        *short_cache(memory, concurrency, recipe.context),
+        *short_cache(deployment, memory, concurrency, recipe.context),
         *_unknown_ram(recipe, box),
         *_gpus(recipe, box),
         *_stoppable(box),
@@ -89,13 +91,25 @@ def _gpus(recipe: Recipe, box: Box) -> Iterator[Caution]:
         yield Caution(symptom="", text=text, remedy="nvidia-smi -mig 0, or one slice alone")
 
 
-def short_cache(memory: Memory, concurrency: int, length: int) -> list[Caution]:
+def short_cache(deployment: Deployment, memory: Memory, concurrency: int, length: int) -> list[Caution]:
     """A warning where the cache holds fewer requests of `length` tokens than are to run at a time."""
     holds = memory.kv_tokens // max(length, 1)
     if not 0 < holds < concurrency:
         return []
     text = f"the cache holds {holds} requests of {count(length)} tokens, not {concurrency}: the rest wait"
-    return [Caution(symptom="", text=text, remedy="shorter contexts, decode context parallelism or fp8 cache")]
+    return [Caution(symptom="", text=text, remedy=" or ".join(_more_cache(deployment)))]
+
+
+def _more_cache(deployment: Deployment) -> Iterator[str]:
+    """Ways to a cache for more requests that this recipe has not taken and that start."""
+    recipe = deployment.recipe
+    yield "shorter contexts"
+    if deployment.engine.divides("dcp") and recipe.parallel.dcp == 1 < recipe.parallel.tp:
+        yield "decode context parallelism (--dcp)"
+    halved = deployment.with_recipe(replace(recipe, kv="fp8"))
+    refused = any(caution.severity == "fatal" for caution in known_troubles(halved))
+    if recipe.kv != "fp8" and "fp8" in deployment.engine.kv and not refused:
+        yield "an fp8 cache (--kv fp8)"
 
 
 def _stoppable(box: Box) -> Iterator[Caution]:

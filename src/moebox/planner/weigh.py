@@ -154,7 +154,8 @@ def forecast(one: Weighed) -> tuple[Forecast, ...]:
     """Rows by context and concurrency, as far as the cache holds them."""
     longest = one.recipe.context
     lengths = [*(size for size in CONTEXTS if size < longest), longest]
-    pairs = ((context, streams) for context in lengths[-4:] for streams in CONCURRENCIES)
+    many = sorted({*CONCURRENCIES, one.pins.concurrency or 1})
+    pairs = ((context, streams) for context in lengths[-4:] for streams in many)
     return tuple(_row(one, context, streams) for context, streams in pairs if _holds(one, context, streams))
 
 

@@ -218,11 +218,15 @@ class Speed:
     @property
     def basis(self) -> str:
         """What the band rests on, in words."""
+        return self.based_on()
+
+    def based_on(self, *, prompts: bool = False) -> str:
+        """The same for prompts or for decoding; a guess is told where the band has it."""
         if self.measured:
             return ""
         if self.alone_spread:
             return "nobody has published results of a CPU without a GPU"
-        if self.guessed:
+        if self.guessed and self.guessed.factors(prompts=prompts) != (1.0, 1.0):
             return self.guessed.text
         if self.unified_spread:
             return "few results are published for memory shared with the CPU, and they differ"
