@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,44 @@ def test_a_closed_pipe_is_no_error():
     line = f"{sys.executable} -m moebox models | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
+
+
+def recipe_of(tmp_path: Path, *words: str) -> str:
+    """The file that `plan` writes."""
+    path = tmp_path / "r.toml"
+    assert main(["plan", "kimi-k2.6", *words, "-o", str(path)]) == 0
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["up", "climb", "rehearse"])
+def test_a_hint_for_a_missing_engine_holds_for_every_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hint was --runtime docker, which climb does not have."""
+    path = recipe_of(tmp_path, "--box", "8x-h200", "--engine", "vllm")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    capsys.readouterr()
+
+    assert main([command, path]) != 0
+    assert 'or runtime.kind = "docker" in the recipe' in capsys.readouterr().err
+
+
+def test_a_patched_image_is_not_sent_to_native_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Slurm job wanted runtime.kind native, and native wanted docker."""
+    words = ["--box", "8x-rtx-pro-6000-server", "--image"]
+    path = recipe_of(tmp_path, *words, "community")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    capsys.readouterr()
+    assert main(["render", path, "--as", "slurm"]) == 2
+    assert "--image stock" in capsys.readouterr().err
+    assert main(["up", path]) != 0
+    assert "native" not in capsys.readouterr().err
+    assert main(["render", recipe_of(tmp_path, *words, "stock"), "--as", "slurm"]) == 0
+
+
+def test_a_rate_in_a_boxs_name_keeps_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """25GB/s became 25gb/s, which reads as bits."""
+    assert main(["plan", "kimi-k2.6", "--box", "2x8x-H200@25GB/s"]) == 0
+    assert "on 2x8x-h200@25GB/s:" in capsys.readouterr().out

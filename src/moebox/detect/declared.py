@@ -126,14 +126,14 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
 
 def from_name(text: str) -> Box:
     """The box called COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, after an @ the rate between them."""
-    name = text.strip().lower()
-    alike, at, rate = name.partition("@")
+    alike, at, rate = text.strip().partition("@")
+    alike = alike.lower()
     machines = re.match(r"(\d+)(?:n-|x(?=\d+x))", alike)
     nodes = int(machines.group(1)) if machines else 1
     parts = alike[machines.end() :] if machines else alike
     if not 1 <= nodes <= MOST_NODES:
         raise BadInput(f"box {text!r}: {nodes} nodes is out of range", hint="write it like 2x8x-h200")
-    box = in_nodes(Box(name=name, gpus=gpus_called(parts), nodes=nodes))
+    box = in_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus_called(parts), nodes=nodes))
     if not at:
         return box
     if box.nodes == 1:

@@ -22,6 +22,8 @@ LEADER = Node(rank=slot("LWS_WORKER_INDEX"), master=slot("LWS_LEADER_ADDRESS"), 
 EVERYWHERE = "0.0.0.0"  # noqa: S104
 CORES = 16  # to ask for where the recipe does not say how many threads compute
 OWN_GIB = 16  # RAM of the engine itself; plans count 12 GiB
+NATIVE = 'runtime.kind = "native" (container runtimes differ from cluster to cluster)'
+NO_IMAGE = "`moebox plan … --image stock` makes a recipe without it"
 MODELS = "/models"  # where pods find the volume for weights
 WORKER = dataclasses.replace(LEADER, follows=True)
 
@@ -32,7 +34,7 @@ def slurm(deployment: Deployment) -> Context:
     refuse_if(
         recipe.runtime.kind in ("docker", "podman"),
         "a Slurm job is rendered for an engine that is installed on the nodes",
-        hint='runtime.kind = "native" (container runtimes differ from cluster to cluster)',
+        hint=NO_IMAGE if recipe.runtime.preset else NATIVE,
     )
     opened = _open(deployment)
     names = {variable.name for variable in pieces(opened).variables}

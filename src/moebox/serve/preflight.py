@@ -125,7 +125,8 @@ def engine(deployment: Deployment, argv: tuple[str, ...]) -> None:
     elif shutil.which(argv[0]) is None:
         inside = recipe.runtime.kind in ("docker", "podman")
         what = recipe.runtime.kind if inside else recipe.engine
-        hint = f"install {what}, or run natively with --runtime native" if inside else traits.install
+        native = "" if recipe.runtime.preset else ', or runtime.kind = "native" in the recipe'
+        hint = f"install {what}{native}" if inside else traits.install
         raise NotInstalled(f"{what} is not installed here: {argv[0]} is not on PATH", hint=hint)
 
 

@@ -24,7 +24,7 @@ TRAITS = Traits(
     program=("sglang",),
     moe_config_env="SGLANG_MOE_CONFIG_DIR",
     moe_config_pairs=True,
-    install="pip install sglang, or --runtime docker",
+    install='pip install sglang, or runtime.kind = "docker" in the recipe',
     step_tokens=8192,
     eager_flag="disable-cuda-graph",
     takes_parsers=True,

