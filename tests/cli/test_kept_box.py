@@ -9,6 +9,7 @@ import pytest
 
 from moebox import codec
 from moebox.cli import main
+from moebox.core.box import Box
 from moebox.core.recipe import Recipe
 from moebox.flows import fleet_plan
 
@@ -73,3 +74,12 @@ def test_a_run_keeps_the_box_in_its_recipe(tmp_path: Path, capsys: pytest.Captur
     folder = Path(json.loads(capsys.readouterr().out)["run"])
 
     assert codec.read_toml(Recipe, folder / "recipe.toml").planned_for.box == "1x-h200"
+
+
+def test_a_simulated_run_of_a_recipe_is_on_the_recipes_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The twin was of the planned box, and the run's folder and report were of this machine."""
+    path = tmp_path / "r.toml"
+    said(capsys, "plan", "gpt-oss-120b", "--box", "1x-h200", "-o", str(path))
+    folder = Path(said(capsys, "run", "--recipe", str(path), "--twin", "--until", "plan", "--yes")["run"])
+
+    assert codec.read_toml(Box, folder / "box.toml").name == "1x-h200"

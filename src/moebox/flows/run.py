@@ -361,8 +361,12 @@ class Runner:
         saved = self.run.path / "box.toml"
         if saved.exists():
             return codec.read_toml(Box, saved)
-        if self.request.box:
-            return boxes.box(self.request.box, ram=self.request.ram, ram_bandwidth=self.request.ram_bandwidth)
+        asked = self.request
+        memory = {"ram": asked.ram, "ram_bandwidth": asked.ram_bandwidth}
+        if asked.twin and asked.recipe:  # the twin is of the box that the recipe was planned for
+            return boxes.box_for(recipes.read(asked.recipe), asked.box, **memory)
+        if asked.box:
+            return boxes.box(asked.box, **memory)
         from moebox.detect.declared import with_ram
         from moebox.detect.machine import detect as look
 
