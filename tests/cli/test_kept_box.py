@@ -83,3 +83,10 @@ def test_a_simulated_run_of_a_recipe_is_on_the_recipes_box(tmp_path: Path, capsy
     folder = Path(said(capsys, "run", "--recipe", str(path), "--twin", "--until", "plan", "--yes")["run"])
 
     assert codec.read_toml(Box, folder / "box.toml").name == "1x-h200"
+
+
+def test_a_real_run_of_a_recipe_takes_no_other_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine was started here, and its figures were kept as those of the box that was named."""
+    assert main(["run", "--recipe", "kimi-k26-vllm", "--box", "8x-b200", "--runs", str(tmp_path)]) == 2
+    assert "8x-b200 is not this machine" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -146,14 +146,13 @@ def refuse(request: pipelines.Request) -> None:
     """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check([request.until, *request.skip])
     planned_only = request.until == pipelines.STEPS[0]
-    real = not (request.twin or request.recipe)
     refuse_outside("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
     if request.twin:
         flags.not_taken("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
     if request.box:
         boxes.box(request.box)
-        if real and not planned_only:
+        if not (request.twin or planned_only):
             raise BadInput(f"{request.box} is not this machine", hint="add --twin to simulate it, or --until plan")
     if request.twin and not (request.box or request.recipe or request.model):
         raise BadInput("--twin simulates a box: name one with --box, and a model")
