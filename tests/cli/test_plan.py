@@ -391,3 +391,17 @@ def test_a_short_cache_is_answered_with_what_this_recipe_can_do(
 
     assert told["remedy"].startswith(remedy)
     assert ("fp8" in told["remedy"]) == (box == "8x-h200")
+
+
+def test_an_empty_folder_hides_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """One that the weights are to come into, or the rehearsal's; with ./ before it the folder is meant."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("kimi-k2.6", "phantom"):
+        Path(name).mkdir()
+
+    assert main(["plan", "kimi-k2.6", *BOX]) == 0
+    assert "the folder kimi-k2.6 holds no model" in capsys.readouterr().out
+    assert main(["plan", "./kimi-k2.6", *BOX]) == 2
+    assert main(["up", "phantom", "--dry-run"]) == 0

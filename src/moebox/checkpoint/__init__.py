@@ -36,7 +36,15 @@ def look_up(name: str) -> Resolved:
     path = Path(name).expanduser()
     if not path.is_file() and not path.is_dir():
         raise BadInput(f"{name}: is a pipe or a device, not a file or folder")
+    if name in catalogue.models() and _empty(path):
+        note = f"the folder {name} holds no model, so the catalogue's {name} is meant; ./{name} means the folder"
+        return replace(_named(name), notes=(note,))
     return from_file(path) if path.is_file() else from_folder(path)
+
+
+def _empty(path: Path) -> bool:
+    """A folder without a model, such as one that weights are to come into."""
+    return path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf"))
 
 
 def _is_there(path: Path) -> bool:

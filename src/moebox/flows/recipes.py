@@ -14,7 +14,7 @@ def is_recipe(name: str) -> bool:
 
 def read(name: str) -> Recipe:
     """The recipe called `name`."""
-    if is_phantom(name) and name not in recipes.saved():
+    if name == phantom.NAME and not Path(name).is_file() and name not in recipes.saved():
         return phantom.plan(boxes.box()).recipe
     return recipes.read_recipe(name, besides=(phantom.NAME,))
 
