@@ -181,6 +181,14 @@ def test_the_length_that_is_announced_is_tried_where_it_is_cheap_and_told_where_
     assert "--context 20000 tries all" in told.notes[0]
 
 
+@pytest.mark.parametrize("server", ["odd-short-1k", "odd-short-2k-strict"])
+def test_a_short_context_is_no_fault(server: str, oracle: str):
+    """No more is asked for than it holds: a conversation ends before it is full, and answers leave room for prompts."""
+    ladder = climb(oracle, server, "alive", "thinking", "tools", "agents", "anthropic")
+
+    assert {rung.name: rung.reason for rung in ladder.rungs if rung.verdict != "pass"} == {}
+
+
 def test_each_fault_of_the_brief_has_a_server():
     """The list of breakages is complete, and every rung has at least one server that fails it."""
     assert set(BROKEN.values()) == set(NAMES)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from moebox.verify.tally import Tally
 
 __all__ = ["Asker", "Failed", "Options", "Skipped", "Unusable", "refuse", "said"]
 
+PROMPT_ROOM = 1024  # tokens of a short context that are left to prompts
 THINKING_ROOM = 4096  # tokens added for a model that thinks although it was asked not to
 SLACK_EVENTS = 64  # events beyond max_tokens that an honest stream may have: role, finish, usage, keep-alives
 REFUSALS = (400, 404, 405, 415, 422, 501)  # what a server says to a request that it does not support
@@ -104,6 +106,11 @@ class Asker:
         """The model's name says Kimi, so Kimi's own forms are expected."""
         return "kimi" in self.endpoint.model.lower() or "k2" in self.endpoint.model.lower()
 
+    @property
+    def most_room(self) -> int:
+        """Tokens for an answer that a short context has beside a prompt: vLLM refuses to be asked for more."""
+        return max(self.limit // 2, self.limit - PROMPT_ROOM) if self.limit else sys.maxsize
+
     def body(
         self, messages: Sequence[Any], *, thinking: bool = False, max_tokens: int | None = 512, **more: Any
     ) -> Any:
@@ -111,7 +118,7 @@ class Asker:
         room = THINKING_ROOM if self.always_thinks and not thinking else 0
         request = {"model": self.endpoint.model, "messages": list(messages), "temperature": 0, **more}
         if max_tokens is not None:
-            request[self.limit_name] = max_tokens + room
+            request[self.limit_name] = min(max_tokens + room, self.most_room)
         if self.template_arguments:
             # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
             request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}

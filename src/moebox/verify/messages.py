@@ -24,7 +24,7 @@ def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | 
         for tool in task.tools
     ]
     body: dict[str, object] = {"model": ask.endpoint.model, "messages": turns or list(task.messages), "temperature": 0}
-    body |= {"max_tokens": task.max_tokens + THINKING_ROOM * ask.always_thinks, "stream": stream}
+    body |= {"max_tokens": min(task.max_tokens + THINKING_ROOM * ask.always_thinks, ask.most_room), "stream": stream}
     if tools:
         body["tools"] = tools
     if ask.template_arguments:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -20,10 +21,26 @@ from .faults import Fault
 _count = itertools.count()
 
 
-def no_room(body: Body) -> bool:
+def no_room(context: int) -> Callable[[Body], bool]:
     """The prompt and what may be said are together more than the context, as vLLM counts."""
-    most = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-    return isinstance(body.get("messages"), list) and chat.prompt_tokens(body) + most > chat.CONTEXT
+
+    def over(body: Body) -> bool:
+        most = body.get("max_tokens") or body.get("max_completion_tokens") or 0
+        return isinstance(body.get("messages"), list) and chat.prompt_tokens(body) + most > context
+
+    return over
+
+
+def strict(context: int) -> Fault:
+    """Refuses what has no room in such a context, by either API."""
+    text = f"maximum context length is {context} tokens: no room for that"
+    over = no_room(context)
+    return Fault(
+        limit=context,
+        context=context,
+        gate=refusing(over, 400, text),
+        message_gate=lambda body: error(400, text) if over(body) else None,
+    )
 
 
 def too_long(status: int, message: str) -> Response:
@@ -124,7 +141,11 @@ def empty_tools(request: Request, body: Body) -> Any:
 
 
 ODD_FIFTH: dict[str, Fault] = {
-    "odd-room-refused": Fault(gate=refusing(no_room, 400, "the context of 6000 tokens has no room for that")),
+    "odd-room-refused": strict(chat.CONTEXT),
+    "odd-short-1k": Fault(limit=1024, context=1024),
+    "odd-short-2k": Fault(limit=2048, context=2048),
+    "odd-short-2k-strict": strict(2048),
+    "odd-short-4k-strict": strict(4096),
     "odd-empty-tools-refused": Fault(gate=empty_tools),
     "odd-too-long-413": Fault(refusal=too_long),
     "odd-usage-with-finish": Fault(stream=pieces(usage_with_finish)),

@@ -20,6 +20,7 @@ from moebox.verify.trials import draw
 ROUNDS = 6
 FEWER = 4  # without thinking, where the six are made with it
 ON_OFFER = 3
+LEAST_ROOM = 256  # tokens of context for an answer, without which no other round is begun
 
 
 async def rounds(ask: Asker) -> str:
@@ -51,19 +52,30 @@ class _Conversation:
         self.ask, self.thinking = ask, thinking
         self.turns: list[Any] = []
         self.tools = ask.rng.sample([tool for tool in TOOLS if tool.informs], ON_OFFER)
-        self.counted = 0
+        self.counted = 0  # tokens of the last prompt
+        self.grew = 0  # tokens by which one was longer than the one before, at most
         self.ids: set[str] = set()
         self.lost: list[str] = []
 
     async def through(self, rounds: int) -> str:
         """All rounds; Skipped where the model loses the thread too often to judge."""
-        for number in range(rounds):
-            self.ask.trial = (number + 1, rounds)
-            await self._round(number)
-        if len(self.lost) > rounds // 2:
+        done = 0
+        while done < rounds and self._room() >= LEAST_ROOM:
+            self.ask.trial = (done + 1, rounds)
+            await self._round(done)
+            done += 1
+        if len(self.lost) > done // 2:
             raise Skipped(f"model, not server: it lost the thread in {len(self.lost)} rounds ({self.lost[0]})")
+        full = f", all that a context of {self.ask.limit:,} tokens holds" if done < rounds else ""
         told = f"; {len(self.lost)} lost by the model ({self.lost[0]})" if self.lost else ""
-        return f"{rounds} rounds{told}"
+        return f"{done} rounds{full}{told}"
+
+    def _room(self) -> int:
+        """Tokens for the next answer, once the context has taken what a round adds to it."""
+        usual = 2048 if self.thinking else 512
+        if not self.ask.limit or not self.counted:
+            return usual
+        return min(usual, self.ask.limit - self.counted - 2 * self.grew)
 
     async def _round(self, number: int) -> None:
         tool = self.ask.rng.choice(self.tools)
@@ -85,9 +97,8 @@ class _Conversation:
 
     async def _ask(self, stream: bool) -> Answer:
         tools = [tool.schema() for tool in self.tools]
-        room = 2048 if self.thinking else 512
         answer = await self.ask.chat(
-            self.turns, tools=tools, thinking=self.thinking, max_tokens=room, stream=stream or None
+            self.turns, tools=tools, thinking=self.thinking, max_tokens=max(self._room(), 1), stream=stream or None
         )
         self._grown(answer)
         self._thought(answer, stream)
@@ -116,6 +127,7 @@ class _Conversation:
         why = f"the conversation grew, the prompt went from {self.counted} to {counted} tokens"
         # templates may drop old thoughts; calls and results are longer than these
         self.ask.tally.need("tool-history", grown or self.thinking, why)
+        self.grew = max(self.grew, counted - self.counted if self.counted else 0)
         self.counted = counted
 
     def _called(self, answer: Answer, tool: Tool, given: dict[str, object], stream: bool) -> None:
