@@ -22,6 +22,7 @@ LEAST_LOST = (
     12  # tokens: half of the shortest text that may get lost; where texts meet, some are one token more or less
 )
 UNKNOWN_LIMIT = 4096
+BESIDE = 512  # tokens of calls, tools and all else in that prompt
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ async def long_result(ask: Asker) -> str:
     """
     turns = [_drawn(ask), _drawn(ask)]
     most = LONG_WORDS if ask.options.trials >= MANY_TRIALS else LONG_WORDS // 5
-    size = min(most, (ask.limit or UNKNOWN_LIMIT) // 8)  # with all else in the prompt it is to fit
+    size = min(most, max((ask.limit or UNKNOWN_LIMIT) - BESIDE, 0) // 8)  # with all else in the prompt it is to fit
     texts = [" ".join(words.word(ask.rng) for _ in range(many)) for many in (size, size // 2)]
     tools = list({turn.tool.name: turn.tool for turn in turns}.values())
     plain = _history(turns)
