@@ -77,7 +77,9 @@ class Lead:
     """The first rank: the others' connections, and a token's way through all of them."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.lock = given, threading.Lock()
+        self.given, self.lock, self.peers = given, threading.Lock(), []
+        if given.nnodes == 1:  # nobody joins, and several of these may be on one machine
+            return
         listening = socket.create_server((given.master_addr, PORT))
         say(f"waiting for {given.nnodes - 1} ranks")
         self.peers = [listening.accept()[0] for _ in range(given.nnodes - 1)]

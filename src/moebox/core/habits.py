@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox import codec
-from moebox.core import catalogue
+from moebox.core import catalogue, registry
 from moebox.core.verdict import Ladder, Probe, Slip, Verdict
 
 
@@ -27,7 +27,7 @@ class Habit:
     @property
     def text(self) -> str:
         """Both in one line."""
-        return f"{self.engine}: {self.does}; {self.client}"
+        return f"{registry.titled(self.engine)}: {self.does}; {self.client}"
 
 
 @functools.cache
