@@ -189,3 +189,35 @@ def test_waiting_for_nothing_is_told() -> None:
     """`moebox down` with nothing running says so."""
     done = said("down")
     assert (done.returncode, "nothing is running" in done.stderr) == (3, True)
+
+
+DROPPING = """
+import os, signal, sys, time
+from moebox.cli import main
+from moebox.serve.session import Session
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+def catch_up(self, once=[Dropped()], was=Session._catch_up):
+    if self.instance.status == "ready":
+        once.clear()
+    return was(self)
+
+Session._catch_up = catch_up
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_that_python_dropped_still_stops_the_engine(acting: Acting, tmp_path: Path) -> None:
+    """One that comes while an object is finalized is printed and forgotten; the wait for the engine asks again."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(codec.to_toml(acting("good")))
+    words = [sys.executable, "-c", DROPPING, "up", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+
+    assert "Exception ignored" in done.stderr
+    assert done.returncode == 130
+    assert not state.instances()

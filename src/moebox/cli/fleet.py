@@ -167,10 +167,10 @@ def up(
         patience: Longest time without progress while a member starts.
         json: Print the fleet as one JSON document.
     """
-    from moebox.cli.up import heed_sigterm
+    from moebox.cli.up import heeded
     from moebox.flows import fleet_up
 
-    heed_sigterm()
+    heeded()
     running = fleet_up.up(file, twins=twin, patience_s=flags.seconds("--patience", patience), tell=_say)
     try:
         record = running.record

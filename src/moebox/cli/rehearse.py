@@ -48,7 +48,7 @@ def rehearse(
         runs: Where run folders live.
         json: Print JSON.
     """
-    from moebox.cli.up import heed_sigterm, settled
+    from moebox.cli.up import heeded, settled
     from moebox.flows import recipes
     from moebox.serve.order import refuse_missing
 
@@ -63,7 +63,7 @@ def rehearse(
         flags.not_taken("--phantom has few layers of its own", layers=layers)
     if len(depths) > 1 and not measure:
         raise BadInput(f"--layers {layers}: two depths are for --measure")
-    heed_sigterm()
+    heeded()
     refuse_missing(deploy(chosen))
     if measure:
         return measured(chosen, depths, budget_s=budget_s, patience_s=patience_s, runs=runs, json=json)

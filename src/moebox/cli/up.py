@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,7 +123,7 @@ def serve(
     from moebox.serve.order import refuse_missing
     from moebox.store import Run
 
-    heed_sigterm()
+    asked = heeded()
     if not where.given:
         refuse_missing(deployment)
     warn(deployment)
@@ -145,7 +146,7 @@ def serve(
         if detach:
             session.detach()
         else:
-            session.wait()
+            session.wait(stop=asked.is_set)
     finally:
         session.stop()
     return 0
@@ -164,13 +165,21 @@ def warn(deployment: "Deployment") -> None:
             talk().print(f"warning: {caution.text}{remedy}", markup=False)
 
 
-def heed_sigterm() -> None:
-    """Make a service manager's SIGTERM stop the engine in good order, like Ctrl-C."""
+def heeded() -> threading.Event:
+    """Set once Ctrl-C or a service manager's SIGTERM asks for the engine's end, beside the interrupt that it raises.
+
+    Python drops an exception that is raised while it finalizes an object; an engine that nobody stops would run on.
+    """
+    asked = threading.Event()
 
     def interrupt(*_: object) -> None:
+        asked.set()
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ignore it for what runs in the background
+            signal.signal(number, interrupt)
+    return asked
 
 
 def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Where = HERE) -> "Session":

@@ -7,7 +7,7 @@ with start(deployment, run) as session:
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -147,9 +147,11 @@ class Session:
         what = f"made no progress for {idle_s:.0f} s while {self.watch.seen.where}"
         raise self._fail("stuck", f"{self.recipe.engine} {what}")
 
-    def wait(self) -> None:
-        """Until it ends, which a ready engine should not do by itself."""
+    def wait(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+        """Until it ends, which a ready engine should not do by itself; KeyboardInterrupt where `stop` says so."""
         while True:
+            if stop():
+                raise KeyboardInterrupt
             self._catch_up()
             self._tell_losses()
             if self.guard.poll() is not None:
