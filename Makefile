@@ -116,7 +116,8 @@ test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and
 
 test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the mcp package the first time)
 	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)
-	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]' 'pytest>=9,<10' 'hypothesis>=6.150,<7'
+	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(MCP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[mcp]' --group dev
 	@$(MCP_VENV)/bin/python -m pytest -m engine tests/tasks
 
 test-clients: $(READY) ## Jobs done by the real claude and opencode, and by Harbor in podman (needs npm; Python 3.12 for Harbor)

@@ -13,6 +13,7 @@ from moebox.render import render
 from moebox.serve.nodes import prepare_nodes
 from moebox.serve.where import Where
 from moebox.store import Run
+from tests.embedded import phantom_recipe
 
 SALLOC = '#!/bin/sh\nprintf "%s\\n" "$@" >"$ASKED"\n'
 CPU = 'gpus = []\nram = "768GiB"\nram_bandwidth = "614GB/s"\ncpu = { cores = 16 }\n'
@@ -77,14 +78,6 @@ def test_slurm_is_asked_for_gpus_of_every_node_that_gets_layers(
 
 
 def test_layers_in_the_ram_of_other_nodes_take_no_gpu() -> None:
-    recipe = Recipe(
-        name="r",
-        engine="llama.cpp",
-        model="m",
-        checkpoint="c",
-        served_name="s",
-        parallel=Parallel(nodes=3),
-        hybrid=Hybrid(split=(5, 5)),
-    )
+    recipe = phantom_recipe(parallel=Parallel(nodes=3), hybrid=Hybrid(split=(5, 5)))
 
     assert recipe.gpus_per_node == 0

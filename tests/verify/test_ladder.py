@@ -189,6 +189,16 @@ def test_a_short_context_is_no_fault(server: str, oracle: str):
     assert {rung.name: rung.reason for rung in ladder.rungs if rung.verdict != "pass"} == {}
 
 
+def test_a_context_that_is_said_to_be_shorter_than_it_is_hides_nothing(oracle: str):
+    """All is asked as ever, and what fails is the announcement: answers of one token were called unfinished."""
+    ladder = climb(oracle, "says-it-takes-little", "alive", "plain", "thinking", "agents", "limits")
+    marks = {rung.name: rung.verdict for rung in ladder.rungs}
+    (agents,) = (rung for rung in ladder.rungs if rung.name == "agents")
+
+    assert marks == {"alive": "pass", "plain": "pass", "thinking": "pass", "agents": "pass", "limits": "fail"}
+    assert {probe.name: probe.reason for probe in agents.probes}["rounds with thinking"] == "6 rounds"
+
+
 def test_each_fault_of_the_brief_has_a_server():
     """The list of breakages is complete, and every rung has at least one server that fails it."""
     assert set(BROKEN.values()) == set(NAMES)

@@ -167,10 +167,10 @@ def up(
         patience: Longest time without progress while a member starts.
         json: Print the fleet as one JSON document.
     """
-    from moebox.cli.up import heeded
+    from moebox.cli.signals import asked_to_stop
     from moebox.flows import fleet_up
 
-    heeded()
+    asked = asked_to_stop()
     running = fleet_up.up(file, twins=twin, patience_s=flags.seconds("--patience", patience), tell=_say)
     try:
         record = running.record
@@ -183,7 +183,7 @@ def up(
         if detach:
             running.detach()
             return 0
-        running.wait()
+        running.wait(stop=asked.is_set)
     except BaseException:
         running.stop()
         raise

@@ -48,7 +48,8 @@ def rehearse(
         runs: Where run folders live.
         json: Print JSON.
     """
-    from moebox.cli.up import heeded, settled
+    from moebox.cli.signals import asked_to_stop
+    from moebox.cli.up import settled
     from moebox.flows import recipes
     from moebox.serve.order import refuse_missing
 
@@ -63,7 +64,7 @@ def rehearse(
         flags.not_taken("--phantom has few layers of its own", layers=layers)
     if len(depths) > 1 and not measure:
         raise BadInput(f"--layers {layers}: two depths are for --measure")
-    heeded()
+    asked_to_stop()
     refuse_missing(deploy(chosen))
     if measure:
         return measured(chosen, depths, budget_s=budget_s, patience_s=patience_s, runs=runs, json=json)

@@ -31,6 +31,23 @@ def as_interrupt(words: Sequence[str]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+def asked_to_stop() -> threading.Event:
+    """For what serves until it is stopped: set by Ctrl-C or a service manager's SIGTERM, which both interrupt.
+
+    Python drops an interrupt that comes while it finalizes an object; an engine that nobody stops would run on.
+    """
+    asked = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ignore it for what runs in the background
+            signal.signal(number, interrupt)
+    return asked
+
+
 @contextlib.contextmanager
 def told_when_interrupted(what: str) -> Iterator[None]:
     """An interrupt that says, in the command's last line, what there is by now or how to go on."""

@@ -1,8 +1,6 @@
 """`moebox up`: from a recipe to a live endpoint."""
 
 import dataclasses
-import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +8,7 @@ from cyclopts import Parameter
 
 from moebox.cli import flags, up_view
 from moebox.cli.output import answer, talk
+from moebox.cli.signals import asked_to_stop
 from moebox.core.change import changed
 from moebox.core.recipe import Recipe, RuntimeKind
 from moebox.core.symptom import as_text
@@ -123,7 +122,7 @@ def serve(
     from moebox.serve.order import refuse_missing
     from moebox.store import Run
 
-    asked = heeded()
+    asked = asked_to_stop()
     if not where.given:
         refuse_missing(deployment)
     warn(deployment)
@@ -163,23 +162,6 @@ def warn(deployment: "Deployment") -> None:
         if caution.severity != "note" and caution.symptom not in PATCHABLE:  # which are refused, or were patched
             remedy = f" ({caution.remedy})" if caution.remedy else ""
             talk().print(f"warning: {caution.text}{remedy}", markup=False)
-
-
-def heeded() -> threading.Event:
-    """Set once Ctrl-C or a service manager's SIGTERM asks for the engine's end, beside the interrupt that it raises.
-
-    Python drops an exception that is raised while it finalizes an object; an engine that nobody stops would run on.
-    """
-    asked = threading.Event()
-
-    def interrupt(*_: object) -> None:
-        asked.set()
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ignore it for what runs in the background
-            signal.signal(number, interrupt)
-    return asked
 
 
 def attempt(deployment: "Deployment", run: "Run", patience_s: float, where: Where = HERE) -> "Session":

@@ -109,9 +109,7 @@ class PlannedFor:
     box: str = ""
     ram: str = ""
     ram_bandwidth: str = ""
-    described: dict[str, object] = field(
-        default_factory=dict
-    )  # what the box file said, where `box` was one: it may move
+    described: dict[str, object] = field(default_factory=dict)  # by the box file, where `box` was one: it may move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

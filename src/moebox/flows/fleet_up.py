@@ -100,9 +100,11 @@ class Running:
         for part in (*self.members, self.router):
             part.detach()
 
-    def wait(self) -> None:
-        """Until the router ends; members that die are told of by `fleet ps`."""
+    def wait(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+        """Until the router ends; members that die are told of by `fleet ps`. KeyboardInterrupt where `stop` says so."""
         while self.router.alive:
+            if stop():
+                raise KeyboardInterrupt
             time.sleep(0.5)
         raise Outside(f"{self.record.router.kind} ended: {self.router.last_words()}", hint=f"log: {self.router.log}")
 
@@ -331,13 +333,12 @@ def start_router(
         run.write(file, text)
     secrets = {variable: _secret(variable, router.kind) for variable in start.key_envs}
     package = routers.traits()[router.kind].package
-    argv = (python, *start.argv) if package else start.argv
     host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
     endpoint = endpoint_of(f"{host}:{port}", model, key=secrets.get(router.key_env))
     order = ProgramOrder(
         title=f"{name}-router",
         kind=router.kind,
-        argv=argv,
+        argv=(python, *start.argv) if package else start.argv,
         endpoint=endpoint,
         host=router.host,
         port=port,

@@ -4,7 +4,6 @@ import contextlib
 import json
 import random
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from moebox.verify.tally import Tally
 
 __all__ = ["Asker", "Failed", "Options", "Skipped", "Unusable", "refuse", "said"]
 
+ANSWER_ROOM = 512  # tokens that are asked for however short a context is said to be
 PROMPT_ROOM = 1024  # tokens of a short context that are left to prompts
 THINKING_ROOM = 4096  # tokens added for a model that thinks although it was asked not to
 SLACK_EVENTS = 64  # events beyond max_tokens that an honest stream may have: role, finish, usage, keep-alives
@@ -106,19 +106,21 @@ class Asker:
         """The model's name says Kimi, so Kimi's own forms are expected."""
         return "kimi" in self.endpoint.model.lower() or "k2" in self.endpoint.model.lower()
 
-    @property
-    def most_room(self) -> int:
-        """Tokens for an answer that a short context has beside a prompt: vLLM refuses to be asked for more."""
-        return max(self.limit // 2, self.limit - PROMPT_ROOM) if self.limit else sys.maxsize
+    def room(self, tokens: int, *, thinking: bool = False) -> int:
+        """So many tokens for an answer, and for thoughts that come unasked, as a short context has beside a prompt.
+
+        vLLM refuses to be asked for more.
+        """
+        wanted = tokens + (THINKING_ROOM if self.always_thinks and not thinking else 0)
+        return min(wanted, max(ANSWER_ROOM, self.limit // 2, self.limit - PROMPT_ROOM)) if self.limit else wanted
 
     def body(
         self, messages: Sequence[Any], *, thinking: bool = False, max_tokens: int | None = 512, **more: Any
     ) -> Any:
         """A chat request at temperature 0; values that are None are left out."""
-        room = THINKING_ROOM if self.always_thinks and not thinking else 0
         request = {"model": self.endpoint.model, "messages": list(messages), "temperature": 0, **more}
         if max_tokens is not None:
-            request[self.limit_name] = min(max_tokens + room, self.most_room)
+            request[self.limit_name] = self.room(max_tokens, thinking=thinking)
         if self.template_arguments:
             # Kimi's templates read `thinking`, Qwen's and GLM's `enable_thinking`; others ignore both
             request["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}

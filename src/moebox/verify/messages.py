@@ -5,7 +5,7 @@ from typing import Any
 from moebox.core.verdict import Exchange
 from moebox.phantom.tasks import Task
 from moebox.verify.answer import SPECIAL
-from moebox.verify.ask import THINKING_ROOM, Asker, Skipped, lost, refuse
+from moebox.verify.ask import Asker, Skipped, lost, refuse
 from moebox.verify.kinds import STREAMED
 from moebox.verify.message import Message, whole
 from moebox.verify.message_events import streamed
@@ -24,7 +24,7 @@ def request(ask: Asker, task: Task, *, stream: bool = False, turns: list[Any] | 
         for tool in task.tools
     ]
     body: dict[str, object] = {"model": ask.endpoint.model, "messages": turns or list(task.messages), "temperature": 0}
-    body |= {"max_tokens": min(task.max_tokens + THINKING_ROOM * ask.always_thinks, ask.most_room), "stream": stream}
+    body |= {"max_tokens": ask.room(task.max_tokens), "stream": stream}
     if tools:
         body["tools"] = tools
     if ask.template_arguments:

@@ -6,6 +6,7 @@ from typing import Any
 
 from moebox.core.verdict import Whose
 from moebox.phantom.toolbox import TOOLS, Tool
+from moebox.units import plural
 from moebox.verify.answer import Answer
 from moebox.verify.ask import Asker, Skipped, skipped_if_refused
 from moebox.verify.breach import strict_json
@@ -68,12 +69,12 @@ class _Conversation:
             raise Skipped(f"model, not server: it lost the thread in {len(self.lost)} rounds ({self.lost[0]})")
         full = f", all that a context of {self.ask.limit:,} tokens holds" if done < rounds else ""
         told = f"; {len(self.lost)} lost by the model ({self.lost[0]})" if self.lost else ""
-        return f"{done} rounds{full}{told}"
+        return f"{plural(done, 'round')}{full}{told}"
 
     def _room(self) -> int:
         """Tokens for the next answer, once the context has taken what a round adds to it."""
         usual = 2048 if self.thinking else 512
-        if not self.ask.limit or not self.counted:
+        if not self.ask.limit or not 0 < self.counted < self.ask.limit:  # not told, or not held to
             return usual
         return min(usual, self.ask.limit - self.counted - 2 * self.grew)
 

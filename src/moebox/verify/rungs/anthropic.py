@@ -160,7 +160,8 @@ async def thinking(ask: Asker) -> str | Warned:
 def _thinking_request(ask: Asker, task: Task, stream: bool) -> dict[str, object]:
     """A task that is to be thought about first."""
     body = messages.request(ask, task, stream=stream) | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-    body |= {"max_tokens": min(THINKING_ROOM, ask.most_room), "temperature": 1}  # the API takes no other with thinking
+    body |= {"max_tokens": ask.room(THINKING_ROOM, thinking=True)}
+    body["temperature"] = 1  # the API takes no other with thinking
     if "chat_template_kwargs" in body:
         body["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True}
     return body
@@ -193,9 +194,7 @@ async def choices(ask: Asker) -> str | Warned:
         choice = ({"type": "any"}, {"type": "tool", "name": name}, {"type": "none"}, {"type": "none"})[number]
         stream = number % 2 == 1
         body = messages.request(ask, task, stream=stream) | {"tool_choice": choice}
-        body["max_tokens"] = min(
-            ROOM + THINKING_ROOM * ask.always_thinks, ask.most_room
-        )  # a call is shorter; what goes on is no call
+        body["max_tokens"] = ask.room(ROOM)  # a call is shorter; what goes on is no call
         with skipped_if_refused(f"the server does not take tool_choice {choice['type']}"):
             message = await messages.send(ask, body, odd=True)
         unheeded += _unheeded(choice, [call.name for call in message.calls])
