@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebox.flows import fleet_up
+from moebox.flows import fleet_record, fleet_up
 from moebox.serve import state
 from moebox.serve.stop import stop
 
@@ -57,7 +57,7 @@ def nothing_left(own_folders: None) -> Iterator[None]:
     yield
     left = [one.id for one in state.instances() if one.alive]
     strays = state.strays()
-    for record in fleet_up.records():
+    for record in fleet_record.records():
         fleet_up.down(record)
     for one in state.instances():
         stop(one)

@@ -7,8 +7,8 @@ from moebox.cli.fleet_view import loss_lines
 from moebox.core.endpoint import endpoint_of
 from moebox.fleet.file import RouterKind, RouterSettings
 from moebox.flows.fleet_loss import in_flight, judged
+from moebox.flows.fleet_record import FleetRecord, MemberRecord
 from moebox.flows.fleet_streams import Crowd, Stream, crowd
-from moebox.flows.fleet_up import FleetRecord, MemberRecord
 
 
 def fleet(kind: RouterKind) -> FleetRecord:

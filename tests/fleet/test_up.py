@@ -9,7 +9,7 @@ import pytest
 
 from moebox.cli import main
 from moebox.errors import BadInput, Outside
-from moebox.flows import fleet_up, fleet_verify
+from moebox.flows import fleet_record, fleet_up, fleet_verify
 from moebox.flows.fleet_streams import crowd
 from moebox.serve import state
 from moebox.store import Run
@@ -48,7 +48,7 @@ def test_a_fleet_of_twins_answers_loses_only_a_members_streams_and_stops(
         assert [part["status"] for part in parts] == ["ready"] * 3  # the killed one is back
     finally:
         running.stop()
-    assert fleet_up.records() == []
+    assert fleet_record.records() == []
 
 
 def test_streams_to_nobody_are_lost_and_named() -> None:

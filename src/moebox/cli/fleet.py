@@ -196,9 +196,9 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     Args:
         json: Print JSON.
     """
-    from moebox.flows import fleet_up
+    from moebox.flows import fleet_record, fleet_up
 
-    found = [(record, fleet_up.status(record)) for record in fleet_up.records()]
+    found = [(record, fleet_up.status(record)) for record in fleet_record.records()]
     if json:
         emit(
             {
@@ -227,9 +227,9 @@ def down(name: str = "", /, *, json: Annotated[bool, Parameter(negative=())] = F
         name: The fleet's name or file; the only one when left out.
         json: Print JSON.
     """
-    from moebox.flows import fleet_up
+    from moebox.flows import fleet_record, fleet_up
 
-    record = fleet_up.find(name)
+    record = fleet_record.find(name)
     stopped = fleet_up.down(record)
     answer(
         json,
@@ -269,7 +269,7 @@ def verify(
     """
     from moebox.cli.verify import refuse_unused
     from moebox.cli.verify_view import View
-    from moebox.flows import fleet_up, fleet_verify
+    from moebox.flows import fleet_record, fleet_verify
     from moebox.store import Run
     from moebox.verify.ladder import choose
     from moebox.verify.ladder import document as ladder_document
@@ -281,7 +281,7 @@ def verify(
     if not kill:
         flags.belong_to("--kill", streams=streams)
     tokens = flags.tokens("--context", context or None)
-    record = fleet_up.find(name)
+    record = fleet_record.find(name)
     effort: Effort = "quick" if quick else "default"
     longest = max(1.0, flags.seconds("--deadline", deadline))
     options = Options(context=tokens, trials=TRIALS[effort], time_s=TIME_S[effort], seed=seed, deadline_s=longest)
@@ -332,9 +332,9 @@ def bench(
         output_len: Reply tokens.
         json: Print JSON.
     """
-    from moebox.flows import fleet_bench, fleet_up
+    from moebox.flows import fleet_bench, fleet_record
 
-    record = fleet_up.find(name)
+    record = fleet_record.find(name)
     sizes = _sizes(members, len(record.members))
     if min(concurrency, requests, input_len, output_len) < 1:
         raise BadInput("--concurrency, --requests, --input-len and --output-len are 1 or more")

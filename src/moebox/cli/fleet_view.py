@@ -12,7 +12,7 @@ from moebox.fleet.simulate import FleetOutcome
 from moebox.flows.fleet_bench import Step
 from moebox.flows.fleet_loss import MemberLoss
 from moebox.flows.fleet_plan import Answer, FleetPlan
-from moebox.flows.fleet_up import FleetRecord
+from moebox.flows.fleet_record import FleetRecord
 from moebox.units import percent, seconds
 
 

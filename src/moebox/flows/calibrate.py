@@ -6,7 +6,6 @@ What is measured is kept as it comes: interrupted, the run folder has it; the st
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from moebox import detect
@@ -26,7 +25,7 @@ from moebox.planner.speed.measured import decode_series
 from moebox.serve import preflight
 from moebox.serve.faults import LaunchFailed
 from moebox.serve.session import PATIENCE_S, start
-from moebox.serve.watch import Listener
+from moebox.serve.watch import Listener, Tell
 from moebox.sizing.kv import token_bytes
 from moebox.store import Run, calibrations
 from moebox.units import seconds
@@ -34,7 +33,6 @@ from moebox.units import seconds
 BUDGET_S = 600.0
 FIRST_BOOT_S = 120.0  # until it is known: vLLM compiles and captures graphs for 90 to 190 s
 FILE = "calibration.json"
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from moebox.core.calibration import Boot, DecodeStep, Prefill
@@ -14,6 +14,7 @@ from moebox.flows.calibrate_depths import Depth
 from moebox.flows.calibrate_grid import Point, grid
 from moebox.serve.faults import ending
 from moebox.serve.session import Session
+from moebox.serve.watch import Tell
 from moebox.units import seconds
 
 POINT_S = 1.5  # decoding at each point, in seconds
@@ -125,9 +126,7 @@ def unsure(looks: Sequence[DecodeStep | Prefill], short_s: float, *, all_again: 
     return all_again or looks[0].seconds < short_s or looks[0].spread > timing.QUIET
 
 
-def measured_boot(
-    work: Measuring, session: Session, model: Model, *, deadline: float, tell: Callable[[str], None]
-) -> None:
+def measured_boot(work: Measuring, session: Session, model: Model, *, deadline: float, tell: Tell) -> None:
     """Time every point of the grid, then the first again; raises AnswerIsNo when the engine dies of it."""
     facts = session.facts
     work.startup_s = session.startup_s
@@ -167,9 +166,7 @@ def warm(target: timing.Target, points: list[Point]) -> float:
     return pace
 
 
-def timed(
-    work: Measuring, target: timing.Target, points: list[Point], *, deadline: float, tell: Callable[[str], None]
-) -> None:
+def timed(work: Measuring, target: timing.Target, points: list[Point], *, deadline: float, tell: Tell) -> None:
     """Every point for which there is time."""
     left_out = 0
     for number, point in enumerate(points, 1):

@@ -1,6 +1,6 @@
 """`moebox fleet bench`: how throughput grows with members, and what the router costs: added TTFT and CPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,11 +10,11 @@ from moebox.bench.measure import Measured, measure, subject_of
 from moebox.core.endpoint import Endpoint
 from moebox.core.measure import Load, Workload
 from moebox.errors import BadInput
-from moebox.flows.fleet_up import FleetRecord, interpreter, start_router
+from moebox.flows.fleet_record import FleetRecord
+from moebox.flows.fleet_up import interpreter, start_router
 from moebox.serve.program import Program
+from moebox.serve.watch import Tell
 from moebox.units import plural
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,11 @@ def bench(record: FleetRecord, sizes: tuple[int, ...], load: BenchLoad, *, tell:
     for size in sizes:
         tell(f"{plural(size, 'member')} behind {record.router.kind}")
         steps.append(_step(record, size, load))
+    return _scaled(steps)
+
+
+def _scaled(steps: Sequence[Step]) -> list[Step]:
+    """The steps with their throughput against that of a member alone."""
     alone = next((step.output_throughput / step.members for step in steps if step.output_throughput), 1.0)
     return [replace(step, scaling=step.output_throughput / (alone * step.members)) for step in steps]
 

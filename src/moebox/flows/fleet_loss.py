@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +14,14 @@ from urllib.parse import urlsplit
 
 from moebox import codec, http
 from moebox.bench.scrape import parse, pick
-from moebox.checkpoint import deploy
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, Outside
+from moebox.errors import Outside, refuse_if
 from moebox.fleet import routers
-from moebox.flows.fleet_streams import Crowd, Stream, crowd
-from moebox.flows.fleet_up import FleetRecord, MemberRecord, answers, save, start_twin, wait_ready
+from moebox.flows.fleet_record import FleetRecord, MemberRecord, save
+from moebox.flows.fleet_streams import Crowd, Stream, crowd, names
+from moebox.flows.fleet_up import answers, start_member, wait_ready
 from moebox.serve import preflight, state
-from moebox.serve.program import Program
-from moebox.serve.session import Session, launch, prepare
 from moebox.serve.stop import stop as stop_instance
-from moebox.store import Run
 from moebox.stream import loop
 
 BUSIEST = "busiest"
@@ -58,14 +56,12 @@ class MemberLoss:
 def victim_of(record: FleetRecord, name: str) -> MemberRecord | None:
     """The member to be killed; None for the one that is busiest when it comes to it."""
     members = {member.name: member for member in record.members}
-    if name == BUSIEST and len(members) > 1 and all(member.instance for member in record.members):
+    if name == BUSIEST and len(members) > 1 and record.all_started:
         return None
-    if name not in members:
-        raise BadInput(f"{record.name} has no member {name!r}", hint=", ".join(members))
-    if not members[name].instance:
-        raise BadInput(f"{name} was not started by moebox, so it is not killed", hint="a member with a recipe can be")
-    if len(members) < 2:
-        raise BadInput("killing the only member leaves nothing to look at")
+    refuse_if(name not in members, f"{record.name} has no member {name!r}", hint=", ".join(members))
+    foreign = f"{name} was not started by moebox, so it is not killed"
+    refuse_if(not members[name].instance, foreign, hint="a member with a recipe can be")
+    refuse_if(len(members) < 2, "killing the only member leaves nothing to look at")
     return members[name]
 
 
@@ -105,16 +101,17 @@ def judged(
     computed more than it has sent: the rest lies in the member, dies with it, and is counted nowhere.
     """
     named = bool(routers.traits()[record.router.kind].member_header)
-    counted_by: CountedBy = "router" if named else "" if inside is None else "member"
+    by_member: CountedBy = "" if inside is None else "member"
+    elsewhere = [stream for stream in seen.lost if stream.member != member]
     return MemberLoss(
         member=member,
         router=record.router.kind,
         streams=len(seen.streams),
         inside=inside,
-        counted_by=counted_by,
-        finished=sum(stream.finished for stream in seen.streams),
-        lost=tuple(stream.name for stream in seen.lost),
-        elsewhere=tuple(stream.name for stream in seen.lost if stream.member != member) if named else (),
+        counted_by="router" if named else by_member,
+        finished=seen.finished,
+        lost=names(seen.lost),
+        elsewhere=names(elsewhere) if named else (),
         reasons=_reasons(seen),
         served_after_s=served_after_s,
     )
@@ -122,8 +119,8 @@ def judged(
 
 def in_flight(record: FleetRecord, streams: Sequence[Stream]) -> dict[str, int | None]:
     """Streams of each member that have begun and not ended, as clients see them."""
-    names = [stream.member for stream in streams if not stream.over]
-    return {member.name: names.count(member.name) for member in record.members}
+    members = [stream.member for stream in streams if not stream.over]
+    return {member.name: members.count(member.name) for member in record.members}
 
 
 def counts(record: FleetRecord, member: MemberRecord) -> dict[str, float]:
@@ -153,10 +150,7 @@ def _served_again(record: FleetRecord) -> float | None:
 
 
 def _reasons(seen: Crowd) -> dict[str, int]:
-    reasons: dict[str, int] = {}
-    for stream in seen.lost:
-        reasons[stream.error] = reasons.get(stream.error, 0) + 1
-    return reasons
+    return dict(Counter(stream.error for stream in seen.lost))
 
 
 def _kill(member: MemberRecord) -> None:
@@ -179,14 +173,8 @@ def restart(record: FleetRecord, member: MemberRecord) -> FleetRecord:
     folder, port = Path(old.run), old.port
     stop_instance(old)
     _wait_for_port(old.base_url, port)
-    run_name = f"{record.name}-{member.name}"
-    run = Run.create(run_name)
-    if record.twins:
-        recipe = codec.read_toml(Recipe, folder / "twin.toml")
-        part: Session | Program = start_twin(recipe, member.box, run, title=run_name, port=port)
-    else:
-        recipe = codec.read_toml(Recipe, folder / "recipe.toml")
-        part = launch(prepare(deploy(recipe), name=run.id), run)
+    recipe = codec.read_toml(Recipe, folder / ("twin.toml" if record.twins else "recipe.toml"))
+    part = start_member(f"{record.name}-{member.name}", recipe, member.box, twins=record.twins, port=port)
     try:
         wait_ready(part, BACK_S)
     except BaseException:

@@ -152,19 +152,29 @@ def _submit(fleet: Fleet, recipes: dict[str, Recipe], start: routers.RouterStart
         *(f': "${{{name}:?holds a key}}"' for name in start.key_envs),
         *(f"export {name}={shlex.quote(value)}" for name, value in start.env.items()),
         WAITING,
-        *(f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes),
-        *(
-            f'host_{place}="$(wait_for "${{jobs[{place}]}}" {recipe.listen.port})"  # {recipe.name}'
-            for place, recipe in enumerate(recipes.values())
-        ),
+        *_jobs(recipes),
+        *_run_router(start, list(recipes)),
     ]
-    words = [_with_hosts(word, list(recipes)) for word in start.argv]
-    for file in start.files:
-        sed = " ".join(f'-e "s/@{name}@/$host_{place}/"' for place, name in enumerate(recipes))
-        lines.append(f"sed {sed} {shlex.quote(file)} > {shlex.quote(f'running-{file}')}")
-        words = [f"running-{word}" if word == file else word for word in words]
-    lines.append('"$PYTHON" ' + " ".join(words))
     return "\n".join(lines) + "\n"
+
+
+def _jobs(recipes: dict[str, Recipe]) -> list[str]:
+    """Submit every member, then wait until each answers."""
+    submitted = [f'jobs+=("$(sbatch --parsable {shlex.quote(name)}.sbatch)")' for name in recipes]
+    hosts = [
+        f'host_{place}="$(wait_for "${{jobs[{place}]}}" {recipe.listen.port})"  # {recipe.name}'
+        for place, recipe in enumerate(recipes.values())
+    ]
+    return [*submitted, *hosts]
+
+
+def _run_router(start: routers.RouterStart, members: list[str]) -> list[str]:
+    """Run the router, with the members' hosts in its files and arguments."""
+    sed = " ".join(f'-e "s/@{name}@/$host_{place}/"' for place, name in enumerate(members))
+    files = [f"sed {sed} {shlex.quote(file)} > {shlex.quote(f'running-{file}')}" for file in start.files]
+    words = [_with_hosts(word, members) for word in start.argv]
+    running = [f"running-{word}" if word in start.files else word for word in words]
+    return [*files, '"$PYTHON" ' + " ".join(running)]
 
 
 def _with_hosts(word: str, names: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import httpx2
@@ -28,6 +28,11 @@ class Stream:
     over: bool = False
 
     @property
+    def begun(self) -> bool:
+        """Something of it came, or its end."""
+        return self.chunks > 0 or self.over
+
+    @property
     def lost(self) -> bool:
         """It ended, and not as a reply does."""
         return self.over and not self.finished
@@ -50,6 +55,16 @@ class Crowd:
     def lost(self) -> tuple[Stream, ...]:
         """Those that broke."""
         return tuple(stream for stream in self.streams if stream.lost)
+
+    @property
+    def finished(self) -> int:
+        """How many ended as a reply does."""
+        return sum(stream.finished for stream in self.streams)
+
+
+def names(streams: Iterable[Stream]) -> tuple[str, ...]:
+    """X-Request-Id of each."""
+    return tuple(stream.name for stream in streams)
 
 
 async def crowd(
@@ -89,7 +104,7 @@ async def _begun(streams: list[Stream], deadline_s: float) -> None:
     until = time.monotonic() + deadline_s
     seen, since = 0, time.monotonic()
     while time.monotonic() < until:
-        begun = sum(stream.chunks > 0 or stream.over for stream in streams)
+        begun = sum(stream.begun for stream in streams)
         if begun != seen:
             seen, since = begun, time.monotonic()
         calm = seen > 0 and time.monotonic() - since > CALM_S

@@ -5,94 +5,36 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from moebox import codec, http, loose
 from moebox.checkpoint import deploy
 from moebox.core.endpoint import Endpoint, endpoint_of
 from moebox.core.recipe import Recipe
-from moebox.errors import BadInput, Outside, suggest
-from moebox.files import write_atomic
+from moebox.errors import BadInput, Outside
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet, Member, RouterSettings, read, recipe_path, served_name
+from moebox.flows.fleet_record import FleetRecord, MemberRecord, forget, records, save
+from moebox.loose import Json
 from moebox.serve import preflight, state
 from moebox.serve.program import Program, ProgramOrder, stop_all
 from moebox.serve.recipes import read_recipe
 from moebox.serve.session import Session, launch, prepare
 from moebox.serve.stop import stop as stop_instance
+from moebox.serve.watch import Tell
 from moebox.store import Run
 
 PATIENCE_S = 900.0
 ROUTER_S = 180.0  # for a router to be up and to have noticed members that are; LiteLLM imports for most of a minute
 ASK_S = 30.0
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRecord:
-    """One member as it was started or found."""
-
-    name: str
-    base_url: str
-    engine: str
-    context: int
-    instance: str = ""  # moebox's own; "" for a url
-    key_env: str = ""
-    box: str = ""
-
-    @property
-    def root(self) -> str:
-        """The server itself, above /v1."""
-        return self.base_url.rstrip("/").removesuffix("/v1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRecord:
-    """A fleet that was started; kept in the state folder so that ps, verify, bench and down find it."""
-
-    name: str
-    file: str
-    model: str
-    router: RouterSettings
-    instance: str  # the router's
-    base_url: str
-    members: tuple[MemberRecord, ...]
-    started: float
-    twins: bool = False
-
-    def is_called(self, name: str) -> bool:
-        """By its own name, by the file it was started from, or by any where none is given."""
-        file = str(Path(name).resolve()) if name.endswith(".toml") else ""
-        return name in ("", self.name) or file == self.file
-
-    @property
-    def context(self) -> int:
-        """Tokens that every member takes; 0 when one does not say."""
-        return min((member.context for member in self.members), default=0)
-
-    @property
-    def engine(self) -> str:
-        """The engine behind the router; "" when members differ."""
-        kinds = {member.engine for member in self.members}
-        return kinds.pop() if len(kinds) == 1 else ""
-
-    def endpoint(self) -> Endpoint:
-        """The fleet as clients see it, with what a router hides."""
-        key = os.environ.get(self.router.key_env)
-        found = endpoint_of(self.base_url, self.model, key=key, engine=self.engine)
-        return replace(found, router=self.router.kind, context=self.context)
-
-    def member_endpoint(self, member: MemberRecord) -> Endpoint:
-        """One member, past the router."""
-        key = os.environ.get(member.key_env)
-        return endpoint_of(member.base_url, self.model, key=key, engine=member.engine)
+Part = Session | Program  # a member that was started
 
 
 class Running:
     """A fleet that this process started."""
 
-    def __init__(self, record: FleetRecord, members: list[Session | Program], router: Program) -> None:
+    def __init__(self, record: FleetRecord, members: list[Part], router: Program) -> None:
         self.record, self.members, self.router = record, members, router
 
     def detach(self) -> None:
@@ -114,45 +56,6 @@ class Running:
         stop_all([self.router.stop, *(member.stop for member in self.members), lambda: _discard(down(latest))])
 
 
-# -- records
-
-
-def fleets_dir() -> Path:
-    """Where fleets that run are noted."""
-    return state.state_dir() / "fleets"
-
-
-def save(record: FleetRecord) -> FleetRecord:
-    """Note the fleet, whole or not at all."""
-    write_atomic(fleets_dir() / f"{record.name}.json", codec.to_json(record))
-    return record
-
-
-def forget(name: str) -> None:
-    """The fleet is gone."""
-    (fleets_dir() / f"{name}.json").unlink(missing_ok=True)
-
-
-def records() -> list[FleetRecord]:
-    """Fleets that were started, by name."""
-    paths = sorted(fleets_dir().glob("*.json")) if fleets_dir().is_dir() else []
-    return [codec.decode(FleetRecord, codec.load_json(path), where=str(path)) for path in paths]
-
-
-def find(name: str) -> FleetRecord:
-    """The fleet called so, started from that file, or the only one."""
-    known = records()
-    meant = [fleet for fleet in known if fleet.is_called(name)]
-    if len(meant) == 1:
-        return meant[0]
-    names = [fleet.name for fleet in meant or known]
-    if meant:
-        raise BadInput(f"{len(meant)} fleets are running: say which", hint=", ".join(names))
-    if not known:
-        raise Outside("no fleet is running", hint="`moebox fleet up FILE` starts one")
-    raise BadInput(f"no fleet called {name!r} is running", hint=suggest(name, names))
-
-
 # -- starting
 
 
@@ -168,7 +71,7 @@ def interpreter(router: RouterSettings) -> str:
     version = preflight.said(preflight.version_words(python, known.package))
     if not version:
         raise missing
-    if not any(version == wanted or version.startswith(f"{wanted}.") for wanted in known.versions):
+    if not any(f"{version}.".startswith(f"{wanted}.") for wanted in known.versions):
         raise Outside(
             f"{router.kind} {version} is installed, and moebox knows {', '.join(known.versions)}", hint=install
         )
@@ -198,29 +101,25 @@ def _python(router: RouterSettings, missing: Outside) -> str:
 
 def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell: Tell = lambda _: None) -> Running:
     """Start every member that has a recipe, then the router; nothing is left when any of it fails."""
-    fleet = read(path)
-    if any(record.name == fleet.name for record in records()):
-        raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
-    if not fleet.member:
-        raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
+    fleet = _startable(path)
     recipes = {member.name: read_recipe(recipe_path(path, member)) for member in fleet.member if member.recipe}
     model = served_name(fleet.member, recipes)
     python = interpreter(fleet.router)
-    started: list[Session | Program] = []
-    stops: list[Callable[[], None]] = []  # of what runs, the last first
+    started: list[Part] = []
+    stops: list[Callable[[], None]] = []  # of what runs, the router's first
     try:
         members: list[MemberRecord] = []
         for member in fleet.member:
             if not member.recipe:
                 members.append(_found(member, model))
                 continue
-            part = _start_member(fleet, member, recipes[member.name], twins=twins)
+            part = _start(fleet, member, recipes[member.name], twins=twins)
             started.append(part)
             stops.append(part.stop)
             members.append(_record(member, recipes[member.name], part))
             tell(f"{member.name}: starting at {part.endpoint.root}")
         _wait_for(started, members, patience_s, tell)
-        router = start_router(fleet.name, fleet.router, model, tuple(members), python)
+        router = start_router(fleet.name, fleet.router, model, members, python)
         stops.insert(0, router.stop)
         record = FleetRecord(
             name=fleet.name,
@@ -239,9 +138,17 @@ def up(path: Path, *, twins: bool = False, patience_s: float = PATIENCE_S, tell:
         raise
 
 
-def _wait_for(
-    started: Sequence[Session | Program], members: Sequence[MemberRecord], patience_s: float, tell: Tell
-) -> None:
+def _startable(path: Path) -> Fleet:
+    """The fleet in a file; BadInput where it runs already or has nothing to start."""
+    fleet = read(path)
+    if any(record.name == fleet.name for record in records()):
+        raise BadInput(f"a fleet called {fleet.name} is running already", hint=f"`moebox fleet down {fleet.name}`")
+    if not fleet.member:
+        raise BadInput(f"{path}: a fleet without members has nothing to start", hint="[[member]] in the fleet file")
+    return fleet
+
+
+def _wait_for(started: Sequence[Part], members: Sequence[MemberRecord], patience_s: float, tell: Tell) -> None:
     """Until every part answers."""
     for part in started:
         wait_ready(part, patience_s)
@@ -249,16 +156,21 @@ def _wait_for(
         tell(f"{member.name}: ready")
 
 
-def _start_member(fleet: Fleet, member: Member, recipe: Recipe, *, twins: bool) -> Session | Program:
+def _start(fleet: Fleet, member: Member, recipe: Recipe, *, twins: bool) -> Part:
     name = f"{fleet.name}-{member.name}"
     recipe = replace(recipe, name=name, listen=replace(recipe.listen, port=0))
+    return start_member(name, recipe, member.box, twins=twins)
+
+
+def start_member(name: str, recipe: Recipe, box: str, *, twins: bool, port: int = 0) -> Part:
+    """A member in a run folder of its own; a twin listens on `port`, an engine where its recipe says."""
     run = Run.create(name)
     if twins:
-        return start_twin(recipe, member.box, run, title=name)
+        return _start_twin(recipe, box, run, title=name, port=port)
     return launch(prepare(deploy(recipe), name=run.id), run)
 
 
-def start_twin(recipe: Recipe, box: str, run: Run, *, title: str, port: int = 0) -> Program:
+def _start_twin(recipe: Recipe, box: str, run: Run, *, title: str, port: int) -> Program:
     """The member's box as a simulation, under a guard."""
     port = port or preflight.free_port()
     path = run.write("twin.toml", codec.to_toml(recipe))
@@ -274,7 +186,7 @@ def start_twin(recipe: Recipe, box: str, run: Run, *, title: str, port: int = 0)
     return Program(order, run)
 
 
-def wait_ready(part: Session | Program, patience_s: float) -> None:
+def wait_ready(part: Part, patience_s: float) -> None:
     """Until the member answers."""
     if isinstance(part, Session):
         part.wait_ready(patience_s=patience_s)
@@ -283,7 +195,7 @@ def wait_ready(part: Session | Program, patience_s: float) -> None:
         part.wait_until(lambda: http.get(health, timeout_s=2.0).ok, patience_s=patience_s)
 
 
-def _record(member: Member, recipe: Recipe, part: Session | Program) -> MemberRecord:
+def _record(member: Member, recipe: Recipe, part: Part) -> MemberRecord:
     return MemberRecord(
         name=member.name,
         base_url=part.endpoint.base_url,
@@ -299,17 +211,23 @@ def _found(member: Member, model: str) -> MemberRecord:
     """A member that runs already: it must answer, and serve the model."""
     key = _secret(member.key_env, member.name) if member.key_env else None
     endpoint = endpoint_of(member.url, model, key=key)
+    listed = _listed(member, endpoint)
+    context = member.context or int(loose.figure(listed, "max_model_len", "meta.n_ctx") or 0)
+    return MemberRecord(
+        name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
+    )
+
+
+def _listed(member: Member, endpoint: Endpoint) -> Json:
+    """What the server says of the model in /v1/models."""
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers)
     if not reply.ok:
         raise Outside(f"{member.name}: {member.url} does not answer: {http.error_text(reply.text)}", hint="is it up?")
     served = {loose.words(row, "id"): row for row in loose.rows(reply.json(), "data")}
-    if model not in served:
+    if endpoint.model not in served:
         names = ", ".join(served) or "nothing"
-        raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {model}")
-    context = member.context or int(loose.figure(served[model], "max_model_len", "meta.n_ctx") or 0)
-    return MemberRecord(
-        name=member.name, base_url=endpoint.base_url, engine=member.engine, context=context, key_env=member.key_env
-    )
+        raise BadInput(f"{member.name}: {member.url} serves {names}, the fleet {endpoint.model}")
+    return served[endpoint.model]
 
 
 def _secret(variable: str, whose: str) -> str:
@@ -321,7 +239,7 @@ def _secret(variable: str, whose: str) -> str:
 
 
 def start_router(
-    name: str, router: RouterSettings, model: str, members: tuple[MemberRecord, ...], python: str
+    name: str, router: RouterSettings, model: str, members: Sequence[MemberRecord], python: str
 ) -> Program:
     """The router in front of `members`; it answers a chat when this returns."""
     port = router.port or preflight.free_port(router.host)
@@ -331,30 +249,35 @@ def start_router(
     run = Run.create(f"{name}-router")
     for file, text in start.files.items():
         run.write(file, text)
-    secrets = {variable: _secret(variable, router.kind) for variable in start.key_envs}
-    package = routers.traits()[router.kind].package
-    host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
-    endpoint = endpoint_of(f"{host}:{port}", model, key=secrets.get(router.key_env))
-    order = ProgramOrder(
-        title=f"{name}-router",
-        kind=router.kind,
-        argv=(python, *start.argv) if package else start.argv,
-        endpoint=endpoint,
-        host=router.host,
-        port=port,
-        env=start.env,
-        secrets=secrets,
-        key_env=router.key_env,
-        cwd=str(run.path),
-        ports=() if package == "litellm" else (routers.metrics_port(router),),
-    )
-    program = Program(order, run)
+    order = _router_order(f"{name}-router", router, model, start, python)
+    program = Program(replace(order, cwd=str(run.path)), run)
     try:
-        program.wait_until(lambda: answers(endpoint), patience_s=ROUTER_S, every_s=0.3)
+        program.wait_until(lambda: answers(order.endpoint), patience_s=ROUTER_S, every_s=0.3)
     except BaseException:
         program.stop()
         raise
     return program
+
+
+def _router_order(
+    title: str, router: RouterSettings, model: str, start: routers.RouterStart, python: str
+) -> ProgramOrder:
+    """The router's program, with the keys that it needs from the environment."""
+    secrets = {variable: _secret(variable, router.kind) for variable in start.key_envs}
+    package = routers.traits()[router.kind].package
+    host = "127.0.0.1" if router.host == "0.0.0.0" else router.host  # noqa: S104
+    return ProgramOrder(
+        title=title,
+        kind=router.kind,
+        argv=(python, *start.argv) if package else start.argv,
+        endpoint=endpoint_of(f"{host}:{router.port}", model, key=secrets.get(router.key_env)),
+        host=router.host,
+        port=router.port,
+        env=start.env,
+        secrets=secrets,
+        key_env=router.key_env,
+        ports=() if package == "litellm" else (routers.metrics_port(router),),
+    )
 
 
 def answers(endpoint: Endpoint) -> bool:

@@ -9,7 +9,7 @@ from moebox import codec, http
 from moebox.core.verdict import Ladder, Probe, Verdict
 from moebox.fleet import routers
 from moebox.flows.fleet_loss import MemberLoss, counts, member_loss, victim_of
-from moebox.flows.fleet_up import FleetRecord
+from moebox.flows.fleet_record import FleetRecord
 from moebox.store import Run
 from moebox.verify.ladder import verify as climb
 from moebox.verify.options import Options

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 from moebox.checkpoint import deploy
@@ -11,6 +10,7 @@ from moebox.core.engine_facts import EngineFacts
 from moebox.core.recipe import PlannedFor, Recipe
 from moebox.serve import ports, state
 from moebox.serve.session import Session
+from moebox.serve.watch import Tell
 from moebox.store import Run
 
 DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before it is gone
@@ -19,7 +19,7 @@ DYING_S, LOOK_S = 1.0, 0.05  # a process closes its connections a moment before 
 class LiveEngine:
     """At most one live engine, or the twin of one."""
 
-    def __init__(self, run: Run, *, twin: bool, place: PlannedFor, tell: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, *, twin: bool, place: PlannedFor, tell: Tell) -> None:
         self.run, self.twin, self.place, self.tell = run, twin, place, tell
         self.live: Session | None = None
         self._twin: Any = None

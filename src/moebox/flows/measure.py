@@ -15,6 +15,7 @@ from moebox.doctor.logs import known_causes
 from moebox.errors import AnswerIsNo, BadInput, Outside
 from moebox.escape import printable
 from moebox.loose import as_json
+from moebox.serve.watch import Tell
 from moebox.store import Run
 from moebox.units import seconds, tok_s
 
@@ -31,7 +32,7 @@ def measure(
     *,
     levels: Sequence[int],
     short: bool,
-    tell: Callable[[str], None],
+    tell: Tell,
     alive: Callable[[], bool] = lambda: True,
 ) -> list[Measurement]:
     """Measure each level that has no measurement in the run yet; all of them are returned.
@@ -111,7 +112,7 @@ def streams(number: int | None) -> str:
     return "1 stream" if number == 1 else f"{number or 'any number of'} streams"
 
 
-def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Callable[[str], None]) -> Measured:
+def _level(subject: Subject, level: int, run: Run, *, short: bool, tell: Tell) -> Measured:
     """One level; once more where the machine slept meanwhile."""
     load = Load(concurrency=level, requests=ROUNDS * level)
     for left in reversed(range(TRIES)):

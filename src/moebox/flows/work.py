@@ -1,9 +1,9 @@
 """The jobs of a whole run: a few of each family, within a budget, taken up where an interrupted run left them."""
 
 import random
-from collections.abc import Callable
 
 from moebox.core.endpoint import Endpoint
+from moebox.serve.watch import Tell
 from moebox.store import Run
 from moebox.tasks import runner
 from moebox.tasks.families import FAMILIES
@@ -16,7 +16,7 @@ EACH = 2  # jobs of a family
 SHORT_JOBS = 2  # errands, for the rehearsal model
 
 
-def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Callable[[str], None]) -> TaskRun:
+def work(endpoint: Endpoint, run: Run, *, short: bool, tell: Tell) -> TaskRun:
     """Do them; what is there from an earlier try stays."""
     options = runner.Options(parallel=PARALLEL, budget_s=60.0 if short else BUDGET_S)
     worker = runner.Agent(Ask(endpoint=endpoint))

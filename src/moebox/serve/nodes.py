@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from moebox.serve.guard import LADDER
 from moebox.serve.node_checks import check, described, last_line, measured, meeting_port, survey
 from moebox.serve.order import Order, secrets_of
 from moebox.serve.state import mark
+from moebox.serve.watch import Tell
 from moebox.serve.where import Where
 from moebox.store import Run
 
@@ -155,7 +155,7 @@ def release(nodes: Nodes) -> None:
         subprocess.run(["scancel", nodes.job], capture_output=True, timeout=60, check=False)
 
 
-def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Callable[[str], None]) -> Order:
+def prepare_nodes(deployment: Deployment, run: Run, where: Where, tell: Tell) -> Order:
     """Find the nodes, look at them, and decide what each runs; an allocation is given back when that fails."""
     recipe = deployment.recipe
     where.check(recipe)

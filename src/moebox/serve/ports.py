@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from moebox.core import registry
@@ -13,15 +13,14 @@ from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError, Outside
 from moebox.serve import preflight, state
 from moebox.serve.session import PATIENCE_S, Session, launch, prepare
+from moebox.serve.watch import Tell
 from moebox.store import Run
 
 TRIES = 3  # ports, when others take them between our look and the engine's
 LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
 
-def start(
-    deployment: Deployment, run: Run, *, on_news: Callable[[str], None], patience_s: float = PATIENCE_S
-) -> Session:
+def start(deployment: Deployment, run: Run, *, on_news: Tell, patience_s: float = PATIENCE_S) -> Session:
     """A ready engine on the recipe's port, or on a free one where that is taken; the caller stops it."""
     for left in reversed(range(TRIES)):
         recipe = on_free_port(deployment.recipe, run.id, on_news=on_news)
@@ -46,7 +45,7 @@ def _ready(deployment: Deployment, run: Run, *, patience_s: float) -> Session:
     return session
 
 
-def on_free_port(recipe: Recipe, holder: str, *, on_news: Callable[[str], None]) -> Recipe:
+def on_free_port(recipe: Recipe, holder: str, *, on_news: Tell) -> Recipe:
     """The recipe on a port that is free: its own if it is, another one otherwise."""
     listen = recipe.listen
     if listen.port and is_free(recipe, holder):

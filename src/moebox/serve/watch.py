@@ -38,6 +38,7 @@ class Seen:
 
 
 Listener = Callable[[Event | Finding], None]
+Tell = Callable[[str], None]  # takes a line of news
 
 
 class Watch:
