@@ -5,21 +5,19 @@ For replies of servers, files of other tools and run folders of other versions. 
 """
 
 import sys
-from collections.abc import Mapping
-from typing import TypeGuard
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeGuard, TypeVar
 
 Json = Mapping[str, object]  # an object of theirs: nothing is known of what stands in it
 Document = dict[str, object]  # one that we write in somebody else's form
+T = TypeVar("T")
 LARGEST = sys.float_info.max  # JSON's integers have no end, and a float has
 
 
 def figure(row: object, *names: str) -> float | None:
     """The first finite number under one of `names`."""
-    for name in names:
-        value = within(row, name)
-        if is_figure(value):
-            return float(value)
-    return None
+    value = _first(row, names, is_figure)
+    return None if value is None else float(value)
 
 
 def is_figure(value: object) -> TypeGuard[int | float]:
@@ -29,51 +27,59 @@ def is_figure(value: object) -> TypeGuard[int | float]:
 
 def words(row: object, *names: str) -> str:
     """The first text under one of `names`; numbers are written out."""
-    for name in names:
-        value = within(row, name)
-        if isinstance(value, str) and value:
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return f"{value:g}" if isinstance(value, float) else str(value)
-    return ""
+    return next(filter(None, map(written, _values(row, names))), "")
+
+
+def written(value: object) -> str:
+    """A text as it is, a number written out; "" for anything else."""
+    if isinstance(value, bool):
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if isinstance(value, str | int) else ""
 
 
 def rows(row: object, *names: str) -> list[Json]:
     """The first list of dicts under one of `names`, what is no dict left out."""
-    for name in names:
-        value = within(row, name)
-        if isinstance(value, list | tuple):
-            return [inner for inner in value if isinstance(inner, dict)]
-    return []
+    return [each for each in _first(row, names, _is_list) or () if isinstance(each, dict)]
 
 
 def texts(row: object, *names: str) -> list[str]:
-    """The first list of strings under one of `names`."""
-    for name in names:
-        value = within(row, name)
-        if isinstance(value, list | tuple):
-            return [str(inner) for inner in value if isinstance(inner, str | int | float)]
-        if isinstance(value, str) and value:
-            return [value]
-    return []
+    """The first list of strings under one of `names`; a string alone is a list of one."""
+    found = _first(row, names, _is_list_or_text) or ()
+    several = [found] if isinstance(found, str) else found
+    return [str(each) for each in several if isinstance(each, str | int | float)]
 
 
 def figures(row: object, *names: str) -> list[float]:
     """The finite numbers of the first list under one of `names`."""
-    for name in names:
-        value = within(row, name)
-        if isinstance(value, list | tuple):
-            return [float(each) for each in value if is_figure(each)]
-    return []
+    return [float(each) for each in _first(row, names, _is_list) or () if is_figure(each)]
 
 
 def inner(row: object, *names: str) -> Json:
     """The first dict under one of `names`, or an empty one."""
-    for name in names:
-        value = within(row, name)
-        if isinstance(value, dict):
-            return value
-    return {}
+    return _first(row, names, _is_object) or {}
+
+
+def _first(row: object, names: Sequence[str], wanted: Callable[[object], TypeGuard[T]]) -> T | None:
+    """The first value under one of `names` that is of the `wanted` kind."""
+    return next(filter(wanted, _values(row, names)), None)
+
+
+def _values(row: object, names: Sequence[str]) -> Iterator[object]:
+    return (within(row, name) for name in names)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)
+
+
+def _is_list_or_text(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple | str) and value != ""
+
+
+def _is_object(value: object) -> TypeGuard[Json]:
+    return isinstance(value, dict)
 
 
 def truth(row: object, *names: str) -> bool:
@@ -92,4 +98,4 @@ def within(row: object, name: str) -> object:
 
 def as_json(value: object) -> Json:
     """`value` where it is a JSON object, else an empty one."""
-    return value if isinstance(value, dict) else {}
+    return value if _is_object(value) else {}

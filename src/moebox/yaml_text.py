@@ -2,11 +2,13 @@
 
 import json
 import re
+from itertools import chain
 from typing import Any
 
 # Words that YAML 1.1 and 1.2 both read as the string they are.
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.])")
 PAIR = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")  # JSON's way past 16 bits, which YAML does not have
+WITHOUT_POINT = re.compile(r"^(-?\d+)e")
 NOT_TEXT = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
@@ -22,17 +24,20 @@ def documents(values: list[Any]) -> str:
 
 def _lines(value: Any, indent: int) -> list[str]:
     pad = " " * indent
-    if isinstance(value, dict) and value:
-        return [line for key, inner in value.items() for line in _entry(f"{pad}{scalar(key)}:", inner, indent)]
-    if isinstance(value, list | tuple) and value:
-        return [line for inner in value for line in _item(pad, inner, indent)]
-    return [pad + scalar(value)]
+    if not _nested(value):
+        return [pad + scalar(value)]
+    if isinstance(value, dict):
+        return [*chain.from_iterable(_entry(f"{pad}{scalar(key)}:", inner, indent) for key, inner in value.items())]
+    return [*chain.from_iterable(_item(pad, inner, indent) for inner in value)]
+
+
+def _nested(value: Any) -> bool:
+    """Whether it takes lines of its own; an empty dict or list stands on its parent's."""
+    return isinstance(value, dict | list | tuple) and bool(value)
 
 
 def _entry(head: str, value: Any, indent: int) -> list[str]:
-    if isinstance(value, dict) and value:
-        return [head, *_lines(value, indent + 2)]
-    if isinstance(value, list | tuple) and value:
+    if _nested(value):
         return [head, *_lines(value, indent + 2)]
     return [f"{head} {scalar(value)}"]
 
@@ -44,16 +49,15 @@ def _item(pad: str, value: Any, indent: int) -> list[str]:
 
 def scalar(value: Any) -> str:
     """One value on one line."""
-    if isinstance(value, dict):
-        return "{}"
-    if isinstance(value, list | tuple):
-        return "[]"
     if isinstance(value, str):
-        safe = PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT
-        return value if safe else PAIR.sub(_long, json.dumps(value, ensure_ascii=True))
-    text = json.dumps(value)
+        return _string(value)
     # YAML 1.1 reads 1e-05 as a word: a float has a point there.
-    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+    return WITHOUT_POINT.sub(r"\1.0e", json.dumps(value))
+
+
+def _string(text: str) -> str:
+    safe = PLAIN.fullmatch(text) and text.lower() not in NOT_TEXT
+    return text if safe else PAIR.sub(_long, json.dumps(text, ensure_ascii=True))
 
 
 def _long(pair: re.Match[str]) -> str:

@@ -10,14 +10,13 @@ import getpass
 import os
 import platform
 import re
-import shutil
 import socket
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
 from moebox import codec, files
-from moebox.core.box import Box
+from moebox.core.box import Box, Host, Pcie
+from moebox.detect import host as hosts
 from moebox.units import gib
 
 _SECRET_LINE = re.compile(
@@ -34,7 +33,7 @@ def save(box: Box, folder: Path) -> list[Path]:
         "gpu-topology.txt": _run("nvidia-smi", "topo", "-m") or link_text(box),
         "nvidia-smi-full.txt": _run("nvidia-smi", "-q"),
         "cpu-info.txt": _run("lscpu") or f"{box.cpu.model}\n{box.cpu.sockets} sockets, {box.cpu.cores} cores\n",
-        "memory-info.txt": _read("/proc/meminfo"),
+        "memory-info.txt": hosts.read("/proc/meminfo"),
         "python-packages.txt": _packages(),
         "box.toml": codec.to_toml(box),
     }
@@ -70,13 +69,19 @@ def _names() -> list[tuple[str, str]]:
 
 def gpu_text(box: Box) -> str:
     """The GPUs in words."""
-    lines = [f"driver {box.host.driver or 'none'}, CUDA {box.host.cuda or 'none'}" if box.host else "declared box"]
-    for index, gpu in enumerate(box.gpus):
-        slot = (
-            f"PCIe {gpu.pcie.generation}.0 x{gpu.pcie.width} (at most x{gpu.pcie.max_width})" if gpu.pcie else "no PCIe"
-        )
-        lines.append(f"gpu{index}: {gpu.title}, {gib(gpu.memory)}, sm {gpu.sm}, {slot}, NUMA {gpu.numa}")
-    return "\n".join([*lines, "" if box.gpus else "no GPUs\n"])
+    gpus = [
+        f"gpu{index}: {gpu.title}, {gib(gpu.memory)}, sm {gpu.sm}, {_slot(gpu.pcie)}, NUMA {gpu.numa}"
+        for index, gpu in enumerate(box.gpus)
+    ]
+    return "\n".join([_driver(box.host), *gpus, "" if gpus else "no GPUs\n"])
+
+
+def _driver(host: Host | None) -> str:
+    return f"driver {host.driver or 'none'}, CUDA {host.cuda or 'none'}" if host else "declared box"
+
+
+def _slot(pcie: Pcie | None) -> str:
+    return f"PCIe {pcie.generation}.0 x{pcie.width} (at most x{pcie.max_width})" if pcie else "no PCIe"
 
 
 def link_text(box: Box) -> str:
@@ -90,16 +95,4 @@ def _packages() -> str:
 
 
 def _run(*command: str) -> str:
-    if not shutil.which(command[0]):
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
+    return hosts.printed(command, seconds=30)[0]

@@ -17,6 +17,7 @@ A TOML file is either what `moebox box --save` wrote, or the short form:
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from moebox import codec
@@ -26,6 +27,7 @@ from moebox.errors import BadInput, UnknownName, refuse_if, require
 from moebox.loose import rows
 from moebox.units import parse_rate, parse_size
 
+_NODES = re.compile(r"(?:(\d+)(?:n-|x(?=\d+x)))?(.*)", re.DOTALL)
 _PART = re.compile(r"(?:(\d+)x-?)?([a-z0-9].*)")
 MOST_GPUS = 1024  # in one machine; more is a typing error
 MOST_NODES = 256
@@ -107,37 +109,52 @@ def with_ram(box: Box, *, ram: str = "", ram_bandwidth: str = "") -> Box:
         size, rate = parse_size(ram or "0"), parse_rate(ram_bandwidth or "0")
     except ValueError as problem:
         raise BadInput(str(problem)) from None
-    if ram and size < LEAST_RAM:
-        raise BadInput(f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
-    if ram and box.gpu and box.gpu.unified:
+    if ram:
+        _refuse_ram(box, ram, size)
+        box = replace(box, ram=size, ram_free=None)
+    if ram_bandwidth:
+        _refuse_bandwidth(ram_bandwidth, rate)
+        box = replace(box, ram_bandwidth=rate, ram_bandwidth_measured=None)
+    return box
+
+
+def _refuse_ram(box: Box, ram: str, size: int) -> None:
+    """So little, or memory that is the GPU's."""
+    refuse_if(size < LEAST_RAM, f"--ram {ram} is less than 1 GiB", hint="a bare number is bytes; write it like 768GiB")
+    if box.gpu and box.gpu.unified:
         raise BadInput(f"--ram {ram}: {box.gpu.title} and its CPU use the same memory, which is counted as the GPU's")
-    if ram_bandwidth and rate < LEAST_BANDWIDTH:
-        hint = "a bare number is bytes a second; write it like 614GB/s, or leave it out where it is not known"
-        raise BadInput(f"--ram-bandwidth {ram_bandwidth} is less than 1 GB/s", hint=hint)
-    if rate > MOST_BANDWIDTH:
-        raise BadInput(
-            f"--ram-bandwidth {ram_bandwidth}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
-            "(two sockets of 12 channels MRDIMM-8800)",
-            hint="bytes, not bits, and of all sockets together: 614GB/s is twelve channels of DDR5-6400",
-        )
-    box = replace(box, ram=size, ram_free=None) if ram else box
-    return replace(box, ram_bandwidth=rate, ram_bandwidth_measured=None) if ram_bandwidth else box
+
+
+def _refuse_bandwidth(text: str, rate: int) -> None:
+    """A rate that no memory has."""
+    refuse_if(
+        rate < LEAST_BANDWIDTH,
+        f"--ram-bandwidth {text} is less than 1 GB/s",
+        hint="a bare number is bytes a second; write it like 614GB/s, or leave it out where it is not known",
+    )
+    refuse_if(
+        rate > MOST_BANDWIDTH,
+        f"--ram-bandwidth {text}: no platform has more than {MOST_BANDWIDTH / 1e9:,.0f} GB/s "
+        "(two sockets of 12 channels MRDIMM-8800)",
+        hint="bytes, not bits, and of all sockets together: 614GB/s is twelve channels of DDR5-6400",
+    )
 
 
 def from_name(text: str) -> Box:
     """The box called COUNTxGPU, several joined by +; several nodes as 2x8x-GPU, after an @ the rate between them."""
     alike, at, rate = text.strip().partition("@")
     alike = alike.lower()
-    machines = re.match(r"(\d+)(?:n-|x(?=\d+x))", alike)
-    nodes = int(machines.group(1)) if machines else 1
-    parts = alike[machines.end() :] if machines else alike
-    if not 1 <= nodes <= MOST_NODES:
-        raise BadInput(f"box {text!r}: {nodes} nodes is out of range", hint="write it like 2x8x-h200")
-    box = in_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus_called(parts), nodes=nodes))
+    match = _NODES.fullmatch(alike)
+    assert match is not None  # all of it is optional
+    nodes = int(match[1] or 1)
+    refuse_if(
+        not 1 <= nodes <= MOST_NODES, f"box {text!r}: {nodes} nodes is out of range", hint="write it like 2x8x-h200"
+    )
+    box = in_nodes(Box(name=f"{alike}{at}{rate}", gpus=gpus_called(match[2]), nodes=nodes))
     if not at:
         return box
-    if box.nodes == 1:
-        raise BadInput(f"box {text!r}: @{rate} is the rate between nodes, and this is one", hint="2x8x-h200@50GB/s")
+    one = f"box {text!r}: @{rate} is the rate between nodes, and this is one"
+    refuse_if(box.nodes == 1, one, hint="2x8x-h200@50GB/s")
     return replace(box, network=_network(text, rate))
 
 
@@ -154,16 +171,17 @@ def _network(text: str, rate: str) -> int:
 
 def gpus_called(text: str) -> tuple[Gpu, ...]:
     """The GPUs that "8x-h200" or "2x-rtx-5090+1x-rtx-4090" mean."""
-    found: list[Gpu] = []
-    for part in text.split("+"):
-        match = _PART.fullmatch(part.strip())
-        if not match:
-            raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
-        number = int(match.group(1) or 1)
-        if not 1 <= number <= MOST_GPUS:
-            raise BadInput(f"box {text!r}: {number} GPUs is out of range")
-        found += [gpu_called(match.group(2))] * number
-    return tuple(found)
+    return tuple(chain.from_iterable(_alike(part, text) for part in text.split("+")))
+
+
+def _alike(part: str, text: str) -> list[Gpu]:
+    """The GPUs of one part of such a text."""
+    match = _PART.fullmatch(part.strip())
+    if not match:
+        raise BadInput(f"box {text!r}: cannot read {part!r}", hint="write it like 8x-rtx-pro-6000-server")
+    number = int(match[1] or 1)
+    refuse_if(not 1 <= number <= MOST_GPUS, f"box {text!r}: {number} GPUs is out of range")
+    return [gpu_called(match[2])] * number
 
 
 def gpu_called(name: str) -> Gpu:
@@ -191,15 +209,14 @@ def _from_document(document: dict[str, object], *, where: str, name: str) -> Box
         return codec.decode(Box, document, where=where)
     if isinstance(document.get("gpus"), str):
         document = {**document, "gpus": [document["gpus"]]}
-    short = codec.decode(ShortBox, document, where=where)
-    box = Box(
-        name=short.name or name,
-        gpus=tuple(gpu for part in short.gpus for gpu in gpus_called(part.lower())),
-        cpu=short.cpu,
-        nodes=short.nodes,
-    )
+    return _from_short(codec.decode(ShortBox, document, where=where), where=where, name=name)
+
+
+def _from_short(short: ShortBox, *, where: str, name: str) -> Box:
+    gpus = tuple(chain.from_iterable(gpus_called(part.lower()) for part in short.gpus))
     try:
-        box = replace(box, network=parse_rate(short.network) if short.network else 0)
+        network = parse_rate(short.network or "0")
+        box = Box(name=short.name or name, gpus=gpus, cpu=short.cpu, nodes=short.nodes, network=network)
         return with_ram(box, ram=short.ram, ram_bandwidth=short.ram_bandwidth)
     except ValueError as problem:
         raise BadInput(f"{where}: network: {problem}") from None

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import psutil
 from moebox import files
 from moebox.core import registry
 from moebox.core.box import Cpu, Host
+from moebox.core.traits import Traits
 
 _RUNTIMES = {name: [name, "--version"] for name in ("docker", "podman", "nvidia-ctk")}
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\bb?\d{4,}\b")
@@ -25,18 +27,22 @@ _SECONDS = 10.0  # for a program to say its version; vLLM imports for seconds, s
 
 def cpu() -> Cpu:
     """The processors."""
-    text = _read(Path("/proc/cpuinfo"))
-    named = set(re.findall(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE))
-    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", text, re.MULTILINE)))
-    model, counted = (next(iter(named)), 1) if named else lscpu(said_by(["lscpu"]))
-    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    model, sockets = _package(read("/proc/cpuinfo"))
     return Cpu(
         model=model or platform.processor() or platform.machine(),
-        sockets=sockets or counted,
+        sockets=sockets,
         cores=psutil.cpu_count(logical=False) or 0,
         threads=psutil.cpu_count() or 0,
-        numa_nodes=nodes,
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
     )
+
+
+def _package(cpuinfo: str) -> tuple[str, int]:
+    """Name and sockets."""
+    named = set(re.findall(r"^model name\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE))
+    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)$", cpuinfo, re.MULTILINE)))
+    model, counted = (next(iter(named)), 1) if named else lscpu(said_by(["lscpu"]))
+    return model, sockets or counted
 
 
 def lscpu(told: str) -> tuple[str, int]:
@@ -84,7 +90,7 @@ def existing(path: Path) -> Path:
 
 def iommu() -> str:
     """ "off", "passthrough" or "on", as the kernel runs it; "" when it cannot be told."""
-    command = _read(Path("/proc/cmdline"))
+    command = read("/proc/cmdline")
     try:
         active = any(Path("/sys/kernel/iommu_groups").iterdir())
     except OSError:
@@ -96,28 +102,35 @@ def iommu() -> str:
 
 def acs() -> str:
     """Whether a PCIe bridge redirects peer traffic: "on", "off", or "" without lspci or the right to see it."""
-    if not shutil.which("lspci"):
+    control = re.findall(r"ACSCtl:.*?SrcValid([+-])", printed(["lspci", "-vvv"])[0])
+    if not control:
         return ""
-    try:
-        done = subprocess.run(["lspci", "-vvv"], capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    control = re.findall(r"ACSCtl:.*?SrcValid([+-])", done.stdout)
-    return ("on" if "+" in control else "off") if control else ""
+    return "on" if "+" in control else "off"
 
 
 def engines() -> dict[str, str]:
     """Engines that are installed here, with their versions."""
     found: dict[str, str] = {}
     for traits in registry.all_traits():
-        name = f"{traits.name} (embedded)" if traits.embedded else traits.name
-        numbers = filter(None, map(_distribution, (traits.package, *traits.packages)))
-        for number in numbers:
-            found.setdefault(name, number)
+        found |= _packaged(traits)
     for traits in registry.all_traits():
-        if traits.program and traits.name not in found and shutil.which(traits.program[0]):
-            found[traits.name] = version([*traits.program, "--version"])
+        if traits.name not in found:
+            found |= _on_path(traits)
     return found
+
+
+def _packaged(traits: Traits) -> dict[str, str]:
+    """The engine's version as a Python distribution, where it is installed as one."""
+    name = f"{traits.name} (embedded)" if traits.embedded else traits.name
+    number = next(filter(None, map(_distribution, (traits.package, *traits.packages))), "")
+    return {name: number} if number else {}
+
+
+def _on_path(traits: Traits) -> dict[str, str]:
+    """The engine's version as its program tells it, where that is on PATH."""
+    if not traits.program or not shutil.which(traits.program[0]):
+        return {}
+    return {traits.name: version([*traits.program, "--version"])}
 
 
 def _distribution(package: str) -> str:
@@ -135,18 +148,24 @@ def version(command: list[str]) -> str:
 
 
 def said_by(command: list[str]) -> str:
-    """All that a program prints, in English; nothing where it cannot be asked."""
+    """All that a program prints."""
+    return "".join(printed(command))
+
+
+def printed(command: Sequence[str], *, seconds: float = _SECONDS) -> tuple[str, str]:
+    """What a program prints and what it complains of, in English; nothing where it cannot be asked."""
     plain = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=plain)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=plain)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
+        return "", ""
+    return done.stdout, done.stderr
 
 
-def _read(path: Path) -> str:
+def read(path: str) -> str:
+    """A file of the kernel's; nothing where it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return Path(path).read_text(errors="replace")
     except OSError:
         return ""
 

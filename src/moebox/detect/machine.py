@@ -18,11 +18,6 @@ def detect(*, measure: bool = False) -> Box:
     driver = nvml.read(module, only=os.environ.get(VISIBLE)) if module else nvml.Driver()
     memory = psutil.virtual_memory()
     cpu, bandwidth = with_channels(hosts.cpu())
-    measured = None
-    if measure:
-        from moebox.detect import bandwidth as meter
-
-        measured, _ = meter.measure()
     shared = any(gpu.unified for gpu in driver.gpus)  # counted as the GPU's, and there is no other
     return Box(
         name=name_of(driver),
@@ -33,10 +28,16 @@ def detect(*, measure: bool = False) -> Box:
         ram=0 if shared else memory.total,
         ram_free=None if shared else memory.available,
         ram_bandwidth=bandwidth,
-        ram_bandwidth_measured=measured,
+        ram_bandwidth_measured=_measured() if measure else None,
         host=hosts.host(driver=driver.version, cuda=driver.cuda),
         source="detected",
     )
+
+
+def _measured() -> int:
+    from moebox.detect import bandwidth as meter
+
+    return meter.measure()[0]
 
 
 def name_of(driver: nvml.Driver) -> str:

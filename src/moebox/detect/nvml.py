@@ -5,8 +5,10 @@ driver is a valid box without GPUs.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ _SMEM_LEAST = 49152  # what every CUDA device gives without asking
 
 # NVML_TOPOLOGY_* levels, nearest first.
 _LEVELS: dict[int, LinkKind] = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
+_SWITCH = "switch"  # the far end of an NVLink that is no GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,10 @@ def load() -> Any | None:
 def processes(nvml: Any, index: int) -> list[tuple[int, int]]:
     """Process ids that compute on a GPU, and the bytes each holds there; empty where the driver does not tell."""
     ask = _asker(nvml)
-    handle = ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), None)
+    return _computing(nvml, ask, ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), None))
+
+
+def _computing(nvml: Any, ask: Any, handle: Any) -> list[tuple[int, int]]:
     rows: list[Any] = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), []) if handle else []
     return [(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows]
 
@@ -61,15 +67,18 @@ def read(nvml: Any, *, sysfs: Path = Path("/sys"), only: str | None = None) -> D
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     numbers = tuple(range(len(every))) if only is None else visible(only, [_uuid(nvml, ask, each) for each in every])
     handles = [every[number] for number in numbers]
-    version = ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), "")
-    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion, 0)
     return Driver(
-        version=version,
-        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+        version=ask(lambda: _text(nvml.nvmlSystemGetDriverVersion()), ""),
+        cuda=_cuda(ask(nvml.nvmlSystemGetCudaDriverVersion, 0)),
         gpus=tuple(_gpu(nvml, ask, handle, sysfs) for handle in handles),
         numbers=numbers if len(numbers) < len(every) else (),
-        links=tuple(_link(nvml, ask, handles, a, b) for a in range(len(handles)) for b in range(a + 1, len(handles))),
+        links=tuple(_link(nvml, ask, handles, a, b) for a, b in combinations(range(len(handles)), 2)),
     )
+
+
+def _cuda(number: int) -> str:
+    """13020 as 13.2; "" for 0, which is no answer."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
 def visible(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
@@ -79,13 +88,15 @@ def visible(only: str, uuids: Sequence[str]) -> tuple[int, ...]:
     """
     if "MIG-" in only:
         return tuple(range(len(uuids)))
-    found: list[int] = []
-    for word in (part.strip() for part in only.split(",")):
-        named = [at for at, uuid in enumerate(uuids) if word == str(at) or (len(word) > 4 and uuid.startswith(word))]
-        if len(named) != 1:
-            break
-        found += named
-    return tuple(found)
+    named = (_called(word.strip(), uuids) for word in only.split(","))
+    return tuple(at for (at,) in takewhile(lambda found: len(found) == 1, named))
+
+
+def _called(word: str, uuids: Sequence[str]) -> list[int]:
+    """Numbers of the GPUs that a number or the beginning of a UUID means."""
+    if len(word) <= len("GPU-"):
+        return [at for at in range(len(uuids)) if word == str(at)]
+    return [at for at, uuid in enumerate(uuids) if uuid.startswith(word)]
 
 
 def _uuid(nvml: Any, ask: Any, handle: Any) -> str:
@@ -129,8 +140,7 @@ def _gpu(nvml: Any, ask: Any, handle: Any, sysfs: Path) -> Gpu:
 
 def _holders(nvml: Any, ask: Any, handle: Any) -> tuple[Holder, ...]:
     """Processes that compute on a GPU, by what /proc says of them."""
-    rows: list[Any] = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
-    return tuple(holder(int(row.pid), int(row.usedGpuMemory or 0)) for row in rows)
+    return tuple(holder(pid, size) for pid, size in _computing(nvml, ask, handle))
 
 
 def holder(pid: int, size: int, *, proc: Path = Path("/proc")) -> Holder:
@@ -140,8 +150,8 @@ def holder(pid: int, size: int, *, proc: Path = Path("/proc")) -> Holder:
         environment = (proc / str(pid) / "environ").read_bytes()
     except OSError:  # another user's, or gone
         name, environment = "", b""
-    marks = [part for part in environment.split(b"\0") if part.startswith(f"{INSTANCE}=".encode())]
-    instance = marks[0].partition(b"=")[2].decode(errors="replace") if marks else ""
+    variables = dict(part.partition(b"=")[::2] for part in environment.split(b"\0"))
+    instance = variables.get(INSTANCE.encode(), b"").decode(errors="replace")
     return Holder(pid=pid, name=name, bytes=size, instance=instance)
 
 
@@ -211,14 +221,16 @@ def _link(nvml: Any, ask: Any, handles: list[Any], a: int, b: int) -> Link:
 def _nvlinks(nvml: Any, ask: Any, device: Any, other: Any) -> int:
     """Active NVLinks from `device` that end at `other`, or at a switch that both hang on."""
     target = ask(lambda: _text(nvml.nvmlDeviceGetPciInfo(other).busId).lower(), "")
-    direct = switched = 0
-    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)):
-        if not ask(lambda link=link: nvml.nvmlDeviceGetNvLinkState(device, link), 0):
-            continue
-        kind = ask(lambda link=link: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link), None)
-        remote = ask(lambda link=link: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId).lower(), "")
-        if kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2):
-            switched += 1
-        elif remote and remote == target:
-            direct += 1
-    return direct or switched
+    links = range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))
+    ends = Counter(_far_end(nvml, ask, device, link) for link in links)
+    return (ends[target] if target else 0) or ends[_SWITCH]
+
+
+def _far_end(nvml: Any, ask: Any, device: Any, link: int) -> str:
+    """Where an NVLink ends: a GPU by its bus, or a switch; "" for one that is down or does not say."""
+    if not ask(lambda: nvml.nvmlDeviceGetNvLinkState(device, link), 0):
+        return ""
+    kind = ask(lambda: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link), None)
+    if kind == getattr(nvml, "NVML_NVLINK_DEVICE_TYPE_SWITCH", 2):
+        return _SWITCH
+    return str(ask(lambda: _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId).lower(), ""))
