@@ -5,7 +5,7 @@ ask this machine. What could not be read is said to be unknown, never passed.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,7 @@ FILES_LEAST, FILES_GOOD = 4096, 65536  # vLLM warns below 65,535 (system_utils.p
 PROCESSES_GOOD = 16384
 DISK_GOOD = 700 * 10**9  # a native Kimi K2 checkpoint is 595 GB and needs room beside it
 DISK_LEAST = 20 * 10**9
+SWAPPY = 60  # vm.swappiness as kernels come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +117,14 @@ def _links(box: Box) -> Iterator[Check]:
         return
     asked = [link for link in box.links if link.p2p is not None]
     yield _peers(asked)
-    if not asked:
-        return
-    far = sum(link.kind in ("node", "sys") for link in box.links)
+    if asked:
+        yield from _far(box.links)
+
+
+def _far(links: Sequence[Link]) -> Iterator[Check]:
+    far = sum(link.kind in ("node", "sys") for link in links)
     if far:
-        found = f"{far} of {len(box.links)} pairs cross a CPU socket or root complex"
+        found = f"{far} of {len(links)} pairs cross a CPU socket or root complex"
         yield Check(
             name="topology", verdict="warn", found=found, mend="keep a tensor-parallel group on one side where it fits"
         )
@@ -154,17 +158,22 @@ def _host(box: Box, host: Host) -> Iterator[Check]:
 
 
 def _driver(box: Box, version: str) -> Check:
-    first = version.partition(".")[0]
-    major = int(first) if first.isdigit() else 0
-    rtx = any(gpu.sm.startswith("12.") for gpu in box.gpus)
+    major = _leading(version)
+    least = DRIVER_SM120 if any(gpu.sm.startswith("12.") for gpu in box.gpus) else 0
     if not major:
         return Check(name="driver", verdict="unknown", found="its version cannot be read")
-    if rtx and major < DRIVER_SM120:
-        return Check(name="driver", verdict="fail", found=version, mend=f"SM120 GPUs need {DRIVER_SM120} or newer")
+    if major < least:
+        return Check(name="driver", verdict="fail", found=version, mend=f"SM120 GPUs need {least} or newer")
     if major < DRIVER_CUDA_13:
         mend = f"{DRIVER_CUDA_13} or newer runs engines built with CUDA 13, as today's wheels are"
         return Check(name="driver", verdict="warn", found=version, mend=mend)
     return Check(name="driver", verdict="pass", found=version)
+
+
+def _leading(version: str) -> int:
+    """The first number of a version; 0 where it has none."""
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def _iommu(host: Host, *, several: bool) -> Iterator[Check]:
@@ -190,10 +199,15 @@ def _acs(acs: str) -> Check:
 
 def _shm(size: int, *, several: bool) -> Check:
     mend = "mount -o remount,size=32G /dev/shm; in containers --ipc=host or --shm-size 32g"
-    if size < SHM_LEAST:
-        return Check(name="shared memory", verdict="fail" if several else "warn", found=gib(size), mend=mend)
-    verdict: Verdict = "warn" if several and size < SHM_GOOD else "pass"
-    return Check(name="shared memory", verdict=verdict, found=gib(size), mend=mend if verdict == "warn" else "")
+    least, good = (SHM_LEAST, SHM_GOOD) if several else (0, SHM_LEAST)
+    return _graded("shared memory", gib(size), size, least, good, mend)
+
+
+def _graded(name: str, found: str, size: int, least: int, good: int, mend: str) -> Check:
+    """Enough, too little to run well, or too little to run."""
+    if size >= good:
+        return Check(name=name, verdict="pass", found=found)
+    return Check(name=name, verdict="fail" if size < least else "warn", found=found, mend=mend)
 
 
 def _disk(host: Host, need: int) -> Check:
@@ -218,9 +232,9 @@ def _limits(limits: Limits) -> Iterator[Check]:
 
 
 def _limit(name: str, here: int | None, least: int, good: int, mend: str) -> Check:
-    if here is None or here >= good:
-        return Check(name=name, verdict="pass", found="no limit" if here is None else f"{here:,}")
-    return Check(name=name, verdict="fail" if here < least else "warn", found=f"{here:,}", mend=mend)
+    if here is None:
+        return Check(name=name, verdict="pass", found="no limit")
+    return _graded(name, f"{here:,}", here, least, good, mend)
 
 
 HUGE_PAGES = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: experts in RAM stream faster from huge pages"
@@ -237,11 +251,10 @@ def _pages(box: Box, pages: Pages) -> Iterator[Check]:
     if pages.transparent:
         found = f"transparent: {pages.transparent}; {pages.huge_total} reserved"
         yield _good_or("huge pages", found, HUGE_PAGES if pages.transparent == "never" else "")
-    nodes = box.cpu.numa_nodes
-    if nodes > 1:
-        found = f"{nodes} nodes, balancing {'on' if pages.numa_balancing else 'off'}"
-        yield _good_or("numa", found, NUMA if pages.numa_balancing else "")
-    if pages.swappiness is not None and pages.swappiness > 60:
+    if box.cpu.numa_nodes > 1:
+        balancing, mend = ("on", NUMA) if pages.numa_balancing else ("off", "")
+        yield _good_or("numa", f"{box.cpu.numa_nodes} nodes, balancing {balancing}", mend)
+    if pages.swappiness is not None and pages.swappiness > SWAPPY:
         mend = "sysctl vm.swappiness=10: a mapped checkpoint makes the kernel swap out everything else"
         yield Check(name="swap", verdict="warn", found=f"swappiness {pages.swappiness}", mend=mend)
 
@@ -263,13 +276,19 @@ def pages() -> Pages:
     """This machine's page settings; what cannot be read stays unknown."""
     chosen = re.search(r"\[(\w+)\]", _read("/sys/kernel/mm/transparent_hugepage/enabled"))
     huge = re.search(r"^HugePages_Total:\s*(\d+)", _read("/proc/meminfo"), re.MULTILINE)
-    balancing, swappiness = _read("/proc/sys/kernel/numa_balancing"), _read("/proc/sys/vm/swappiness")
+    balancing = _setting("kernel/numa_balancing")
     return Pages(
         huge_total=int(huge[1]) if huge else 0,
         transparent=chosen[1] if chosen else "",
-        numa_balancing=balancing != "0" if balancing else None,
-        swappiness=int(swappiness) if swappiness.isdigit() else None,
+        numa_balancing=None if balancing is None else balancing != 0,
+        swappiness=_setting("vm/swappiness"),
     )
+
+
+def _setting(name: str) -> int | None:
+    """A number that sysctl shows; None where it cannot be read."""
+    text = _read(f"/proc/sys/{name}")
+    return int(text) if text.isdigit() else None
 
 
 def _read(path: str) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -103,13 +104,13 @@ class Search:
         told = [findings for part in parts if (findings := self._part(part)) is not None]
         if not told and len(shape) < LONGEST:
             self._remember(shape)
-        return [finding for findings in told for finding in findings]
+        return [*chain.from_iterable(told)]
 
     def _part(self, part: bytes) -> list[Finding] | None:
         """What a line newly tells; None when no line of its shape can tell anything."""
         words = part[:LONGEST].translate(None, DIGITS).decode("utf-8", "replace")
-        candidates = [watched for watched in self._watched if any(word in words for word in watched[2])]
-        if candidates or any(word in words for word in _MAYBE):
+        candidates = [watched for watched in self._watched if _contains(words, watched[2])]
+        if candidates or _contains(words, _MAYBE):
             return self._line(part[:LONGEST].decode("utf-8", "replace"), candidates)
         return None
 
@@ -119,18 +120,21 @@ class Search:
         self._dull.add(shape)
 
     def _line(self, line: str, candidates: list[Watched]) -> list[Finding]:
-        fresh = []
+        self._trouble(line)
         for symptom, pattern, _ in candidates:
             match = pattern.search(line)
             if match:
-                self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
-                if symptom.id not in self.findings:
-                    self.findings[symptom.id] = finding_of(symptom, match, line, self.lines)
-                    fresh.append(self.findings[symptom.id])
-                    self._unfinished = symptom.id if symptom.next_line else ""
-                break
-        self._trouble(line)
-        return fresh
+                return self._met(symptom, match, line)
+        return []
+
+    def _met(self, symptom: Symptom, match: re.Match[str], line: str) -> list[Finding]:
+        """One more line with this symptom; new where it is the first."""
+        self.counts[symptom.id] = self.counts.get(symptom.id, 0) + 1
+        if symptom.id in self.findings:
+            return []
+        self.findings[symptom.id] = finding_of(symptom, match, line, self.lines)
+        self._unfinished = symptom.id if symptom.next_line else ""
+        return [self.findings[symptom.id]]
 
     def _finish(self, line: bytes) -> None:
         """The line after a finding that belongs to it."""
@@ -145,6 +149,10 @@ class Search:
             self.exception, self.exception_line = match.group("what")[:500], self.lines
         elif not match and COMPLAINT.search(line):
             self.complaint = line.strip()[:500]
+
+
+def _contains(text: str, words: Iterable[str]) -> bool:
+    return any(word in text for word in words)
 
 
 @functools.cache
