@@ -150,13 +150,30 @@ def columns(*titles: str, text: Sequence[int] = (0,)) -> tuple[Column, ...]:
     return tuple(Column(title=title, numeric=place not in text) for place, title in enumerate(titles))
 
 
+def bullets(title: str, items: Sequence[str]) -> list[Bullets]:
+    """A list, where there is anything in it."""
+    return [Bullets(title=title, items=tuple(items))] if items else []
+
+
+def drawing(
+    title: str, svg: Markup | None, *, legend: Sequence[Key] = (), caption: str = "", wide: bool = False
+) -> Chart | None:
+    """A drawing with its heading, where there is anything to draw."""
+    return Chart(title=title, svg=svg, legend=tuple(legend), caption=caption, wide=wide) if svg else None
+
+
 def without_empty(table: Table, *, alone: bool) -> Table:
     """The table without columns that nobody filled, and without the runs' names where there is only one run."""
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
-    filled = [(head, cells) for head, cells in columns if any(cell.text != DASH for cell in cells)]
-    kept = [(head, cells) for head, cells in filled if not alone or head.title != "Run"]
-    rows = zip(*(cells for _, cells in kept), strict=True)
-    return replace(table, columns=tuple(head for head, _ in kept), rows=tuple(rows))
+    hidden = "Run" if alone else ""
+    kept = [(head, cells) for head, cells in columns if filled(cells) and head.title != hidden]
+    heads, rows = zip(*kept, strict=True)
+    return replace(table, columns=heads, rows=tuple(zip(*rows, strict=True)))
+
+
+def filled(cells: Sequence[Cell]) -> bool:
+    """Whether any of a column's cells says something."""
+    return any(cell.text != DASH for cell in cells)
 
 
 def csv(table: Table) -> str:

@@ -126,7 +126,7 @@ def fast(record: RunRecord) -> DecisionCell:
 
 
 def _against_forecast(record: RunRecord, level: Level, text: str, ttft: str) -> DecisionCell:
-    pairs = {pair.what: pair for pair in figures(0, level, match(level, record.forecast))}
+    pairs = {pair.what: pair for pair in figures(0, level, match(level, record.planned.rows))}
     speed = next((pair for pair in pairs.values() if pair.unit == "tok/s"), None)
     limit = "the client was the limit" if level.client_limited else ""
     spoilt = _spoilt(record)
@@ -163,14 +163,18 @@ def _load(level: Level) -> str:
 def judged(pair: Pair) -> str:
     """The forecast beside it, and whether it lies in its band."""
     forecast = f"forecast {number(pair.planned)}"
-    if pair.low is None or pair.high is None:
+    if pair.band is None:
         return forecast
-    band = f"{forecast} ({number(pair.low)} to {number(pair.high)})"
-    if pair.inside:
-        return f"{band}: in band"
-    edge, side = (pair.low, "below") if pair.measured < pair.low else (pair.high, "above")
-    off = abs(pair.measured / edge - 1) if edge else 1.0
-    return f"{band}: {f'{off:.0%}' if off >= 0.01 else 'less than 1%'} {side} its band"
+    low, high = pair.band
+    place = "in band" if pair.inside else _outside(pair.measured, low, high)
+    return f"{forecast} ({number(low)} to {number(high)}): {place}"
+
+
+def _outside(measured: float, low: float, high: float) -> str:
+    """How far from which end of the band."""
+    edge, side = (low, "below") if measured < low else (high, "above")
+    off = abs(measured / edge - 1)
+    return f"{f'{off:.0%}' if off >= 0.01 else 'less than 1%'} {side} its band"
 
 
 def _tone(pair: Pair) -> Tone:

@@ -25,7 +25,7 @@ PROMPT = 4096  # tokens; prompt processing is forecast for this length where non
 
 def foretold(record: RunRecord) -> RunRecord:
     """The record with what the planner expects of its loads; unchanged where model, box or checkpoint is unknown."""
-    if record.recipe is None or record.box is None or served(record.planned):
+    if record.recipe is None or record.box is None or serves(record.planned):
         return record
     try:
         return replace(record, planned=planned(record, record.recipe, record.box))
@@ -38,27 +38,25 @@ def planned(record: RunRecord, recipe: Recipe, box: Box) -> Planned:
     deployment = deploy(recipe, box if box.calibrations else calibrations.attached(box))
     memory, speed = budget(deployment), Speed.of(deployment)
     rows = (expected(level, speed, recipe, memory.kv_tokens) for level in record.levels[:MOST_LEVELS])
-    plan = record.planned or planned_of({"memory": plain(memory)})
-    assert plan is not None
+    plan = planned_of({"memory": plain(memory)}) if record.planned == Planned() else record.planned
     basis = (f"speed {speed.measured.text}",) if speed.measured else ()
     reasons = dict.fromkeys((*plan.reasons, *basis))
     return replace(plan, rows=(*plan.rows, *filter(None, rows)), reasons=tuple(reasons))
 
 
-def served(plan: Planned | None) -> bool:
+def serves(plan: Planned) -> bool:
     """It already forecasts serving, not only decode."""
-    return plan is not None and any(not row.decode_only for row in plan.rows)
+    return any(not row.decode_only for row in plan.rows)
 
 
 def expected(level: Level, speed: Speed, recipe: Recipe, kv_tokens: int) -> ForecastRow | None:
     """One load as the planner sees it; None where it says too little of what was asked."""
-    if level.tg_tok_s or level.pp_tok_s:
+    if level.alone:
         return alone(level, speed)
     if level.simulation or not described(level):
         return None
     work = workload(level)
-    queued = kv_tokens < work.concurrency * (work.input + work.output)
-    if queued and work.requests * work.output > MOST_QUEUED:
+    if slow_to_simulate(work, kv_tokens):
         return None
     done = simulate(speed, rules_of(recipe, kv_tokens, speed), work)
     low, high = speed.band
@@ -71,6 +69,12 @@ def expected(level: Level, speed: Speed, recipe: Recipe, kv_tokens: int) -> Fore
         ttft_ms=done.ttft.mean * 1e3,
         tpot_ms=done.tpot.mean * 1e3,
     )
+
+
+def slow_to_simulate(work: Workload, kv_tokens: int) -> bool:
+    """Whether many requests queue before a cache that does not hold the load."""
+    queued = kv_tokens < work.concurrency * (work.input + work.output)
+    return queued and work.requests * work.output > MOST_QUEUED
 
 
 def alone(level: Level, speed: Speed) -> ForecastRow:

@@ -39,6 +39,11 @@ def _decimals(figure: float) -> int:
     return 1 if size >= 10 else 2
 
 
+def some(count: int, noun: str, rest: str) -> str:
+    """So many of something with what is to be said of them; "" where there are none."""
+    return f"{units.plural(count, noun)} {rest}" if count else ""
+
+
 def short(value: float) -> str:
     """A figure for an axis: 0.5, 20, 1,500, 20k, 1.5M."""
     size = abs(value)

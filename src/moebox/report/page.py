@@ -5,7 +5,7 @@ import functools
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from moebox.report.chapters import sections
 from moebox.report.decision import Decision, decide
 from moebox.report.format import clock, day, listed
 from moebox.report.naming import box_title, engine_title, labelled, model_title, quant_title
+from moebox.report.order import once
 from moebox.report.palette import colour
 from moebox.report.record import RunRecord
 
@@ -67,10 +68,10 @@ def title_of(records: Sequence[RunRecord]) -> str:
     """Models on boxes, or the run's own title."""
     if records[0].title:
         return records[0].title
-    models = different(model_title(model_asked(record)) for record in records)
+    models = once(model_title(model_asked(record)) for record in records)
     if not models:
         return f"Run {records[0].id}" if len(records) == 1 else f"{len(records)} runs"
-    boxes = different(map(box_title, records))
+    boxes = once(map(box_title, records))
     return listed(models[:3]) + (f" on {listed(boxes[:2])}" if boxes else "")
 
 
@@ -79,15 +80,10 @@ def model_asked(record: RunRecord) -> str:
     return record.recipe.model if record.recipe else record.asked
 
 
-def different(names: Iterable[str]) -> list[str]:
-    """Each name once, empty ones left out."""
-    return list(filter(None, dict.fromkeys(names)))
-
-
 def subtitle_of(records: Sequence[RunRecord]) -> str:
     """Engines and checkpoints."""
-    engines = different(map(engine_title, records))
-    quants = different(map(quant_title, records))
+    engines = once(map(engine_title, records))
+    quants = once(map(quant_title, records))
     published = all(record.imported for record in records)
     words = [listed(engines[:3]), listed(quants[:4]), "published figures, imported" if published else ""]
     return " · ".join(filter(None, words))

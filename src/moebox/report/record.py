@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from moebox.core.box import Box
+from moebox.core.box import Box, Gpu
 from moebox.core.measure import Load, Slo, Workload
 from moebox.core.recipe import Recipe
 from moebox.core.result import Spread
@@ -74,6 +74,21 @@ class Level:
         return self.output_tok_s or self.tg_tok_s
 
     @property
+    def load(self) -> float:
+        """Where it stands on an axis of loads: requests at once, or a second; 0 where neither is known."""
+        return self.concurrency or self.rate or 0.0
+
+    @property
+    def served(self) -> bool:
+        """Whether it is a rate of serving at a known concurrency, one point of a sweep."""
+        return bool(self.concurrency and self.output_tok_s)
+
+    @property
+    def alone(self) -> bool:
+        """Whether prefill or decode of one stream was measured."""
+        return bool(self.tg_tok_s or self.pp_tok_s)
+
+    @property
     def per_stream(self) -> float | None:
         """Tokens per second that one client sees while its answer streams."""
         if self.tg_tok_s:
@@ -88,6 +103,11 @@ class Device:
     name: str
     total: float
     parts: dict[str, float]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is the machine's RAM, not a GPU."""
+        return self.name == "ram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +126,24 @@ class ForecastRow:
     workload: str = ""
     decode_only: bool = False  # decode at full batch, no prefill: not comparable with a serving benchmark
 
+    @property
+    def edges(self) -> tuple[float, float] | None:
+        """The ends of its band in tok/s; None without one."""
+        if self.low_tok_s is None or self.high_tok_s is None:
+            return None
+        return self.low_tok_s, self.high_tok_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the plan said."""
+    """What the plan said; nothing where there is none."""
 
     devices: tuple[Device, ...] = ()
     kv_tokens: float | None = None
     rows: tuple[ForecastRow, ...] = ()
     reasons: tuple[str, ...] = ()
-    warnings: tuple[tuple[str, str, str], ...] = ()  # severity, text, remedy
+    warnings: tuple[tuple[str, str], ...] = ()  # text, remedy
     alternatives: tuple[tuple[str, str], ...] = ()  # title, what it loses
-    goal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +191,11 @@ class CheckResult:
     probes: tuple[Probe, ...] = ()
     evidence: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether it failed, and not by a habit that every server of its engine has."""
+        return self.mark == "fail" and not self.habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +294,7 @@ class RunRecord:
     box: Box | None = None
     box_notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
-    planned: Planned | None = None
+    planned: Planned = Planned()
     real: tuple[Device, ...] = ()
     real_note: str = ""
     kv_tokens: float | None = None
@@ -305,9 +336,14 @@ class RunRecord:
         return [level for level in self.levels if level.workload == workload]
 
     @property
-    def forecast(self) -> tuple[ForecastRow, ...]:
-        """The rows that the plan forecast; none without a plan."""
-        return self.planned.rows if self.planned else ()
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of its box; none where the box is not known."""
+        return self.box.gpus if self.box else ()
+
+    @property
+    def without_gpu(self) -> bool:
+        """Whether its box is known to have no GPU."""
+        return self.box is not None and not self.box.gpus
 
     @property
     def tried(self) -> tuple[CheckResult, ...]:
@@ -317,17 +353,27 @@ class RunRecord:
     @property
     def cut_off(self) -> str:
         """The step in which it was interrupted, checks made by hand included; "" where it goes on or ended."""
-        return self.interrupted or ("verify" if self.unfinished is not None and not self.live else "")
+        if self.interrupted or self.live:
+            return self.interrupted
+        return "verify" if self.checking else ""
+
+    @property
+    def checking(self) -> bool:
+        """Whether its verification has no end: it goes on, or was interrupted."""
+        return self.unfinished is not None
 
     @property
     def check_count(self) -> str:
         """How many checks passed; of a verification without an end, how many were done."""
-        if self.unfinished is None:
-            passed = f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
-            return f"{passed}, {self.all_checks - len(self.checks)} not made" if self.in_part else passed
-        done, wanted = len(self.checks), len(self.unfinished)
-        told = f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
-        return f"{'still running' if self.live else 'interrupted'}: {told} done"
+        if self.unfinished is not None:
+            return f"{'still running' if self.live else 'interrupted'}: {self._done(len(self.unfinished))} done"
+        passed = f"{len(self.marked('pass'))} of {len(self.tried)} checks passed"
+        return f"{passed}, {self.all_checks - len(self.checks)} not made" if self.in_part else passed
+
+    def _done(self, wanted: int) -> str:
+        """So many checks; of how many, where that is told."""
+        done = len(self.checks)
+        return f"{done} of {plural(wanted, 'check')}" if wanted else plural(done, "check")
 
     @property
     def in_part(self) -> bool:

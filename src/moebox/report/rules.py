@@ -95,7 +95,7 @@ def waits(low: Level, high: Level) -> bool:
 
 def reclaim(record: RunRecord) -> str:
     """What the room left on the fullest card would hold, in tokens."""
-    cards = [device for device in record.real if device.name != "ram"]
+    cards = [device for device in record.real if not device.on_host]
     each = bytes_per_token(record.recipe)
     if not cards or not each:
         return ""
@@ -323,10 +323,11 @@ def forecast(records: Sequence[RunRecord]) -> Iterator[Advice]:
     """Measurements that lie outside what the plan promised."""
     off = [pair for pair in pairs(records) if pair.inside is False and pair.unit == "tok/s"]
     worst = min(off, key=lambda pair: pair.error, default=None)
-    if worst and worst.error < 0:
+    if worst and worst.band and worst.error < 0:
         text = (
             f"{records[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
-            f"{number(worst.planned)} planned ({change(worst.error)}), below the band's {number(worst.low)}. Something "
+            f"{number(worst.planned)} planned ({change(worst.error)}), below the band's "
+            f"{number(worst.band[0])}. Something "
             "holds it back that the model does not know: check clocks, lanes, the attention backend and whether CUDA "
             "graphs are on."
         )

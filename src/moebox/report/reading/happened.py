@@ -23,7 +23,7 @@ from moebox.core.event import (
 )
 from moebox.escape import clipped
 from moebox.loose import rows, words
-from moebox.report.reading.planned import device_of
+from moebox.report.reading import planned
 from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys
 from moebox.store import Entry
@@ -209,9 +209,8 @@ def facts_of(entries: Sequence[Entry]) -> Iterator[EngineFacts]:
 
 
 def devices_of(facts: EngineFacts) -> list[Device]:
-    """The devices whose size is known."""
-    found = (device_of(codec.plain(row)) for row in facts.devices)
-    return [device for device in found if device.total > 0]
+    """The devices that it tells of."""
+    return planned.devices_of(map(codec.plain, facts.devices))
 
 
 def phases_of(entries: Sequence[Entry]) -> list[tuple[str, float, float]]:

@@ -1,6 +1,6 @@
 """plan.json to what was expected: the plan as it was stored, or as `moebox plan --json` prints it."""
 
-from typing import Any
+from collections.abc import Iterable
 
 from moebox.loose import Json, figure, inner, rows, texts, truth, words
 from moebox.report.record import Device, ForecastRow, Planned
@@ -43,42 +43,51 @@ OTHERS = {
 ACTIVATIONS = ("activations", "activations_bytes", "compute_bytes", "activation_bytes", "graph_bytes")
 
 
-def planned_of(document: Any) -> Planned | None:
-    """The plan, or None where there is none."""
-    if not isinstance(document, dict):
-        return None
+def planned_of(document: object) -> Planned:
+    """The plan; one that says nothing where there is none."""
     memory = inner(document, "memory")
-    devices = tuple(map(device_of, rows(memory, "devices", "per_device")))
     return Planned(
-        devices=tuple(device for device in devices if device.total > 0),
+        devices=tuple(devices_of(rows(memory, "devices", "per_device"))),
         kv_tokens=figure(memory, "kv_tokens"),
         rows=tuple(map(expected_of, rows(document, "forecast", "rows"))),
         reasons=tuple(texts(document, "reasons")),
-        warnings=tuple(
-            (words(row, "severity") or "warning", words(row, "text", "message"), words(row, "remedy"))
-            for row in rows(document, "warnings")
-        ),
+        warnings=tuple((words(row, "text", "message"), words(row, "remedy")) for row in rows(document, "warnings")),
         alternatives=tuple((words(row, "title"), words(row, "loses")) for row in rows(document, "alternatives")),
-        goal=words(document, "goal"),
     )
+
+
+def devices_of(found: Iterable[Json]) -> list[Device]:
+    """The devices whose size is known."""
+    return [device for device in map(device_of, found) if device.total > 0]
 
 
 def device_of(row: Json) -> Device:
     """One device's bar, its weights by group where they are told apart."""
+    parts = weights_of(row)
+    for name, keys in OTHERS.items():
+        put(parts, name, figure(row, *keys))
+    for name in ACTIVATIONS:
+        put(parts, "activations", figure(row, name))
+    put(parts, "overhead", overhead_of(row))
+    total = figure(row, "total", "total_bytes") or sum(parts.values())
+    ordered = {name: parts[name] for name in PARTS if name in parts}
+    return Device(name=words(row, "device", "name") or "gpu", total=total, parts=ordered)
+
+
+def weights_of(row: Json) -> dict[str, float]:
+    """Weights by group, the draft's apart; in one where they are not told apart."""
     parts = grouped(inner(row, "weights", "by_component"))
     if parts:
         put(parts, "draft", figure(row, "draft", "draft_bytes"))
     else:
         put(parts, "weights", figure(row, "weights_bytes", "weights"))  # the draft's are among these
-    for name, keys in OTHERS.items():
-        put(parts, name, figure(row, *keys))
-    for name in ACTIVATIONS:
-        put(parts, "activations", figure(row, name))
-    both = figure(row, "overhead_bytes")  # activations included, where those are given apart
-    put(parts, "overhead", figure(row, "overhead") if both is None else both - (figure(row, "activations_bytes") or 0))
-    total = figure(row, "total", "total_bytes") or sum(parts.values())
-    ordered = {name: parts[name] for name in PARTS if name in parts}
-    return Device(name=words(row, "device", "name") or "gpu", total=total, parts=ordered)
+    return parts
+
+
+def overhead_of(row: Json) -> float | None:
+    """What is neither weights nor cache, without the activations where those are given apart."""
+    both = figure(row, "overhead_bytes")
+    return figure(row, "overhead") if both is None else both - (figure(row, "activations_bytes") or 0)
 
 
 def grouped(weights: Json) -> dict[str, float]:

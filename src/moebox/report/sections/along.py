@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from moebox.loose import Json, figure, figures, inner, rows
-from moebox.report.block import Chart, Key
+from moebox.report.block import Chart, Key, drawing
 from moebox.report.charts import Axis, Series, line
 from moebox.report.palette import colour
 from moebox.report.record import Level, RunRecord
@@ -26,8 +26,7 @@ def sag(records: Sequence[RunRecord]) -> Chart | None:
         if reach(table) >= LONG
     ]
     x, y = Axis(title="tokens into the reply"), Axis(title="tok/s of one stream")
-    svg = line(series, x=x, y=y, label="Speed by position")
-    return Chart(title="Does it sag", svg=svg, legend=legend(series)) if svg else None
+    return drawing("Does it sag", line(series, x=x, y=y, label="Speed by position"), legend=legend(series))
 
 
 def longest(record: RunRecord) -> list[Json]:
@@ -50,14 +49,18 @@ def server(records: Sequence[RunRecord]) -> Chart | None:
     levels = [level for level in records[0].levels if looks(level) >= ENOUGH]
     if not levels or len(records) > 1:
         return None
-    level = max(levels, key=lambda level: level.concurrency or level.rate or 0.0)
+    return seen_by_server(max(levels, key=lambda level: level.load))
+
+
+def seen_by_server(level: Level) -> Chart | None:
+    """One load as the server counted it."""
     series = list(queues(inner(level.raw, "server.series")))
     x, y = Axis(title="seconds", zero=False), Axis(title="requests")
     svg = line(series, x=x, y=y, label="Requests running and waiting")
     used = figure(level.raw, "server.peak_kv_use")
     caption = f"At most {used:.0%} of the KV cache in use." if used is not None else ""
     at = f" at {level.concurrency:,.0f}" if level.concurrency else ""
-    return Chart(title=f"On the server{at}", svg=svg, legend=legend(series), caption=caption) if svg else None
+    return drawing(f"On the server{at}", svg, legend=legend(series), caption=caption)
 
 
 def queues(table: Json) -> Iterator[Series]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from moebox import units
 from moebox.report.bars import phases
-from moebox.report.block import Block, Chart, Charts, Part, Section, Tone
+from moebox.report.block import Block, Chart, Charts, Part, Section, Tone, drawing
+from moebox.report.format import some
 from moebox.report.palette import colour
 from moebox.report.record import Attempt, Outcome, RunRecord
 from moebox.units import plural
@@ -44,7 +45,7 @@ def in_order(records: Sequence[RunRecord]) -> list[tuple[int, Attempt]]:
 def time_spent(record: RunRecord) -> Chart | None:
     """Where one run's time went."""
     svg = phases(record.phases, label=f"Where the time of {record.label} went")
-    return Chart(title=f"Where the time went{record.of}", svg=svg, wide=True) if svg else None
+    return drawing(f"Where the time went{record.of}", svg, wide=True)
 
 
 def entry(record: RunRecord, index: int, attempt: Attempt) -> dict[str, object]:
@@ -65,6 +66,5 @@ def lead(attempts: Sequence[Attempt]) -> str:
         return ""
     counts = Counter(attempt.outcome for attempt in attempts)
     named = [f"{counts[outcome]} {words}" for outcome, words in CAME.items() if counts[outcome]]
-    rehearsed = sum(attempt.aside for attempt in attempts)
-    aside = f" {plural(rehearsed, 'rehearsal')} among them." if rehearsed else ""
-    return f"{plural(len(attempts), 'attempt')}: {', '.join(named)}.{aside}"
+    rehearsed = some(sum(attempt.aside for attempt in attempts), "rehearsal", "among them.")
+    return f"{plural(len(attempts), 'attempt')}: {', '.join(named)}. {rehearsed}".rstrip()

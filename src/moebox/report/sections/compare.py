@@ -102,7 +102,7 @@ def fastest(record: RunRecord) -> float | None:
 
 def capacity(record: RunRecord) -> float | None:
     """Tokens of cache: as the engine reported them, else as planned."""
-    return record.kv_tokens or (record.planned.kv_tokens if record.planned else None)
+    return record.kv_tokens or record.planned.kv_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from moebox.report.block import Block, Bullets, Cell, Section, Table, cell, columns, words
+from moebox.report.block import Block, Bullets, Cell, Section, Table, bullets, cell, columns, words
+from moebox.report.order import grouped, once
 from moebox.report.record import FailingKernel, KernelsJudged, RunRecord
 
 SHOWN = 12  # reasons a list shows at the most
@@ -12,14 +13,13 @@ SHOWN = 12  # reasons a list shows at the most
 
 def section(records: Sequence[RunRecord]) -> Section | None:
     """One table of what was judged, one of what fails, and lists of what was left out."""
-    looks = [(record.named, look) for record in records for look in record.kernels]
-    if not looks:
+    scans = [look for record in records for look in record.kernels]
+    if not scans:
         return None
-    names, scans = zip(*looks, strict=True)
     not_covered = chain.from_iterable(look.not_covered for look in scans)
     known = chain.from_iterable(look.judged for look in scans)
     blocks: tuple[Block, ...] = (
-        summary(scans, names),
+        summary(records),
         *failures(scans),
         *lists("Not covered", not_covered, ": "),
         *lists("Not Triton's: known by version, not compiled", known, " → "),
@@ -27,10 +27,10 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     return Section(id="kernels", title="Kernels", lead=lead(scans), blocks=blocks)
 
 
-def summary(scans: Sequence[KernelsJudged], names: Sequence[str]) -> Table:
-    """One row for each look at an engine; `names` are those of the runs."""
+def summary(records: Sequence[RunRecord]) -> Table:
+    """One row for each look at an engine."""
     heads = ("Kernels of", "For", "Judged", "Launches", "Spill", "Will not launch", "Not covered")
-    rows = tuple(judged(look, name) for look, name in zip(scans, names, strict=True))
+    rows = tuple(judged(look, record.named) for record in records for look in record.kernels)
     return Table(columns=columns(*heads, text=(0, 1, 2)), rows=rows, sortable=False)
 
 
@@ -45,9 +45,9 @@ def failures(scans: Sequence[KernelsJudged]) -> list[Table]:
 def lead(looks: Sequence[KernelsJudged]) -> str:
     """The finding in a sentence."""
     launches, bad = sum(look.launches for look in looks), sum(len(look.bad) for look in looks)
-    how = " or ".join(dict.fromkeys("compiled" if look.compiled else "looked up" for look in looks))
     if not launches:
         return "No kernel was judged: see what was not covered."
+    how = " or ".join(once("compiled" if look.compiled else "looked up" for look in looks))
     fate = f"{bad} will not launch" if bad else "all of them fit the GPU's shared memory"
     return f"{launches} launches {how}; {fate}."
 
@@ -75,10 +75,7 @@ def method(look: KernelsJudged) -> str:
 
 def alike(bad: Sequence[FailingKernel]) -> list[list[FailingKernel]]:
     """Launches of one kernel with the same blocks, which fail together."""
-    groups: dict[FailingKernel, list[FailingKernel]] = {}
-    for kernel in dict.fromkeys(bad):
-        groups.setdefault(replace(kernel, case=""), []).append(kernel)
-    return list(groups.values())
+    return list(grouped(dict.fromkeys(bad), lambda kernel: replace(kernel, case="")).values())
 
 
 def failure(group: Sequence[FailingKernel]) -> tuple[Cell, ...]:
@@ -96,18 +93,21 @@ def failure(group: Sequence[FailingKernel]) -> tuple[Cell, ...]:
 
 def cases_of(group: Sequence[FailingKernel]) -> str:
     """Up to three cases by name; of more, two and how many others."""
-    cases = [kernel.case for kernel in group if kernel.case]
+    cases = once(kernel.case for kernel in group)
     if len(cases) <= 3:
         return "; ".join(cases)
     return f"{'; '.join(cases[:2])} and {len(cases) - 2} more"
 
 
-def lists(title: str, pairs: Iterable[tuple[str, str]], joint: str) -> list[Block]:
+def lists(title: str, pairs: Iterable[tuple[str, str]], joint: str) -> list[Bullets]:
     """What shares a reason on one line."""
-    reasons: dict[str, list[str]] = {}
-    for what, why in dict.fromkeys(pairs):
-        reasons.setdefault(joint + why if why else "", []).append(what.rstrip("."))
-    items = [", ".join(what) + why for why, what in reasons.items()]
+    reasons = grouped(dict.fromkeys(pairs), lambda pair: pair[1])
+    items = [", ".join(what.rstrip(".") for what, _ in group) + because(joint, why) for why, group in reasons.items()]
     if len(items) > SHOWN:
         items = [*items[:SHOWN], f"and {len(items) - SHOWN} more in kernels.json"]
-    return [Bullets(title=title, items=tuple(items))] if items else []
+    return bullets(title, items)
+
+
+def because(joint: str, why: str) -> str:
+    """The reason behind what shares it; "" where none is known."""
+    return joint + why if why else ""

@@ -1,14 +1,30 @@
 """Where every byte of every device went: planned beside measured."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from moebox import units
 from moebox.core.recipe import Recipe
 from moebox.errors import MoeboxError
 from moebox.report.bars import PLACES, collapse
 from moebox.report.bars import memory as draw
-from moebox.report.block import Block, Cell, Chart, Charts, Key, Section, Table, cell, columns, without_empty, words
+from moebox.report.block import (
+    Block,
+    Cell,
+    Chart,
+    Charts,
+    Key,
+    Section,
+    Table,
+    cell,
+    columns,
+    drawing,
+    without_empty,
+    words,
+)
 from moebox.report.format import DASH, capital, change, gib
+from moebox.report.order import once
 from moebox.report.palette import colour
 from moebox.report.record import Device, RunRecord
 from moebox.report.sections.models import model_of
@@ -20,12 +36,11 @@ Bar = tuple[str, str, Device]  # heading, planned or measured, its parts
 
 def section(records: Sequence[RunRecord]) -> Section | None:
     """GPUs in one drawing, host memory in another (their scales differ), and one table of the sums."""
-    rows = [row for record in records for row in bars(record)]
+    rows = list(chain.from_iterable(map(bars, records)))
     if not rows:
         return None
     title = "Memory per GPU" if any_gpu(records) else "As the engine reports it"
-    host = [row for row in rows if row[2].name == "ram"]
-    gpus = [row for row in rows if row[2].name != "ram"]
+    gpus, host = ([row for row in rows if row[2].on_host is wanted] for wanted in (False, True))
     charts = filter(None, (drawn(title, gpus), drawn("Host memory", host)))
     blocks: tuple[Block, ...] = (Charts(charts=tuple(charts)), table(records))
     return Section(id="memory", title="Memory", lead=lead(records), blocks=blocks)
@@ -33,13 +48,12 @@ def section(records: Sequence[RunRecord]) -> Section | None:
 
 def drawn(title: str, rows: Sequence[Bar]) -> Chart | None:
     """Some of the bars as one drawing."""
-    svg = draw(rows, label=f"{title} by part")
-    return Chart(title=title, svg=svg, legend=legend(rows), wide=True) if svg else None
+    return drawing(title, draw(rows, label=f"{title} by part"), legend=legend(rows), wide=True)
 
 
 def any_gpu(records: Sequence[RunRecord]) -> bool:
     """Whether any run had a GPU."""
-    return any(record.box and record.box.gpus for record in records)
+    return any(record.gpus for record in records)
 
 
 def legend(rows: Sequence[Bar]) -> tuple[Key, ...]:
@@ -50,8 +64,7 @@ def legend(rows: Sequence[Bar]) -> tuple[Key, ...]:
 
 def bars(record: RunRecord) -> list[Bar]:
     """A run's bars: each group of devices planned, then as the engine reported it."""
-    planned = collapse(record.planned.devices) if record.planned else []
-    real = collapse(record.real)
+    planned, real = collapse(record.planned.devices), collapse(record.real)
     if len(real) == len(planned) == 1:
         real = [(planned[0][0], real[0][1])]
     rows = [(record.start + name, "planned", device) for name, device in planned]
@@ -61,7 +74,7 @@ def bars(record: RunRecord) -> list[Bar]:
 def table(records: Sequence[RunRecord]) -> Table:
     """Weights, KV and room of the fullest device, and the cache in tokens, planned against measured."""
     told = [(record, index, side) for index, record in enumerate(records) for side in sides(record)]
-    notes = list(dict.fromkeys(record.real_note for record in records if record.real_note))
+    notes = once(record.real_note for record in records)
     caption = "The fullest GPU" if any_gpu(records) else "Host memory"
     rows = tuple(line(record, index, *side) for record, index, side in told)
     table = Table(caption=caption, columns=columns(*HEADS, text=(0, 1)), rows=rows, note=" ".join(notes))
@@ -71,7 +84,7 @@ def table(records: Sequence[RunRecord]) -> Table:
 def sides(record: RunRecord) -> Iterator[tuple[str, Sequence[Device], float | None]]:
     """Planned and measured, as far as they are known: the devices, and the cache in tokens."""
     plan = record.planned
-    if plan and (plan.devices or plan.kv_tokens):
+    if plan.devices or plan.kv_tokens:
         yield "planned", plan.devices, plan.kv_tokens
     if record.real or record.kv_tokens:
         yield "measured", record.real, record.kv_tokens
@@ -81,32 +94,36 @@ def line(record: RunRecord, index: int, kind: str, devices: Sequence[Device], to
     """One row, of the fullest device."""
     fullest = fullest_of(record, devices)
     sizes = (weights(fullest), fullest.parts.get("KV cache"), room(fullest)) if fullest else (None, None, None)
-    context = record.recipe.context if record.recipe else 0
     return (
         words(record.label, colour=colour(index)),
         words(kind),
         *map(size, sizes),
         cell(tokens, digits=0),
-        cell(tokens / context if tokens and context else None, digits=1),
+        cell(at_once(record, tokens), digits=1),
     )
+
+
+def at_once(record: RunRecord, tokens: float | None) -> float | None:
+    """Requests of full context that a cache holds."""
+    context = record.recipe.context if record.recipe else 0
+    return tokens / context if tokens and context else None
 
 
 def fullest_of(record: RunRecord, devices: Sequence[Device]) -> Device | None:
     """The fullest GPU; all of the host's memory where there is no GPU at all."""
     if not any_gpu([record]):
         return together(devices)
-    return max((device for device in devices if device.name != "ram"), key=used, default=None)
+    return max((device for device in devices if not device.on_host), key=used, default=None)
 
 
 def together(devices: Sequence[Device]) -> Device | None:
     """One device of what an engine calls several: mapped and allocated memory of the host."""
     if not devices:
         return None
-    parts: dict[str, float] = {}
+    parts: Counter[str] = Counter()
     for device in devices:
-        for name, size in device.parts.items():
-            parts[name] = parts.get(name, 0.0) + size
-    return Device(name="ram", total=sum(device.total for device in devices), parts=parts)
+        parts.update(device.parts)
+    return Device(name="ram", total=sum(device.total for device in devices), parts=dict(parts))
 
 
 def weights(device: Device) -> float:
@@ -151,7 +168,7 @@ def lead(records: Sequence[RunRecord]) -> str:
 
 def agreement(record: RunRecord) -> str:
     """The cache that was planned and the one there is; "" where either is unknown."""
-    expected, seen = record.planned.kv_tokens if record.planned else None, record.kv_tokens
+    expected, seen = record.planned.kv_tokens, record.kv_tokens
     if not expected or not seen:
         return ""
     off = change(seen / expected - 1)

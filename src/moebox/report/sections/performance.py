@@ -1,12 +1,12 @@
 """Throughput and latency drawn over load, token gaps, and throughput over time."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 from moebox.report import samples
 from moebox.report.bars import ranked
-from moebox.report.block import Block, Chart, Charts, Key, Section
+from moebox.report.block import Block, Chart, Charts, Key, Section, drawing
 from moebox.report.charts import Axis, Series, line, thousands
 from moebox.report.format import capital, milliseconds, short, tick_ms
 from moebox.report.palette import colour
@@ -16,6 +16,7 @@ from moebox.report.sections.along import along
 ALONE = "measured"  # what a run is called in a drawing that holds no other
 MOST_TESTS = 8  # bars of one run
 MOST_DISTRIBUTIONS = 4  # outlines in one drawing that the eye still tells apart
+Digested = tuple[str, int, samples.Digest]  # name, colour, the samples in short
 LOG_FROM = 4  # loads whose highest is this many times the lowest stand on a logarithmic axis
 
 
@@ -64,8 +65,8 @@ def section(records: Sequence[RunRecord]) -> Section:
 
 
 def lead(records: Sequence[RunRecord]) -> str:
-    """What the drawings are of."""
-    levels = [level for record in records for level in record.levels]
+    """Why not all of it is to be trusted."""
+    levels = levels_of(records)
     if any(level.flags for level in levels):
         return "Some figures are not to be trusted, by their own measurement: the remarks in the tables say why."
     if any(level.client_limited for level in levels):
@@ -73,16 +74,21 @@ def lead(records: Sequence[RunRecord]) -> str:
     return ""
 
 
+def levels_of(records: Sequence[RunRecord]) -> list[Level]:
+    """Every measurement, run by run."""
+    return list(chain.from_iterable(record.levels for record in records))
+
+
 def workloads(records: Sequence[RunRecord]) -> list[str]:
-    """Workloads in the order they were met."""
-    return list(dict.fromkeys(level.workload for record in records for level in record.levels))
+    """Workloads in the order they were met; "" where figures do not say theirs."""
+    return list(dict.fromkeys(level.workload for level in levels_of(records)))
 
 
 def by_load(records: Sequence[RunRecord], workload: str) -> list[Chart]:
     """Throughput, TTFT and TPOT against concurrency (or request rate) for one workload."""
     levels = [record.under(workload) for record in records]
-    every = list(itertools.chain.from_iterable(levels))
-    loads = set(map(load, every)) - {0.0}
+    every = list(chain.from_iterable(levels))
+    loads = {level.load for level in every} - {0.0}
     if len(loads) < 2:
         return []
     x = load_axis(loads, rate=all(level.concurrency is None for level in every))
@@ -103,27 +109,19 @@ def over_load(
     y = latency if curve.latency else Axis(title=curve.axis, format=short)
     suffix = f", {workload}" if workload else ""
     svg = line(series, x=x, y=y, label=f"{curve.title} against {x.title}{suffix}")
-    if not svg:
-        return None
-    return Chart(title=curve.title + suffix, svg=svg, legend=legend(series), caption=best_of(series, x, y))
-
-
-def load(level: Level) -> float:
-    """Where a level stands on the load axis."""
-    return level.concurrency or level.rate or 0.0
+    return drawing(curve.title + suffix, svg, legend=legend(series), caption=best_of(series, x, y))
 
 
 def load_axis(loads: set[float], *, rate: bool) -> Axis:
     """Concurrency doubles from step to step, so its axis is logarithmic."""
     title = "requests per second offered" if rate else "concurrent requests"
-    lowest, highest = min(loads), max(loads)
-    log = lowest > 0 and highest / lowest >= LOG_FROM
+    log = max(loads) / min(loads) >= LOG_FROM
     return Axis(title=title, log=log, ticks=tuple(sorted(loads)), format=thousands, zero=False)
 
 
 def run_series(name: str, index: int, levels: Sequence[Level], read: Callable[[Level], float | None]) -> Series:
     """One run's measured line."""
-    points = [(load(level), value) for level in levels if (value := read(level)) is not None]
+    points = [(level.load, value) for level in levels if (value := read(level)) is not None]
     return Series(name=name, colour=colour(index), points=tuple(sorted(points)))
 
 
@@ -138,7 +136,7 @@ def expected(records: Sequence[RunRecord], workload: str, field: str) -> list[Se
 
 def served_rows(record: RunRecord, workload: str) -> list[ForecastRow]:
     """The forecasts of serving this workload, by concurrency."""
-    rows = [row for row in record.forecast if row.concurrency and not row.decode_only]
+    rows = [row for row in record.planned.rows if row.concurrency and not row.decode_only]
     return sorted((row for row in rows if row.workload in ("", workload)), key=lambda row: row.concurrency or 0)
 
 
@@ -151,8 +149,7 @@ def forecast_series(name: str, index: int, rows: Sequence[ForecastRow], field: s
 
 def banded(rows: Sequence[ForecastRow]) -> tuple[tuple[float, float, float], ...]:
     """Concurrency, low and high of every row that has both."""
-    edges = ((row.concurrency or 0.0, row.low_tok_s, row.high_tok_s) for row in rows)
-    return tuple((load, low, high) for load, low, high in edges if low is not None and high is not None)
+    return tuple((row.concurrency or 0.0, *row.edges) for row in rows if row.edges)
 
 
 def legend(series: Sequence[Series]) -> tuple[Key, ...]:
@@ -178,13 +175,14 @@ def extreme(curve: Series, x: Axis, y: Axis) -> str:
 
 def rates(records: Sequence[RunRecord]) -> list[Chart]:
     """TG and PP by run, as llama.cpp people report them."""
-    drawn = []
-    for title, field in (("Token generation, one stream", "tg_tok_s"), ("Prompt processing", "pp_tok_s")):
-        bars = [bar for index, record in enumerate(records) for bar in rate_bars(record, index, field)]
-        svg = ranked(bars, label=f"{title} in tokens per second", unit="tok/s")
-        if svg:
-            drawn.append(Chart(title=f"{title} (tok/s)", svg=svg))
-    return drawn
+    generation = rate_chart(records, "Token generation, one stream", "tg_tok_s")
+    return list(filter(None, (generation, rate_chart(records, "Prompt processing", "pp_tok_s"))))
+
+
+def rate_chart(records: Sequence[RunRecord], title: str, field: str) -> Chart | None:
+    """One of the two, as bars."""
+    bars = list(chain.from_iterable(rate_bars(record, index, field) for index, record in enumerate(records)))
+    return drawing(f"{title} (tok/s)", ranked(bars, label=f"{title} in tokens per second", unit="tok/s"))
 
 
 def rate_bars(record: RunRecord, index: int, field: str) -> Iterator[tuple[str, int, float, str]]:
@@ -199,27 +197,23 @@ def rate_bars(record: RunRecord, index: int, field: str) -> Iterator[tuple[str, 
 def over_time(records: Sequence[RunRecord]) -> list[Chart]:
     """Gaps between tokens as cumulative shares, and tokens per second along the clock, from the samples."""
     digests = list(digested(records))
-    gaps = [
-        Series(name=name, colour=place, points=cumulative(digest), markers=False) for name, place, digest in digests
-    ]
-    lines = [
-        Series(name=name, colour=place, points=digest.over_time, markers=False)
-        for name, place, digest in digests
-        if len(digest.over_time) > 2
-    ]
-    return list(filter(None, (gap_chart(gaps, digests), clock_chart(lines))))
+    return list(filter(None, (gap_chart(digests), clock_chart(digests))))
 
 
-def digested(records: Sequence[RunRecord]) -> Iterator[tuple[str, int, samples.Digest]]:
-    """Samples of a few loads of a single run, or of the fastest load of each of several: name, colour, digest."""
-    single = len(records) == 1
-    each = MOST_DISTRIBUTIONS if single else 1
-    picked = [(index, level) for index, record in enumerate(records) for level in sampled(record, each)]
-    for place, (index, level) in enumerate(picked[:MOST_DISTRIBUTIONS]):
+def digested(records: Sequence[RunRecord]) -> Iterator[Digested]:
+    """Samples of a few loads of a single run, or of the fastest load of each of several."""
+    for place, (index, level) in enumerate(picked(records)):
         digest = samples.summarise(level.samples) if level.samples else None
         if digest:
-            name = ", ".join(filter(None, (records[index].named, f"concurrency {load(level):g}")))
-            yield name, colour(place if single else index), told(digest, level)
+            name = ", ".join(filter(None, (records[index].named, f"concurrency {level.load:g}")))
+            yield name, colour(index if records[index].named else place), told(digest, level)
+
+
+def picked(records: Sequence[RunRecord]) -> list[tuple[int, Level]]:
+    """The loads whose samples are drawn, each with its run's place."""
+    each = MOST_DISTRIBUTIONS if len(records) == 1 else 1
+    found = [(index, level) for index, record in enumerate(records) for level in sampled(record, each)]
+    return found[:MOST_DISTRIBUTIONS]
 
 
 def told(digest: samples.Digest, level: Level) -> samples.Digest:
@@ -236,12 +230,15 @@ def sampled(record: RunRecord, count: int) -> list[Level]:
 def cumulative(digest: samples.Digest) -> tuple[tuple[float, float], ...]:
     """Gap in ms, and the share of gaps that are not longer."""
     total = sum(digest.counts)
-    sums = itertools.accumulate(digest.counts)
+    sums = accumulate(digest.counts)
     return tuple((edge, share / total) for edge, share in zip(digest.edges[1:], sums, strict=True))
 
 
-def gap_chart(gaps: Sequence[Series], digests: Sequence[tuple[str, int, samples.Digest]]) -> Chart | None:
+def gap_chart(digests: Sequence[Digested]) -> Chart | None:
     """How long tokens keep a reader waiting: the further right a line rises, the slower."""
+    gaps = [
+        Series(name=name, colour=place, points=cumulative(digest), markers=False) for name, place, digest in digests
+    ]
     svg = line(
         gaps,
         x=Axis(title="time between tokens", log=True, format=milliseconds, tick=tick_ms),
@@ -250,7 +247,7 @@ def gap_chart(gaps: Sequence[Series], digests: Sequence[tuple[str, int, samples.
     )
     marks = [f"{name} {' and '.join(milliseconds(at) for _, at in digest.marks)}" for name, _, digest in digests]
     caption = f"P50 and P99: {'; '.join(marks)}."
-    return Chart(title="Gaps between tokens (ITL)", svg=svg, legend=legend(gaps), caption=caption) if svg else None
+    return drawing("Gaps between tokens (ITL)", svg, legend=legend(gaps), caption=caption)
 
 
 def in_percent(share: float) -> str:
@@ -258,15 +255,20 @@ def in_percent(share: float) -> str:
     return f"{share * 100:.3g}%"
 
 
-def clock_chart(lines: Sequence[Series]) -> Chart | None:
+def clock_chart(digests: Sequence[Digested]) -> Chart | None:
     """Tokens a second along the measurement."""
+    lines = [
+        Series(name=name, colour=place, points=digest.over_time, markers=False)
+        for name, place, digest in digests
+        if len(digest.over_time) > 2
+    ]
     svg = line(
         lines,
         x=Axis(title="seconds into the measurement", log=False),
         y=Axis(title="output tok/s"),
         label="Output tokens per second over time",
     )
-    return Chart(title="Throughput over time", svg=svg, legend=legend(lines)) if svg else None
+    return drawing("Throughput over time", svg, legend=legend(lines))
 
 
 def spaced(levels: Sequence[Level], count: int) -> list[Level]:
@@ -275,5 +277,5 @@ def spaced(levels: Sequence[Level], count: int) -> list[Level]:
         return list(levels)
     if count == 1:
         return [max(levels, key=lambda level: level.output_tok_s or 0.0)]
-    ordered = sorted(levels, key=load)
+    ordered = sorted(levels, key=lambda level: level.load)
     return [ordered[round(place * (len(ordered) - 1) / (count - 1))] for place in range(count)]

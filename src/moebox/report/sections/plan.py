@@ -1,15 +1,18 @@
 """What was expected against what was measured, row by row, with the band."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from moebox.report.block import Block, Bullets, Cell, Section, Table, Tone, cell, columns, without_empty, words
+from moebox.report.block import Block, Cell, Section, Table, Tone, bullets, cell, columns, without_empty, words
 from moebox.report.format import change, gib, milliseconds, number
+from moebox.report.order import grouped, once
 from moebox.report.palette import colour
 from moebox.report.record import Device, ForecastRow, Level, RunRecord
 from moebox.report.sections.memory import weights
 from moebox.units import plural
+
+Candidate = tuple[str, float | None, float | None, str]  # what, planned, measured, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +23,7 @@ class Pair:
     what: str
     planned: float
     measured: float
-    low: float | None = None
-    high: float | None = None
+    band: tuple[float, float] | None = None
     unit: str = "tok/s"
     load: str = ""  # under which load; "" for what does not depend on one
 
@@ -33,9 +35,10 @@ class Pair:
     @property
     def inside(self) -> bool | None:
         """Whether the measurement lies in the band; None without one."""
-        if self.low is None or self.high is None:
+        if self.band is None:
             return None
-        return self.low <= self.measured <= self.high
+        low, high = self.band
+        return low <= self.measured <= high
 
 
 def section(records: Sequence[RunRecord]) -> Section:
@@ -53,27 +56,32 @@ def pairs(records: Sequence[RunRecord]) -> list[Pair]:
     for index, record in enumerate(records):
         found += capacity(index, record)
         for level in record.levels:
-            found += figures(index, level, match(level, record.forecast))
+            found += figures(index, level, match(level, record.planned.rows))
     return found
 
 
 def capacity(index: int, record: RunRecord) -> list[Pair]:
     """Weights on the fullest device, and KV tokens."""
-    found: list[Pair] = []
     plan = record.planned
-    if not plan:
-        return found
-    expected, seen = fullest(plan.devices), fullest(record.real)
-    if expected and seen:
-        found.append(Pair(run=index, what="Weights per GPU", planned=expected, measured=seen, unit="B"))
-    if plan.kv_tokens and record.kv_tokens:
-        found.append(Pair(run=index, what="KV cache", planned=plan.kv_tokens, measured=record.kv_tokens, unit="tokens"))
-    return found
+    candidates = (
+        ("Weights per GPU", fullest(plan.devices), fullest(record.real), "B"),
+        ("KV cache", plan.kv_tokens, record.kv_tokens, "tokens"),
+    )
+    return paired(index, candidates)
+
+
+def paired(index: int, candidates: Iterable[Candidate], *, load: str = "") -> list[Pair]:
+    """Those that were both planned and measured."""
+    return [
+        Pair(run=index, what=what, planned=planned, measured=measured, unit=unit, load=load)
+        for what, planned, measured, unit in candidates
+        if planned and measured
+    ]
 
 
 def fullest(devices: Sequence[Device]) -> float:
     """Weights of the device that holds most, RAM aside."""
-    return max((weights(device) for device in devices if device.name != "ram"), default=0.0)
+    return max((weights(device) for device in devices if not device.on_host), default=0.0)
 
 
 def match(level: Level, rows: Sequence[ForecastRow]) -> ForecastRow | None:
@@ -83,8 +91,7 @@ def match(level: Level, rows: Sequence[ForecastRow]) -> ForecastRow | None:
 
 def answers(row: ForecastRow, level: Level) -> bool:
     """Whether a forecast is of this load; decode-only rows answer only for single streams."""
-    alone = bool(level.tg_tok_s or level.pp_tok_s)
-    load = level.concurrency or (1.0 if alone else None)
+    load = level.concurrency or (1.0 if level.alone else None)
     if row.concurrency != load or row.workload not in ("", level.workload):
         return False
     return bool(level.tg_tok_s) or not row.decode_only
@@ -103,13 +110,8 @@ def figures(index: int, level: Level, row: ForecastRow | None) -> list[Pair]:
         ("Mean TPOT", row.tpot_ms, level.tpot.middle, "ms"),
     )
     load = f"concurrency {level.concurrency:,.0f}" if level.concurrency else level.name
-    pairs = []
-    for what, planned, measured, unit in candidates:
-        if planned and measured:
-            low, high = band(row, planned, unit)
-            pair = Pair(run=index, what=what, planned=planned, measured=measured, unit=unit, load=load)
-            pairs.append(replace(pair, low=low, high=high))
-    return pairs
+    both = paired(index, candidates, load=load)
+    return [replace(pair, band=band(row, pair.planned, pair.unit)) for pair in both]
 
 
 def generation(row: ForecastRow) -> float | None:
@@ -119,33 +121,34 @@ def generation(row: ForecastRow) -> float | None:
     return row.output_tok_s if row.decode_only else None
 
 
-def band(row: ForecastRow, planned: float, unit: str) -> tuple[float | None, float | None]:
+def band(row: ForecastRow, planned: float, unit: str) -> tuple[float, float] | None:
     """The forecast's relative band around a figure: as given for a rate, turned round for a time."""
     rate = row.tg_tok_s or row.output_tok_s
     if not rate or not row.low_tok_s or not row.high_tok_s:
-        return None, None
+        return None
     low, high = row.low_tok_s / rate, row.high_tok_s / rate
     return (planned / high, planned / low) if unit == "ms" else (planned * low, planned * high)
 
 
 def sizes(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
     """Weights and cache, planned beside measured."""
-    rows = [
-        (
-            words(records[pair.run].label, colour=colour(pair.run)),
-            words(pair.what),
-            written(pair.planned, pair.unit),
-            written(pair.measured, pair.unit),
-            Cell(text=change(pair.error), value=pair.error),
-        )
-        for pair in found
-        if not pair.load
-    ]
+    rows = tuple(size_row(records, pair) for pair in found if not pair.load)
     if not rows:
         return None
     heads = ("Run", "Figure", "Planned", "Measured", "Off by")
-    table = Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=tuple(rows))
+    table = Table(caption="Memory", columns=columns(*heads, text=(0, 1)), rows=rows)
     return without_empty(table, alone=len(records) == 1)
+
+
+def size_row(records: Sequence[RunRecord], pair: Pair) -> tuple[Cell, ...]:
+    """One size, planned, measured and how far off."""
+    return (
+        words(records[pair.run].label, colour=colour(pair.run)),
+        words(pair.what),
+        written(pair.planned, pair.unit),
+        written(pair.measured, pair.unit),
+        Cell(text=change(pair.error), value=pair.error),
+    )
 
 
 def loads(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
@@ -153,10 +156,8 @@ def loads(records: Sequence[RunRecord], found: Sequence[Pair]) -> Table | None:
     loaded = [pair for pair in found if pair.load]
     if not loaded:
         return None
-    figures = list(dict.fromkeys(pair.what for pair in loaded))
-    by_load: dict[tuple[int, str], dict[str, Pair]] = {}
-    for pair in loaded:
-        by_load.setdefault((pair.run, pair.load), {})[pair.what] = pair
+    figures = once(pair.what for pair in loaded)
+    by_load = grouped(loaded, lambda pair: (pair.run, pair.load))
     named = len(records) > 1
     rows = [
         (*name(records, run, load, named=named), *compared(pairs, figures)) for (run, load), pairs in by_load.items()
@@ -172,18 +173,19 @@ def name(records: Sequence[RunRecord], run: int, load: str, *, named: bool) -> l
     return [words(records[run].label, colour=colour(run)), cell] if named else [cell]
 
 
-def compared(pairs: dict[str, Pair], figures: Sequence[str]) -> list[Cell]:
+def compared(pairs: Sequence[Pair], figures: Sequence[str]) -> list[Cell]:
     """Each figure of one load, and whether they lie in their bands."""
-    verdict, tone = judged([pair for pair in pairs.values() if pair.inside is not None])
-    fields = [both(pairs[what]) if what in pairs else words("") for what in figures]
-    return [*fields, words(verdict, tone=tone)]
+    last = {pair.what: pair for pair in pairs}
+    verdict, tone = judged([pair for pair in last.values() if pair.band])
+    return [*(both(last.get(what)) for what in figures), words(verdict, tone=tone)]
 
 
-def both(pair: Pair) -> Cell:
+def both(pair: Pair | None) -> Cell:
     """Forecast and measurement in one field."""
+    if pair is None:
+        return words("")
     form = {"B": gib, "ms": milliseconds}.get(pair.unit, number)
-    known = pair.low is not None and pair.high is not None
-    band = f"band {form(pair.low)} to {form(pair.high)}" if known else ""
+    band = f"band {' to '.join(map(form, pair.band))}" if pair.band else ""
     text = f"{form(pair.planned)} → {form(pair.measured)}"
     return Cell(text=text, aside=change(pair.error), value=pair.error, title=band)
 
@@ -218,14 +220,11 @@ def lead(found: Sequence[Pair]) -> str:
 def said(record: RunRecord) -> list[Block]:
     """The plan's reasons, warnings and runners-up."""
     plan = record.planned
-    if plan is None:
-        return []
-    lists = {
-        "Why this plan": plan.reasons,
-        "What it warned of": tuple(joined(text, " – ", remedy) for _, text, remedy in plan.warnings),
-        "Runners-up": tuple(joined(title, ": ", loses) for title, loses in plan.alternatives),
-    }
-    return [Bullets(title=title + record.of, items=items) for title, items in lists.items() if items]
+    return [
+        *bullets(f"Why this plan{record.of}", plan.reasons),
+        *bullets(f"What it warned of{record.of}", [joined(text, " – ", remedy) for text, remedy in plan.warnings]),
+        *bullets(f"Runners-up{record.of}", [joined(title, ": ", loses) for title, loses in plan.alternatives]),
+    ]
 
 
 def joined(text: str, mark: str, more: str) -> str:

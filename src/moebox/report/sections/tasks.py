@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from moebox.core.verdict import Score
-from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell, columns, words
+from moebox.report.block import Block, Cell, Chart, Charts, Section, Table, cell, columns, drawing, words
 from moebox.report.charts import Axis, Series, line
 from moebox.report.format import short
 from moebox.report.record import RunRecord
@@ -72,7 +72,7 @@ def row(score: FamilyScore) -> tuple[Cell, ...]:
 
 def percentage(score: Score) -> Cell:
     """A share in per cent."""
-    return Cell(text=f"{score.share:.0%}" if score.trials else "", value=score.share if score.trials else None)
+    return Cell(text=f"{score.share:.0%}", value=score.share) if score.trials else Cell(text="")
 
 
 def failures(task_run: TaskRun, name: str) -> list[Block]:
@@ -80,20 +80,22 @@ def failures(task_run: TaskRun, name: str) -> list[Block]:
     wrong = [result for result in task_run.finished if not result.solved]
     if not wrong:
         return []
-    rows = tuple(
-        (
-            words(result.id),
-            words(END_WORDS[result.end]),
-            cell(float(result.wrong_turn), digits=0),
-            words(" ".join(result.wrong.split())[:300]),
-            words(result.transcript),
-        )
-        for result in wrong[:MOST_WRONG]
-    )
+    rows = tuple(map(failure, wrong[:MOST_WRONG]))
     more = f"{len(wrong) - MOST_WRONG} more in tasks.json." if len(wrong) > MOST_WRONG else ""
     caption = f"Where jobs went wrong{f': {name}' if name else ''}"
     heads = columns("Job", "Ended", "Turn", "What happened", "Transcript", text=(0, 1, 3, 4))
     return [Table(caption=caption, columns=heads, rows=rows, note=more, folded=len(rows) > 12)]
+
+
+def failure(result: JobResult) -> tuple[Cell, ...]:
+    """One job that was not solved."""
+    return (
+        words(result.id),
+        words(END_WORDS[result.end]),
+        cell(float(result.wrong_turn), digits=0),
+        words(" ".join(result.wrong.split())[:300]),
+        words(result.transcript),
+    )
 
 
 def timeline(task_run: TaskRun) -> list[Block]:
@@ -110,8 +112,7 @@ def speed(result: JobResult) -> Chart | None:
         return None
     series = Series(name="tok/s", colour=1, points=points)
     title = f"Speed by turn: {result.id}"
-    svg = line([series], x=Axis(title="turn", log=False), y=Axis(title="tok/s"), label=title)
-    return Chart(title=title, svg=svg) if svg else None
+    return drawing(title, line([series], x=Axis(title="turn", log=False), y=Axis(title="tok/s"), label=title))
 
 
 def context(result: JobResult, limit: int | None) -> Chart | None:
@@ -122,9 +123,8 @@ def context(result: JobResult, limit: int | None) -> Chart | None:
     series = conversation(turns)
     title = f"Context by turn: {result.id}"
     x, y = Axis(title="turn", log=False), Axis(title="tokens", format=short)
-    svg = line(series, x=x, y=y, label=title)
     caption = f"The server's context is {limit:,} tokens." if limit else ""
-    return Chart(title=title, svg=svg, caption=caption, legend=legend(series)) if svg else None
+    return drawing(title, line(series, x=x, y=y, label=title), caption=caption, legend=legend(series))
 
 
 def conversation(turns: Sequence[TurnSeen]) -> list[Series]:
