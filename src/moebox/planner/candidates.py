@@ -89,10 +89,9 @@ def _engines_pinned(pins: Pins) -> tuple[EngineName, ...] | None:
         return with_hybrid(*_hybrid_pins(pins))
     if pins.image not in (None, "stock"):
         return with_preset(pins.image)
-    if (pins.dcp or 1) > 1:
+    if pins.sizes.get("--dcp", 1) > 1:
         return serving_engines()[:1]
-    only_serving = (pins.serving, pins.tp, pins.pp, pins.dp, pins.ep, pins.dcp, pins.image, pins.kv)
-    return serving_engines() if any(only_serving) else None
+    return serving_engines() if any((pins.serving, pins.sizes, pins.image, pins.kv)) else None
 
 
 def _hybrid_pins(pins: Pins) -> tuple[str, ...]:
@@ -104,10 +103,14 @@ def _hybrid_pins(pins: Pins) -> tuple[str, ...]:
 def forms(checkpoints: tuple[Checkpoint, ...], engine: EngineName, pins: Pins) -> tuple[Checkpoint, ...]:
     """Checkpoints the engine reads, as far as they may be meant."""
     traits = registry.traits(engine)
-    readable = (form for form in checkpoints if form.format in traits.formats and form.made_for(engine))
-    if traits.reads_folders and not pins.engine:  # unasked only what is there already
-        readable = (form for form in readable if form.path)
-    return tuple(form for form in readable if _meant(form, traits, pins))
+    return tuple(form for form in checkpoints if _reads(traits, form, pins) and _meant(form, traits, pins))
+
+
+def _reads(traits: Traits, form: Checkpoint, pins: Pins) -> bool:
+    """Whether an engine reads a form; one that reads folders, unasked, only what is there already."""
+    if traits.reads_folders and not pins.engine and not form.path:
+        return False
+    return form.format in traits.formats and form.made_for(traits.name)
 
 
 def _meant(form: Checkpoint, traits: Traits, pins: Pins) -> bool:
@@ -259,20 +262,27 @@ def placed(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
     missing = max(0.0, LEAST_BITS - checkpoint.bits_per_weight(model))
     tier = 5 + round(10 * missing) if missing else 0
     for ubatch in (pins.ubatch,) if pins.ubatch else UBATCHES:
-        recipe = replace(
-            plain(model, checkpoint, engine, pins),
-            name=f"{model.name}-{checkpoint.quant.lower()}-{engine}",
-            max_seqs=pins.concurrency or 1,
-            kv=pins.kv or "f16",
-            env=gpu_list.named(box, tuple(range(len(box.gpus)))),
-            hybrid=_ggml(box, model, engine, pins, ubatch),
-        )
+        recipe = _micro_batched(box, model, checkpoint, engine, pins, ubatch)
         counts = pins.experts
         if counts is None:
             counts = place.counts_that_fit(box, model, checkpoint, recipe)
             for spread in over_nodes.recipes(box, model, checkpoint, recipe):
                 yield Candidate(recipe=spread, checkpoint=checkpoint, tier=tier + 1)
         yield Candidate(recipe=place.placed(box, model, recipe, counts), checkpoint=checkpoint, tier=tier)
+
+
+def _micro_batched(
+    box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins, ubatch: int
+) -> Recipe:
+    """One recipe for llama.cpp or its fork before experts are placed."""
+    return replace(
+        plain(model, checkpoint, engine, pins),
+        name=f"{model.name}-{checkpoint.quant.lower()}-{engine}",
+        max_seqs=pins.concurrency or 1,
+        kv=pins.kv or "f16",
+        env=gpu_list.named(box, tuple(range(len(box.gpus)))),
+        hybrid=_ggml(box, model, engine, pins, ubatch),
+    )
 
 
 def _ggml(box: Box, model: Model, engine: EngineName, pins: Pins, ubatch: int) -> Hybrid:
@@ -302,24 +312,27 @@ def sliced(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, p
         return
     tier = 0 if registry.traits(engine).proven or pins.engine == engine else UNPROVEN
     for tp in _ranks(len(box.gpus), pins):
-        parallel = Parallel(tp=tp)
-        if layouts.why_not(model, checkpoint, parallel):
-            continue
-        none = Hybrid(threads=_threads(box, pins), pools=max(box.cpu.sockets, 1), gpu_experts=0)
-        recipe = replace(
-            plain(model, checkpoint, engine, pins),
-            name=f"{model.name}-{engine}-tp{tp}",
-            max_seqs=pins.concurrency or 1,
-            kv=caches(model, "", pins)[0],
-            memory_utilization=pins.memory_utilization or BOLD_UTILIZATION,
-            parallel=parallel,
-            env=gpu_list.named(box, tuple(range(tp))),
-            hybrid=none,
-        )
-        recipe = replace(recipe, batched_tokens=rooms.schedule(engine).step_tokens(recipe))
-        most = rooms.memory(engine).most_gpu_experts(Deployment.of(recipe, model, checkpoint, box))
-        recipe = replace(recipe, hybrid=replace(none, gpu_experts=most))
-        yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
+        if not layouts.why_not(model, checkpoint, Parallel(tp=tp)):
+            recipe = _filled(box, model, checkpoint, engine, pins, tp)
+            yield Candidate(recipe=recipe, checkpoint=checkpoint, tier=tier)
+
+
+def _filled(box: Box, model: Model, checkpoint: Checkpoint, engine: EngineName, pins: Pins, tp: int) -> Recipe:
+    """One recipe with as many experts of every layer on `tp` GPUs as they hold."""
+    none = Hybrid(threads=_threads(box, pins), pools=max(box.cpu.sockets, 1), gpu_experts=0)
+    recipe = replace(
+        plain(model, checkpoint, engine, pins),
+        name=f"{model.name}-{engine}-tp{tp}",
+        max_seqs=pins.concurrency or 1,
+        kv=caches(model, "", pins)[0],
+        memory_utilization=pins.memory_utilization or BOLD_UTILIZATION,
+        parallel=Parallel(tp=tp),
+        env=gpu_list.named(box, tuple(range(tp))),
+        hybrid=none,
+    )
+    recipe = replace(recipe, batched_tokens=rooms.schedule(engine).step_tokens(recipe))
+    most = rooms.memory(engine).most_gpu_experts(Deployment.of(recipe, model, checkpoint, box))
+    return replace(recipe, hybrid=replace(none, gpu_experts=most))
 
 
 def _ranks(gpus: int, pins: Pins) -> list[int]:

@@ -1,21 +1,24 @@
 """What to say when nothing fits: how much is missing, and what would fix it."""
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moebox.core import registry
 from moebox.core.box import Box, in_nodes
 from moebox.core.model import Checkpoint, Model, written
-from moebox.core.recipe import EngineName
+from moebox.core.recipe import EngineName, Recipe
+from moebox.core.traits import Traits
 from moebox.errors import BadInput, DoesNotFit, MoeboxError
 from moebox.planner.candidates import LEAST_BITS, SHORTER, candidates, cannot_run, engines_for, forms
-from moebox.planner.pins import Pins, sharing
+from moebox.planner.pins import SIZES, Pins, serving, sharing
 from moebox.planner.weigh import Weighed, claiming_enough, weigh
 from moebox.units import count, gb, gib
 
 ROUND = 2**34  # remedies name RAM in steps of 16 GiB
 MOST_RAM = 2**42  # no host has more
+LEAST_CONTEXT = 8192  # tokens, where a larger box is looked for and nobody asked for more
 LARGER = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of GPUs that boxes come with
 FREED = {
     "--engine": "engine",
@@ -71,6 +74,16 @@ class Asked:
         """Whether an engine that keeps experts in RAM may be meant."""
         return not self.pins.engine or registry.traits(self.pins.engine).offloads
 
+    @property
+    def gpus(self) -> int:
+        """How many there are, in all nodes."""
+        return len(self.box.gpus) * self.box.nodes
+
+    @property
+    def serves(self) -> bool:
+        """Whether an engine that serves from GPUs alone may be meant."""
+        return not self.pins.engine or registry.traits(self.pins.engine).serves
+
 
 def problem(
     box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins, tried: list[Weighed]
@@ -79,18 +92,30 @@ def problem(
     asked = Asked(box, model, checkpoints, pins)
     if not tried:
         return nothing_to_try(asked)
-    have, least = len(box.gpus) * box.nodes, min(one.recipe.parallel.gpus for one in tried)
-    if least > have and not tried[0].recipe.hybrid:
-        groups = f" × dp {pins.dp}" if pins.dp else ""
-        text = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups} takes {least} GPUs and {box.name} has {have}"
-        return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
+    least = min(one.recipe.parallel.gpus for one in tried)
+    if least > asked.gpus and not tried[0].recipe.hybrid:
+        return _too_few_gpus(asked, least)
     refused = _refused(tried)
-    others = [*(_without_pins(asked) if refused else ()), *remedies(asked, tried)]
-    hint = "; ".join(others[:3]) or None
     if refused:
+        hint = _first(itertools.chain(_without_pins(asked), remedies(asked, tried)))
         return DoesNotFit(f"{model.title} does not run on {box.name}{_as_pinned(pins)}: {refused}", hint=hint)
     nearest = min(tried, key=lambda one: (one.memory.shortfall or 2**62, one.candidate.tier))
-    return DoesNotFit(_lacking(asked, nearest), shortfall=nearest.memory.shortfall, hint=hint)
+    shortfall = nearest.memory.shortfall
+    return DoesNotFit(_lacking(asked, nearest), shortfall=shortfall, hint=_first(remedies(asked, tried)))
+
+
+def _first(ways: Iterator[str]) -> str | None:
+    """As many of them as a person reads."""
+    return "; ".join(itertools.islice(ways, 3)) or None
+
+
+def _too_few_gpus(asked: Asked, least: int) -> BadInput:
+    """What is pinned takes more GPUs than there are."""
+    pins = asked.pins
+    groups = f" × dp {pins.dp}" if pins.dp else ""
+    layout = f"tp {pins.tp or 1} × pp {pins.pp or 1}{groups}"
+    text = f"{layout} takes {least} GPUs and {asked.box.name} has {asked.gpus}"
+    return BadInput(text, hint="smaller --tp, --pp or --dp, or none to let moebox choose")
 
 
 def _refused(tried: list[Weighed]) -> str:
@@ -99,20 +124,20 @@ def _refused(tried: list[Weighed]) -> str:
     return fitting[0].refused if all(one.refused for one in fitting) else ""
 
 
-def _given(pins: Pins) -> dict[str, str]:
-    """Pins that are set and can be left out, flag to field."""
-    return {flag: field for flag, field in PINNED.items() if getattr(pins, field) is not None}
+def _given(pins: Pins, among: Mapping[str, str]) -> dict[str, str]:
+    """Those of these pins that are set, flag to field."""
+    return {flag: field for flag, field in among.items() if getattr(pins, field) is not None}
 
 
 def _as_pinned(pins: Pins) -> str:
     """The pins, as what is said of them begins."""
-    shown = " ".join(f"{flag} {getattr(pins, field)}" for flag, field in _given(pins).items())
+    shown = " ".join(f"{flag} {getattr(pins, field)}" for flag, field in _given(pins, PINNED).items())
     return f" with {shown}" if shown else ""
 
 
 def _without_pins(asked: Asked) -> Iterator[str]:
     """The one pin, or all of them, without which something starts."""
-    given = _given(asked.pins)
+    given = _given(asked.pins, PINNED)
     enough = [flag for flag, field in given.items() if asked.within(**{field: None}).fits]
     if enough:
         yield f"it runs without {' or without '.join(enough)}"
@@ -124,35 +149,37 @@ def _lacking(asked: Asked, nearest: Weighed) -> str:
     """How much the nearest candidate lacks, and where."""
     recipe = nearest.recipe
     place = f"on {asked.box.name}" if asked.box.gpus else "here without a GPU"
-    shape = "" if recipe.hybrid else f"{recipe.parallel.text}, "
+    shape, where = ("", _full_device(nearest)) if recipe.hybrid else (f"{recipe.parallel.text}, ", _full_gpu(recipe))
     return (
         f"{asked.model.title} does not fit {place}: the nearest ({recipe.engine}, {nearest.checkpoint.name}, "
-        f"{shape}{count(recipe.context)} tokens) lacks {gb(nearest.memory.shortfall)} {_where(nearest)}"
+        f"{shape}{count(recipe.context)} tokens) lacks {gb(nearest.memory.shortfall)} {where}"
     )
 
 
-def _where(nearest: Weighed) -> str:
-    recipe = nearest.recipe
+def _full_device(nearest: Weighed) -> str:
+    """What lacks memory where GPUs and RAM share a model."""
     fullest = min(nearest.memory.devices, key=lambda device: device.free)
-    if recipe.hybrid and fullest.device.startswith("ram"):
-        return "of RAM"
-    return "on the fullest GPU" if recipe.hybrid or recipe.parallel.pp > 1 else "on each GPU"
+    return "of RAM" if fullest.device.startswith("ram") else "on the fullest GPU"
+
+
+def _full_gpu(recipe: Recipe) -> str:
+    """The same of GPUs alone: pipeline stages differ."""
+    return "on the fullest GPU" if recipe.parallel.pp > 1 else "on each GPU"
 
 
 def nothing_to_try(asked: Asked) -> MoeboxError:
     """No candidate at all: no GPU, no form the engine reads, or no cut of the model over these GPUs."""
-    box, model, pins = asked.box, asked.model, asked.pins
-    serving = pins.engine is None or registry.traits(pins.engine).serves
-    if not box.gpus and serving:
+    box, pins = asked.box, asked.pins
+    if not box.gpus and asked.serves:
         name = pins.engine or "an engine that takes these settings"
         return DoesNotFit(f"{name} needs a GPU, and there is none", hint=_without_gpu(asked))
     engines = engines_for(box, pins)
     reading = [name for name in engines if forms(asked.checkpoints, name, pins)]
     if not reading:
         return _unread(asked, engines)
-    excluded = [cannot_run(name, box, model) for name in reading]
+    excluded = [cannot_run(name, box, asked.model) for name in reading]
     if all(excluded) and not pins.engine:
-        return DoesNotFit(f"{model.title} does not run on {box.name}: {'; '.join(excluded)}")
+        return DoesNotFit(f"{asked.model.title} does not run on {box.name}: {'; '.join(excluded)}")
     return _uncut(asked)
 
 
@@ -171,20 +198,27 @@ def _unread(asked: Asked, engines: tuple[EngineName, ...]) -> MoeboxError:
     """No engine that may be meant reads a form that may be meant."""
     wanted, does = asked.pins.checkpoint or "any known checkpoint", "does" if len(engines) == 1 else "do"
     text = f"{' and '.join(engines)} {does} not read {wanted} of {asked.model.name}"
-    if not asked.pins.checkpoint:
-        known = sorted({f"{form.name} ({written(form.format)})" for form in asked.checkpoints})
-        read = written(*(kind for name in engines for kind in registry.traits(name).formats))
-        return BadInput(text, hint=f"it reads {read}; known forms: {', '.join(known)}")
+    return BadInput(text, hint=_readers(asked) if asked.pins.checkpoint else _readable(asked, engines))
+
+
+def _readable(asked: Asked, engines: tuple[EngineName, ...]) -> str:
+    """What engines read, and in what the model is there."""
+    known = sorted({f"{form.name} ({written(form.format)})" for form in asked.checkpoints})
+    read = written(*(kind for name in engines for kind in registry.traits(name).formats))
+    return f"it reads {read}; known forms: {', '.join(known)}"
+
+
+def _readers(asked: Asked) -> str:
+    """The engines that read the form which is pinned."""
     free = replace(asked.pins, engine=None)
     readers = [name for name in registry.names() if forms(asked.checkpoints, name, free)]
-    return BadInput(text, hint=f"it is read by {' and '.join(readers)}")
+    return f"it is read by {' and '.join(readers)}"
 
 
 def _uncut(asked: Asked) -> MoeboxError:
     """Heads, experts or layers do not divide by what was pinned."""
-    model, pins = asked.model, asked.pins
-    sizes = {"tp": pins.tp, "pp": pins.pp, "dp": pins.dp, "ep": pins.ep, "dcp": pins.dcp}
-    cut = ", ".join(f"--{name} {size}" for name, size in sizes.items() if size)
+    model = asked.model
+    cut = ", ".join(f"{flag} {size}" for flag, size in asked.pins.sizes.items())
     experts = f", {model.moe.experts} experts by ep, which is 1 or tp × dp" if model.moe else ""
     return BadInput(
         f"{model.title} cannot be cut that way: {cut or 'no layout'} over {len(asked.box.gpus)} GPUs",
@@ -206,13 +240,17 @@ def remedies(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
 
 def _asking_less(asked: Asked) -> Iterator[str]:
     """The longest context, the most requests or the usual claim that fit, where more was asked for."""
-    for pin, values in (("context", _shorter(asked)), ("concurrency", _fewer(asked.pins))):
-        fitting = next((value for value in values if asked.within(**{pin: value}).fits), None)
-        if fitting:
-            yield f"--{pin} {fitting} fits"
+    yield from _smaller(asked, "context", _shorter(asked))
+    yield from _smaller(asked, "concurrency", _fewer(asked.pins))
     if asked.pins.memory_utilization:
         usual = (one.recipe.memory_utilization for one in asked.within(memory_utilization=None).fitting())
         yield from (f"--memory-utilization {share:g} fits" for share in itertools.islice(usual, 1) if share)
+
+
+def _smaller(asked: Asked, pin: str, values: Iterator[int]) -> Iterator[str]:
+    """The first value of a pin that fits."""
+    fitting = (value for value in values if asked.within(**{pin: value}).fits)
+    yield from (f"--{pin} {value} fits" for value in itertools.islice(fitting, 1))
 
 
 def _shorter(asked: Asked) -> Iterator[int]:
@@ -232,20 +270,20 @@ def _fewer(pins: Pins) -> Iterator[int]:
 
 def _other_form(asked: Asked, tried: list[Weighed]) -> Iterator[str]:
     """The largest form that fits, if need be without other pins; one nobody has seen where no other does."""
-    given = {flag: name for flag, name in FREED.items() if getattr(asked.pins, name) is not None}
-    for freed in ({}, given) if given else ({},):
-        free = asked.within(checkpoint=None, **dict.fromkeys(freed.values()))
-        found = max((one.checkpoint for one in free.fitting()), key=lambda form: form.bytes, default=None)
-        form = found or next((form for form in _unseen(asked) if _fits_as(free, form)), None)
-        if form and not any(one.checkpoint == form for one in tried):
+    given = _given(asked.pins, FREED)
+    for freed in [{}, given] if given else [{}]:
+        form = _largest_form(asked.within(checkpoint=None, **dict.fromkeys(freed.values())))
+        if form and form not in [one.checkpoint for one in tried]:
             seen = ", a file not verified to exist" if form.unverified else ""
-            yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits{_without(freed)}"
+            without = f" without {' and '.join(freed)}" if freed else ""
+            yield f"--checkpoint {form.name} ({gb(form.bytes)}{seen}) fits{without}"
             return
 
 
-def _without(freed: Mapping[str, str]) -> str:
-    """Pins that must go for it."""
-    return f" without {' and '.join(freed)}" if freed else ""
+def _largest_form(asked: Asked) -> Checkpoint | None:
+    """The largest form that fits, or one nobody has seen where no other does."""
+    found = max((one.checkpoint for one in asked.fitting()), key=lambda form: form.bytes, default=None)
+    return found or next((form for form in _unseen(asked) if _fits_as(asked, form)), None)
 
 
 def _unseen(asked: Asked) -> Iterator[Checkpoint]:
@@ -262,17 +300,21 @@ def _fits_as(asked: Asked, form: Checkpoint) -> bool:
 def _more_gpus(asked: Asked) -> Iterator[str]:
     """How many such GPUs would do, when fewer than 65 do."""
     box, pins = asked.box, asked.pins
-    in_ram = pins.engine and asked.offloads
-    if not box.gpus or in_ram or pins.experts or pins.memory_utilization:
+    if not box.gpus or not asked.serves or pins.experts or pins.memory_utilization:
         return
-    free = asked.within(tp=None, pp=None, dp=None, dcp=None, ep=None, context=pins.context or 8192)
-    serving = [traits for traits in registry.all_traits() if traits.serves and pins.engine in (None, traits.name)]
-    for number in (size for size in LARGER if size > len(box.gpus) * box.nodes):
-        larger = replace(free, box=_with_gpus(box, number))
-        engine = next((traits for traits in serving if larger.within(engine=traits.name).fits), None)
+    for number in LARGER[bisect_right(LARGER, asked.gpus) :]:
+        engine = _serving_on(asked, number)
         if engine:
             yield f"it fits on {number}x {box.gpus[0].title} under {engine.title}"
             return
+
+
+def _serving_on(asked: Asked, number: int) -> Traits | None:
+    """The engine that serves from so many of these GPUs, however they are laid out."""
+    free = asked.within(**dict.fromkeys(SIZES), context=asked.pins.context or LEAST_CONTEXT)
+    larger = replace(free, box=_with_gpus(asked.box, number))
+    engines = (asked.pins.engine,) if asked.pins.engine else serving()
+    return next((registry.traits(name) for name in engines if larger.within(engine=name).fits), None)
 
 
 def _with_gpus(box: Box, number: int) -> Box:
@@ -306,7 +348,7 @@ def _ram_size(weighed: Weighed) -> str:
 def _with_ram(asked: Asked) -> list[Weighed]:
     """All that fits with more RAM."""
     box, pins = asked.box, asked.pins
-    if pins.serving or not asked.offloads or (box.gpu and box.gpu.unified):
+    if pins.serving or not asked.offloads or box.unified:
         return []
     roomy = replace(box, ram=MOST_RAM, ram_free=None)
     engines = (pins.engine,) if pins.engine else sharing()

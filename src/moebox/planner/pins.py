@@ -1,5 +1,6 @@
 """What a person has fixed; everything else is the planner's to choose."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -8,11 +9,12 @@ from moebox.core.model import KV_BYTES
 from moebox.core.plan import Goal
 from moebox.core.recipe import EngineName
 from moebox.core.traits import Traits
-from moebox.errors import BadInput, UnknownName, refuse_outside
+from moebox.errors import BadInput, UnknownName, refuse_if, refuse_outside
 
 IMAGES = ("stock", "community")
 DRAFTS = ("none", "eagle3", "mtp", "ngram")
 # Flags that only engines have which share the work between CPU and GPUs, and the field of [hybrid] each pins.
+SIZES = ("tp", "pp", "dp", "ep", "dcp")
 SHARING = {"--experts-on-gpu": "experts", "--ub": "ubatch", "--mla": "mla", "--threads": "threads"}
 LONGEST = 2**31  # tokens; more is a typing error, not a context
 
@@ -53,7 +55,7 @@ class Pins(Settings):
         _known("KV cache type", self.kv, tuple(KV_BYTES))
         _known("draft method", self.speculate, DRAFTS)
         _known("image", self.image, IMAGES)
-        for name in ("tp", "pp", "dp", "ep", "dcp", "concurrency", "threads"):
+        for name in (*SIZES, "concurrency", "threads"):
             refuse_outside(f"--{name}", getattr(self, name), 1, 2**20)
         refuse_outside("--ub", self.ubatch, 1, 2**20)
         refuse_outside("--context", self.context, 1, LONGEST)
@@ -61,15 +63,13 @@ class Pins(Settings):
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:
             raise BadInput(f"--memory-utilization {share:g} is not a share of the GPU", hint="write it like 0.90")
-        if self.experts and min(self.experts) < 0:
-            raise BadInput("--experts-on-gpu counts layers; none can be negative")
+        refuse_if(min(self.experts or (0,)) < 0, "--experts-on-gpu counts layers; none can be negative")
         self._refuse_contradictions()
 
     @property
     def serving(self) -> str:
         """The first pin that only engines serving from GPUs have, as its flag; ""."""
-        sizes = {"--tp": self.tp, "--pp": self.pp, "--dp": self.dp, "--ep": self.ep, "--dcp": self.dcp}
-        given = {flag: (size or 1) > 1 for flag, size in sizes.items()} | {
+        given = {flag: size > 1 for flag, size in self.sizes.items()} | {
             "--memory-utilization": self.memory_utilization is not None,
             "--image": self.image == "community",
             "--speculate": self.speculate not in (None, "none"),
@@ -93,13 +93,17 @@ class Pins(Settings):
         if self.serving and engine.offloads and not engine.divides(self.serving[2:]):
             other = f"--engine {self.engine} for {_listed(sharing())}"
             raise BadInput(f"{self.serving} is for {_listed(serving())}, {other}")
-        if self.sharing and engine.serves:
-            raise BadInput(f"{self.sharing} is for {_listed(sharing())}, not {self.engine}")
+        alone = self.sharing and engine.serves
+        refuse_if(alone, f"{self.sharing} is for {_listed(sharing())}, not {self.engine}")
+        self._refuse_image(engine)
+        self._refuse_sharing(engine)
+        unknown = self.kv and self.kv not in engine.kv
+        refuse_if(unknown, f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(engine.kv[1:])}")
+
+    def _refuse_image(self, engine: Traits) -> None:
+        """A patched image that is made of another engine."""
         if self.image and self.image not in ("stock", *engine.presets):
             raise BadInput(f"--image {self.image} is a {_listed(with_preset(self.image))}, not {self.engine}")
-        self._refuse_sharing(engine)
-        if self.kv and self.kv not in engine.kv:
-            raise BadInput(f"{self.engine} has no {self.kv} cache", hint=f"it has {', '.join(engine.kv[1:])}")
 
     def _refuse_sharing(self, engine: Traits) -> None:
         """Fields of [hybrid] that are pinned and that the engine does not have."""
@@ -110,25 +114,35 @@ class Pins(Settings):
             hint = "llama.cpp always absorbs latent attention" if field == "mla" else None
             raise BadInput(f"{flag} is for {_listed(with_hybrid(field))}, not {self.engine}", hint=hint)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of parallelism that are pinned, by flag."""
+        return {f"--{name}": getattr(self, name) for name in SIZES if getattr(self, name)}
+
+
+def _engines(wanted: Callable[[Traits], bool]) -> tuple[EngineName, ...]:
+    """Engines of a kind, the preferred ones first."""
+    return tuple(traits.name for traits in registry.all_traits() if wanted(traits))
+
 
 def serving() -> tuple[EngineName, ...]:
     """Engines that serve from GPUs alone, the preferred ones first."""
-    return tuple(traits.name for traits in registry.all_traits() if traits.serves)
+    return _engines(lambda traits: traits.serves)
 
 
 def sharing() -> tuple[EngineName, ...]:
     """Engines that share the work between CPU and GPUs."""
-    return tuple(traits.name for traits in registry.all_traits() if traits.offloads)
+    return _engines(lambda traits: traits.offloads)
 
 
 def with_preset(preset: str) -> tuple[EngineName, ...]:
     """Engines that a patched image is made of."""
-    return tuple(traits.name for traits in registry.all_traits() if preset in traits.presets)
+    return _engines(lambda traits: preset in traits.presets)
 
 
 def with_hybrid(*fields: str) -> tuple[EngineName, ...]:
     """Engines that share the work and have all these fields of [hybrid]."""
-    return tuple(traits.name for traits in registry.all_traits() if traits.offloads and traits.hybrid >= set(fields))
+    return _engines(lambda traits: traits.offloads and traits.hybrid >= set(fields))
 
 
 def _listed(names: tuple[EngineName, ...]) -> str:
