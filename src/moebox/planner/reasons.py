@@ -82,17 +82,20 @@ def _engine(best: Weighed, others: list[Weighed], pins: Pins) -> str:
 
 
 def _cache(best: Weighed, tried: list[Weighed]) -> str:
-    recipe = best.recipe
-    if recipe.kv == "fp8":
-        plain = replace(best.candidate, recipe=replace(recipe, kv="bf16"))
-        if needed := replace(best, candidate=plain).refused:
-            return f"an fp8 cache: {needed}"
-        more = best.memory_as(plain).kv_bytes_per_token / best.memory.kv_bytes_per_token
-        return f"an fp8 cache holds {more:.2g} times the tokens of bf16"
-    for one in tried:
-        if _same_but(one, best, "kv") and one.recipe.kv == "fp8" and one.refused:
-            return f"a {recipe.kv} cache, not fp8: {one.refused}"
-    return ""
+    if best.recipe.kv == "fp8":
+        return _rounded_cache(best)
+    alike = (one for one in tried if _same_but(one, best, "kv") and one.recipe.kv == "fp8")
+    why = next((one.refused for one in alike if one.refused), "")
+    return f"a {best.recipe.kv} cache, not fp8: {why}" if why else ""
+
+
+def _rounded_cache(best: Weighed) -> str:
+    """Why an fp8 cache: the plain one is refused, or holds less."""
+    plain = replace(best.candidate, recipe=replace(best.recipe, kv="bf16"))
+    if needed := replace(best, candidate=plain).refused:
+        return f"an fp8 cache: {needed}"
+    more = best.memory_as(plain).kv_bytes_per_token / best.memory.kv_bytes_per_token
+    return f"an fp8 cache holds {more:.2g} times the tokens of bf16"
 
 
 def _claim(best: Weighed, pins: Pins) -> str:
@@ -103,20 +106,24 @@ def _claim(best: Weighed, pins: Pins) -> str:
 
 
 def _placement(best: Weighed) -> str:
-    hybrid, ram, total = best.recipe.hybrid, best.memory.devices[-1], best.model.moe_layers
+    hybrid, ram = best.recipe.hybrid, best.memory.devices[-1]
     if hybrid is None or hybrid.gpu_experts is not None:
         return ""
     if hybrid.split:
         return _over_nodes(best)
     if not best.box.gpus:
         return f"no GPU: everything runs from RAM, {gib(ram.weights_total)} of {gib(ram.total)}"
-    counts = list(map(len, hybrid.experts))
-    placed, shown = sum(counts), "+".join(map(str, counts))
+    return _on_gpus([len(layers) for layers in hybrid.experts], best)
+
+
+def _on_gpus(counts: list[int], best: Weighed) -> str:
+    """Expert layers by GPU, and where the others are."""
+    placed, shown, total = sum(counts), "+".join(map(str, counts)), best.model.moe_layers
     if placed >= total:
         return f"all {total} expert layers fit on the GPUs ({shown})"
     where = f"{placed} of {total} expert layers lie on the GPUs ({shown}, head of the stack first, tail last)"
     none = f"none of {total} expert layers lies on the GPUs"
-    return f"{where if placed else none}; {_left_to_cpu(best.box, ram)}"
+    return f"{where if placed else none}; {_left_to_cpu(best.box, best.memory.devices[-1])}"
 
 
 def _left_to_cpu(box: Box, ram: DeviceMemory) -> str:
@@ -153,14 +160,17 @@ def _quant(best: Weighed, others: list[Weighed]) -> str:
 def _caution(best: Weighed, pins: Pins, climb: Climb) -> str:
     if pins.bold:
         return "bold: speculative decoding and community images are allowed; a plain start is safer (leave --bold out)"
-    recipe, only = best.recipe, "" if best.recipe.vision else "text only"
+    return "; ".join(filter(None, (_careful(best.recipe), climbing.text(climb))))
+
+
+def _careful(recipe: Recipe) -> str:
+    """What a first recipe goes without."""
+    only = "" if recipe.vision else "text only"
     if recipe.hybrid:
         slots = "one slot first" if (recipe.max_seqs or 1) == 1 else f"{recipe.max_seqs} slots"
-        careful = " and ".join(filter(None, (only, slots)))
-    else:
-        plain = ", ".join(filter(None, (only, "" if recipe.speculate else "no draft")))
-        careful = f"a careful start: {plain}" if plain else ""
-    return "; ".join(filter(None, (careful, climbing.text(climb))))
+        return " and ".join(filter(None, (only, slots)))
+    plain = ", ".join(filter(None, (only, "" if recipe.speculate else "no draft")))
+    return f"a careful start: {plain}" if plain else ""
 
 
 def _context(best: Weighed, pins: Pins) -> str:
@@ -272,12 +282,17 @@ def refused(best: Weighed, tried: list[Weighed]) -> dict[str, str]:
     for one in alike:
         if one.refused and one.refused not in out.values():
             out[title(one, best)] = one.refused
-    lacking = [one for one in alike if not one.memory.fits and not one.refused]
-    for one in sorted(lacking, key=lambda one: one.candidate.tier):
+    for one in _lacking(alike):
         if len(out) < MOST_REFUSED:
             lack = f"lacks {gb(one.memory.shortfall)} for {count(one.recipe.context)} tokens"
             out.setdefault(title(one, best), lack)
     return out
+
+
+def _lacking(alike: list[Weighed]) -> list[Weighed]:
+    """Those that would start and do not fit, the plainest first."""
+    lacking = [one for one in alike if not one.memory.fits and not one.refused]
+    return sorted(lacking, key=lambda one: one.candidate.tier)
 
 
 def _same_kind(one: Weighed, best: Weighed) -> bool:
@@ -337,7 +352,7 @@ def _streams(one: Weighed, best: Weighed) -> str:
 def limited(best: Weighed) -> Iterator[Caution]:
     """Where threads, not RAM, are what limits decoding: more of the one does not help without the other."""
     shared, paper = best.speed.shared, best.box.ram_rate
-    if not shared or not shared.unpacking or not shared.in_ram or not paper:
+    if not shared or not paper or not shared.unpacking:
         return
     threads = best.recipe.hybrid.threads if best.recipe.hybrid else None
     text = (

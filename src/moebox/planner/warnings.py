@@ -10,7 +10,6 @@ from moebox.core import gpu_list, registry, symptom
 from moebox.core.box import Box, Gpu
 from moebox.core.deployment import Deployment
 from moebox.core.kernel import known_bad
-from moebox.core.model import Model
 from moebox.core.plan import Caution, Memory
 from moebox.core.recipe import Recipe
 from moebox.sizing.constants import taken
@@ -22,24 +21,29 @@ LINK = re.compile(r"https?://[^\s;,)]+")
 
 def known_troubles(deployment: Deployment) -> tuple[Caution, ...]:
     """What engines refuse on that hardware, and symptoms of that engine, version, model and GPU."""
-    model, recipe = deployment.model, deployment.recipe
     refused = tuple(engines.refusals(deployment))
-    seen = {link for caution in refused for link in LINK.findall(caution.source)}
-    version, sms = engines.version_of(recipe), [gpu.sm for gpu in deployment.gpus] or [""]
-    by_gpu = (
-        symptom.foreseen(engine=recipe.engine, version=version, sm=sm, model=model.name, recipe=recipe) for sm in sms
-    )
-    found = {known.id: known for of_one in by_gpu for known in of_one}.values()
-    told = (*refused, *(_caution(known) for known in found if seen.isdisjoint(LINK.findall(known.source))))
-    if any("shared memory" in caution.text for caution in told):
+    told = (*refused, *_symptoms(deployment, refused))
+    if any("shared memory" in caution.text for caution in told) or not _runs_triton_mla(deployment):
         return told
-    runs_them = _runs_triton_mla(recipe, model)
-    return (*told, *(bad for gpu in deployment.gpus if runs_them for bad in _kernels(recipe, gpu, version)))
+    return (*told, *(bad for gpu in deployment.gpus for bad in _kernels(deployment.recipe, gpu)))
 
 
-def _kernels(recipe: Recipe, gpu: Gpu, version: str) -> Iterator[Caution]:
+def _symptoms(deployment: Deployment, refused: tuple[Caution, ...]) -> Iterator[Caution]:
+    """Known symptoms of that deployment on any of its GPUs, less what a refusal tells from the same source."""
+    recipe, version = deployment.recipe, engines.version_of(deployment.recipe)
+    seen = {link for caution in refused for link in LINK.findall(caution.source)}
+    found: dict[str, symptom.Symptom] = {}
+    for sm in [gpu.sm for gpu in deployment.gpus] or [""]:
+        known = symptom.foreseen(
+            engine=recipe.engine, version=version, sm=sm, model=deployment.model.name, recipe=recipe
+        )
+        found |= {each.id: each for each in known}
+    return (_caution(each) for each in found.values() if seen.isdisjoint(LINK.findall(each.source)))
+
+
+def _kernels(recipe: Recipe, gpu: Gpu) -> Iterator[Caution]:
     """Kernels of this release that were compiled for this GPU's architecture and do not fit it."""
-    kv = "fp8" if recipe.kv == "fp8" else "bf16"
+    version, kv = engines.version_of(recipe), "fp8" if recipe.kv == "fp8" else "bf16"
     for bad in known_bad(engine=recipe.engine, version=version, sm=gpu.sm, kv=kv):
         yield Caution(
             symptom="",
@@ -51,10 +55,12 @@ def _kernels(recipe: Recipe, gpu: Gpu, version: str) -> Iterator[Caution]:
         )
 
 
-def _runs_triton_mla(recipe: Recipe, model: Model) -> bool:
+def _runs_triton_mla(deployment: Deployment) -> bool:
     """Whether the kernels that were compiled are the ones that run: sparse attention and patched images have others."""
-    dense = model.mla is not None and model.mla.indexer is None
-    return dense and not recipe.runtime.preset and recipe.flags.get("attention-backend", "triton") == "triton"
+    mla, recipe = deployment.model.mla, deployment.recipe
+    if mla is None or mla.indexer or recipe.runtime.preset:
+        return False
+    return recipe.flags.get("attention-backend", "triton") == "triton"
 
 
 def from_numbers(deployment: Deployment, memory: Memory, concurrency: int) -> tuple[Caution, ...]:
@@ -102,14 +108,18 @@ def short_cache(deployment: Deployment, memory: Memory, concurrency: int, length
 
 def _more_cache(deployment: Deployment) -> Iterator[str]:
     """Ways to a cache for more requests that this recipe has not taken and that start."""
-    recipe = deployment.recipe
+    parallel = deployment.recipe.parallel
     yield "shorter contexts"
-    if deployment.engine.divides("dcp") and recipe.parallel.dcp == 1 < recipe.parallel.tp:
+    if deployment.engine.divides("dcp") and parallel.dcp == 1 < parallel.tp:
         yield "decode context parallelism (--dcp)"
-    halved = deployment.with_recipe(replace(recipe, kv="fp8"))
-    refused = any(caution.severity == "fatal" for caution in known_troubles(halved))
-    if recipe.kv != "fp8" and "fp8" in deployment.engine.kv and not refused:
+    if deployment.recipe.kv != "fp8" and _takes_fp8_cache(deployment):
         yield "an fp8 cache (--kv fp8)"
+
+
+def _takes_fp8_cache(deployment: Deployment) -> bool:
+    halved = deployment.with_recipe(replace(deployment.recipe, kv="fp8"))
+    fatal = (caution for caution in known_troubles(halved) if caution.severity == "fatal")
+    return "fp8" in deployment.engine.kv and next(fatal, None) is None
 
 
 def _stoppable(box: Box) -> Iterator[Caution]:
@@ -131,11 +141,16 @@ def _others(box: Box) -> Iterator[Caution]:
     busy = [gpu for gpu in box.gpus if taken(gpu) > HELD]
     if not busy:
         return
-    others = [holder for gpu in box.gpus for holder in gpu.holders if not holder.instance]
-    names = sorted({f"pid {holder.pid} ({holder.name or 'another user'})" for holder in others})
+    names = _programs(box)
     who, holds = ", ".join(names[:4]) or "other programs", "holds" if len(names) == 1 else "hold"
     text = f"{who} {holds} up to {gb(max(map(taken, busy)))} on {plural(len(busy), 'GPU')}"
     yield Caution(symptom="", text=text, remedy="stop them, or leave the lower memory utilization as planned")
+
+
+def _programs(box: Box) -> list[str]:
+    """Programs on the GPUs that are no engines of moebox's."""
+    others = (holder for gpu in box.gpus for holder in gpu.holders if not holder.instance)
+    return sorted({f"pid {holder.pid} ({holder.name or 'another user'})" for holder in others})
 
 
 def _caution(one: symptom.Symptom) -> Caution:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from moebox.core.box import Box, Gpu
 from moebox.core.model import Checkpoint, Model
-from moebox.core.recipe import Parallel, Recipe
+from moebox.core.recipe import Hybrid, Parallel, Recipe
 from moebox.engines import rooms
 from moebox.planner.speed.constants import HostSide, cpu
 from moebox.planner.speed.links import pcie_rate
@@ -48,8 +48,16 @@ class Shared:
 
     @property
     def unpacking(self) -> bool:
-        """Whether the threads are what limits that, not RAM."""
-        return self.memory > self.unpack
+        """Whether the threads are what limits experts in RAM, not RAM."""
+        return self.in_ram > 0 and self.memory > self.unpack
+
+    def parts(self, batch: float, context: float, fresh: float, past: float) -> dict[str, float]:
+        """Seconds by part of a step that decodes `batch` sequences at `context` and reads `fresh` prompt tokens."""
+        parts = self.decode_parts(batch, context) if batch else {}
+        if fresh:
+            for name, seconds in self.prefill_parts(fresh, past).items():
+                parts[name] = parts.get(name, 0.0) + seconds
+        return parts
 
     def decode_parts(self, batch: float, context: float) -> dict[str, float]:
         """Seconds by part of one step of `batch` sequences at `context`."""
@@ -84,24 +92,33 @@ class Shared:
 
     def prefill_parts(self, tokens: float, past: float) -> dict[str, float]:
         """Seconds by part of one micro-batch of a prompt that has `past` tokens before it."""
-        c, gpu = self.constants, self.gpu
-        woken = self.distinct(tokens) * self.rank.expert_bytes
         flops = tokens * self._token_flops()
-        parts = {}
-        if self.uploads(tokens):
-            assert gpu is not None
-            parts["copying experts to the GPU"] = self.in_ram * woken / self._copy_rate(pcie_rate(gpu))
-            parts["experts"] = self.in_ram * flops / (gpu.bf16 * c.prompt_flops * self.ranks)
-        else:
-            parts["experts on the CPU"] = self.in_ram * max(woken / self.ram, flops / (self._cpu_flops()))
-        rate = gpu.bf16 * c.prompt_flops * self.ranks if gpu else self._cpu_flops()
-        pairs = rate if gpu else self.cores * (c.core_attention or self.core_flops)
-        parts["experts on GPUs"] = self.on_gpus * flops / rate
-        parts["dense weights"] = tokens * self.rank.dense_flops / rate
-        parts["attention"] = tokens * self._attention_flops(past + tokens / 2, prompt=True) / pairs
-        parts["fixed"] = self.model.layers * c.gpu_layer_us * 1e-6
-        parts["network"] = self.hops.seconds(tokens, past + tokens, prompt=True) if self.hops else 0.0
+        rate, pairs = self._prompt_rates()
+        parts = self._experts_from_ram(tokens, flops) | {
+            "experts on GPUs": self.on_gpus * flops / rate,
+            "dense weights": tokens * self.rank.dense_flops / rate,
+            "attention": tokens * self._attention_flops(past + tokens / 2, prompt=True) / pairs,
+            "fixed": self.model.layers * self.constants.gpu_layer_us * 1e-6,
+            "network": self.hops.seconds(tokens, past + tokens, prompt=True) if self.hops else 0.0,
+        }
         return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def _prompt_rates(self) -> tuple[float, float]:
+        """Operations a second on weights, and in attention, while a prompt is read."""
+        if self.gpu is None:
+            return self._cpu_flops(), self.cores * (self.constants.core_attention or self.core_flops)
+        rate = self.gpu.bf16 * self.constants.prompt_flops * self.ranks
+        return rate, rate
+
+    def _experts_from_ram(self, tokens: float, flops: float) -> dict[str, float]:
+        """Seconds of those experts of a micro-batch that lie in RAM: copied to the GPU, or worked on by the CPU."""
+        woken = self.distinct(tokens) * self.rank.expert_bytes
+        if self.gpu is None or not self.uploads(tokens):
+            return {"experts on the CPU": self.in_ram * max(woken / self.ram, flops / self._cpu_flops())}
+        return {
+            "copying experts to the GPU": self.in_ram * woken / self._copy_rate(pcie_rate(self.gpu)),
+            "experts": self.in_ram * flops / self._prompt_rates()[0],
+        }
 
     def uploads(self, tokens: float) -> bool:
         """Whether the engine copies experts to the GPU for a micro-batch of this size."""
@@ -150,11 +167,10 @@ class Shared:
 
 def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostSide) -> Shared:
     """The CPU+GPU side of a recipe on a box."""
-    hybrid = recipe.hybrid
+    hybrid = recipe.hybrid or Hybrid()
     on_gpus = layers_on_gpus(model, recipe) if box.gpus else 0.0
-    threads = hybrid.threads if hybrid and hybrid.threads else None
-    cores = box.cpu.cores or threads or CORES
-    decoding = min(threads or cores, cores)
+    cores = box.cpu.cores or hybrid.threads or CORES
+    decoding = min(hybrid.threads or cores, cores)
     return Shared(
         model=model,
         constants=constants,
@@ -164,7 +180,7 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         cores=cores,
         threads=decoding,
         core_flops=cpu(box.cpu.model).core_flops or constants.core_flops,
-        mla=hybrid.mla if hybrid else None,
+        mla=hybrid.mla,
         ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
         host_copy=(box.ram_bandwidth_measured or paper_rate(box)) * constants.upload_ram,
