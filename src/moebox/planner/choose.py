@@ -16,13 +16,7 @@ from moebox.planner.why import why
 
 def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> Plan:
     """The plan for `model` on `box` within `pins`; DoesNotFit when nothing holds it."""
-    if pins.checkpoint and not any(form.called(pins.checkpoint) for form in checkpoints):
-        raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
-    refuse_if(
-        (pins.context or 0) > model.context,
-        f"--context {pins.context}: {model.name} has {model.context:,}",
-        hint="for more, plan a folder whose config.json stretches it (rope_scaling): engines refuse it otherwise",
-    )
+    _refuse_unknown(model, checkpoints, pins)
     tried, fitting = search(box, model, checkpoints, pins)
     if not fitting:
         raise nofit.problem(box, model, checkpoints, pins, tried)
@@ -47,6 +41,17 @@ def choose(box: Box, model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pi
         answer_tok_s=round(best.score, 2),
         measured=best.speed.source,
         basis=best.speed.basis,
+    )
+
+
+def _refuse_unknown(model: Model, checkpoints: tuple[Checkpoint, ...], pins: Pins) -> None:
+    """BadInput for a form or a context that the model does not have."""
+    if pins.checkpoint and not any(form.called(pins.checkpoint) for form in checkpoints):
+        raise UnknownName(f"{model.title} checkpoint", pins.checkpoint, [form.name for form in checkpoints])
+    refuse_if(
+        (pins.context or 0) > model.context,
+        f"--context {pins.context}: {model.name} has {model.context:,}",
+        hint="for more, plan a folder whose config.json stretches it (rope_scaling): engines refuse it otherwise",
     )
 
 

@@ -82,10 +82,14 @@ def shapes(box: Box, pins: Pins) -> list[tuple[int, int]]:
 def _within(found: set[tuple[int, int]], pins: Pins) -> set[tuple[int, int]]:
     """The pairs that have the size which is pinned, or one with it where there are none."""
     if pins.tp:
-        return {pair for pair in found if pair[0] == pins.tp} | {(pins.tp, 1)}
+        return _sized(found, 0, pins.tp) | {(pins.tp, 1)}
     if pins.pp:
-        return {pair for pair in found if pair[1] == pins.pp} or {(1, pins.pp)}
+        return _sized(found, 1, pins.pp) or {(1, pins.pp)}
     return found
+
+
+def _sized(found: set[tuple[int, int]], place: int, size: int) -> set[tuple[int, int]]:
+    return {pair for pair in found if pair[place] == size}
 
 
 def _counts(box: Box) -> set[int]:

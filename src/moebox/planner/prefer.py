@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebox.core import catalogue, registry
+from moebox.core.traits import Traits
 from moebox.planner.candidates import LEAST_BITS, START_UTILIZATION
 from moebox.planner.weigh import Weighed
 
@@ -71,8 +72,8 @@ def _bits(weighed: Weighed) -> Iterator[Discount]:
 def _engine(weighed: Weighed) -> Iterator[Discount]:
     """Another engine or other weights than the first choice."""
     checkpoint, engine = weighed.checkpoint, registry.traits(weighed.recipe.engine)
-    if engine.rank > first_rank():
-        yield Discount(TOLERANCE, f"{_first_title()} is preferred where speeds are close")
+    if engine.rank > first().rank:
+        yield Discount(TOLERANCE, f"{first().title} is preferred where speeds are close")
     if not engine.proven:
         yield Discount(FEW_ROWS, f"few have measured {engine.title}")
     if not checkpoint.native and not checkpoint.path:
@@ -111,15 +112,9 @@ def native_bits(name: str) -> float:
 
 
 @functools.cache
-def first_rank() -> int:
-    """The rank of the engine that is taken where forecasts tie."""
-    return min(registry.traits(name).rank for name in registry.names() if not registry.traits(name).offloads)
-
-
-@functools.cache
-def _first_title() -> str:
-    first = first_rank()
-    return next(engine.title for engine in registry.all_traits() if engine.rank == first)
+def first() -> Traits:
+    """The engine that is taken where forecasts tie."""
+    return min((engine for engine in registry.all_traits() if engine.serves), key=lambda engine: engine.rank)
 
 
 def worth(weighed: Weighed) -> float:

@@ -1,6 +1,7 @@
 """Candidates with their memory, troubles and forecast: what the choice is made from."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -136,27 +137,36 @@ def memory_of(deployment: Deployment) -> Memory:
 
 def claiming_enough(one: Weighed) -> Weighed:
     """It with the least higher claim on each GPU that holds it, where the usual one does not and one would."""
-    claim, lacks = one.recipe.memory_utilization, one.memory.shortfall
+    claim = one.recipe.memory_utilization
     if one.memory.fits or claim is None or one.pins.memory_utilization:
         return one
+    for share in _higher_claims(one, claim):
+        larger = replace(one.candidate, recipe=replace(one.recipe, memory_utilization=share))
+        memory = one.memory_as(larger)
+        if memory.fits:
+            return replace(one, candidate=larger, memory=memory)
+    return one
+
+
+def _higher_claims(one: Weighed, claim: float) -> Iterator[float]:
+    """Claims above `claim` that add as much as the fullest GPU lacks."""
     used = gpu_list.used_gpus(one.box, one.recipe)
     largest = max(gpu.memory for gpu in gpu_list.all_gpus(one.box))
-    for share in (utilization(one.box, used, share) for share in HIGHER):
-        if lacks <= (share - claim) * largest:
-            larger = replace(one.candidate, recipe=replace(one.recipe, memory_utilization=share))
-            memory = one.memory_as(larger)
-            if memory.fits:
-                return replace(one, candidate=larger, memory=memory)
-    return one
+    shares = (utilization(one.box, used, share) for share in HIGHER)
+    return (share for share in shares if one.memory.shortfall <= (share - claim) * largest)
 
 
 def forecast(one: Weighed) -> tuple[Forecast, ...]:
     """Rows by context and concurrency, as far as the cache holds them."""
-    longest = one.recipe.context
-    lengths = [*(size for size in CONTEXTS if size < longest), longest]
+    lengths = up_to(one.recipe.context, CONTEXTS)[-4:]
     many = sorted({*CONCURRENCIES, one.pins.concurrency or 1})
-    pairs = ((context, streams) for context in lengths[-4:] for streams in many)
-    return tuple(_row(one, context, streams) for context, streams in pairs if _holds(one, context, streams))
+    pairs = itertools.product(lengths, many)
+    return tuple(_row(one, *pair) for pair in pairs if _holds(one, *pair))
+
+
+def up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes that a context holds, and the context itself."""
+    return (*(size for size in sizes if size < limit), limit)
 
 
 def _holds(one: Weighed, context: int, streams: int) -> bool:
