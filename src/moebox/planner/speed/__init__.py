@@ -4,7 +4,6 @@
 queues or requests; that is `simulate`.
 """
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,6 @@ EAGER_FLAGS = ("enforce-eager", "disable-cuda-graph")
 # Of a CPU without GPUs, where attention is the CPU's too (standard deviation of the logarithm): there are no published
 # rows, and the rehearsal model ran at a quarter of its forecast on one of two machines, at the forecast on the other.
 ALONE_SPREAD = 1.0
-RANKS = 200  # of requests, over which acceptance is averaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +72,33 @@ class Speed:
     @classmethod
     def fitted(cls, deployment: Deployment) -> "Speed":
         """The model from constants fitted to published rows, whatever was measured on the box."""
+        return cls._sharing(deployment) if deployment.engine.offloads else cls._serving(deployment)
+
+    @classmethod
+    def _sharing(cls, deployment: Deployment) -> "Speed":
+        """Of an engine that shares the work between CPU and GPUs."""
         box, model, checkpoint, recipe = deployment.facts
-        if deployment.engine.offloads:
-            constants = tables.host_side(recipe.engine)
-            apart = tables.unified()
-            if box.unified:
-                constants = replace(constants, gpu_bw=apart.rate)
-            shared = shared_of(box, model, checkpoint, recipe, constants)
-            return cls(
-                unified_spread=apart.spread_sharing * box.unified,
-                guessed=guessed_ram(box, shared),
-                shared=shared,
-                piece=shared.ubatch,
-                token_bytes=kv.token_bytes(model, recipe),
-                decode_spread=constants.decode_spread,
-                prefill_spread=constants.prefill_spread,
-                host_spread=tables.between_hosts(constants, 0),
-                alone_spread=0.0 if box.gpus else ALONE_SPREAD,
-            )
+        constants = tables.host_side(recipe.engine)
+        apart = tables.unified()
+        if box.unified:
+            constants = replace(constants, gpu_bw=apart.rate)
+        shared = shared_of(box, model, checkpoint, recipe, constants)
+        return cls(
+            unified_spread=apart.spread_sharing * box.unified,
+            guessed=guessed_ram(box, shared),
+            shared=shared,
+            piece=shared.ubatch,
+            token_bytes=kv.token_bytes(model, recipe),
+            decode_spread=constants.decode_spread,
+            prefill_spread=constants.prefill_spread,
+            host_spread=tables.between_hosts(constants, 0),
+            alone_spread=0.0 if box.gpus else ALONE_SPREAD,
+        )
+
+    @classmethod
+    def _serving(cls, deployment: Deployment) -> "Speed":
+        """Of an engine that serves from GPUs alone."""
+        box, model, checkpoint, recipe = deployment.facts
         gpu = deployment.gpu
         if gpu is None:
             raise BadInput(f"{recipe.engine} needs a GPU, and there is none", hint="--box names the box it is for")
@@ -99,7 +106,6 @@ class Speed:
             gpu = replace(gpu, bandwidth=round(gpu.bandwidth * tables.unified().rate))
         row, away = tables.efficiency(recipe.engine, recipe.runtime.preset, gpu.generation)
         row = tables.widened(row, away)
-        guess = recipe.speculate
         step = GpuStep(
             rank=rank_of(model, checkpoint, recipe),
             gpu=gpu,
@@ -108,8 +114,8 @@ class Speed:
                 checkpoint.quant, gpu.generation, recipe.engine, model.architecture, recipe.engine_version
             ),
             fabric=fabric(box, gpu, row, recipe.parallel),
-            draft=tables.draft(guess.method) if guess else None,
-            guesses=guess.tokens if guess else 0,
+            draft=tables.draft(recipe.speculate.method) if recipe.speculate and recipe.draft_tokens else None,
+            guesses=recipe.draft_tokens,
             graphs=not any(recipe.flags.get(name) for name in EAGER_FLAGS),
             host=1 / tables.cpu(box.cpu.model).host,
             overhead=tables.overhead(recipe.engine, recipe.engine_version),
@@ -140,11 +146,7 @@ class Speed:
         if self.gpu_step:
             return self.gpu_step.parts(batch, context, fresh, past)
         assert self.shared is not None
-        parts = self.shared.decode_parts(batch, context) if batch else {}
-        if fresh:
-            for name, seconds in self.shared.prefill_parts(fresh, past).items():
-                parts[name] = parts.get(name, 0.0) + seconds
-        return parts
+        return self.shared.parts(batch, context, fresh, past)
 
     def decode_step_s(self, batch: int, context: int) -> float:
         """Seconds of one step in which `batch` sequences decode at `context` tokens each."""
@@ -152,26 +154,16 @@ class Speed:
 
     @property
     def tokens_per_step(self) -> float:
-        """Expected tokens a sequence gains in a step: 1 + p + p² + … for each draft token taken."""
-        if not self.gpu_step or not self.gpu_step.draft or not self.gpu_step.guesses:
-            return 1.0
-        accept = self.gpu_step.draft.accept
-        return sum(accept**place for place in range(self.gpu_step.guesses + 1))
+        """Expected tokens a sequence gains in a step."""
+        return self.gpu_step.tokens_per_step if self.gpu_step else 1.0
 
     def slower_by(self, rank: float) -> float:
         """TPOT of the request at `rank` (0 to 1) of all over the mean: drafts suit some requests better than others."""
-        step = self.gpu_step
-        if step is None or step.draft is None or not step.guesses:
-            return 1.0
-        return _gained(step.draft.accept, step.guesses, rank)
+        return self.gpu_step.slower_by(rank) if self.gpu_step else 1.0
 
     def accepting(self, share: float) -> "Speed":
         """The same where `share` of the draft tokens are accepted, over all of them as servers report it."""
-        step = self.gpu_step
-        if step is None or step.draft is None or not step.guesses:
-            return self
-        each = _each_accepted(share, step.guesses)
-        return replace(self, gpu_step=replace(step, draft=replace(step.draft, accept=each)))
+        return replace(self, gpu_step=self.gpu_step.accepting(share)) if self.gpu_step else self
 
     def decode_tok_s(self, batch: int, context: int) -> float:
         """Tokens a second of all sequences together."""
@@ -239,33 +231,6 @@ class Speed:
         if self.measured:
             return explain_measured(self.measured, batch, context, self.band)
         return explain(self.gpu_step, self.shared, batch, context, self.tokens_per_step, self.band, self.basis)
-
-
-@functools.lru_cache(maxsize=4096)
-def _gained(accept: float, tokens: int, rank: float) -> float:
-    """The mean of steps a token at one rank over that of all ranks, where acceptance differs between requests.
-
-    A request's own acceptance is rank^((1 - a) / a), the power law with the mean a: most are guessed well, a few hardly
-    at all. It has no constant of its own; Lambda's P99 TPOT (40.2 ms at a mean of 21.1) comes out within a few percent.
-    """
-    power = (1 - accept) / accept if accept else math.inf
-
-    def steps(at: float) -> float:
-        each = float(at**power)
-        return 1 / sum(each**place for place in range(tokens + 1))
-
-    ranks = [(number + 0.5) / RANKS for number in range(RANKS)]
-    return steps(rank) / (sum(map(steps, ranks)) / RANKS)
-
-
-def _each_accepted(share: float, tokens: int) -> float:
-    """The chance of each draft token, given those before it, at which `share` of all of them are taken."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        taken = sum(middle**place for place in range(1, tokens + 1)) / tokens
-        low, high = (middle, high) if taken < share else (low, middle)
-    return low
 
 
 def _band(spread: float) -> tuple[float, float]:

@@ -26,6 +26,7 @@ NEAREST = {
     "ampere": ("ampere", "hopper", "blackwell"),
     "cdna": ("cdna", "hopper", "blackwell"),
 }
+FAMILIES = ("nvfp4", "mxfp4", "fp8", "int4", "bf16")  # of quantisations, that expert kernels are made for
 NEWEST = "999"
 STEP_AWAY = 1.35  # the band widens by this much for each step to a neighbour
 
@@ -207,25 +208,26 @@ def _as_engine(row: Efficiency, engine: EngineName, near: tuple[str, ...]) -> Ef
     """
     if row.engine == engine:
         return row
-    plain = {(each.engine, each.generation): each for each in _rows("engine", Efficiency) if not each.preset}
-    pairs = (
-        (plain[engine, name], plain[row.engine, name])
-        for name in near
-        if (engine, name) in plain and (row.engine, name) in plain
-    )
-    own, other = next(pairs, (None, None))
-    if own is None or other is None:
+    own, others = _plain_rows(engine), _plain_rows(row.engine)
+    shared = next((name for name in near if name in own and name in others), None)
+    if shared is None:
         return row
+    here, there = own[shared], others[shared]
     return replace(
         row,
-        layer_us=row.layer_us * own.layer_us / other.layer_us,
-        piecewise_us=own.piecewise_us,
-        eager_us=own.eager_us,
-        prompt_us=own.prompt_us,
-        step_us=own.step_us,
-        request_ms=own.request_ms,
-        link=own.link,
+        layer_us=row.layer_us * here.layer_us / there.layer_us,
+        piecewise_us=here.piecewise_us,
+        eager_us=here.eager_us,
+        prompt_us=here.prompt_us,
+        step_us=here.step_us,
+        request_ms=here.request_ms,
+        link=here.link,
     )
+
+
+def _plain_rows(engine: EngineName) -> dict[str, Efficiency]:
+    """An engine's rows by generation, without those of patched images."""
+    return {row.generation: row for row in _rows("engine", Efficiency) if row.engine == engine and not row.preset}
 
 
 def overhead(engine: EngineName, version: str) -> Overhead | None:
@@ -249,28 +251,23 @@ def widened(row: Efficiency, away: int) -> Efficiency:
     return replace(row, decode_spread=row.decode_spread * factor, prefill_spread=row.prefill_spread * factor)
 
 
-def expert_kernel(
-    quant: str, generation: str, engine: str = "", architecture: str = "", version: str = ""
-) -> ExpertKernel:
+def expert_kernel(quant: str, generation: str, engine: EngineName, architecture: str, version: str) -> ExpertKernel:
     """The expert kernel for a quantisation, on this generation or the nearest that was measured.
 
     Engines differ in which kernel they take: what is told of this version and architecture goes before the rest.
     """
-    family = next((name for name in ("nvfp4", "mxfp4", "fp8", "int4", "bf16") if name in quant.lower()), "int4")
+    family = next((name for name in FAMILIES if name in quant.lower()), "int4")
     rows = (row for row in _rows("experts", ExpertKernel) if row.quant == family)
     meant = [row for row in rows if _is_meant(row, engine, architecture, version)]
     near = NEAREST.get(generation, ("blackwell-rtx",))
-    order = {name: place for place, name in enumerate(near)}
-    found = min(
-        meant,
-        key=lambda row: (
-            order.get(row.generation, len(order)),
-            not row.before,
-            not row.architectures,
-            not row.engine,
-        ),
-    )
+    found = min(meant, key=lambda row: _distance(row, near))
     return found if found.generation == near[0] else replace(found, measured=False)
+
+
+def _distance(row: ExpertKernel, near: tuple[str, ...]) -> tuple[int, bool, bool, bool]:
+    """How far a row is from these generations; of those as near, the one that is told of least comes first."""
+    steps = near.index(row.generation) if row.generation in near else len(near)
+    return steps, not row.before, not row.architectures, not row.engine
 
 
 def _is_meant(row: ExpertKernel, engine: str, architecture: str, version: str) -> bool:

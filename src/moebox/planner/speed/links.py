@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from moebox.core.box import Box, Gpu
+from moebox.core.box import Box, Gpu, Link
 from moebox.core.recipe import Parallel
 from moebox.planner.speed.constants import Efficiency, Wire, wire_of
 from moebox.units import rate as rate_text
@@ -73,25 +73,28 @@ def fabric(box: Box, gpu: Gpu, constants: Efficiency, parallel: Parallel) -> Fab
     """The links that a tensor-parallel group talks over."""
     ranks, per_node = parallel.tp, max(len(box.gpus), 1)
     nodes = min(box.nodes, max(parallel.group_nodes, -(-ranks // per_node)))
-    node_us = (gpu.network_us or NODE_US) if box.network_us is None else box.network_us
-    if gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes):
-        name = "fabric" if gpu.generation == "cdna" else "nvlink"
-        wire, rate, extra_us = wire_of(name), gpu.nvlink / 2, 0.0
-    else:
-        rate = pcie_rate(gpu)
-        wire = wire_of(constants.link or "pcie")
-        extra_us = _host_us(box, wire, ranks)
-        if wire.bus_sockets and _spans_sockets(box, ranks):
-            wire = replace(wire, bus=wire.bus_sockets)
+    switched = gpu.nvlink and ranks <= (gpu.nvlink_peers or per_node * nodes)
+    wire = _switch(gpu) if switched else _slots(box, constants, ranks)
     return Fabric(
         wire=wire,
-        rate=rate,
+        rate=gpu.nvlink / 2 if switched else pcie_rate(gpu),
         nodes=nodes,
         network=network_rate(box),
-        node_us=node_us,
-        extra_us=extra_us,
+        node_us=(gpu.network_us or NODE_US) if box.network_us is None else box.network_us,
+        extra_us=0.0 if switched else _host_us(box, wire, ranks),
         machines=box.nodes,
     )
+
+
+def _switch(gpu: Gpu) -> Wire:
+    """What joins GPUs that have links of their own."""
+    return wire_of("fabric" if gpu.generation == "cdna" else "nvlink")
+
+
+def _slots(box: Box, constants: Efficiency, ranks: int) -> Wire:
+    """What joins GPUs over the host's slots."""
+    wire = wire_of(constants.link or "pcie")
+    return replace(wire, bus=wire.bus_sockets) if wire.bus_sockets and _spans_sockets(box, ranks) else wire
 
 
 def network_rate(box: Box) -> float:
@@ -124,15 +127,19 @@ def between_nodes(box: Box) -> str:
 
 def _host_us(box: Box, wire: Wire, ranks: int) -> float:
     """What the host adds to a collective: no peer access between GPUs, or two sockets under NCCL's own topology."""
-    used = [link for link in box.links if link.a < ranks and link.b < ranks]
-    if any(link.p2p is False for link in used):
+    if any(link.p2p is False for link in _links(box, ranks)):
         return wire.no_p2p_us * 2 * (ranks - 1)
     return wire.sockets_us if _spans_sockets(box, ranks) else 0.0
 
 
+def _links(box: Box, ranks: int) -> list[Link]:
+    """The links between the first `ranks` GPUs."""
+    return [link for link in box.links if max(link.a, link.b) < ranks]
+
+
 def _spans_sockets(box: Box, ranks: int) -> bool:
     """Whether a group's GPUs hang on two sockets; where no link is known, more than four on a box of two do."""
-    used = [link for link in box.links if link.a < ranks and link.b < ranks]
+    used = _links(box, ranks)
     if used:
         return any(link.kind == "sys" for link in used)
     return box.cpu.sockets > 1 and ranks > 4

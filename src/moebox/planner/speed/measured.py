@@ -8,7 +8,7 @@ otherwise (`deeper`). Steps between measured ones are interpolated, steps beyond
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -128,17 +128,21 @@ class Measured:
         """Tokens the cache holds at this depth; 0 where the boots do not tell."""
         boots = sorted((boot for boot in self.calibration.boots if boot.cache_tokens), key=lambda boot: boot.layers)
         whole = next((boot.cache_tokens for boot in boots if boot.layers == self.layers), 0)
-        if whole or len(boots) < 2 or boots[0].layers == boots[-1].layers:
+        if whole or len({boot.layers for boot in boots}) < 2:
             return whole
         few, more = boots[0], boots[-1]
+        room = more.cache_tokens * more.layers - self._taken(few, more) * (self.layers - more.layers)
+        return max(0, math.floor(room / self.layers))
+
+    def _taken(self, few: Boot, more: Boot) -> float:
+        """What each layer between two boots takes of the room for the cache, in tokens of one layer."""
         # A token costs the same in every layer, so tokens × layers is the room for the cache in units of that.
         there, here = few.cache_tokens * few.layers, more.cache_tokens * more.layers
-        layer = (there - here) / (more.layers - few.layers)  # what a layer takes of it
         if self.calibration.layer_bytes and few.weights_bytes < more.weights_bytes and here < there:
             # Its weights alone: activations grow until every kind of layer is there twice, and no more from then on.
             weights = (more.weights_bytes - few.weights_bytes) / (more.layers - few.layers)
-            layer = weights / self.calibration.layer_bytes
-        return max(0, math.floor((here - layer * (self.layers - more.layers)) / self.layers))
+            return weights / self.calibration.layer_bytes
+        return (there - here) / (more.layers - few.layers)
 
     @property
     def text(self) -> str:
@@ -259,42 +263,53 @@ def _solvable(rows: Series, layers: int) -> bool:
 
 def carried(series: Series, depth: Depth) -> tuple[float, float]:
     """Seconds at `depth`, and the relative error that the noise of the measured depths leaves there."""
-    depths = tuple(series)
-    shares = weights(depths, depth)
-    seconds = sum(share * series[at][0] for share, at in zip(shares, depths, strict=True))
+    times, spreads = zip(*series.values(), strict=True)
+    shares = weights(tuple(series), depth)
     # More layers are never faster: below that the difference was noise.
-    seconds = max([seconds, *(time for at, (time, _) in series.items() if at[0] <= depth[0] and at[1] <= depth[1])])
-    noise = math.hypot(*(share * series[at][0] * series[at][1] for share, at in zip(shares, depths, strict=True)))
+    shallower = [time for at, (time, _) in series.items() if at[0] <= depth[0] and at[1] <= depth[1]]
+    seconds = max([_dot(shares, times), *shallower])
+    noise = math.hypot(*map(math.prod, zip(shares, times, spreads, strict=True)))
     return seconds, noise / seconds if seconds else 0.0
 
 
 @lru_cache(maxsize=256)
 def weights(depths: tuple[Depth, ...], target: Depth) -> tuple[float, ...]:
     """What each measured depth counts for at `target`: least squares on 1, layers and layers with experts on GPUs."""
-    features: list[Callable[[Depth], float]] = [lambda at: 1.0, lambda at: float(at[0])]
-    if len({gpu for _, gpu in depths}) > 1:
-        features.append(lambda at: float(at[1]))
-    rows = [[feature(at) for feature in features] for at in depths]
-    size = range(len(features))
-    square = [[sum(row[i] * row[j] for row in rows) for j in size] for i in size]
-    solved = solve(square, [feature(target) for feature in features])
-    return tuple(sum(solved[i] * row[i] for i in size) for row in rows)
+    both = len({gpu for _, gpu in depths}) > 1
+    rows = [_features(depth, both=both) for depth in depths]
+    columns = list(zip(*rows, strict=True))
+    square = [[_dot(one, other) for other in columns] for one in columns]
+    solved = solve(square, _features(target, both=both))
+    return tuple(_dot(solved, row) for row in rows)
+
+
+def _features(depth: Depth, *, both: bool) -> list[float]:
+    layers, on_gpus = map(float, depth)
+    return [1.0, layers, on_gpus] if both else [1.0, layers]
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def solve(square: list[list[float]], right: list[float]) -> list[float]:
     """The solution of a small linear system, by elimination; an unknown nothing tells of is 0."""
     rows = [[*row, value] for row, value in zip(square, right, strict=True)]
-    size = len(rows)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        if abs(rows[column][column]) < 1e-9:
-            continue
-        for row in range(size):
-            if row != column:
-                factor = rows[row][column] / rows[column][column]
-                rows[row] = [here - factor * there for here, there in zip(rows[row], rows[column], strict=True)]
-    return [row[size] / row[at] if abs(row[at]) >= 1e-9 else 0.0 for at, row in enumerate(rows)]
+    for column in range(len(rows)):
+        _eliminate(rows, column)
+    return [row[-1] / row[at] if abs(row[at]) >= 1e-9 else 0.0 for at, row in enumerate(rows)]
+
+
+def _eliminate(rows: list[list[float]], column: int) -> None:
+    """Take one unknown out of all rows but its own, which comes to stand at its place."""
+    pivot = max(range(column, len(rows)), key=lambda row: abs(rows[row][column]))
+    rows[column], rows[pivot] = rows[pivot], rows[column]
+    if abs(rows[column][column]) < 1e-9:
+        return
+    for row, values in enumerate(rows):
+        if row != column:
+            factor = values[column] / rows[column][column]
+            rows[row] = [here - factor * there for here, there in zip(values, rows[column], strict=True)]
 
 
 def along(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -1,12 +1,13 @@
 """The time of one engine step on GPUs alone, part by part: decoding tokens, a piece of a prompt, or both."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.core.box import Gpu
 from moebox.core.layer_kind import LayerKind
 from moebox.core.layers import Compressed, Gqa
 from moebox.planner.speed.constants import Draft, Efficiency, ExpertKernel, Overhead, kernel_counts
+from moebox.planner.speed.drafts import each_accepted, slower_by, tokens_per_step
 from moebox.planner.speed.links import Fabric
 from moebox.sizing.rank import Rank, RankLayers
 
@@ -59,11 +60,13 @@ class GpuStep:
         }
         if lost:  # micro-batches that decode wait for each other; a prompt's tokens are one micro-batch of their own
             parts["waiting for stages"] = sum(parts.values()) * lost * queries / tokens
-        launching = self.launching(prompt=fresh > 0)
-        if launching:
-            device = sum(parts.values())
-            parts["waiting for launches"] = longer(launching, device) - device
+        parts["waiting for launches"] = self.waiting(sum(parts.values()), prompt=fresh > 0)
         return {name: seconds for name, seconds in parts.items() if seconds}
+
+    def waiting(self, device: float, *, prompt: bool) -> float:
+        """What a step of `device` seconds on the GPU waits for its launches."""
+        launching = self.launching(prompt=prompt)
+        return longer(launching, device) - device if launching else 0.0
 
     def stage_loss(self, batch: float) -> float:
         """What stages lose by waiting for each other, of a step: nothing with one sequence, all once each has one."""
@@ -124,9 +127,9 @@ class GpuStep:
 
     def one_layer(self, layers: RankLayers, batch: float, context: float) -> float:
         """Seconds of decoding attention in one layer of a kind."""
-        c, kind, dcp = self.constants, layers.kind, self.rank.dcp
+        c, kind = self.constants, layers.kind
         queries = batch * (1 + self.guesses)
-        local = kind.attended(context) / dcp
+        local = kind.attended(context) / self.rank.dcp
         reads = queries if kind.shared_cache and not c.joint_queries else batch
         moved = reads * (local * layers.entry_bytes + context * layers.index_bytes)
         moved += 2 * batch * layers.state_bytes  # read and written
@@ -134,14 +137,19 @@ class GpuStep:
         choosing = queries * kind.index_flops(context) / (self.gpu.bf16 * c.gemm)
         if not kind.shared_cache:
             return read + choosing  # a group of heads shares each key: never enough work to matter beside the reading
+        return self._over_shared_cache(layers, batch, local, read) + choosing
+
+    def _over_shared_cache(self, layers: RankLayers, batch: float, local: float, read: float) -> float:
+        """Seconds of all heads over `local` entries that they share; `read`: of reading those."""
+        c = self.constants
         # Joint queries: the heads of all draft tokens of a sequence lie in one tile, and each tile goes over the cache.
-        heads = layers.heads * dcp * (1 + self.guesses if c.joint_queries else 1)
-        tiles = batch if c.joint_queries else queries
+        together, tiles = (1 + self.guesses, batch) if c.joint_queries else (1, batch * (1 + self.guesses))
+        heads = layers.heads * self.rank.dcp * together
         tile = c.head_tile if heads <= c.head_tile else c.wide_tile
         padded = math.ceil(heads / tile) * tile
         filled = 1 - math.exp(-tiles * padded / c.head_tile / c.attention_fill)
-        work = tiles * local * kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
-        return max(work, read) / filled + choosing
+        work = tiles * local * layers.kind.pair_flops(padded, prompt=False) / (self.gpu.bf16 * c.attention_flops)
+        return max(work, read) / filled
 
     def prompt_attention(self, fresh: float, past: float) -> float:
         """Prompt attention: every fresh token against all before it."""
@@ -183,11 +191,26 @@ class GpuStep:
 
     def drafting(self, batch: float, fresh: float) -> float:
         """Guessing ahead: one pass of the draft for each guess."""
-        if not self.draft or not self.guesses or not (batch or fresh):
+        if not self.draft or not (batch or fresh):
             return 0.0
         read = self.draft.bytes / self.rank.tp / (self.gpu.bandwidth * self.constants.dense_bw)
         talk = 2 * self.fabric.all_reduce(self.rank.tp, max(batch, 1) * self.rank.model.hidden * HALF)
         return self.guesses * (read + talk + self.draft.pass_us * 1e-6)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens a sequence gains in a step."""
+        return tokens_per_step(self.draft.accept, self.guesses) if self.draft else 1.0
+
+    def slower_by(self, rank: float) -> float:
+        """TPOT of the request at `rank` (0 to 1) of all over the mean: drafts suit some requests better than others."""
+        return slower_by(self.draft.accept, self.guesses, rank) if self.draft else 1.0
+
+    def accepting(self, share: float) -> "GpuStep":
+        """The same where `share` of the draft tokens are accepted, over all of them as servers report it."""
+        if self.draft is None:
+            return self
+        return replace(self, draft=replace(self.draft, accept=each_accepted(share, self.guesses)))
 
 
 def expert_seconds(rank: Rank, gpu: Gpu, kernel: ExpertKernel, tokens: float, *, share: float = 1.0) -> float:
