@@ -66,7 +66,8 @@ def test_conserves_requests_and_tokens_and_never_exceeds_the_cache(
     sizes = [workload.lengths_of(number) for number in range(requests)]
     fitting = [size for size in sizes if sum(size) <= kv_tokens]
 
-    done = simulate(GUESSING if guessing else PLAIN, rules_of(recipe, kv_tokens), workload)
+    engine = GUESSING if guessing else PLAIN
+    done = simulate(engine, rules_of(recipe, kv_tokens, engine), workload)
 
     assert done.completed == len(fitting)
     assert done.rejected == requests - len(fitting)
@@ -127,8 +128,12 @@ def test_published_serving_tables() -> None:
 
 def test_cost_grows_with_requests_and_not_with_tokens() -> None:
     """A hundred times longer answers take no more slices, and the histograms hold no more than their bins."""
-    short = simulate(PLAIN, rules_of(RECIPE, 10**7), Workload(input=512, output=100, requests=512, concurrency=32))
-    long = simulate(PLAIN, rules_of(RECIPE, 10**7), Workload(input=512, output=10_000, requests=512, concurrency=32))
+    short = simulate(
+        PLAIN, rules_of(RECIPE, 10**7, PLAIN), Workload(input=512, output=100, requests=512, concurrency=32)
+    )
+    long = simulate(
+        PLAIN, rules_of(RECIPE, 10**7, PLAIN), Workload(input=512, output=10_000, requests=512, concurrency=32)
+    )
 
     assert long.slices <= short.slices * 1.1
     assert len(long.itl.bins) + len(long.ttft.bins) + len(long.tpot.bins) < 3000
@@ -145,7 +150,7 @@ def test_one_stream_is_interrupted_by_nothing(prompt: int, answer: int, engine: 
     """Alone on the engine the gaps between tokens are TPOT: a request's own prompt is no gap of its."""
     recipe = replace(RECIPE, engine=engine)
     one = Workload(input=prompt, output=answer, requests=4, concurrency=1, prefix_hit=hit)
-    alone = simulate(speed(recipe), rules_of(recipe, 262_144), one)
+    alone = simulate(speed(recipe), rules_of(recipe, 262_144, speed(recipe)), one)
 
     assert alone.itl.mean == pytest.approx(alone.tpot.mean)
     assert alone.itl.quantile(0.99) == pytest.approx(alone.tpot.mean, rel=0.02)
@@ -158,7 +163,7 @@ def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting
     """SGLang reads prompts before it decodes: gaps of all requests add up to the time from first to last token."""
     recipe = replace(RECIPE, engine="sglang")
     two = Workload(input=20_000, output=50, requests=8, concurrency=2, lengths="uniform")
-    both = simulate(speed(recipe), rules_of(recipe, 262_144), two)
+    both = simulate(speed(recipe), rules_of(recipe, 262_144, speed(recipe)), two)
     answers = [two.lengths_of(number)[1] for number in range(8)]
 
     assert both.itl.weight == sum(answers) - len(answers)
@@ -167,7 +172,7 @@ def test_a_prompt_that_is_read_in_steps_of_its_own_keeps_only_the_others_waiting
 
 def test_a_rate_below_capacity_is_served_as_it_comes() -> None:
     """Requests that come slowly find the machine free: throughput is the rate, the first token way and prompt."""
-    done = simulate(PLAIN, rules_of(RECIPE, 10**6), Workload(input=1000, output=50, requests=200, rate=0.2))
+    done = simulate(PLAIN, rules_of(RECIPE, 10**6, PLAIN), Workload(input=1000, output=50, requests=200, rate=0.2))
     alone = PLAIN.request_s + PLAIN.prefill_s(1000)
 
     assert done.completed / done.duration_s == pytest.approx(0.2, rel=0.2)
@@ -178,8 +183,8 @@ def test_prefixes_in_the_cache_shorten_the_wait() -> None:
     """A prompt that lies in the prefix cache is not read again."""
     cold = Workload(input=8192, output=64, requests=64, concurrency=16)
 
-    first = simulate(PLAIN, rules_of(RECIPE, 10**6), cold)
-    second = simulate(PLAIN, rules_of(RECIPE, 10**6), replace(cold, prefix_hit=0.9))
+    first = simulate(PLAIN, rules_of(RECIPE, 10**6, PLAIN), cold)
+    second = simulate(PLAIN, rules_of(RECIPE, 10**6, PLAIN), replace(cold, prefix_hit=0.9))
 
     assert second.ttft.mean < 0.5 * first.ttft.mean
 
@@ -200,7 +205,7 @@ def test_workloads_that_cannot_be_meant(wrong: dict[str, float]) -> None:
     workload = replace(Workload(input=10, output=10, requests=10, concurrency=1), **wrong)  # type: ignore[arg-type]
 
     with pytest.raises(BadInput):
-        simulate(PLAIN, rules_of(RECIPE, 1000), workload)
+        simulate(PLAIN, rules_of(RECIPE, 1000, PLAIN), workload)
 
 
 @given(times=st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=200))

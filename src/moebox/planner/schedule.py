@@ -98,6 +98,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def busy(self) -> bool:
+        """Whether a sequence decodes or is read."""
+        return bool(self._running or self.reading)
+
+    @property
     def used(self) -> float:
         """Cache tokens in use."""
         return self.held + self.grown
@@ -149,14 +154,14 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Requests from the queue as long as the cache has room for them; an idle engine takes the first whatever."""
-        if not self.waiting or (self._full and self._busy):
+        if not self.waiting or (self._full and self.busy):
             return
         promised = self._promised()
         while self.waiting and self.running + len(self.reading) < self.rules.max_seqs:
             request = self.waiting[0]
-            need = request.prompt + (request.output - request.made if self.rules.reserves else 1)
+            need = self._need(request)
             free = self.rules.kv_tokens - self.used - promised
-            if need > free and self._busy:
+            if need > free and self.busy:
                 return
             self.waiting.popleft()
             self.reading.append(request)
@@ -164,9 +169,9 @@ class Scheduler:
             self.held += request.read
             promised += need - request.read
 
-    @property
-    def _busy(self) -> bool:
-        return bool(self._running or self.reading)
+    def _need(self, request: Request) -> float:
+        """Cache tokens that admission counts for a request."""
+        return request.prompt + (request.output - request.made if self.rules.reserves else 1)
 
     def _promised(self) -> float:
         """Tokens that admitted requests will still need and that admission counts."""
@@ -187,19 +192,23 @@ class Scheduler:
         context = self.used / max(self.running, 1)
         seconds = self.speed.step_s(batch, context, fresh, past / max(fresh, 1))
         finished = self._gained(1) if batch else []
-        for request in ready:
-            self._start(request)
-        done = [request for request in ready if request.made >= request.output]
-        for request in done:
-            self._leave(request)
         return Slice(
             seconds=seconds,
             steps=min(batch, 1),
             batch=batch,
             read=fresh,
             started=tuple(ready),
-            finished=(*finished, *done),
+            finished=(*finished, *self._begin(ready)),
         )
+
+    def _begin(self, ready: list[Request]) -> list[Request]:
+        """Requests whose prompts have been read decode from now on; those leave that wanted one token alone."""
+        for request in ready:
+            self._start(request)
+        done = [request for request in ready if request.made >= request.output]
+        for request in done:
+            self._leave(request)
+        return done
 
     def _read_prompts(self, *, beside: bool) -> tuple[int, float, list[Request]]:
         """Tokens read in one step, the sum over them of what lay before each, and the requests read to the end."""

@@ -52,16 +52,16 @@ class Outcome:
         return (self.input_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
 
-def rules_of(recipe: Recipe, kv_tokens: int, speed: Speed | None = None) -> Rules:
+def rules_of(recipe: Recipe, kv_tokens: int, speed: Speed) -> Rules:
     """How the recipe's engine schedules; `speed` knows the GPUs, on which its defaults hang."""
     schedule = rooms.schedule(recipe.engine)
-    step = speed.gpu_step if speed else None
+    step = speed.gpu_step
     in_turn = step is not None and step.overhead is not None  # versions that put a step together after the one before
     return Rules(
         kv_tokens=kv_tokens,
         context=recipe.context,
         max_seqs=recipe.max_seqs or schedule.SEQUENCES,
-        budget=speed.piece if speed else schedule.step_tokens(recipe),
+        budget=speed.piece,
         prompts_first=schedule.PROMPTS_FIRST,
         reserves=schedule.RESERVES,
         ahead=schedule.AHEAD and not in_turn,
@@ -119,14 +119,9 @@ class _Run:
     def _send_first(self) -> None:
         """All requests that do not wait for another: of a rate every one, of a concurrency the first ones."""
         if self.workload.rate:
-            request = next(self.coming, None)
-            if request is not None:
-                self._send(request, request.arrival)
+            self._send_next()
             return
-        for number in range(self.workload.concurrency):
-            request = next(self.coming, None)
-            if request is None:
-                return
+        for number, request in enumerate(itertools.islice(self.coming, self.workload.concurrency)):
             self._send(request, number * self.workload.spacing_s)
 
     def _send(self, request: Request, at: float) -> None:
@@ -154,18 +149,21 @@ class _Run:
 
     def _enter(self) -> None:
         """What is due enters the queue: by now, or by the begin of the running step where steps are made ahead."""
-        busy = self.scheduler.rules.ahead and (self.scheduler.running or self.scheduler.reading)
-        due = self.step_began if busy else self.now
+        ahead = self.scheduler.rules.ahead and self.scheduler.busy
+        due = self.step_began if ahead else self.now
         while self.entering and self.entering[0][0] <= due:
-            _, _, request = heapq.heappop(self.entering)
-            if request.first >= 0:
-                self.ttft.add(request.first - request.arrival)
-            if not self.scheduler.submit(request):
-                self.rejected += 1
-                self.talks.pop(request.id, None)
-                self._send_next()
-            elif self.workload.rate:
-                self._send_next()
+            self._submit(heapq.heappop(self.entering)[2])
+
+    def _submit(self, request: Request) -> None:
+        """The engine takes a request, or refuses it for its length."""
+        if request.first >= 0:
+            self.ttft.add(request.first - request.arrival)
+        if not self.scheduler.submit(request):
+            self.rejected += 1
+            self.talks.pop(request.id, None)
+            self._send_next()
+        elif self.workload.rate:
+            self._send_next()
 
     def _send_next(self) -> None:
         request = next(self.coming, None)
@@ -196,12 +194,7 @@ class _Run:
         self.now += done.seconds + self.cold
         self.step_began = self.now - done.seconds / max(done.steps, 1)
         if done.steps:
-            each = (done.seconds + self.cold) / done.steps
-            for stall, sequences in self._stalled(done.batch):
-                self.itl.add(each + stall, sequences)
-            if done.steps > 1:
-                self.itl.add(each, done.batch * (done.steps - 1.0))
-            self.stalls = []
+            self._decoded(done)
         else:
             begun = set(done.started) - set(done.finished)
             self.stalls.append((self.scheduler.running - len(begun), done.seconds))
@@ -213,6 +206,15 @@ class _Run:
         for request in done.finished:
             self._finished(request)
         self.peak = max(self.peak, self.scheduler.used)
+
+    def _decoded(self, done: Slice) -> None:
+        """Gaps between tokens: the first after the prompts that were read in between is longer."""
+        each = (done.seconds + self.cold) / done.steps
+        for stall, sequences in self._stalled(done.batch):
+            self.itl.add(each + stall, sequences)
+        if done.steps > 1:
+            self.itl.add(each, done.batch * (done.steps - 1.0))
+        self.stalls = []
 
     def _stalled(self, batch: int) -> Iterator[tuple[float, int]]:
         """How long prompts kept the `batch` that decodes now waiting: one that began later waited for fewer of them."""
