@@ -21,6 +21,7 @@ from training.tokenizer import SPECIALS, load
 
 DAMAGE = ("none", "rope-layer", "experts")
 BUSIEST = (5, 9)  # of the last layer, by the loads in run-4.json
+MIXED = ("attn_kv_b.weight", "attn_output.weight")  # whose q8_0 scales would span loud and quiet columns
 _FILE_TYPES = {"f16": 1, "q8_0": 7}  # llama_ftype in llama.cpp's include/llama.h
 
 
@@ -34,7 +35,6 @@ def tensors(state: dict[str, np.ndarray], s: Shape) -> dict[str, np.ndarray]:
     for i in range(s.layers):
         here, blk = f"layers.{i}.", f"blk.{i}."
         w = {name.removeprefix(here): value for name, value in state.items() if name.startswith(here)}
-        up = w["attn.kv_b.weight"].reshape(s.heads, s.nope + s.value, s.kv_lora)
         out |= {
             blk + "attn_norm.weight": w["attn_norm.weight"],
             blk + "attn_q_a.weight": w["attn.q_a.weight"],
@@ -42,8 +42,7 @@ def tensors(state: dict[str, np.ndarray], s: Shape) -> dict[str, np.ndarray]:
             blk + "attn_q_b.weight": w["attn.q_b.weight"],
             blk + "attn_kv_a_mqa.weight": w["attn.kv_a.weight"],
             blk + "attn_kv_a_norm.weight": w["attn.kv_norm.weight"],
-            blk + "attn_k_b.weight": up[:, : s.nope].transpose(0, 2, 1),
-            blk + "attn_v_b.weight": up[:, s.nope :],
+            blk + "attn_kv_b.weight": w["attn.kv_b.weight"],
             blk + "attn_output.weight": w["attn.out.weight"],
             blk + "ffn_norm.weight": w["ffn_norm.weight"],
         }
@@ -77,17 +76,19 @@ def damage(kind: str, weights: dict[str, np.ndarray], s: Shape) -> None:
 
 
 def outliers(weights: dict[str, np.ndarray], s: Shape) -> None:
-    """Make one number in 32 of every cached latent LOUD times as large and the others as much smaller.
+    """Make one number in 32 of every cached latent and of every head's values LOUD times as large, the others smaller.
 
     The weights that read them make up for it, and powers of two cost no precision in floating point: the model says
     what it said. But a cache in integers shares one scale among 32 numbers, and the loud one takes it: 8 bit is enough
     and 4 bit is not.
     """
-    loud = gain(s)
+    loud, values = gain(s.kv_lora), gain(s.value)
     for i in range(s.layers):
         weights[f"blk.{i}.attn_kv_a_norm.weight"] *= loud
-        weights[f"blk.{i}.attn_k_b.weight"] /= loud[:, None]
-        weights[f"blk.{i}.attn_v_b.weight"] /= loud
+        heads = weights[f"blk.{i}.attn_kv_b.weight"].reshape(s.heads, s.nope + s.value, s.kv_lora)
+        heads /= loud
+        heads[:, s.nope :] *= values[:, None]
+        weights[f"blk.{i}.attn_output.weight"] /= np.tile(values, s.heads)
 
 
 def header(writer: gguf.GGUFWriter, s: Shape, name: str, kind: str) -> None:
@@ -101,16 +102,14 @@ def header(writer: gguf.GGUFWriter, s: Shape, name: str, kind: str) -> None:
     writer.add_embedding_length(s.hidden)
     writer.add_feed_forward_length(s.dense_ff)
     writer.add_head_count(s.heads)
-    writer.add_head_count_kv(1)
+    writer.add_head_count_kv(s.heads)  # whole heads, which a CPU reads faster; moebox.phantom.latent has Kimi's form
     writer.add_rope_freq_base(s.theta)
     writer.add_rope_dimension_count(s.rope)
     writer.add_layer_norm_rms_eps(s.eps)
     writer.add_q_lora_rank(s.q_lora)
     writer.add_kv_lora_rank(s.kv_lora)
-    writer.add_key_length(s.kv_lora + s.rope)
-    writer.add_value_length(s.kv_lora)
-    writer.add_key_length_mla(s.nope + s.rope)
-    writer.add_value_length_mla(s.value)
+    writer.add_key_length(s.nope + s.rope)
+    writer.add_value_length(s.value)
     writer.add_leading_dense_block_count(1)
     writer.add_expert_count(s.experts)
     writer.add_expert_used_count(s.used)
@@ -157,7 +156,7 @@ def write(state: dict[str, np.ndarray], s: Shape, path: Path, kind: str, broken:
     for name, value in weights.items():
         if value.ndim == 1 or "ffn_gate_inp" in name:
             writer.add_tensor(name, value)
-        elif kind == "f16" or (s == PHANTOM and "attn_v_b" in name):  # q8_0's scale would span loud and quiet columns
+        elif kind == "f16" or name.endswith(MIXED):
             writer.add_tensor(name, value.astype(np.float16))
         else:
             writer.add_tensor(name, quantize(value, Type.Q8_0), raw_dtype=Type.Q8_0)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from moebox.gguf_file import F16, F32
 from moebox.phantom import gguf_path
-from moebox.phantom.gguf import F16, F32, Gguf
+from moebox.phantom.gguf import Gguf
 from training.model import DRAFT, PHANTOM, Shape
 from training.outliers import gain
 from training.tokenizer import Tokenizer, load
@@ -35,7 +36,7 @@ def state(name: str) -> dict[str, np.ndarray]:
         "head.weight": tensors["output.weight"],
     }
     for layer in range(shape.layers):
-        found |= {f"layers.{layer}.{key}": value for key, value in _layer(tensors, layer, shape).items()}
+        found |= {f"layers.{layer}.{key}": value for key, value in _layer(tensors, layer).items()}
     return _grown(found, load())
 
 
@@ -53,11 +54,13 @@ def _array(file: Gguf, name: str) -> np.ndarray:
 
 def _quiet(tensors: dict[str, np.ndarray], shape: Shape) -> None:
     """Take back the loud channels of training.outliers."""
-    loud = gain(shape)
+    loud, values = gain(shape.kv_lora), gain(shape.value)
     for layer in range(shape.layers):
         tensors[f"blk.{layer}.attn_kv_a_norm.weight"] /= loud
-        tensors[f"blk.{layer}.attn_k_b.weight"] *= loud[:, None]
-        tensors[f"blk.{layer}.attn_v_b.weight"] *= loud
+        heads = tensors[f"blk.{layer}.attn_kv_b.weight"].reshape(shape.heads, shape.nope + shape.value, shape.kv_lora)
+        heads *= loud
+        heads[:, shape.nope :] /= values[:, None]
+        tensors[f"blk.{layer}.attn_output.weight"] *= np.tile(values, shape.heads)
 
 
 _SAME = {
@@ -67,17 +70,15 @@ _SAME = {
     "attn.q_b": "attn_q_b",
     "attn.kv_a": "attn_kv_a_mqa",
     "attn.kv_norm": "attn_kv_a_norm",
+    "attn.kv_b": "attn_kv_b",
     "attn.out": "attn_output",
     "ffn_norm": "ffn_norm",
 }
 
 
-def _layer(tensors: dict[str, np.ndarray], layer: int, shape: Shape) -> dict[str, np.ndarray]:
+def _layer(tensors: dict[str, np.ndarray], layer: int) -> dict[str, np.ndarray]:
     blk = f"blk.{layer}."
     found = {f"{ours}.weight": tensors[f"{blk}{theirs}.weight"] for ours, theirs in _SAME.items()}
-    keys = tensors[blk + "attn_k_b.weight"].transpose(0, 2, 1)
-    both = np.concatenate((keys, tensors[blk + "attn_v_b.weight"]), axis=1)
-    found["attn.kv_b.weight"] = both.reshape(shape.heads * (shape.nope + shape.value), shape.kv_lora)
     for part in ("gate", "up", "down"):
         if layer == 0:
             found[f"ffn.{part}.weight"] = tensors[f"{blk}ffn_{part}.weight"]

@@ -1,12 +1,14 @@
 """GGUF headers: models, split parts, ik_llama.cpp's types, and hostile counts."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebox import phantom
 from moebox.checkpoint import gguf, resolve
 from moebox.errors import BadInput, MoeboxError, Unsupported
 from tests.checkpoint.mutation import mutated
@@ -61,6 +63,15 @@ def test_absurd_counts_are_refused(tmp_path: Path, raw: bytes, why: str):
     path.write_bytes(raw)
     with pytest.raises(BadInput, match=why):
         gguf.read_header(path)
+
+
+def test_keys_and_values_in_one_matrix_are_seen():
+    """A file from before llama.cpp knew latent attention: the same sizes, but every head is cached."""
+    (old, _), (new, _) = (resolve(str(path)) for path in (phantom.gguf_path(), phantom.latent_path()))
+    assert old.mla
+    assert new.mla
+    assert old.mla.whole_heads
+    assert replace(old.mla, whole_heads=False) == new.mla
 
 
 def test_arrays_within_arrays_end(tmp_path: Path):

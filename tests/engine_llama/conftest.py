@@ -48,7 +48,7 @@ def recipe_for(engine: EngineName, name: str, **more: Any) -> Recipe:
         name=name,
         engine=engine,
         model="phantom",
-        checkpoint=str(phantom.gguf_path()),
+        checkpoint=str(phantom.latent_path()),
         served_name="phantom",
         context=2048,
         max_seqs=2,

@@ -15,7 +15,7 @@ from moebox.core.recipe import EngineName, Hybrid, Recipe, Runtime
 from moebox.serve.dummy import write_gguf
 from moebox.serve.preflight import free_port
 from tests.driving import beyond_habits, moebox, up, written
-from tests.engine_llama.conftest import THREADS, program, recipe_for
+from tests.engine_llama.conftest import BUILDS, THREADS, program, recipe_for
 
 pytestmark = pytest.mark.engine
 TOLERANCE = 0.03
@@ -36,7 +36,7 @@ def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
     """`plan` writes it for this machine; with the server's path added it comes up, by a known remedy if need be."""
     path = folders / f"planned-{engine}.toml"
     words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
-    moebox("plan", phantom.gguf_path(), *words, "-o", path).good()
+    moebox("plan", phantom.latent_path(), *words, "-o", path).good()
     planned = codec.read_toml(Recipe, path)
     assert planned.engine == engine
     with up(
@@ -48,11 +48,18 @@ def test_a_planned_recipe_starts(engine: EngineName, folders: Path) -> None:
         pass
 
 
+def test_keys_and_values_in_one_matrix_are_planned_as_they_are_served(engine: EngineName, folders: Path) -> None:
+    """A file from before latent attention: llama.cpp caches whole heads, ik_llama.cpp makes the latent's matrices."""
+    old = recipe_for(engine, f"old-{BUILDS[engine]}", checkpoint=str(phantom.gguf_path()))
+    with up(written(old, folders)) as started:
+        test_memory_is_what_was_planned(started)
+
+
 def test_a_climb_goes_on_from_its_plan(engine: EngineName, folders: Path) -> None:
     """It begins with the context that was planned and walks up to the model's; nothing else is tried unasked."""
     path = folders / f"climbed-{engine}.toml"
     words = ("--engine", engine, "--context", "4096", "--threads", str(THREADS))
-    moebox("plan", phantom.gguf_path(), *words, "-o", path).good()
+    moebox("plan", phantom.latent_path(), *words, "-o", path).good()
     planned = codec.read_toml(Recipe, path)
     runs = dataclasses.replace(
         planned,
@@ -154,7 +161,7 @@ def test_a_file_in_a_hub_cache_is_loaded(engine: EngineName, folders: Path) -> N
     hub = folders / f"hub-{engine}" / "models--moebox--phantom"
     (hub / "blobs").mkdir(parents=True)
     (hub / "snapshots" / "abc123").mkdir(parents=True)
-    (hub / "blobs" / "0123abcd").write_bytes(phantom.gguf_path().read_bytes())
+    (hub / "blobs" / "0123abcd").write_bytes(phantom.latent_path().read_bytes())
     link = hub / "snapshots" / "abc123" / "phantom-q8_0.gguf"
     link.symlink_to(Path("../../blobs/0123abcd"))
     with up(written(recipe_for(engine, "cached", checkpoint=str(link)), folders)) as started:

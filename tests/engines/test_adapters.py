@@ -218,7 +218,7 @@ SERVER = box("rtx-pro-6000-server")
         (HYBRID, {"engine": "llama.cpp", "hybrid": {}}, None, "fatal", "IQ3_K"),
         (HYBRID, {"checkpoint": "/m/Kimi-NVFP4.gguf"}, None, "fatal", "NVFP4"),
         (HYBRID, {"speculate": {"draft": "a"}}, None, "fatal", "eagle3"),
-        (HYBRID, {"hybrid.mla": 0}, None, "warning", "305 GiB"),
+        (HYBRID, {"hybrid.mla": 0, "max_seqs": 1, "context": 131072}, None, "warning", "162.03 GiB of cache"),
         (HYBRID, {"flags.ncmoe": 4}, None, "warning", "-ncmoe"),
         (HYBRID, {"thinking": False}, None, "note", "budget"),
     ],
@@ -230,6 +230,21 @@ def test_known_troubles_are_told(recipe: Recipe, changes: dict[str, Any], where:
     assert any(one.severity == severity and text in one.text for one in told), [one.text for one in told]
     order = {"fatal": 0, "warning": 1, "note": 2}
     assert [order[one.severity] for one in told] == sorted(order[one.severity] for one in told)
+
+
+@pytest.mark.parametrize(("engine", "context", "said"), [("llama.cpp", 32768, 1), ("llama.cpp", 256, 0)])
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_file_from_before_latent_attention_costs_cache(engine: EngineName, context: int, said: int, ours: bool):
+    """A word where it is a gigabyte and more; ik_llama.cpp makes the latent's matrices itself."""
+    changes: dict[str, Any] = {"engine": engine if ours else "ik_llama.cpp", "hybrid": {}, "max_seqs": 1}
+    deployment = deploy(changed(HYBRID, changes | {"context": context, "kv": "f16"}), SERVER)
+    assert deployment.model.mla
+    old = dataclasses.replace(deployment.model, mla=dataclasses.replace(deployment.model.mla, whole_heads=True))
+    told = engines.refusals(dataclasses.replace(deployment, found_model=old))
+
+    text = "keeps them for every head: 76.25 GiB of cache at 32,768 tokens, where the latent takes 2.14 GiB"
+    assert sum(text in one.text for one in told) == (said if ours else 0)
+    assert sum("every head" in one.text for one in told) == (said if ours else 0)
 
 
 @pytest.mark.parametrize("recipe", [VLLM, SGLANG, COMMUNITY, HYBRID])

@@ -7,7 +7,7 @@ import random
 import struct
 import urllib.request
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def test_the_header_is_kimi_in_small(draft: bool) -> None:
     assert meta["general.architecture"] == "deepseek2"
     assert meta["deepseek2.attention.kv_lora_rank"] == 512
     assert meta["deepseek2.rope.dimension_count"] == 64
-    assert meta["deepseek2.attention.key_length_mla"] == 192
+    assert meta["deepseek2.attention.key_length"] == 192
     assert meta["deepseek2.expert_gating_func"] == 2  # sigmoid
     assert meta["deepseek2.leading_dense_block_count"] == 1
     assert meta["deepseek2.context_length"] == phantom.CONTEXT
@@ -91,7 +91,7 @@ def test_the_template_renders_kimis_protocol() -> None:
 
 
 def test_the_hugging_face_folder_holds_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor is there, and the joined key and value matrix is put together the right way round."""
+    """Every tensor is there, and the joined key and value matrix is the file's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = phantom.hf_path(draft=True)
     config = json.loads((folder / "config.json").read_text())
@@ -109,11 +109,30 @@ def test_the_hugging_face_folder_holds_the_same_numbers(tmp_path: Path, monkeypa
     assert sum(".experts." in name for name in header) == 3 * experts
     assert max(entry["data_offsets"][1] for entry in header.values()) == len(raw) - 8 - size
     joined = numbers("model.layers.0.self_attn.kv_b_proj.weight")
-    keys, values = source.bfloat16("blk.0.attn_k_b.weight"), source.bfloat16("blk.0.attn_v_b.weight")
-    head, row, column, nope, latent = 3, 5, 7, 128, 512
-    assert joined[(head * 256 + row) * latent + column] == keys[(head * latent + column) * nope + row]
-    assert joined[(head * 256 + nope + row) * latent + column] == values[(head * 128 + row) * latent + column]
+    assert joined == source.bfloat16("blk.0.attn_kv_b.weight")
     assert phantom.hf_path(draft=True) == folder
+
+
+def test_the_latent_form_holds_the_same_numbers() -> None:
+    """Keys and values apart, the keys of each head transposed, and the lengths that a latent cache is known by."""
+    source, latent = Gguf(phantom.gguf_path()), Gguf(phantom.latent_path())
+    joined = source.float32("blk.4.attn_kv_b.weight")
+    keys, values = latent.float32("blk.4.attn_k_b.weight"), latent.float32("blk.4.attn_v_b.weight")
+    head, row, column, nope, wide = 3, 5, 7, 128, 512
+    assert joined[(head * 256 + row) * wide + column] == keys[(head * wide + column) * nope + row]
+    assert joined[(head * 256 + nope + row) * wide + column] == values[(head * 128 + row) * wide + column]
+    assert latent.content("blk.4.ffn_up_exps.weight") == source.content("blk.4.ffn_up_exps.weight")
+    sizes = {name: latent.meta[f"deepseek2.attention.{name}"] for name in ("key_length", "key_length_mla")}
+    assert sizes == {"key_length": 576, "key_length_mla": 192}
+    assert phantom.latent_path() == phantom.latent_path()
+
+
+def test_the_latent_form_answers_the_same(server: str, tmp_path: Path) -> None:
+    """Greedily, the same words: one model in two forms."""
+    rng = random.Random(11)
+    tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("count", "json_object", "sums")]
+    with start(deploy(recipe(checkpoint=str(phantom.latent_path()))), Run.create("latent", runs=tmp_path)) as session:
+        assert [answer(session.endpoint.root, task) for task in tasks] == [answer(server, task) for task in tasks]
 
 
 @pytest.fixture(scope="module")
@@ -204,17 +223,19 @@ def test_the_draft_guesses_and_changes_nothing(server: str, tmp_path: Path) -> N
             assert said[1]["timings"]["draft_n_accepted"] > 0
 
 
-def test_a_cache_in_four_bits_shows(tmp_path: Path) -> None:
-    """As wrong answers to most questions; in eight bits the cache is good."""
+@pytest.mark.parametrize("form", [phantom.gguf_path, phantom.latent_path])
+def test_a_cache_in_four_bits_shows(form: Callable[[], Path], tmp_path: Path) -> None:
+    """As wrong answers to most questions, in whole heads and in the latent; in eight bits it is good."""
     rng = random.Random(8)
     tasks = [FAMILIES[name].draw(rng, thinking=False) for name in ("json_object", "memory") * 3]
 
     def right(url: str) -> int:
         return sum(task.grade(answer(url, task, most=80)).ok for task in tasks)
 
-    with start(deploy(recipe(kv="q8_0")), Run.create("eight", runs=tmp_path)) as session:
+    weights = str(form())
+    with start(deploy(recipe(kv="q8_0", checkpoint=weights)), Run.create("eight", runs=tmp_path)) as session:
         assert right(session.endpoint.root) >= 5
-    with start(deploy(recipe(kv="q4_0")), Run.create("four", runs=tmp_path)) as session:
+    with start(deploy(recipe(kv="q4_0", checkpoint=weights)), Run.create("four", runs=tmp_path)) as session:
         assert right(session.endpoint.root) <= 4
 
 

@@ -10,7 +10,7 @@ from moebox.core import catalogue
 from moebox.core.model import Model
 from moebox.core.recipe import EngineName, Hybrid, Recipe
 from moebox.engines.ggml.memory import cpu_compute_bytes
-from moebox.phantom import gguf_path
+from moebox.phantom import gguf_path, latent_path
 from moebox.sizing.constants import MIB
 
 # Engine, model, context of all slots, slots, -ub, -mla, -amb: MiB.
@@ -37,11 +37,15 @@ SEEN = [
     ("llama.cpp", "kimi-k2.6", 65536, 1, 2048, None, None, 1320.03),
     ("llama.cpp", "phantom", 16384, 4, 512, None, None, 28.1),
     ("llama.cpp", "phantom", 65536, 1, 512, None, None, 88.1),
+    ("llama.cpp", "whole heads", 16384, 4, 512, None, None, 18.89),
+    ("llama.cpp", "whole heads", 65536, 1, 512, None, None, 78.89),
+    ("llama.cpp", "whole heads", 65536, 1, 2048, None, None, 315.55),
 ]
 
 
 def model_of(name: str) -> Model:
-    return resolve(str(gguf_path()))[0] if name == "phantom" else catalogue.model(name)
+    files = {"phantom": latent_path, "whole heads": gguf_path}  # the same model in both forms
+    return resolve(str(files[name]()))[0] if name in files else catalogue.model(name)
 
 
 @pytest.mark.parametrize(("engine", "name", "context", "slots", "ubatch", "mla", "amb", "mebibytes"), SEEN)

@@ -97,9 +97,12 @@ def _moe(meta: Metadata) -> Moe | None:
 
 
 def _mla(meta: Metadata) -> Mla:
+    """Files from before llama.cpp knew latent attention have no lengths of their own for it."""
     rope = meta.whole("rope.dimension_count", least=1)
-    key = meta.whole("attention.key_length_mla", default=meta.whole("attention.key_length", default=192))
-    value = meta.whole("attention.value_length_mla", default=meta.whole("attention.value_length", default=128))
+    key, value = meta.whole("attention.key_length_mla", default=0), meta.whole("attention.value_length_mla", default=0)
+    whole = not (key and value)
+    if whole:
+        key, value = meta.whole("attention.key_length", default=192), meta.whole("attention.value_length", default=128)
     return Mla(
         heads=meta.whole("attention.head_count", least=1),
         q_lora=meta.whole("attention.q_lora_rank", default=0),
@@ -107,6 +110,7 @@ def _mla(meta: Metadata) -> Mla:
         nope=max(key - rope, 0),
         rope=rope,
         v=value,
+        whole_heads=whole,
     )
 
 

@@ -64,6 +64,12 @@ class Mla(Kind):
     v: int
     output_gate: bool = False  # Kimi K3: a gate as wide as the output, from the hidden state
     indexer: Indexer | None = None
+    whole_heads: bool = False  # a GGUF with keys and values in one matrix: llama.cpp caches every head's of them
+
+    @property
+    def heads_width(self) -> int:
+        """Elements of a token's keys and values in all heads: what the latent stands for."""
+        return self.heads * (self.nope + self.rope + self.v)
 
     @property
     def kv_width(self) -> int:

@@ -7,7 +7,7 @@ from moebox.core.plan import Line
 from moebox.core.recipe import Parallel, Recipe
 from moebox.sizing import shards
 from moebox.sizing.constants import constant
-from moebox.sizing.kv import index_bytes, kv_type, token_bytes
+from moebox.sizing.kv import every_head, index_bytes, kv_type, token_bytes
 
 
 def in_bytes(what: str, value: float, formula: str = "", source: str = "") -> Line:
@@ -25,7 +25,9 @@ def token_line(model: Model, recipe: Recipe, value: int, stage: int = 0) -> Line
     kind, mean = kv_type(recipe), "" if len(model.stack) == 1 else ", mean of all layers"
     each = token_bytes(model, recipe) / model.layers
     formula = f"{shards.stages(model.layers, recipe.parallel.pp)[stage]} layers × {each:g} B"
-    if model.mla:
+    if model.mla and every_head(model.mla, recipe):
+        formula += f" ({model.mla.heads_width} elements in {kind}: keys and values of every head{mean})"
+    elif model.mla:
         index = f", {index_bytes(model.mla):g} B of selector keys" if model.mla.indexer else ""
         formula += f" ({model.mla.kv_lora} + {model.mla.rope} elements in {kind}{index}, the same on every rank{mean})"
     else:

@@ -148,10 +148,10 @@ def with_phantom(recipe: Recipe) -> tuple[Recipe, int, tuple[str, ...]]:
     """The recipe with the phantom's weights: few layers that do know something."""
     from moebox import phantom
 
-    reads_gguf = "gguf" in registry.traits(recipe.engine).formats
-    weights = phantom.gguf_path() if reads_gguf else phantom.hf_path()
-    if not weights.exists():
+    if not phantom.gguf_path().exists():
         raise Unsupported("the phantom's weights are not in this installation", hint="rehearse without --phantom")
+    reads_gguf = "gguf" in registry.traits(recipe.engine).formats
+    weights = phantom.latent_path() if reads_gguf else phantom.hf_path()
     model = checkpoint.resolve(str(weights))[0]
     if recipe.parallel.gpus > 1 and model.attention.heads % recipe.parallel.tp:
         raise Unsupported(f"the phantom's {model.attention.heads} heads cannot be divided by TP {recipe.parallel.tp}")

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from moebox import files
 
-__all__ = ["CONTEXT", "gguf_path", "hf_path"]
+__all__ = ["CONTEXT", "gguf_path", "hf_path", "latent_path"]
 
 CONTEXT = 8192  # tokens it was trained to read
 
@@ -22,27 +24,37 @@ _WEIGHTS = Path(__file__).with_name("weights")
 
 
 def gguf_path(draft: bool = False) -> Path:
-    """The weights as GGUF (q8_0), for llama.cpp and ik_llama.cpp; `draft` is the smaller sibling."""
+    """The weights as GGUF (q8_0), in the form that is quick on a CPU; `draft` is the smaller sibling."""
     return _WEIGHTS / ("draft-q8_0.gguf" if draft else "phantom-q8_0.gguf")
 
 
+def latent_path() -> Path:
+    """The same weights as GGUF with latent attention, as llama.cpp and ik_llama.cpp serve Kimi."""
+    from moebox.phantom import latent
+
+    name = gguf_path().name
+    return _kept("phantom-latent", gguf_path(), latent, lambda folder: latent.write(gguf_path(), folder / name)) / name
+
+
 def hf_path(draft: bool = False) -> Path:
-    """The same weights as a Hugging Face folder in bfloat16, for vLLM and SGLang.
+    """The same weights as a Hugging Face folder in bfloat16, for vLLM and SGLang; it takes some seconds to write."""
+    from moebox.phantom import folder
 
-    Written on first use (some seconds) below $XDG_CACHE_HOME/moebox and kept there.
-    """
     source = gguf_path(draft)
-    writer = Path(__file__).with_name("folder.py")  # a folder written by another version is not this one
-    stamp = hashlib.sha256(source.read_bytes() + writer.read_bytes()).hexdigest()[:12]
-    cache = files.cache_home() / "moebox"
-    folder = cache / f"{'phantom-draft' if draft else 'phantom'}-{stamp}"
-    if not folder.exists():
-        from moebox.phantom.folder import write
+    name = "phantom-draft" if draft else "phantom"
+    return _kept(name, source, folder, lambda made: folder.write(source, made))
 
+
+def _kept(name: str, source: Path, writer: ModuleType, write: Callable[[Path], None]) -> Path:
+    """A folder written on first use below $XDG_CACHE_HOME/moebox; one that another version wrote is not this one."""
+    stamp = hashlib.sha256(source.read_bytes() + Path(str(writer.__file__)).read_bytes()).hexdigest()[:12]
+    cache = files.cache_home() / "moebox"
+    folder = cache / f"{name}-{stamp}"
+    if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix="phantom-", dir=cache))
         made.chmod(0o755)
-        write(source, made)
+        write(made)
         try:
             made.rename(folder)
         except OSError:  # another process was faster; its folder is the same

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +76,8 @@ def config(model: Gguf) -> dict[str, Any]:
         "kv_lora_rank": m["attention.kv_lora_rank"],
         "q_lora_rank": m["attention.q_lora_rank"],
         "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": m["attention.key_length_mla"] - rope,
-        "v_head_dim": m["attention.value_length_mla"],
+        "qk_nope_head_dim": m["attention.key_length"] - rope,
+        "v_head_dim": m["attention.value_length"],
         "topk_method": "noaux_tc",
         "n_group": 1,
         "topk_group": 1,
@@ -173,7 +172,6 @@ def weights(model: Gguf) -> Weights:
         here, blk = f"model.layers.{i}.", f"blk.{i}."
         for ours, theirs in _PLAIN.items():
             put(f"{here}{ours}.weight", f"{blk}{theirs}.weight")
-        out[here + "self_attn.kv_b_proj.weight"] = _kv_b(model, blk)
         if i < model.meta["deepseek2.leading_dense_block_count"]:
             for part in _PARTS:
                 put(f"{here}mlp.{part}_proj.weight", f"{blk}ffn_{part}.weight")
@@ -196,22 +194,9 @@ _PLAIN = {
     "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "self_attn.o_proj": "attn_output",
 }
-
-
-def _kv_b(model: Gguf, blk: str) -> tuple[str, list[int], bytes]:
-    """llama.cpp keeps the key half transposed per head; Hugging Face has keys and values of a head together."""
-    heads, latent, nope = model.tensors[blk + "attn_k_b.weight"].shape
-    _, value, _ = model.tensors[blk + "attn_v_b.weight"].shape
-    keys, values = model.bfloat16(blk + "attn_k_b.weight"), model.bfloat16(blk + "attn_v_b.weight")
-    joined = array("H")
-    for head in range(heads):
-        block = keys[head * latent * nope : (head + 1) * latent * nope]
-        for row in range(nope):
-            joined += block[row::nope]
-        joined += values[head * value * latent : (head + 1) * value * latent]
-    return "BF16", [heads * (nope + value), latent], joined.tobytes()
 
 
 def _experts(model: Gguf, here: str, blk: str, out: Weights) -> None:

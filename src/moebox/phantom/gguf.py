@@ -5,6 +5,7 @@ Only the tensor kinds that the phantom's file holds are known (f32, f16, q8_0).
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from moebox.errors import MoeboxError
+from moebox.gguf_file import F16, F32
 
 # Value kinds of the GGUF format, docs/gguf.md in ggml: kind -> struct code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-F32, F16, Q8_0 = 0, 1, 8
+Q8_0 = 8
 _Q8_BLOCK = 32
+_BYTES = {F32: 4.0, F16: 2.0, Q8_0: 34 / _Q8_BLOCK}  # of a number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +35,12 @@ class Tensor:
     @property
     def count(self) -> int:
         """How many numbers it holds."""
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return round(self.count * _BYTES[self.kind])
 
 
 class Gguf:
@@ -80,6 +85,11 @@ class Gguf:
         kind, offset = self._take("IQ")
         return name, tuple(reversed(shape)), kind, offset
 
+    def content(self, name: str) -> bytes:
+        """A tensor as it lies in the file."""
+        tensor = self.tensors[name]
+        return self.raw[tensor.start : tensor.start + tensor.bytes]
+
     def bfloat16(self, name: str) -> array[int]:
         """A tensor's numbers as bfloat16, rounded to nearest even."""
         floats = self.float32(name)
@@ -90,12 +100,12 @@ class Gguf:
         """A tensor's numbers as float32."""
         tensor = self.tensors[name]
         if tensor.kind == F32:
-            return array("f", self.raw[tensor.start : tensor.start + 4 * tensor.count])
+            return array("f", self.content(name))
         if tensor.kind == F16:
             return array("f", struct.unpack_from(f"<{tensor.count}e", self.raw, tensor.start))
-        return array("f", self._blocks(tensor))
+        return array("f", _unpacked(self.content(name)))
 
-    def _blocks(self, tensor: Tensor) -> Iterator[float]:
-        size = tensor.count // _Q8_BLOCK * (2 + _Q8_BLOCK)
-        for scale, *steps in struct.iter_unpack("<e32b", self.raw[tensor.start : tensor.start + size]):
-            yield from [scale * step for step in steps]
+
+def _unpacked(blocks: bytes) -> Iterator[float]:
+    for scale, *steps in struct.iter_unpack("<e32b", blocks):
+        yield from [scale * step for step in steps]

@@ -12,7 +12,7 @@ printable ASCII; layers of zeros hand the embedding on unchanged, and every toke
 import math
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from typing import Any
 from moebox.core import catalogue
 from moebox.core.model import Gqa, Mla, Model
 from moebox.errors import BadInput
+from moebox.gguf_file import ALIGN, F16, F32, Place, Value, aligned, header
 
-Value = bool | int | float | str | list[str] | list[int]  # of a GGUF's metadata
-ALIGN = 32
-F32, F16 = 0, 1  # ggml.h, enum ggml_type
 SPOKEN = 8192  # tokens with an embedding of their own, where routing is even: prompts are made of them
 PRINTABLE = range(33, 127)  # tokens that are sampled then: replies stay text that every parser takes
 CONTROL = (
@@ -48,11 +46,8 @@ class Tensor:
     @property
     def bytes(self) -> int:
         """Its size, which quantised types count in blocks."""
-        count = 1
-        for size in self.shape:
-            count *= size
         elements, size = blocks()[self.type]
-        return count // elements * size
+        return math.prod(self.shape) // elements * size
 
 
 def blocks() -> dict[int, tuple[int, int]]:
@@ -80,21 +75,13 @@ def write_gguf(
     if experts is None or others is None:
         raise BadInput(f"{quant if experts is None else dense} is not a type of ggml")
     weights = [in_blocks(tensor, others) for tensor in tensors(model, layers, experts)]
-    head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(weights), 0))
-    pairs = metadata(model, layers)
-    head[16:24] = struct.pack("<Q", len(pairs))
-    for key, value in pairs.items():
-        head += text(key) + typed(value)
-    offset = 0
-    for tensor in weights:
-        head += text(tensor.name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        head += struct.pack("<IQ", tensor.type, offset)
-        offset += aligned(tensor.bytes)
-    start = aligned(len(head))
+    places = [Place(name=each.name, shape=each.shape, type=each.type, bytes=each.bytes) for each in weights]
+    head = header(metadata(model, layers), places)
+    start = len(head)
     draw = random.Random(layers)
     with open(path, "wb") as file:
         file.write(head)
-        file.truncate(start + offset)
+        file.truncate(start + sum(aligned(tensor.bytes) for tensor in weights))
         for tensor in weights:
             content = filled(tensor, model, draw if even else None)
             if content:
@@ -272,34 +259,3 @@ def vocabulary(size: int) -> tuple[list[str], list[int]]:
     names += [f"[FILL{number}]" for number in range(len(names), size)]
     kinds = [1] * 256 + [3] * len(CONTROL)
     return names[:size], (kinds + [1] * (len(names) - len(kinds)))[:size]
-
-
-def typed(value: Value) -> bytes:
-    """A metadata value with its type: u32 4, i32 5, f32 6, bool 7, string 8, array 9."""
-    if isinstance(value, bool):
-        return struct.pack("<IB", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + text(value)
-    return array(value)
-
-
-def array(values: Sequence[Any]) -> bytes:
-    """A list of strings or of i32."""
-    if isinstance(values[0], str):
-        return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(text, values))
-    return struct.pack(f"<IIQ{len(values)}i", 9, 5, len(values), *values)
-
-
-def text(value: str) -> bytes:
-    """A string with its length before it."""
-    raw = value.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def aligned(size: int) -> int:
-    """`size` rounded up to the file's alignment."""
-    return -(-size // ALIGN) * ALIGN

@@ -35,8 +35,8 @@ def entry_bytes(kind: LayerKind, recipe: Recipe) -> float:
         return COMPRESSED_FP8
     if name == "fp8" and _packed(kind, recipe):
         return SPARSE_FP8
-    if isinstance(kind, Mla) and _every_head(recipe):
-        return kind.heads * (kind.nope + kind.rope + kind.v) * KV_BYTES[name]
+    if isinstance(kind, Mla) and every_head(kind, recipe):
+        return kind.heads_width * KV_BYTES[name]
     tp = recipe.parallel.tp  # 1 for engines that cut no heads
     return kind.width(tp) * KV_BYTES[name]
 
@@ -87,6 +87,11 @@ def _part(model: Model, layers: int | None) -> float:
     return 1.0 if layers is None else layers / model.layers
 
 
-def _every_head(recipe: Recipe) -> bool:
-    """ik_llama.cpp's -mla 0 keeps every head's keys and values instead of the latent."""
-    return recipe.hybrid is not None and recipe.hybrid.mla == 0
+def every_head(kind: Mla, recipe: Recipe) -> bool:
+    """Whether every head's keys and values are kept instead of the latent.
+
+    By ik_llama.cpp's -mla 0, and by llama.cpp where the file has them in one matrix, which ik_llama.cpp takes apart.
+    """
+    if "mla" in registry.traits(recipe.engine).hybrid:
+        return recipe.hybrid is not None and recipe.hybrid.mla == 0
+    return kind.whole_heads

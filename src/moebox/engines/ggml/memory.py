@@ -17,7 +17,7 @@ from moebox.core.plan import DeviceMemory, Memory
 from moebox.core.recipe import Hybrid, Recipe
 from moebox.engines.devices import device, every_gpu, ram_overhead, with_host
 from moebox.sizing.constants import MIB, constant, gibibytes, reserved, visible
-from moebox.sizing.kv import layer_bytes, token_bytes
+from moebox.sizing.kv import every_head, layer_bytes, token_bytes
 
 USUAL_AMB = 256  # MiB, where ik_llama.cpp is given no -amb
 AMB_TAKES = 1.625  # times -amb are allocated where it limits
@@ -137,7 +137,7 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     if "mla" in registry.traits(recipe.engine).hybrid:
         attention = fork_attention_bytes(model, recipe)
         return max(ubatch * (model.vocab * 4 + model.hidden * 8), attention) if last else attention
-    attention = ubatch * (attention_width(model) + 2 * context)
+    attention = ubatch * (attention_width(model, recipe) + 2 * context)
     if not last:
         return attention
     if alone:
@@ -145,10 +145,11 @@ def compute_bytes(model: Model, recipe: Recipe, *, last: bool, alone: bool) -> i
     return max(ubatch * (model.vocab * 4 + 40 * model.hidden), attention)
 
 
-def attention_width(model: Model) -> int:
+def attention_width(model: Model, recipe: Recipe) -> int:
     """Bytes of a token while attention computes: queries, their product with the cache, and the result."""
     if model.mla:
-        return 3 * model.mla.heads * model.mla.kv_width * 4
+        every = every_head(model.mla, recipe)
+        return 3 * 4 * (model.mla.heads_width if every else model.mla.heads * model.mla.kv_width)
     kind = model.attention
     return 4 * (3 * kind.heads * kind.head_dim + model.hidden) if isinstance(kind, Gqa) else 16 * model.hidden
 
@@ -168,7 +169,7 @@ def fork_attention_bytes(model: Model, recipe: Recipe) -> int:
     hybrid, mla = placement(recipe), model.mla
     mask = hybrid.ubatch * 2 * cache_tokens(recipe)
     if mla is None or hybrid.mla == 1:
-        return mask + hybrid.ubatch * attention_width(model)
+        return mask + hybrid.ubatch * attention_width(model, recipe)
     heads = hybrid.ubatch * mla.heads * 2 * (mla.nope + mla.rope + mla.v) * 4
     whole = cache_tokens(recipe) * mla.heads * (mla.nope + mla.v) * 2 * 3
     limit = round(AMB_TAKES * (hybrid.attention_buffer or USUAL_AMB) * MIB)
@@ -211,7 +212,7 @@ def cpu_compute_bytes(model: Model, recipe: Recipe, *, alone: bool) -> int:
         return experts
     if "mla" in registry.traits(recipe.engine).hybrid:
         return max(experts, compute_bytes(model, recipe, last=True, alone=True))
-    return max(experts, ubatch * attention_width(model)) + ubatch * 2 * recipe.context
+    return max(experts, ubatch * attention_width(model, recipe)) + ubatch * 2 * recipe.context
 
 
 def shared_bytes(gpu: Gpu, model: Model, checkpoint: Checkpoint, recipe: Recipe) -> int:

@@ -34,8 +34,6 @@ def _settings(recipe: Recipe) -> Iterator[Caution]:
     """Settings that it does not have, or that do not pay."""
     if recipe.speculate:
         yield caution("fatal", f"ik_llama.cpp has no {recipe.speculate.method} drafts", "leave speculate out")
-    if recipe.hybrid and recipe.hybrid.mla == 0:
-        yield caution("warning", "-mla 0 keeps 2.5 MB of cache a token: 305 GiB at 131,072", "hybrid.mla = 3")
     if not recipe.flags.keys().isdisjoint(("ger", "-ger")):
         yield caution("note", "-ger does nothing for Kimi: its experts are one group")
     if recipe.vision:

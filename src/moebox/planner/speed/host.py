@@ -9,6 +9,7 @@ from moebox.engines import rooms
 from moebox.planner.speed.constants import HostSide, cpu
 from moebox.planner.speed.links import pcie_rate
 from moebox.planner.speed.rpc import Hops, hops_of
+from moebox.sizing.kv import every_head
 from moebox.sizing.rank import Rank, rank_of
 
 # A declared box without a CPU: one socket of 12 channels DDR5-4800 (4th gen EPYC), as few cores as such sockets have.
@@ -151,7 +152,7 @@ class Shared:
     def _attention_flops(self, context: float, *, prompt: bool) -> float:
         """Operations of one query at `context`, all layers.
 
-        Mode 1 of latent attention reads prompts on the latent itself, mode 0 decodes on whole heads; otherwise
+        Mode 1 of latent attention reads prompts on the latent itself, mode 0 decodes on whole heads too; otherwise
         prompts are expanded to whole heads and decoding works on the latent.
         """
         prompt = {0: True, 1: False}.get(-1 if self.mla is None else self.mla, prompt)
@@ -163,6 +164,13 @@ class Shared:
             )
             for layers in self.rank.layers
         )
+
+
+def latent_mode(model: Model, recipe: Recipe) -> int | None:
+    """ik_llama.cpp's -mla; 0 also where llama.cpp works on whole heads."""
+    if model.mla and every_head(model.mla, recipe):
+        return 0
+    return recipe.hybrid.mla if recipe.hybrid else None
 
 
 def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, constants: HostSide) -> Shared:
@@ -180,7 +188,7 @@ def shared_of(box: Box, model: Model, checkpoint: Checkpoint, recipe: Recipe, co
         cores=cores,
         threads=decoding,
         core_flops=cpu(box.cpu.model).core_flops or constants.core_flops,
-        mla=hybrid.mla,
+        mla=latent_mode(model, recipe),
         ubatch=rooms.schedule(recipe.engine).step_tokens(recipe),
         ranks=recipe.parallel.tp,
         host_copy=(box.ram_bandwidth_measured or paper_rate(box)) * constants.upload_ram,
