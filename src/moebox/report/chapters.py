@@ -24,7 +24,8 @@ from moebox.report.sections import (
     tasks,
 )
 
-CHAPTERS: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
+Chapter = Callable[[Sequence[RunRecord]], Section | None]
+CHAPTERS: tuple[Chapter, ...] = (
     summary.section,
     compare.section,
     hardware.section,
@@ -45,6 +46,6 @@ CHAPTERS: tuple[Callable[[Sequence[RunRecord]], Section | None], ...] = (
 )
 
 
-def sections(records: Sequence[RunRecord]) -> list[Section]:
+def sections(records: Sequence[RunRecord], chapters: Sequence[Chapter] = CHAPTERS) -> list[Section]:
     """Every chapter that has something to say."""
-    return [found for chapter in CHAPTERS if (found := chapter(records)) and found.blocks]
+    return [found for chapter in chapters if (found := chapter(records)) and found.blocks]

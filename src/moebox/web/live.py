@@ -15,6 +15,7 @@ from moebox.escape import clipped
 from moebox.flows import pipeline as pipelines
 from moebox.loose import Json, as_json, figure, inner, rows, words
 from moebox.report.block import Section
+from moebox.report.chapters import sections
 from moebox.report.decision import Decision, decide
 from moebox.report.expect import foretold
 from moebox.report.format import clock
@@ -32,7 +33,14 @@ PING_S = 15.0  # proxies and browsers give up on a silent stream
 SHOWN_EVENTS = 40
 SHOWN_LOG = 14
 TAIL = 32 << 10  # bytes of the engine's log that are looked at
-CHAPTERS = (ladder, performance, tables, climb, attempts, problems)
+CHAPTERS = (
+    ladder.section,
+    performance.section,
+    tables.section,
+    climb.section,
+    attempts.section,
+    problems.section,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,7 @@ def view(run: Run) -> View:
         steps=steps(document, live=run.held),
         left=left(run, document) if run.held else "",
         rates=sparkline([level.output_tok_s for level in told[0].levels if level.output_tok_s]),
-        sections=tuple(found for chapter in CHAPTERS if (found := chapter.section(told))),
+        sections=tuple(sections(told, CHAPTERS)),
         log=tuple(log(run)),
         events=tuple(events(run)),
     )

@@ -278,7 +278,7 @@ def tiles(answer: Answer) -> tuple[Tile, ...]:
 def bars(plan: Plan) -> list[Chart]:
     """Memory of every GPU, and of the host where weights lie there (its scale differs)."""
     planned = planned_of({"memory": codec.plain(plan.memory)})
-    rows = [(name, "planned", device) for name, device in collapse(planned.devices if planned else ())]
+    rows = [(name, "planned", device) for name, device in collapse(planned.devices)]
     host = [row for row in rows if row[2].name == "ram"]
     held = {part for _, _, device in host for part in device.parts} - {"free", "unused", "in use"}
     charts = [drawn("Memory per GPU", [row for row in rows if row not in host])]

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from moebox import units
 from moebox.core.box import Box, Gpu, Link
 from moebox.report.block import Block, Cell, Column, Part, Section, Table, words
 from moebox.report.format import gib, listed
 from moebox.report.naming import box_title, cpu_title, short_title
+from moebox.report.order import grouped
 from moebox.report.palette import colour
 from moebox.report.record import RunRecord
 
@@ -48,19 +50,20 @@ class Drawing:
     runs: tuple[tuple[str, int], ...]  # labels and colours of the runs on it, when there are several boxes
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """Each different box once."""
     boxes = by_box(records)
-    if not boxes:
-        return None
-    blocks: list[Block] = []
-    for box, users in boxes:
-        runs = tuple((records[index].label, colour(index)) for index in users) if len(boxes) > 1 else ()
-        blocks.append(Part(kind="topology", data=drawing(box, records[users[0]], runs)))
-        if box.links and len(box.gpus) <= MOST_IN_MATRIX:
-            blocks.append(matrix(box))
+    blocks = chain.from_iterable(shown(box, users, records, named=len(boxes) > 1) for box, users in boxes)
     text = lead(boxes[0][0]) if len(boxes) == 1 else ""
     return Section(id="hardware", title="Hardware and topology", lead=text, blocks=tuple(blocks))
+
+
+def shown(box: Box, users: Sequence[int], records: Sequence[RunRecord], *, named: bool) -> Iterator[Block]:
+    """One box, with the runs on it where there are several boxes; its links where that matrix can be read."""
+    runs = tuple((records[index].label, colour(index)) for index in users) if named else ()
+    yield Part(kind="topology", data=drawing(box, records[users[0]], runs))
+    if box.links and len(box.gpus) <= MOST_IN_MATRIX:
+        yield matrix(box)
 
 
 def by_box(records: Sequence[RunRecord]) -> list[tuple[Box, list[int]]]:
@@ -84,11 +87,16 @@ def lead(box: Box) -> str:
     total = f"{gib(box.gpu_memory)} of device memory in all"
     if linked(box):
         return f"{total}; the GPUs are joined by NVLink."
+    return f"{total}{over_pcie(box)}."
+
+
+def over_pcie(box: Box) -> str:
+    """What GPUs without NVLink share; "" for one alone."""
     if len(box.gpus) == 1:
-        return f"{total}."
+        return ""
     homes = {gpu.numa for gpu in box.gpus if gpu.numa is not None}
     far = f" and between {len(homes)} NUMA nodes" if len(homes) > 1 else ""
-    return f"{total}; without NVLink, every all-reduce crosses PCIe{far}."
+    return f"; without NVLink, every all-reduce crosses PCIe{far}"
 
 
 def linked(box: Box) -> bool:
@@ -111,9 +119,7 @@ def drawing(box: Box, record: RunRecord, runs: tuple[tuple[str, int], ...]) -> D
 
 def numa_nodes(box: Box) -> Iterator[Node]:
     """The GPUs by the NUMA node they hang on; one without a name where there is only one."""
-    homes: dict[int, list[int]] = {}
-    for index, gpu in enumerate(box.gpus):
-        homes.setdefault(gpu.numa or 0, []).append(index)
+    homes = grouped(range(len(box.gpus)), lambda index: box.gpus[index].numa or 0)
     for home, members in sorted(homes.items()):
         groups = tuple((name, cards(box, group)) for name, group in switches(box, members))
         yield Node(title=f"NUMA node {home}" if len(homes) > 1 else "", groups=groups)
@@ -142,20 +148,24 @@ def card(index: int, gpu: Gpu, *, named: bool) -> Card:
 
 def switches(box: Box, members: list[int]) -> list[tuple[str, list[int]]]:
     """GPUs of one node grouped by the PCIe switch they share."""
-    groups = joined(members, [(link.a, link.b) for link in box.links if link.kind in NEAR])
-    if all(len(group) == 1 for group in groups):
+    groups = joined(members, [(link.a, link.b) for link in near(box) if {link.a, link.b} <= set(members)])
+    if len(groups) == len(members):
         return [("", members)]
     return [("PCIe switch" if len(group) > 1 else "", group) for group in groups]
 
 
+def near(box: Box) -> list[Link]:
+    """The links that cross no more than PCIe switches."""
+    return [link for link in box.links if link.kind in NEAR]
+
+
 def joined(members: list[int], pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Members in groups: two that are a pair are in one, and so is whatever hangs on either."""
-    group = {index: [index] for index in members}
+    group = {index: {index} for index in members}
     for a, b in pairs:
-        if a in group and b in group and group[a] is not group[b]:
-            group[a] += group[b]
-            group |= dict.fromkeys(group[b], group[a])
-    return [sorted(found) for found in {id(found): found for found in group.values()}.values()]
+        both = group[a] | group[b]
+        group |= dict.fromkeys(both, both)
+    return [sorted(found) for found in dict.fromkeys(map(frozenset, group.values()))]
 
 
 def host(box: Box) -> str:
@@ -179,13 +189,20 @@ def processors(box: Box) -> str:
 
 def facts(box: Box) -> tuple[tuple[str, str], ...]:
     """The figures beside the drawing."""
-    rows = [*gpu_facts(box)]
-    if box.nodes > 1:
-        rows.append(("Machines", f"{box.nodes}, {units.rate(box.network)} between them"))
-    if box.host:
-        rows += [("Driver", box.host.driver), ("CUDA", box.host.cuda), ("IOMMU", box.host.iommu), ("ACS", box.host.acs)]
+    rows = [*gpu_facts(box), *machine_facts(box)]
     rows.append(("Source", "detected on the machine" if box.source == "detected" else "declared"))
     return tuple((name, value) for name, value in rows if value)
+
+
+def machine_facts(box: Box) -> Iterator[tuple[str, str]]:
+    """What of the machines around the GPUs decides."""
+    if box.nodes > 1:
+        yield "Machines", f"{box.nodes}, {units.rate(box.network)} between them"
+    if box.host:
+        yield "Driver", box.host.driver
+        yield "CUDA", box.host.cuda
+        yield "IOMMU", box.host.iommu
+        yield "ACS", box.host.acs
 
 
 def gpu_facts(box: Box) -> Iterator[tuple[str, str]]:
@@ -208,9 +225,9 @@ def between(box: Box) -> str:
         return "NVLink"
     if not box.links:
         return "PCIe (links not recorded)"
-    near = [f"{link.a}↔{link.b}" for link in box.links if link.kind in NEAR]
-    pairs = f", one switch: {listed(near[:8])}" if near else ""
-    return ("NVLink" if linked(box) else "PCIe only, no NVLink") + pairs
+    pairs = [f"{link.a}↔{link.b}" for link in near(box)]
+    switch = f", one switch: {listed(pairs[:8])}" if pairs else ""
+    return ("NVLink" if linked(box) else "PCIe only, no NVLink") + switch
 
 
 def matrix(box: Box) -> Table:
@@ -231,10 +248,8 @@ def matrix(box: Box) -> Table:
 
 def joint(a: int, b: int, link: Link | None) -> Cell:
     """How two GPUs are joined."""
-    if a == b:
-        return words("·", tone="quiet")
     if link is None:
-        return words("", tone="quiet")
+        return words("·" if a == b else "", tone="quiet")
     lanes = f" ×{link.lanes}" if link.lanes else ""
     peer = " no P2P" if link.p2p is False else ""
     near = link.kind in (*NEAR, "nvlink")

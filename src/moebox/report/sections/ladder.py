@@ -12,14 +12,12 @@ TONES: dict[Mark, Tone] = {"pass": "good", "fail": "bad", "skip": "quiet", "warn
 SIGNS: dict[Mark, str] = {"pass": "✓ pass", "fail": "✗ fail", "skip": "– skipped", "warn": "! warning"}
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """A matrix over runs where there are several, then each run's checks."""
-    checked = [(index, record) for index, record in enumerate(records) if record.checks]
-    if not checked:
-        return None
-    blocks: list[Block] = [matrix([record for _, record in checked])] if len(checked) > 1 else []
-    blocks += [ladder(record, index) for index, record in checked]
-    lead = " ".join(f"{record.start}{counted(record)}" for _, record in checked)
+    checked = [record for record in records if record.checks]
+    blocks: list[Block] = [matrix(checked)] if len(checked) > 1 else []
+    blocks += [ladder(record, index) for index, record in enumerate(records) if record.checks]
+    lead = " ".join(record.start + counted(record) for record in checked)
     return Section(id="ladder", title="Does it answer right", lead=lead, blocks=tuple(blocks))
 
 

@@ -16,13 +16,18 @@ class Card:
     runs: list[tuple[str, int]] = field(default_factory=list)
 
 
-def section(records: Sequence[RunRecord]) -> Section | None:
+def section(records: Sequence[RunRecord]) -> Section:
     """One card per problem, the same one of several runs once."""
+    cards = met(records)
+    blocks = (Part(kind="problems", data=cards),) if cards else ()
+    return Section(id="problems", title="Problems met", blocks=blocks)
+
+
+def met(records: Sequence[RunRecord]) -> list[Card]:
+    """Every problem with the runs that met it."""
     cards: dict[str, Card] = {}
     for index, record in enumerate(records):
         for problem in record.problems:
             card = cards.setdefault(problem.title, Card(problem))
             card.runs += [(record.named, colour(index))] if record.named else []
-    if not cards:
-        return None
-    return Section(id="problems", title="Problems met", blocks=(Part(kind="problems", data=list(cards.values())),))
+    return list(cards.values())
