@@ -141,6 +141,15 @@ def test_a_step_whose_checks_failed_is_not_ticked_as_good(serve: Serve, tmp_path
     assert shown == {"up": "done", "verify": "failed"}
 
 
+def test_a_run_is_watched_without_chapters_that_are_empty(tmp_path: Path):
+    """A run that did not climb had a heading "What each setting gained" over "0 steps, 0 kept"."""
+    shown = [section.title for section in live.view(a_run(tmp_path)).sections]
+
+    assert "Does it answer right" in shown
+    assert "What each setting gained" not in shown
+    assert "Problems met" not in shown
+
+
 def test_the_time_left_goes_by_the_last_run_that_did_each_step(tmp_path: Path):
     """The last run left verify out by hand: seven minutes were then told as twenty seconds."""
     took = {"plan": 1.0, "verify": 430.0, "bench": 20.0, "task": 9.0}

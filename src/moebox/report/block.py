@@ -174,20 +174,3 @@ def without_empty(table: Table, *, alone: bool) -> Table:
 def filled(cells: Sequence[Cell]) -> bool:
     """Whether any of a column's cells says something."""
     return any(cell.text != DASH for cell in cells)
-
-
-def csv(table: Table) -> str:
-    """The table as CSV, figures unrounded."""
-    head = ",".join(quote(column.title) for column in table.columns)
-    rows = (",".join(quote(exact(field)) for field in row) for row in table.rows)
-    return "\n".join([head, *rows])
-
-
-def exact(field: Cell) -> str:
-    """A field's figure unrounded, or its text."""
-    return field.text if field.value is None else str(field.value)
-
-
-def quote(text: str) -> str:
-    """One CSV field."""
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in '",\n') else text

@@ -6,11 +6,11 @@ command that goes on from there; a simulation says so in every cell that would o
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebox.report.block import Tone
 from moebox.report.expect import foretold
-from moebox.report.format import milliseconds, number
+from moebox.report.format import milliseconds, number, some
 from moebox.report.naming import engine_title, placed, quant_title, spread_title
 from moebox.report.reading import read
 from moebox.report.record import Failure, Level, RunRecord
@@ -80,15 +80,20 @@ def right(record: RunRecord) -> DecisionCell:
     """How many checks passed; what slipped."""
     if record.simulation:
         return DecisionCell(name="right", text="simulated: answers were not checked", tone="quiet")
-    if not record.tried and record.unfinished is None:
+    if not record.tried and not record.checking:
         return DecisionCell(name="right", text=_unchecked(record), tone="quiet", detail=jobs(record))
-    failing, warned = record.marked("fail"), record.marked("warn")
-    told = {"failed": failing, "warnings": warned}
-    text = "; ".join([record.check_count, *(f"{what}: {', '.join(names)}" for what, names in told.items() if names)])
-    whole = not (warned or record.in_part) and record.unfinished is None
-    tone: Tone = "bad" if failing else "good" if whole else "warn"
+    told = {"failed": record.marked("fail"), "warnings": record.marked("warn")}
+    slips = [f"{what}: {', '.join(names)}" for what, names in told.items() if names]
+    text = "; ".join([record.check_count, *slips])
     detail = "; ".join(filter(None, (habits(record), jobs(record))))
-    return DecisionCell(name="right", text=text, tone=tone, detail=detail, link="ladder")
+    return DecisionCell(name="right", text=text, tone=_verdict_tone(record), detail=detail, link="ladder")
+
+
+def _verdict_tone(record: RunRecord) -> Tone:
+    """Bad where a check failed; good only where all were made and none warned."""
+    if record.marked("fail"):
+        return "bad"
+    return "warn" if record.marked("warn") or record.in_part or record.checking else "good"
 
 
 def _unchecked(record: RunRecord) -> str:
@@ -102,14 +107,14 @@ def jobs(record: RunRecord) -> str:
     """How many jobs an agent solved with it, where some were tried."""
     if record.tasks is None:
         return ""
-    done, left = record.tasks.finished, len(record.tasks.left)
+    done = record.tasks.finished
     text = f"{sum(job.solved for job in done)} of {plural(len(done), 'job')} solved by an agent" if done else ""
-    return "; ".join(filter(None, (text, f"{plural(left, 'job')} not done" if left else "")))
+    return "; ".join(filter(None, (text, some(len(record.tasks.left), "job", "not done"))))
 
 
 def habits(record: RunRecord) -> str:
     """Which of the failed checks every server of this engine fails, and what clients do about it."""
-    failing = [check for check in record.checks if check.mark == "fail"]
+    failing = [check for check in record.checks if check.failed]
     return "; ".join(f"{check.name}: known habit of {habit}" for check in failing for habit in check.habits)
 
 
@@ -128,22 +133,23 @@ def fast(record: RunRecord) -> DecisionCell:
 def _against_forecast(record: RunRecord, level: Level, text: str, ttft: str) -> DecisionCell:
     pairs = {pair.what: pair for pair in figures(0, level, match(level, record.planned.rows))}
     speed = next((pair for pair in pairs.values() if pair.unit == "tok/s"), None)
-    limit = "the client was the limit" if level.client_limited else ""
     spoilt = _spoilt(record)
-    detail = ", ".join(filter(None, (ttft + _against(pairs.get("Mean TTFT")), limit, spoilt)))
-    if speed is None:
-        tone: Tone = "warn" if spoilt else ""
-        return DecisionCell(name="fast", text=f"{text}; no forecast", tone=tone, detail=detail, link="performance")
-    tone = "warn" if spoilt else _tone(speed)
-    return DecisionCell(name="fast", text=f"{text}; {judged(speed)}", tone=tone, detail=detail, link="plan")
+    detail = ", ".join(filter(None, (ttft + _against(pairs.get("Mean TTFT")), _limit(level), spoilt)))
+    found = DecisionCell(name="fast", text=f"{text}; no forecast", detail=detail, link="performance")
+    if speed:
+        found = replace(found, text=f"{text}; {judged(speed)}", tone=_tone(speed), link="plan")
+    return replace(found, tone="warn") if spoilt else found
+
+
+def _limit(level: Level) -> str:
+    return "the client was the limit" if level.client_limited else ""
 
 
 def _spoilt(record: RunRecord) -> str:
     """Requests that did not end well, and loads that were not measured to their end."""
     bad = sum(int(level.failed or 0) for level in record.levels)
     cut = sum(level.partial for level in record.levels)
-    failed = f"{plural(bad, 'request')} failed" if bad else ""
-    return ", ".join(filter(None, (failed, f"{plural(cut, 'load')} interrupted" if cut else "")))
+    return ", ".join(filter(None, (some(bad, "request", "failed"), some(cut, "load", "interrupted"))))
 
 
 def _against(pair: Pair | None) -> str:
@@ -153,7 +159,7 @@ def _against(pair: Pair | None) -> str:
 def _headline(record: RunRecord) -> Level | None:
     """The level with the highest rate: of serving where that was measured, else of one stream."""
     level = record.peak() or record.peak("tg_tok_s")
-    return level if level and (level.tok_s) else None
+    return level if level and level.tok_s else None
 
 
 def _load(level: Level) -> str:
@@ -187,19 +193,25 @@ def _of_a_server(record: RunRecord) -> DecisionCell:
     """After a command for a server of whose launch nothing is known."""
     url = shlex.quote(record.url or "URL")
     failing = record.marked("fail")
-    if record.unfinished is not None:
+    if record.checking:
         text, detail = f"moebox verify {url}", "its checks were interrupted"
-    elif record.tasks and record.tasks.left:
+    elif record.jobs_left:
         text, detail = f"moebox task --resume {shlex.quote(record.id)}", "not all jobs are done"
     elif failing:
         text, detail = f"moebox verify {url} --only {','.join(failing)}", "once that is mended"
-    elif record.tried and not record.levels:
-        text, detail = f"moebox bench {url}", "its speed was not measured"
-    elif (record.levels or record.tasks) and not (record.tried or record.simulation):
-        text, detail = f"moebox verify {url}", "its answers were not checked"
     else:
-        text, detail = "moebox models", "what can be planned"
+        text, detail = _not_yet_asked(record, url)
     return DecisionCell(name="next", text=text, command=True, detail=detail)
+
+
+def _not_yet_asked(record: RunRecord, url: str) -> tuple[str, str]:
+    """The command for what a server was not asked yet: its speed, its answers."""
+    if record.tried and not record.levels:
+        return f"moebox bench {url}", "its speed was not measured"
+    unchecked = not record.tried and not record.simulation
+    if unchecked and (record.levels or record.tasks):
+        return f"moebox verify {url}", "its answers were not checked"
+    return "moebox models", "what can be planned"
 
 
 def following(record: RunRecord, *, serving: bool = False) -> DecisionCell:
@@ -222,11 +234,11 @@ def following(record: RunRecord, *, serving: bool = False) -> DecisionCell:
 
 def _of_a_launch(record: RunRecord, recipe: str, *, serving: bool) -> DecisionCell:
     """After an engine was up: the rest of its checks, those that failed again, or the engine again unless it is up."""
-    if record.unfinished is not None:
+    if record.checking:
         text = f"moebox verify --run {shlex.quote(record.id)}"
         detail = "it was interrupted in its checks; with its engine up"
         return DecisionCell(name="next", text=text, command=True, detail=detail)
-    failing = [check.name for check in record.checks if check.mark == "fail" and not check.habits]
+    failing = [check.name for check in record.checks if check.at_fault]
     if failing:
         text = f"moebox verify {recipe} --only {','.join(failing)}"
         return DecisionCell(name="next", text=text, command=True, detail="with the engine up", link="ladder")
@@ -252,12 +264,15 @@ def _remedy(record: RunRecord, failure: Failure) -> DecisionCell:
         command = _COMMAND.search(text)
         if command:
             return DecisionCell(name="next", text=command[1], command=True, detail=_unless(text, command[0]))
-    if failure.step == "plan" and record.asked:  # the same plan would fail again: the hint changes it
-        option = _OPTION.match(failure.hint)
-        text = f"moebox plan {shlex.quote(record.asked)}{f' {option[1]}' if option else ''}"
-    else:
-        text = f"moebox run --resume {shlex.quote(record.id)}"
-    return DecisionCell(name="next", text=text, command=True, detail=failure.remedy or failure.hint)
+    return DecisionCell(name="next", text=_again(record, failure), command=True, detail=failure.remedy or failure.hint)
+
+
+def _again(record: RunRecord, failure: Failure) -> str:
+    """To go on with the run; the same plan would fail again, so one that failed is made as the hint says."""
+    if failure.step != "plan" or not record.asked:
+        return f"moebox run --resume {shlex.quote(record.id)}"
+    option = _OPTION.match(failure.hint)
+    return f"moebox plan {shlex.quote(record.asked)}{f' {option[1]}' if option else ''}"
 
 
 def _unless(text: str, command: str) -> str:

@@ -23,27 +23,36 @@ def write_report(
     runs: Sequence[Run], target: Path, *, pdf: bool = False, markdown: bool = False, title: str = ""
 ) -> list[Path]:
     """Write the report of `runs` to `target`, in the form that its suffix says, and beside it; the paths written."""
-    text, print_out = target.with_suffix(".md"), target.with_suffix(".pdf")
-    for name in (target, text, print_out):
-        if name.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
-            plain.refuse_strange(name)
     suffix = target.suffix.lower()
+    wanted = {
+        _as_html: suffix not in (".md", ".pdf"),
+        _as_markdown: markdown or suffix == ".md",
+        _as_pdf: pdf or suffix == ".pdf",
+    }
+    if target.parent in [run.path for run in runs]:  # elsewhere a link is the person's own
+        for name in (target, target.with_suffix(".md"), target.with_suffix(".pdf")):
+            plain.refuse_strange(name)
     refuse_if(suffix not in FORMS, f"{target}: a report cannot be {suffix!r}", hint="name it .html, .md or .pdf")
     with files.writing(target, refused=BadInput, hint=ELSEWHERE):
         files.try_out(target)
     page = report(runs, title=title)
-    paths: list[Path] = []
-    if suffix not in (".md", ".pdf"):
-        paths.append(save(target, html(page)))
-    if markdown or suffix == ".md":
-        from moebox.report.markdown import markdown as as_markdown
+    return [write(page, target) for write, is_wanted in wanted.items() if is_wanted]
 
-        paths.append(save(text, as_markdown(page)))
-    if pdf or suffix == ".pdf":
-        from moebox.report.pdf import pdf as as_pdf
 
-        paths.append(as_pdf(html(page), print_out))
-    return paths
+def _as_html(page: Page, target: Path) -> Path:
+    return save(target, html(page))
+
+
+def _as_markdown(page: Page, target: Path) -> Path:
+    from moebox.report.markdown import markdown
+
+    return save(target.with_suffix(".md"), markdown(page))
+
+
+def _as_pdf(page: Page, target: Path) -> Path:
+    from moebox.report.pdf import pdf
+
+    return pdf(html(page), target.with_suffix(".pdf"))
 
 
 def save(path: Path, text: str | bytes) -> Path:

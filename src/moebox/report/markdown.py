@@ -1,12 +1,13 @@
 """A report as Markdown: the same sections, tables as tables, drawings by their captions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from moebox.escape import code_block
 from moebox.escape import markdown as escape
 from moebox.report.block import Block, Bullets, Cell, Chart, Charts, Part, Prose, Section, Table, Tile, Tiles
-from moebox.report.decision import Decision
+from moebox.report.decision import Decision, DecisionCell
 from moebox.report.page import Page
 from moebox.report.record import Attempt, CheckResult, Problem
 from moebox.report.rules import Advice
@@ -22,29 +23,44 @@ def markdown(page: Page) -> str:
     lines = [f"# {escape(page.title)}", "", " · ".join(filter(None, (page.date, escape(page.subtitle)))), ""]
     if page.simulation:
         lines += [f"> **Simulation:** {escape(page.simulation)} No GPU produced these figures.", ""]
-    for record, decision in zip(page.records, page.decisions, strict=True):
-        lines += strip(decision, record.named)
+    lines += answers(page)
     for section in page.sections:
         lines += chapter(section, simulated=bool(page.simulation))
     lines += [f"Made by moebox on {page.made} from {', '.join(escape(record.id) for record in page.records)}.", ""]
     return "\n".join(lines)
 
 
-def strip(decision: Decision, name: str) -> list[str]:
+def answers(page: Page) -> list[str]:
+    """The four answers of each run."""
+    runs = zip(page.records, page.decisions, strict=True)
+    return [*chain.from_iterable([*heading(record.named), *strip(decision)] for record, decision in runs)]
+
+
+def strip(decision: Decision) -> list[str]:
     """The four answers of a run."""
-    lines = [f"**{escape(name)}**", ""] if name else []
-    for answer in decision.answers:
-        text = f"`{answer.text}`" if answer.command and "`" not in answer.text else escape(answer.text)
-        detail = f" ({escape(answer.detail)})" if answer.detail else ""
-        lines.append(f"- **{answer.name}**: {text}{detail}")
-    return [*lines, ""]
+    return [*map(answer, decision.answers), ""]
+
+
+def answer(cell: DecisionCell) -> str:
+    """One of them; a command as code, unless it has ticks of its own."""
+    text = f"`{cell.text}`" if cell.command and "`" not in cell.text else escape(cell.text)
+    return f"- **{cell.name}**: {aside(text, cell.detail)}"
+
+
+def aside(text: str, more: str) -> str:
+    """What is said smaller, after a text."""
+    return f"{text} ({escape(more)})" if more else text
 
 
 def chapter(section: Section, *, simulated: bool) -> list[str]:
     """One section."""
     lines = [f"## {escape(section.title)}{' (simulated)' if simulated else ''}", ""]
-    lines += [escape(section.lead), ""] if section.lead else []
-    return lines + [line for block in section.blocks for line in written(block)]
+    return [*lines, *paragraph(section.lead), *chain.from_iterable(map(written, section.blocks))]
+
+
+def paragraph(text: str) -> list[str]:
+    """A text by itself; nothing where there is none."""
+    return [escape(text), ""] if text else []
 
 
 def written(block: Block) -> list[str]:
@@ -59,7 +75,7 @@ def tiles(block: Tiles) -> list[str]:
 
 def prose(block: Prose) -> list[str]:
     """Paragraphs."""
-    return [line for paragraph in block.paragraphs for line in (escape(paragraph), "")]
+    return [*chain.from_iterable(map(paragraph, block.paragraphs))]
 
 
 def bullets(block: Bullets) -> list[str]:
@@ -94,8 +110,7 @@ def table(block: Table) -> list[str]:
     lines.append(line(escape(column.title) or " " for column in block.columns))
     lines.append(line("---:" if column.numeric else "---" for column in block.columns))
     lines += [line(map(field, row)) for row in block.rows]
-    lines += ["", escape(block.note)] if block.note else []
-    return [*lines, ""]
+    return [*lines, "", *paragraph(block.note)]
 
 
 def line(fields: Iterable[str]) -> str:
@@ -106,7 +121,7 @@ def line(fields: Iterable[str]) -> str:
 def field(cell: Cell) -> str:
     """One cell; the best in bold."""
     text = f"**{escape(cell.text)}**" if cell.tone == "best" else escape(cell.text)
-    return f"{text} ({escape(cell.aside)})" if cell.aside else text
+    return aside(text, cell.aside)
 
 
 def part(block: Part) -> list[str]:

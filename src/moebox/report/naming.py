@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moebox.core import catalogue
+from moebox.core.box import Gpu
 from moebox.core.registry import titled
 from moebox.errors import UnknownName
 from moebox.report.record import RunRecord
@@ -36,11 +37,14 @@ def box_title(record: RunRecord) -> str:
     box = record.box
     if not box:
         return ""
-    if not box.gpus:
-        return cpu_title(box.cpu.model) or box.name
-    kinds = Counter(gpu.title or gpu.name for gpu in box.gpus)
-    words = " + ".join(f"{count}× {short_title(title)}" for title, count in kinds.items())
-    return f"{box.nodes} × ({words})" if box.nodes > 1 else words
+    words = gpus_title(box.gpus) or cpu_title(box.cpu.model) or box.name
+    return f"{box.nodes} × ({words})" if box.gpus and box.nodes > 1 else words
+
+
+def gpus_title(gpus: Sequence[Gpu]) -> str:
+    """How many of each kind."""
+    kinds = Counter(gpu.title or gpu.name for gpu in gpus)
+    return " + ".join(f"{count}× {short_title(title)}" for title, count in kinds.items())
 
 
 def engine_title(record: RunRecord) -> str:
@@ -126,6 +130,8 @@ def label(row: Sequence[str], places: Sequence[int]) -> str:
 def placed(record: RunRecord, *, alone: str) -> str:
     """Where a model that is not split over GPUs lies; `alone` is what the one GPU is called."""
     hybrid = record.recipe.hybrid if record.recipe else None
-    if (record.box and not record.box.gpus) or (hybrid and hybrid.gpu_layers == 0):
+    if record.without_gpu:
         return "CPU"
-    return "CPU + GPU" if hybrid else alone
+    if hybrid is None:
+        return alone
+    return "CPU" if hybrid.gpu_layers == 0 else "CPU + GPU"

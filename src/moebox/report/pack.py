@@ -8,6 +8,7 @@ Text is redacted line by line; files that are not text are left out, except samp
 
 import tarfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from moebox import __version__, files
@@ -17,9 +18,9 @@ from moebox.detect.bundle import gpu_text, link_text
 from moebox.errors import BadInput, MoeboxError, Outside
 from moebox.escape import markdown as escape
 from moebox.render import render
-from moebox.report.block import Part
+from moebox.report.block import Part, Section
 from moebox.report.files import ELSEWHERE, report, save
-from moebox.report.markdown import markdown, part, strip
+from moebox.report.markdown import answers, markdown, part
 from moebox.report.page import Page, html
 from moebox.report.record import RunRecord
 from moebox.report.rules import advise
@@ -92,12 +93,7 @@ def fill(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
     save(folder / "report.html", text)
     save(folder / "report.md", redact(markdown(page)))
     if pdf:
-        from moebox.report.pdf import pdf as as_pdf
-
-        try:
-            as_pdf(text, folder / "report.pdf")
-        except Outside as problem:
-            left_out.append(f"report.pdf: {problem.message}")
+        print_out(text, folder / "report.pdf", left_out)
     for run, record in zip(runs, page.records, strict=True):
         inside = folder if len(runs) == 1 else folder / "runs" / run.id
         launch_files(record, inside, left_out)
@@ -105,6 +101,16 @@ def fill(runs: Sequence[Run], folder: Path, *, pdf: bool) -> list[str]:
     save(folder / "FINDINGS.md", redact(findings(page)))
     save(folder / "README.md", redact(readme(page, folder, left_out)))
     return left_out
+
+
+def print_out(text: str, target: Path, left_out: list[str]) -> None:
+    """The report as PDF, where this machine can make one."""
+    from moebox.report.pdf import pdf
+
+    try:
+        pdf(text, target)
+    except Outside as problem:
+        left_out.append(f"{target.name}: {problem.message}")
 
 
 def launch_files(record: RunRecord, folder: Path, left_out: list[str]) -> None:
@@ -173,36 +179,36 @@ def _copy(source: Path, target: Path) -> None:
 
 def findings(page: Page) -> str:
     """What was learned: problems and recommendations."""
-    lines = [f"# Findings: {escape(page.title)}", ""]
-    for section in page.sections:
-        if section.id in ("problems", "advice", "attempts"):
-            lines += [f"## {section.title}", ""]
-            lines += [line for block in section.blocks if isinstance(block, Part) for line in part(block)]
-    if len(lines) == 2:
-        lines += ["No problem was met and no rule had anything to say.", ""]
-    return "\n".join(lines)
+    found = [section for section in page.sections if section.id in ("problems", "advice", "attempts")]
+    lines = chain.from_iterable(map(learned, found))
+    nothing = ["No problem was met and no rule had anything to say.", ""]
+    return "\n".join([f"# Findings: {escape(page.title)}", "", *(lines if found else nothing)])
+
+
+def learned(section: Section) -> list[str]:
+    """A section in words: drawings say nothing there."""
+    lines = chain.from_iterable(part(block) for block in section.blocks if isinstance(block, Part))
+    return [f"## {section.title}", "", *lines]
 
 
 def readme(page: Page, folder: Path, left_out: list[str]) -> str:
     """What is in the folder."""
     lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
     lines += ["**Simulation: no GPU produced these figures.**", ""] if page.simulation else []
-    for record, decision in zip(page.records, page.decisions, strict=True):
-        lines += strip(decision, record.named)
+    lines += answers(page)
     lines += [f"- {escape(advice.title)}. {escape(advice.text)}" for advice in advise(page.records)[:3]]
     lines += ["", "## Contents", ""]
     lines += [f"- `{name}`: {words}" for name, words in ABOUT.items() if (folder / name).exists()]
-    lines += [
-        "",
-        "## Do it again",
-        "",
-        *(f"    moebox run --recipe {where}" for where in recipes(page, folder)),
-        "",
-    ]
-    lines += [
+    lines += ["", "## Do it again", ""]
+    lines += [f"    moebox run --recipe {where}" for where in recipes(page, folder)]
+    lines += ["", *origin(page), *(["Left out: " + "; ".join(left_out), ""] if left_out else [])]
+    return "\n".join(lines)
+
+
+def origin(page: Page) -> list[str]:
+    """What made the package of what."""
+    return [
         f"Packed by moebox {__version__} from {', '.join(record.id for record in page.records)}. Keys, host and user "
         "names, addresses and serial numbers were taken out.",
         "",
     ]
-    lines += ["Left out: " + "; ".join(left_out), ""] if left_out else []
-    return "\n".join(lines)

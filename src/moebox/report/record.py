@@ -13,6 +13,7 @@ from moebox.core.measure import Load, Slo, Workload
 from moebox.core.recipe import Recipe
 from moebox.core.result import Spread
 from moebox.loose import Json
+from moebox.report.kernels import KernelsJudged
 from moebox.tasks.result import TaskRun
 from moebox.units import plural
 
@@ -193,9 +194,14 @@ class CheckResult:
     seconds: float | None = None
 
     @property
+    def failed(self) -> bool:
+        """Whether it did not pass, for whatever reason."""
+        return self.mark == "fail"
+
+    @property
     def at_fault(self) -> bool:
         """Whether it failed, and not by a habit that every server of its engine has."""
-        return self.mark == "fail" and not self.habits
+        return self.failed and not self.habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,37 +245,6 @@ class Failure:
     line: str = ""  # of the engine's log
     cause: str = ""
     remedy: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailingKernel:
-    """A kernel that does not launch."""
-
-    name: str
-    case: str = ""
-    asked: float | None = None  # bytes of shared memory
-    limit: float | None = None
-    blocks: str = ""
-    place: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelsJudged:
-    """One look at the kernels of an engine release: compiled for the card, or looked up."""
-
-    engine: str = ""
-    version: str = ""
-    arch: str = ""
-    model: str = ""
-    tp: str = ""
-    kv: str = ""
-    compiled: bool = False
-    triton: str = ""
-    launches: int = 0
-    spills: int = 0
-    bad: tuple[FailingKernel, ...] = ()
-    not_covered: tuple[tuple[str, str], ...] = ()  # what, why
-    judged: tuple[tuple[str, str], ...] = ()  # what is known by version, remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +292,6 @@ class RunRecord:
     gaps: tuple[str, ...] = ()
 
     @property
-    def model(self) -> str:
-        """The model's name as people write it."""
-        return self.recipe.served_name if self.recipe else ""
-
-    @property
     def of(self) -> str:
         """Whose it is, behind a title; "" on a page of one run."""
         return f": {self.named}" if self.named else ""
@@ -349,6 +319,11 @@ class RunRecord:
     def tried(self) -> tuple[CheckResult, ...]:
         """The checks that were not skipped."""
         return tuple(check for check in self.checks if check.mark != "skip")
+
+    @property
+    def jobs_left(self) -> bool:
+        """Whether an agent was given jobs that are not done."""
+        return self.tasks is not None and bool(self.tasks.left)
 
     @property
     def cut_off(self) -> str:
@@ -383,6 +358,10 @@ class RunRecord:
     def marked(self, mark: Mark) -> list[str]:
         """The names of the checks with that verdict."""
         return [check.name for check in self.checks if check.mark == mark]
+
+    def highest(self, figure: str) -> float | None:
+        """The highest value of `figure`; None where it was not measured."""
+        return getattr(self.peak(figure), figure, None)
 
     def peak(self, figure: str = "output_tok_s") -> Level | None:
         """The level where `figure` is highest; one that the client did not limit, where there is one."""

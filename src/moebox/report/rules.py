@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from moebox import units
 from moebox.report.format import capital, change, listed, milliseconds, number, times
-from moebox.report.record import CheckResult, Level, RunRecord
+from moebox.report.order import grouped
+from moebox.report.record import Level, RunRecord
 from moebox.report.sections.memory import bytes_per_token, room
-from moebox.report.sections.plan import pairs
+from moebox.report.sections.plan import joined, pairs
 
 KNEE = 0.9  # share of the highest throughput at which more load is no longer worth its waiting
 PATIENCE_MS = 2_000.0  # time to first token that a person at a prompt still accepts
@@ -38,7 +39,7 @@ def advise(records: Sequence[RunRecord]) -> list[Advice]:
     """Every rule that applies, the gravest first."""
     found: list[Advice] = []
     for index, record in enumerate(records):
-        for rule in (wrong_answers, failures, client, queueing, knee, patience, tail, speculation, lanes):
+        for rule in (faults, habits, failures, client, queueing, knee, patience, tail, speculation, lanes):
             found += rule(index, record)
     for compare in (fastest, placement, forecast):
         found += compare(records)
@@ -55,11 +56,8 @@ def unnamed(text: str, record: RunRecord) -> str:
 
 def sweeps(record: RunRecord) -> list[list[Level]]:
     """Levels of one workload over rising concurrency, where there are at least two."""
-    groups: dict[str, list[Level]] = {}
-    for level in record.levels:
-        if level.concurrency and level.output_tok_s:
-            groups.setdefault(level.workload, []).append(level)
-    return [sorted(some, key=lambda level: level.concurrency or 0) for some in groups.values() if len(some) > 1]
+    groups = grouped(filter(lambda level: level.served, record.levels), lambda level: level.workload)
+    return [sorted(some, key=lambda level: level.load) for some in groups.values() if len(some) > 1]
 
 
 def holds(record: RunRecord, level: Level) -> float:
@@ -74,17 +72,21 @@ def queueing(index: int, record: RunRecord) -> Iterator[Advice]:
         "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at the lowest."
     )
     for low, *_, high in sweeps(record):
-        fit, load = holds(record, high), high.concurrency or 0.0
-        if not 0 < fit <= load * 0.75 or not waits(low, high):
-            continue
-        text = (
-            f"{record.label}: the cache holds {units.count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
-            f"requests of this length. Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
-            f"{number(low.concurrency)} to {milliseconds(high.ttft.middle)} at {number(high.concurrency)}."
-        )
-        spare = reclaim(record)
-        title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
-        yield Advice(title=title, text=text + spare, rule=rule, runs=(index,), weight=1 + min(fit / load, 0.9))
+        fit = holds(record, high)
+        if 0 < fit <= high.load * 0.75 and waits(low, high):
+            spare = reclaim(record)
+            title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
+            text = f"{record.label}: the cache holds {queued(record, fit, low, high)}{spare}"
+            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=1 + min(fit / high.load, 0.9))
+
+
+def queued(record: RunRecord, fit: float, low: Level, high: Level) -> str:
+    """How many requests the cache holds, and how long the others wait."""
+    return (
+        f"{units.count(record.kv_tokens or 0)} tokens, which is {number(fit, 0)} "
+        f"requests of this length. Beyond that they queue: mean TTFT goes from {milliseconds(low.ttft.middle)} at "
+        f"{number(low.concurrency)} to {milliseconds(high.ttft.middle)} at {number(high.concurrency)}."
+    )
 
 
 def waits(low: Level, high: Level) -> bool:
@@ -141,16 +143,19 @@ def patience(index: int, record: RunRecord) -> Iterator[Advice]:
     """The highest load at which a person does not wait long."""
     rule = f"The highest load measured whose mean TTFT is at most {milliseconds(PATIENCE_MS)}."
     for levels in sweeps(record):
-        quick = [level for level in levels if (level.ttft.middle or math.inf) <= PATIENCE_MS]
-        if not quick or quick[-1] is levels[-1]:
-            continue
-        best = quick[-1]
-        text = (
-            f"{record.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
-            f"{milliseconds(best.ttft.middle)} or less, at {number(best.output_tok_s)} output tok/s."
-        )
-        title = f"For people at a prompt, stay at {number(best.concurrency)}"
-        yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=4)
+        best = next(filter(quick, reversed(levels)), levels[-1])
+        if best is not levels[-1]:
+            text = (
+                f"{record.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
+                f"{milliseconds(best.ttft.middle)} or less, at {number(best.output_tok_s)} output tok/s."
+            )
+            title = f"For people at a prompt, stay at {number(best.concurrency)}"
+            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=4)
+
+
+def quick(level: Level) -> bool:
+    """Whether a person at a prompt accepts its time to first token."""
+    return (level.ttft.middle or math.inf) <= PATIENCE_MS
 
 
 def tail(index: int, record: RunRecord) -> Iterator[Advice]:
@@ -185,30 +190,24 @@ def speculation(index: int, record: RunRecord) -> Iterator[Advice]:
             return
 
 
-def wrong_answers(index: int, record: RunRecord) -> Iterator[Advice]:
-    """Checks that failed come before any speed."""
-    failing = [check for check in record.checks if check.mark == "fail"]
-    failed = [check for check in failing if not check.habits]
+def faults(index: int, record: RunRecord) -> Iterator[Advice]:
+    """Checks that failed and should not: they come before any speed."""
+    failed = [check for check in record.checks if check.at_fault]
     if failed:
-        yield _by_fault(index, record, failed)
-    for check in failing:
-        if check.habits:
-            yield _by_habit(index, record, check)
+        reasons = "; ".join(joined(check.name, ": ", check.detail) for check in failed[:3])
+        names = listed([check.name for check in failed])
+        text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
+        rule = "Any failed check."
+        yield Advice(title="Fix the failing checks first", text=text, rule=rule, runs=(index,), weight=0)
 
 
-def _by_fault(index: int, record: RunRecord, failed: Sequence[CheckResult]) -> Advice:
-    """Checks that failed and should not."""
-    reasons = "; ".join(f"{check.name}: {check.detail}" if check.detail else check.name for check in failed[:3])
-    names = listed([check.name for check in failed])
-    text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
-    return Advice(title="Fix the failing checks first", text=text, rule="Any failed check.", runs=(index,), weight=0)
-
-
-def _by_habit(index: int, record: RunRecord, check: CheckResult) -> Advice:
-    """A check that failed, and why nobody can mend it here."""
-    text = f"{record.label}: {check.name} failed by a known habit of {'; of '.join(check.habits)}."
-    rule = "A failed check whose cause is a known habit of the engine."
-    return Advice(title="Tell clients what this engine does", text=text, rule=rule, runs=(index,), weight=1)
+def habits(index: int, record: RunRecord) -> Iterator[Advice]:
+    """Checks that failed, and why nobody can mend them here."""
+    for check in record.checks:
+        if check.failed and check.habits:
+            text = f"{record.label}: {check.name} failed by a known habit of {'; of '.join(check.habits)}."
+            rule = "A failed check whose cause is a known habit of the engine."
+            yield Advice(title="Tell clients what this engine does", text=text, rule=rule, runs=(index,), weight=1)
 
 
 def failures(index: int, record: RunRecord) -> Iterator[Advice]:
@@ -244,8 +243,7 @@ def client(index: int, record: RunRecord) -> Iterator[Advice]:
 
 def lanes(index: int, record: RunRecord) -> Iterator[Advice]:
     """GPUs on fewer PCIe lanes than they could have."""
-    gpus = record.box.gpus if record.box else ()
-    slow = [str(place) for place, gpu in enumerate(gpus) if gpu.degraded]
+    slow = [str(place) for place, gpu in enumerate(record.gpus) if gpu.degraded]
     if slow:
         yield Advice(
             title="Give every GPU its PCIe lanes",
@@ -260,13 +258,14 @@ def lanes(index: int, record: RunRecord) -> Iterator[Advice]:
 def fastest(records: Sequence[RunRecord]) -> Iterator[Advice]:
     """Which run serves most, when several did the same work."""
     found = ((index, record.peak()) for index, record in enumerate(records))
-    peaks = [(rate(level), index, level) for index, level in found if level and rate(level)]
-    if len(peaks) < 2 or len({level.workload for _, _, level in peaks}) > 1:
+    peaks = [(index, level) for index, level in found if level and rate(level)]
+    if len(peaks) < 2 or len({level.workload for _, level in peaks}) > 1:
         return
-    (best, first, high), (other, second, lower), *_ = sorted(peaks, key=lambda peak: -peak[0])
+    (first, best), (second, other), *_ = sorted(peaks, key=lambda peak: -rate(peak[1]))
     text = (
-        f"{records[first].label} reaches {number(best)} output tok/s at {number(high.concurrency)}, "
-        f"{times(best / other)} what {records[second].label} reaches ({number(other)} at {number(lower.concurrency)})."
+        f"{records[first].label} reaches {number(best.output_tok_s)} output tok/s at {number(best.concurrency)}, "
+        f"{times(rate(best) / rate(other))} what {records[second].label} reaches "
+        f"({number(other.output_tok_s)} at {number(other.concurrency)})."
     )
     rule = "Highest output throughput under the same workload."
     title = f"For throughput take {records[first].label}"
@@ -315,8 +314,7 @@ class Alone(NamedTuple):
 
 def alone(record: RunRecord) -> tuple[float, float]:
     """Its best decode and prefill alone."""
-    tg, pp = record.peak("tg_tok_s"), record.peak("pp_tok_s")
-    return (tg.tg_tok_s or 0.0) if tg else 0.0, (pp.pp_tok_s or 0.0) if pp else 0.0
+    return record.highest("tg_tok_s") or 0.0, record.highest("pp_tok_s") or 0.0
 
 
 def forecast(records: Sequence[RunRecord]) -> Iterator[Advice]:

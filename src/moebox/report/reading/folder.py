@@ -19,7 +19,7 @@ from moebox.core.event import (
 )
 from moebox.core.recipe import Recipe
 from moebox.errors import BadInput
-from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words
+from moebox.loose import Json, as_json, figure, inner, rows, texts, truth, words, written
 from moebox.report.reading import climbed, happened, kernels, measured, planned, verified
 from moebox.report.record import Device, Level, RunRecord
 from moebox.store import FORMAT, PIPELINE, PIPELINE_BEFORE, Entry, Run, plain
@@ -50,9 +50,7 @@ def read(run: Run) -> RunRecord:
     gaps: list[str] = []
     about = as_json(attempt(gaps, lambda: run.read_json("run.json")))
     journal = run.journal()
-    gaps += [*journal.notes, *happened.losses_of(journal.entries), *unlike(about)]
-    if not journal.entries:
-        gaps.append("events.jsonl: none, so attempts, problems and timing are unknown")
+    gaps += [*journal.notes, *happened.losses_of(journal.entries), *unlike(about), *untold(journal.entries)]
     recipe = attempt(gaps, lambda: toml(Recipe, recipe_of(run.path)))
     box = attempt(gaps, lambda: toml(Box, run.path / "box.toml"))
     plan = planned.planned_of(attempt(gaps, lambda: run.read_json("plan.json")))
@@ -65,7 +63,7 @@ def read(run: Run) -> RunRecord:
     tasks = attempt(gaps, lambda: runner.take_up(run))
     problems = happened.problems_of(journal.entries, attempts)
     real, kv_tokens, real_note = happened.real_of(journal.entries)
-    moments = [entry.time for entry in journal.entries if entry.time > 0]
+    first, last = span_of(journal.entries)
     gaps += unread + unreadable
     gaps += absent(run.path, levels=bool(levels), checks=bool(checks))
     return RunRecord(
@@ -74,15 +72,15 @@ def read(run: Run) -> RunRecord:
         label=words(about, "label"),
         title=words(about, "title"),
         asked=words(pipeline, "request.model"),
-        started=figure(about, "created") or stamp_of(run.id) or min(moments, default=0.0),
-        ended=max(moments, default=0.0),
+        started=figure(about, "created") or stamp_of(run.id) or first,
+        ended=last,
         version=words(about, "moebox"),
         live=held and step != "report",  # which a run makes of itself when all the rest is over
         interrupted="" if held else step,
         resumed_by="run" if pipeline else "climb",
         simulation=truth(pipeline, "simulated") or from_twin(about, journal.entries, levels),
         imported=truth(about, "imported"),
-        sources=tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources")),
+        sources=sources_of(about),
         box=box,
         box_notes=tuple(texts(about, "box_notes")),
         recipe=recipe,
@@ -108,6 +106,22 @@ def read(run: Run) -> RunRecord:
         notes=tuple(texts(about, "notes")),
         gaps=tuple(gaps),
     )
+
+
+def untold(entries: Sequence[Entry]) -> list[str]:
+    """A run without a journal."""
+    return [] if entries else ["events.jsonl: none, so attempts, problems and timing are unknown"]
+
+
+def span_of(entries: Sequence[Entry]) -> tuple[float, float]:
+    """The first and the last moment of a journal; 0 where no line says its own."""
+    moments = [entry.time for entry in entries if entry.time > 0]
+    return min(moments, default=0.0), max(moments, default=0.0)
+
+
+def sources_of(about: Json) -> tuple[tuple[str, str], ...]:
+    """Where imported figures come from: what, and its address."""
+    return tuple((words(row, "title", "what"), words(row, "url")) for row in rows(about, "sources"))
 
 
 def unlike(about: Json) -> list[str]:
@@ -210,12 +224,14 @@ def absent(folder: Path, *, levels: bool, checks: bool) -> list[str]:
 def strange(paths: Sequence[Path]) -> list[str]:
     """Links to folders, and what moebox did not write."""
     links = [path.name for path in paths if path.is_symlink() and path.is_dir()]
-    notes = [f"{name}: is a link, and was not followed" for name in links]
     foreign = [path.name for path in paths if not ours(path)]
-    if not foreign:
-        return notes
+    return [*(f"{name}: is a link, and was not followed" for name in links), *left_aside(foreign)]
+
+
+def left_aside(foreign: Sequence[str]) -> list[str]:
+    """Files of others, the first few by name."""
     more = " …" if len(foreign) > 8 else ""
-    return [*notes, f"left aside, not written by moebox: {', '.join(foreign[:8])}{more}"]
+    return [f"left aside, not written by moebox: {', '.join(foreign[:8])}{more}"] if foreign else []
 
 
 def ours(path: Path) -> bool:
@@ -235,19 +251,14 @@ def from_twin(about: Json, entries: Sequence[Entry], levels: Sequence[Level]) ->
 
 def facts_of(about: Json) -> tuple[tuple[str, str], ...]:
     """What an import says beside the figures."""
-    facts = {str(key): words({"value": value}, "value") for key, value in inner(about, "facts").items()}
-    return tuple((key, value) for key, value in facts.items() if value)
+    facts = ((str(key), written(value)) for key, value in inner(about, "facts").items())
+    return tuple((key, value) for key, value in facts if value)
 
 
 def commands_of(folder: Path, about: Json, entries: Sequence[Entry]) -> tuple[tuple[str, str], ...]:
     """The launch that worked last, and what an import brought along."""
     found = [(words(row, "title"), words(row, "text")) for row in rows(about, "commands")]
-    launches = [
-        happened.command_of(entry.event.argv)
-        for entry in entries
-        if isinstance(entry.event, AttemptStarted | AttemptEnded)
-    ]
-    line = next(filter(None, reversed(launches)), "")
+    line = launch_of(entries)
     if line:
         found.append(("Launch", line))
     script = folder / "launch.sh"
@@ -256,13 +267,25 @@ def commands_of(folder: Path, about: Json, entries: Sequence[Entry]) -> tuple[tu
     return tuple(found)
 
 
+def launch_of(entries: Sequence[Entry]) -> str:
+    """The last launch as one line; "" where none is told."""
+    events = [entry.event for entry in reversed(entries)]
+    launches = (happened.command_of(event.argv) for event in events if isinstance(event, AttemptStarted | AttemptEnded))
+    return next(filter(None, launches), "")
+
+
+def installed(box: Box | None) -> dict[str, str]:
+    """Software of the machine, as it was detected."""
+    if box is None or box.host is None:
+        return {}
+    host = box.host
+    system = {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
+    return {**system, **host.engines, **host.runtimes}
+
+
 def versions_of(about: Json, box: Box | None, entries: Sequence[Entry]) -> tuple[tuple[str, str], ...]:
     """Software as it was found."""
-    found: dict[str, str] = {}
-    if box and box.host:
-        host = box.host
-        found |= {"system": host.system, "driver": host.driver, "CUDA": host.cuda, "Python": host.python}
-        found |= {**host.engines, **host.runtimes}
+    found = installed(box)
     told = [entry.event.facts.version for entry in entries if isinstance(entry.event, AttemptReady | EngineFactsSaid)]
     found["engine"] = next(filter(None, reversed(told)), "")
     noted = inner(about, "versions")

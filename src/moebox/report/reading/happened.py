@@ -53,7 +53,7 @@ def attempts_of(entries: Sequence[Entry]) -> list[Attempt]:
             attempts[current] = begun(event, current, entry.time)
         elif isinstance(event, AttemptReady | AttemptFailed | AttemptStopped):
             current = max(current, 1)
-            before = attempts.get(current) or Attempt(number=current, outcome="RUNNING", started=entry.time)
+            before = attempts.get(current, Attempt(number=current, outcome="RUNNING", started=entry.time))
             attempts[current] = replace(ended(before, event), ended=entry.time)
     return [attempt for _, attempt in sorted(attempts.items())]
 
@@ -107,13 +107,13 @@ def ended(attempt: Attempt, event: AttemptReady | AttemptFailed | AttemptStopped
         return replace(attempt, outcome="SUCCESS", model=event.model or attempt.model)
     if isinstance(event, AttemptStopped):
         return replace(attempt, outcome="STOPPED")
+    return failed(attempt, event)
+
+
+def failed(attempt: Attempt, event: AttemptFailed) -> Attempt:
+    """An attempt that never served: what the engine said, or what its log is known to mean."""
     cause, remedy = (event.finding.cause, event.finding.remedy) if event.finding else ("", "")
-    return replace(
-        attempt,
-        outcome="FAILED",
-        why=hide_keys(event.message or cause),
-        remedy=event.remedy or remedy,
-    )
+    return replace(attempt, outcome="FAILED", why=hide_keys(event.message or cause), remedy=event.remedy or remedy)
 
 
 def command_of(argv: Sequence[str]) -> str:
@@ -124,18 +124,23 @@ def command_of(argv: Sequence[str]) -> str:
 def problems_of(entries: Sequence[Entry], attempts: Sequence[Attempt]) -> list[Problem]:
     """Findings of the log matcher and the doctor, the same one counted once."""
     problems: dict[str, Problem] = {}
-    fixed = bool(attempts) and attempts[-1].outcome == "SUCCESS"
+    fixed = last_outcome(attempts) == "SUCCESS"
     for entry in entries:
         if isinstance(entry.event, EngineFinding):
             problem = problem_of(entry.event, fixed=fixed)
-            before = problems.get(problem.title)
-            problems[problem.title] = replace(problem, count=before.count + 1 if before else 1)
+            before = problems.get(problem.title, replace(problem, count=0))
+            problems[problem.title] = replace(problem, count=before.count + 1)
     return list(problems.values())
+
+
+def last_outcome(attempts: Sequence[Attempt]) -> Outcome | None:
+    """What came of the last launch; None where there was none."""
+    return attempts[-1].outcome if attempts else None
 
 
 def problem_of(finding: EngineFinding, *, fixed: bool) -> Problem:
     """One finding; a fatal one was fixed where a later attempt serves."""
-    title = finding.title or first_sentence(finding.cause) or finding.symptom or "unnamed problem"
+    title = title_of(finding)
     return Problem(
         title=title,
         cause=finding.cause if finding.cause.rstrip(".") != title.rstrip(".") else "",
@@ -147,24 +152,29 @@ def problem_of(finding: EngineFinding, *, fixed: bool) -> Problem:
     )
 
 
+def title_of(finding: EngineFinding) -> str:
+    """What a problem is called: by its own title, its cause, or the symptom."""
+    return finding.title or first_sentence(finding.cause) or finding.symptom or "unnamed problem"
+
+
 def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence[Problem]) -> Failure | None:
     """Why the run ended early: its failed step, or a last launch that failed; with the gravest finding of the log."""
-    step = next((row for row in rows(pipeline, "steps") if words(row, "state") == "failed"), {})
-    launch = attempts[-1] if attempts and attempts[-1].outcome == "FAILED" else None
-    if not step and (launch is None or rows(pipeline, "steps")):  # a whole run goes on past a boot that failed
+    steps = rows(pipeline, "steps")
+    step = next((row for row in steps if words(row, "state") == "failed"), {})
+    launch = attempts[-1] if last_outcome(attempts) == "FAILED" else None
+    if not step and (launch is None or steps):  # a whole run goes on past a boot that failed
         return None
-    found = gravest(problems, launched=launch is not None)
     by_step = Failure(
         step=words(step, "name") or "up", what=hide_keys(words(step, "why")), hint=hide_keys(words(step, "hint"))
     )
-    return with_launch(with_finding(by_step, found), launch)
+    return with_launch(with_finding(by_step, gravest(problems, launched=launch is not None)), launch)
 
 
 def gravest(problems: Sequence[Problem], *, launched: bool) -> Problem | None:
-    """The first fatal finding that was not fixed; after a failed launch, any other counts too."""
+    """The first fatal finding that was not fixed; after a failed launch, the last of any other counts too."""
     left = [problem for problem in problems if not problem.mended]
-    fatal = (problem for problem in left if problem.severity == "fatal")
-    return next(fatal, left[-1] if left and launched else None)
+    fatal = [problem for problem in left if problem.severity == "fatal"]
+    return next(iter([*fatal, *left[-1:]] if launched else fatal), None)
 
 
 def with_finding(failure: Failure, found: Problem | None) -> Failure:
@@ -218,10 +228,8 @@ def phases_of(entries: Sequence[Entry]) -> list[tuple[str, float, float]]:
     opened: dict[str, float] = {}
     spans: list[tuple[str, float, float]] = []
     for entry in entries:
-        name, tail = phase_of(entry.event)
-        if not name or not entry.time:
-            continue
-        if tail in BEGINS:
+        name, tail = phase_of(entry.event) if entry.time else ("", "")
+        if name and tail in BEGINS:
             opened.setdefault(name, entry.time)
         elif tail in ENDS and name in opened:
             spans.append((name, opened.pop(name), entry.time))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from moebox.loose import Json, figure, inner, rows, words
-from moebox.report.record import FailingKernel, KernelsJudged
+from moebox.report.kernels import FailingKernel, KernelsJudged
 
 
 def kernels_of(document: Any) -> list[KernelsJudged]:
@@ -37,15 +37,22 @@ def whats(found: list[Json]) -> tuple[tuple[str, str], ...]:
 
 def failing(row: Json) -> FailingKernel:
     """A launch that fails."""
-    blocks = inner(row, "blocks")
-    sides = [(name.removeprefix("BLOCK_").removeprefix("SIZE_"), words(blocks, name)) for name in blocks]
-    settings = [f"{name}={value}" for name, value in sides if value and len(name) <= 2]
-    settings += [f"{words(row, name)} {name[4:]}" for name in ("num_warps", "num_stages") if words(row, name)]
     return FailingKernel(
         name=words(row, "kernel"),
-        case=words(row, "error") or words(row, "case"),
+        case=words(row, "error", "case"),
         asked=figure(row, "shared_bytes"),
         limit=figure(row, "limit_bytes"),
-        blocks=", ".join(settings),
+        blocks=", ".join([*sides(inner(row, "blocks")), *depths(row)]),
         place=words(row, "launched_from", "file"),
     )
+
+
+def sides(blocks: Json) -> list[str]:
+    """The lengths of its blocks: "M=64"."""
+    named = [(name.removeprefix("BLOCK_").removeprefix("SIZE_"), words(blocks, name)) for name in blocks]
+    return [f"{name}={value}" for name, value in named if value and len(name) <= 2]
+
+
+def depths(row: Json) -> list[str]:
+    """Warps and stages: "8 warps"."""
+    return [f"{words(row, name)} {name[4:]}" for name in ("num_warps", "num_stages") if words(row, name)]

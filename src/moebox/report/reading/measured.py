@@ -44,16 +44,13 @@ def of_file(document: Any, path: Path) -> list[Level]:
 
 def typed(document: Any, path: Path) -> list[Level] | None:
     """The levels of a file that moebox wrote itself, by its own types; None where it is someone else's, or damaged."""
-    if not result.ours(document):
-        return None
+    kind = document.get("kind") if result.ours(document) else ""
     try:
-        if document.get("kind") == "serving":
+        if kind == "serving":
             return [serving(result.measurement(document, str(path)), document, path)]
-        if document.get("kind") == "pp-tg":
-            return tested(result.prefill_decode(document, str(path)))
+        return tested(result.prefill_decode(document, str(path))) if kind == "pp-tg" else None
     except BadInput:
         return None
-    return None
 
 
 def serving(found: Measurement, document: Json, path: Path) -> Level:
@@ -62,7 +59,7 @@ def serving(found: Measurement, document: Json, path: Path) -> Level:
     lengths = shape(work.input_tokens, work.output_tokens)
     return Level(
         name=found.label or path.stem,
-        workload=", ".join(filter(None, (work.kind if work.kind != "random" else "", lengths))),
+        workload=", ".join(filter(None, (telling(work.kind), lengths))),
         concurrency=found.max_concurrency,
         rate=found.request_rate if found.request_rate != "inf" else None,
         input_tokens=work.input_tokens,
@@ -173,16 +170,22 @@ def level_of(row: Json, *, name: str, folder: Path) -> Level:
 def name_of(row: Json) -> str:
     """What the measurement is called: its label, or the test with the state of the cache."""
     test = words(row, "test")
-    if test:
-        warm = ", warm cache" if row.get("cold") is False else ", cold cache" if test.startswith("pp") else ""
-        return test + warm
-    return words(row, "name", "label")
+    return test + cache_of(row, test) if test else words(row, "name", "label")
+
+
+def cache_of(row: Json, test: str) -> str:
+    """The state of the prefix cache, which decides a prompt's speed."""
+    if row.get("cold") is False:
+        return ", warm cache"
+    return ", cold cache" if test.startswith("pp") else ""
 
 
 def flags_of(row: Json) -> tuple[str, ...]:
     """What the measurement itself says against its figures."""
     flags = within(row, "flags")
-    return tuple(printable(flag) for flag in flags if isinstance(flag, str)) if isinstance(flags, list) else ()
+    if not isinstance(flags, list):
+        return ()
+    return tuple(printable(flag) for flag in flags if isinstance(flag, str))
 
 
 def work_of(row: Json, lengths: str) -> str:
@@ -190,9 +193,13 @@ def work_of(row: Json, lengths: str) -> str:
     if row.get("kind") == "pp-tg":
         return "prefill and decode alone"
     title = words(row, "workload.title", "workload.name", "workload", "preset", "dataset_name")
-    kind = words(row, "workload.kind")
-    parts = [title if title != "random" else "", kind if kind != "random" else "", lengths if not title else ""]
+    parts = [telling(title), telling(words(row, "workload.kind")), "" if title else lengths]
     return ", ".join(filter(None, parts)) or lengths
+
+
+def telling(kind: str) -> str:
+    """The kind of text; "" for random words, which is what benchmarks send."""
+    return "" if kind == "random" else kind
 
 
 def per_request(row: Json, which: str, completed: float | None) -> float | None:

@@ -1,33 +1,35 @@
 """What each setting gained: the climb's table."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from moebox.report.block import Cell, Section, Table, cell, columns, words
 from moebox.report.format import change, milliseconds
 from moebox.report.record import RunRecord, Step
 from moebox.report.sections.ladder import SIGNS, TONES
+from moebox.report.sections.tables import sources
 from moebox.units import plural
 
 
 def section(records: Sequence[RunRecord]) -> Section:
     """One table per run that climbed."""
     blocks = tuple(table(record, name=record.named) for record in records if record.steps)
-    steps = [step for record in records for step in record.steps]
+    steps = list(chain.from_iterable(record.steps for record in records))
     lead = f"{plural(len(steps), 'step')}, {sum(step.kept for step in steps)} kept."
     return Section(id="climb", title="What each setting gained", lead=lead, blocks=blocks)
 
 
 def table(record: RunRecord, *, name: str) -> Table:
     """Every step: what was changed, what came of it, kept or dropped and why."""
-    rows = [row(step) for step in record.steps]
+    rows = tuple(map(row, record.steps))
     heads = ("Change", "Verified", "Output tok/s", "Gain", "TTFT", "KV tokens", "Outcome", "Why")
-    sources = list(dict.fromkeys(step.source for step in record.steps if step.source))
-    note = f"Source: {'; '.join(sources)}" if sources else ""
-    return Table(caption=name, columns=columns(*heads, text=(0, 1, 6, 7)), rows=tuple(rows), sortable=False, note=note)
+    note = sources(record.steps)
+    return Table(caption=name, columns=columns(*heads, text=(0, 1, 6, 7)), rows=rows, sortable=False, note=note)
 
 
 def row(step: Step) -> tuple[Cell, ...]:
     """One step."""
+    outcome = words("kept", tone="good") if step.kept else words("dropped", tone="quiet")
     return (
         words(step.change),
         words(SIGNS[step.mark] if step.mark != "skip" else "", tone=TONES[step.mark]),
@@ -35,7 +37,7 @@ def row(step: Step) -> tuple[Cell, ...]:
         gain(step),
         Cell(text=milliseconds(step.ttft_ms), value=step.ttft_ms),
         cell(step.kv_tokens, digits=0),
-        words("kept" if step.kept else "dropped", tone="good" if step.kept else "quiet"),
+        outcome,
         words(step.why or " "),
     )
 

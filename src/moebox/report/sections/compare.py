@@ -86,7 +86,7 @@ def settings(records: Sequence[RunRecord]) -> Table | None:
 
 def peak(name: str) -> Callable[[RunRecord], float | None]:
     """The highest value of a figure."""
-    return lambda record: getattr(record.peak(name), name, None)
+    return lambda record: record.highest(name)
 
 
 def least(read: Callable[[Level], float | None]) -> Callable[[RunRecord], float | None]:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import chain
 
 from moebox.report.block import Block, Bullets, Cell, Section, Table, bullets, cell, columns, words
+from moebox.report.kernels import FailingKernel, KernelsJudged
 from moebox.report.order import grouped, once
-from moebox.report.record import FailingKernel, KernelsJudged, RunRecord
+from moebox.report.record import RunRecord
 
 SHOWN = 12  # reasons a list shows at the most
 

@@ -9,7 +9,7 @@ from moebox.report.format import capital, listed, milliseconds, number, short
 from moebox.report.naming import box_title, engine_title, model_title, quant_title, spread_title
 from moebox.report.palette import colour
 from moebox.report.record import Level, RunRecord
-from moebox.report.rules import Advice, advise
+from moebox.report.rules import Advice, advise, sweeps
 from moebox.report.sections.models import status
 from moebox.report.sections.plan import pairs
 
@@ -80,7 +80,7 @@ def check_tiles(record: RunRecord) -> Iterable[Tile]:
     elif warned:
         detail = f"of {len(tried)}; {warned} with warnings"
         yield Tile(figure=passed, label="checks passed", detail=detail, tone="warn")
-    elif record.unfinished is not None:
+    elif record.checking:
         yield Tile(figure=passed, label="checks passed", detail=record.check_count, tone="warn")
     else:
         yield Tile(figure=passed, label="checks passed", detail=f"of {len(tried)}", tone="good")
@@ -147,7 +147,8 @@ def best(records: Sequence[RunRecord]) -> list[Tile]:
     """Each figure's best run."""
     tiles = []
     for name, label in FIGURES:
-        peaks = [(getattr(level, name), index) for index, record in enumerate(records) if (level := record.peak(name))]
+        found = ((record.highest(name), index) for index, record in enumerate(records))
+        peaks = [(value, index) for value, index in found if value is not None]
         if peaks:
             value, index = max(peaks)
             detail = records[index].label
@@ -250,11 +251,10 @@ def _in_part(group: Sequence[RunRecord]) -> str:
 
 def scaling(record: RunRecord) -> list[str]:
     """From the lowest to the highest load, where one workload was measured at several."""
-    levels = [level for level in record.levels if level.concurrency and level.output_tok_s]
-    if len(levels) < 2 or len({level.workload for level in levels}) > 1:
+    several = sweeps(record)
+    if len(several) != 1 or len({level.workload for level in record.levels if level.served}) > 1:
         return []
-    levels.sort(key=lambda level: level.concurrency or 0)
-    low, high = levels[0], levels[-1]
+    low, *_, high = several[0]
     start = f"{record.named}: from" if record.named else "From"
     loads = f"{number(low.concurrency)} to {number(high.concurrency)} concurrent requests"
     rates = f"output goes from {number(low.output_tok_s)} to {number(high.output_tok_s)} tok/s"

@@ -6,8 +6,9 @@ from itertools import chain
 
 from moebox.report.block import Cell, Column, Section, Table, Tone, cell, words
 from moebox.report.format import milliseconds
+from moebox.report.order import once
 from moebox.report.palette import colour
-from moebox.report.record import Level, RunRecord
+from moebox.report.record import Level, RunRecord, Step
 from moebox.report.sections.performance import workloads
 
 Read = Callable[[Level], float | None]
@@ -58,7 +59,7 @@ Row = tuple[int, Level]  # the run's place, and one of its measurements
 
 def section(records: Sequence[RunRecord]) -> Section:
     """One table per run and workload; runs with a row or two each share one."""
-    blocks = tuple(table for workload in workloads(records) for table in of_workload(records, workload))
+    blocks = tuple(chain.from_iterable(of_workload(records, workload) for workload in workloads(records)))
     lead = "The best figure of each column is set in bold."
     return Section(id="figures", title="Detailed figures", lead=lead, blocks=blocks)
 
@@ -153,7 +154,7 @@ def remark(level: Level) -> str:
     return "; ".join(text for text, holds in known.items() if holds)
 
 
-def sources(levels: Sequence[Level]) -> str:
+def sources(rows: Sequence[Level] | Sequence[Step]) -> str:
     """Where imported figures come from."""
-    named = list(dict.fromkeys(level.source for level in levels if level.source))
+    named = once(row.source for row in rows)
     return f"Source: {'; '.join(named)}" if named else ""
