@@ -111,8 +111,8 @@ test-parsers: $(READY) ## Planned command lines read by the parsers of vLLM, SGL
 	@MOEBOX_LLAMA_BUILDS=$(LLAMA_BUILDS) MOEBOX_SGLANG_SOURCE=$(SGLANG_SOURCE) MOEBOX_KT_SOURCE=$(KT_SOURCE) \
 	  MOEBOX_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -m engine tests/chain
 
-test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and back (about an hour)
-	@$(BIN)/python -m pytest -m sweep tests/chain
+test-chain: $(READY) ## Every model, box, engine and pin from plan to launch and back (about an hour of two cores)
+	@$(BIN)/python -m pytest -n auto -m sweep tests/chain
 
 test-mcp: $(READY) ## Tools of real MCP servers in `moebox task` (installs the mcp package the first time)
 	@test -x $(MCP_VENV)/bin/python || $(PYTHON) -m venv $(MCP_VENV)

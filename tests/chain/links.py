@@ -64,7 +64,7 @@ def said(recipe: Recipe) -> Recipe:
     """The recipe without what no command line says: its name, its model's, how it is climbed."""
     hybrid = recipe.hybrid
     if hybrid is not None and not any(hybrid.experts):
-        hybrid = dataclasses.replace(hybrid, experts=())
+        hybrid = dataclasses.replace(hybrid, experts=(), device=Hybrid().device)  # no rule names a GPU
     blank = {"name": "x", "model": "x", "climb": type(recipe.climb)(), "format": 1, "engine_version": "", "env": {}}
     return dataclasses.replace(recipe, **blank, hybrid=hybrid, runtime=dataclasses.replace(recipe.runtime, preset=""))
 
