@@ -15,6 +15,7 @@ from moebox.core.event import (
     StepRunning,
     VerifyBegan,
 )
+from moebox.report.block import Table
 from moebox.report.decision import DecisionCell, decide, decided, judged
 from moebox.report.expect import foretold
 from moebox.report.format import number as number_text
@@ -209,21 +210,28 @@ def test_a_simulation_is_never_green(tmp_path: Path):
     assert "works" not in html(page_of([record])).split("Hardware and topology")[0]
 
 
+def results(records: list[RunRecord]) -> Table:
+    """The table of headline figures, which comes last."""
+    section = compare.section(records)
+    assert section is not None
+    table = section.blocks[-1]
+    assert isinstance(table, Table)
+    return table
+
+
 def test_unlike_runs_are_not_crowned(tmp_path: Path):
     """A simulated run or another load: figures side by side, no winner, and why not."""
     one, two = read(a_run(tmp_path, name="a")), read(a_run(tmp_path, name="b", factor=0.1))
-    alike = compare.figures([one, two])
-    simulated = compare.figures([one, replace(two, simulation=True)])
+    alike = results([one, two])
+    simulated = results([one, replace(two, simulation=True)])
     other = Run.open(two.path.name, runs=tmp_path)
     for name in ("c0001", "c0008", "c0064"):
         other.write_json(f"measurements/{name}.json", {**level(8), "input_len": 1024, "output_len": 256})
-    loads = compare.figures([one, read(other)])
+    loads = results([one, read(other)])
 
-    assert alike is not None
     assert alike.note == ""
     assert any(cell.tone == "best" for row in alike.rows for cell in row)
     for table, why in ((simulated, "simulated"), (loads, "different loads")):
-        assert table is not None
         assert why in table.note
         assert not any(cell.tone == "best" or cell.aside for row in table.rows for cell in row)
 

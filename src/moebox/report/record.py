@@ -26,7 +26,7 @@ class Asked:
     """What a measurement of moebox asked, how hard, and what besides; `test` is one of --pp or --tg."""
 
     workload: Workload
-    load: Load | None = None
+    load: Load
     warmup: int = 0
     slo: Slo | None = None
     test: str = ""

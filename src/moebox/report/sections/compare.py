@@ -1,6 +1,6 @@
 """Several runs side by side: what differs in their settings, and what came of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moebox import units
@@ -8,9 +8,11 @@ from moebox.core.recipe import Recipe
 from moebox.report.block import Cell, Column, Section, Table, Tone, words
 from moebox.report.format import DASH, milliseconds, number, times
 from moebox.report.naming import box_title, engine_title, model_title, quant_title, spread_title
+from moebox.report.order import once
 from moebox.report.palette import colour
 from moebox.report.record import Level, RunRecord
 
+Rows = tuple[tuple[Cell, ...], ...]
 ACROSS = 3  # more runs than this stand below each other
 
 
@@ -18,25 +20,33 @@ def section(records: Sequence[RunRecord]) -> Section | None:
     """Settings that differ, then headline figures: runs across where they are few, else down."""
     if len(records) < 2:
         return None
-    tables = list(filter(None, (settings(records), figures(records))))
-    if not tables:
-        return None
-    if len(records) > ACROSS:
-        tables = [turned(records, tables)]
+    settings, figures = differing(records), headlines(records)
+    tables = across(records, settings, figures) if len(records) <= ACROSS else turned(records, settings, figures)
     return Section(id="compare", title="Side by side", lead=lead(records), blocks=tuple(tables))
 
 
-def turned(records: Sequence[RunRecord], tables: Sequence[Table]) -> Table:
-    """All rows of `tables` as columns, one row a run."""
-    lines = [row for table in tables for row in table.rows]
-    rows = [
+def across(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[Table]:
+    """A column a run."""
+    if settings:
+        yield Table(caption="What differs", columns=heads("Setting", records), rows=settings, sortable=False)
+    if figures:
+        apart = unlike(records)
+        note = f"No ratios: {apart}." if apart else ""
+        yield Table(caption="Results", columns=heads("Figure", records), rows=figures, sortable=False, note=note)
+
+
+def turned(records: Sequence[RunRecord], settings: Rows, figures: Rows) -> Iterator[Table]:
+    """A row a run, settings before figures."""
+    lines = (*settings, *figures)
+    if not lines:
+        return
+    heads = [Column(title="Run", numeric=False)]
+    heads += [Column(title=line[0].text, numeric=place >= len(settings)) for place, line in enumerate(lines)]
+    rows = tuple(
         (words(record.label, colour=colour(index)), *(line[index + 1] for line in lines))
         for index, record in enumerate(records)
-    ]
-    plain = len(tables[0].rows) if len(tables) > 1 or tables[0].caption == "What differs" else 0
-    heads = [Column(title="Run", numeric=False)]
-    heads += [Column(title=line[0].text, numeric=place >= plain) for place, line in enumerate(lines)]
-    return Table(caption="Settings and results", columns=tuple(heads), rows=tuple(rows))
+    )
+    yield Table(caption="Settings and results", columns=tuple(heads), rows=rows)
 
 
 def of_recipe(read: Callable[[Recipe], str]) -> Callable[[RunRecord], str]:
@@ -76,12 +86,10 @@ SETTINGS: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
 )
 
 
-def settings(records: Sequence[RunRecord]) -> Table | None:
-    """Only what is not the same everywhere."""
-    read = ((name, [setting(record) for record in records]) for name, setting in SETTINGS)
-    rows = tuple((words(name), *map(words, values)) for name, values in read if len(set(values)) > 1)
-    table = Table(caption="What differs", columns=heads("Setting", records), rows=rows, sortable=False)
-    return table if rows else None
+def differing(records: Sequence[RunRecord]) -> Rows:
+    """Only the settings that are not the same everywhere."""
+    read = ((name, [*map(setting, records)]) for name, setting in SETTINGS)
+    return tuple((words(name), *map(words, values)) for name, values in read if len(set(values)) > 1)
 
 
 def peak(name: str) -> Callable[[RunRecord], float | None]:
@@ -127,15 +135,10 @@ HEADLINES = (
 )
 
 
-def figures(records: Sequence[RunRecord]) -> Table | None:
+def headlines(records: Sequence[RunRecord]) -> Rows:
     """Headline figures; the best in bold, the others as a share of it."""
-    apart = unlike(records)
-    found = (headline_row(headline, records, ratios=not apart) for headline in HEADLINES)
-    rows = tuple(filter(None, found))
-    if not rows:
-        return None
-    note = f"No ratios: {apart}." if apart else ""
-    return Table(caption="Results", columns=heads("Figure", records), rows=rows, sortable=False, note=note)
+    alike = not unlike(records)
+    return tuple(filter(None, (headline_row(headline, records, ratios=alike) for headline in HEADLINES)))
 
 
 def headline_row(headline: Headline, records: Sequence[RunRecord], *, ratios: bool) -> tuple[Cell, ...]:
@@ -152,12 +155,16 @@ def unlike(records: Sequence[RunRecord]) -> str:
     """Why figures of these runs must not be set against each other; "" where they may."""
     if len({record.simulation for record in records}) > 1:
         return "some runs are simulated and others are measured"
-    loads = [frozenset(level.workload for level in record.levels if level.workload) for record in records]
-    known = list(filter(None, loads))
-    if not known or frozenset.intersection(*known):
+    loads = list(filter(None, map(workloads, records)))
+    if not loads or frozenset.intersection(*loads):
         return ""
-    texts = [" and ".join(sorted(load)) for load in dict.fromkeys(known)]
+    texts = [" and ".join(sorted(load)) for load in dict.fromkeys(loads)]
     return f"the runs measured different loads ({' against '.join(texts[:3])})"
+
+
+def workloads(record: RunRecord) -> frozenset[str]:
+    """The workloads that its measurements name."""
+    return frozenset(once(level.workload for level in record.levels))
 
 
 def entry(value: float | None, best: float | None, form: Callable[[float], str]) -> Cell:

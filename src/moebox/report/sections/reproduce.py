@@ -8,10 +8,10 @@ from itertools import chain
 
 from moebox import codec, loose
 from moebox.bench.command import flags_of, flags_of_tests
-from moebox.core.measure import Load
 from moebox.core.recipe import Recipe
 from moebox.loose import Document, Json
 from moebox.report.block import Block, Part, Section, Table, columns, words
+from moebox.report.order import grouped, once
 from moebox.report.record import Asked, Level, RunRecord
 from moebox.report.tidy import redact
 
@@ -21,7 +21,7 @@ NEEDED = ("name", "engine", "model", "checkpoint", "served_name")
 
 def section(records: Sequence[RunRecord]) -> Section:
     """Per run: what to type, the recipe in full, the versions found."""
-    blocks: list[Block] = [block for record in records for block in of_run(record)]
+    blocks: Iterator[Block] = chain.from_iterable(map(of_run, records))
     return Section(id="reproduce", title="How to reproduce", blocks=(*blocks, *versions(records)))
 
 
@@ -48,12 +48,13 @@ def lean(recipe: Recipe) -> Document:
 
 def without(values: Json, usual: Json, keep: tuple[str, ...] = ()) -> Document:
     """What of `values` is not as in `usual`, tables looked through."""
-    left: Document = {}
-    for name, value in values.items():
-        if name in keep or value != usual.get(name):
-            before = usual.get(name)
-            left[name] = without(value, before) if isinstance(value, dict) and isinstance(before, dict) else value
-    return left
+    kept = [name for name, value in values.items() if name in keep or value != usual.get(name)]
+    return {name: difference(values[name], usual.get(name)) for name in kept}
+
+
+def difference(value: object, usual: object) -> object:
+    """A value, or what of a table is not as usual."""
+    return without(value, usual) if isinstance(value, dict) and isinstance(usual, dict) else value
 
 
 def commands(record: RunRecord) -> str:
@@ -61,9 +62,8 @@ def commands(record: RunRecord) -> str:
     if record.simulation:
         return simulated(record)
     lines = ["# save the recipe below as recipe.toml", "moebox up recipe.toml", "moebox verify recipe.toml"]
-    benches = benched(record.levels)
-    lines += benches or ["moebox bench recipe.toml"]
-    return "\n".join([*lines, "moebox report latest"])
+    benches = benched(record.levels) or ["moebox bench recipe.toml"]
+    return "\n".join([*lines, *benches, "moebox report latest"])
 
 
 def of_server(record: RunRecord) -> str:
@@ -80,76 +80,72 @@ def simulated(record: RunRecord) -> str:
     """What to type to simulate it again: nothing was started that could be started alone."""
     assert record.recipe is not None
     words = ["moebox", "run", record.recipe.model, *(("--box", record.box.name) if record.box else ()), "--twin"]
-    loads = sweep([whole(level.concurrency) for level in record.levels])
-    return shlex.join([*words, *given({"--concurrency": loads})])
+    return shlex.join([*words, *given({"--concurrency": sweep(record.levels)})])
 
 
 def benched(levels: Sequence[Level], target: Sequence[str] = ("recipe.toml",)) -> list[str]:
     """A `moebox bench` for each workload and way of driving it that was measured."""
-    found: dict[str, None] = {}
-    for flags in (*again(levels), *tests(levels), *told(levels)):
-        found[redact(shlex.join(["moebox", "bench", *target, *flags]))] = None
-    return list(found)
+    every = (*again(levels), *tests(levels), *told(levels))
+    return once(redact(shlex.join(["moebox", "bench", *target, *flags])) for flags in every)
 
 
 def again(levels: Sequence[Level]) -> list[list[str]]:
     """The flags of what moebox measured itself: they are kept with the figures."""
-    groups: dict[str, list[Asked]] = {}
-    for asked in filter(None, (level.asked for level in levels)):
-        if asked.load is not None and not asked.test:
-            unsalted = replace(asked, workload=replace(asked.workload, salt=""))
-            groups.setdefault(codec.to_json([unsalted.workload, asked.warmup, asked.slo]), []).append(unsalted)
-    return [flags for group in groups.values() for flags in swept(group)]
+    asked = [unsalted(level.asked) for level in levels if level.asked and not level.asked.test]
+    groups = grouped(asked, lambda each: codec.to_json([each.workload, each.warmup, each.slo]))
+    return [*chain.from_iterable(map(swept, groups.values()))]
+
+
+def unsalted(asked: Asked) -> Asked:
+    """Without the words that keep one measurement's prompts out of another's cache."""
+    return replace(asked, workload=replace(asked.workload, salt=""))
 
 
 def swept(group: Sequence[Asked]) -> list[list[str]]:
     """The flags of loads that differ in nothing else."""
     first = group[0]
-    loads = [asked.load for asked in group if asked.load]
-    return flags_of(first.workload, loads, warmup=first.warmup, slo=first.slo)
+    return flags_of(first.workload, [asked.load for asked in group], warmup=first.warmup, slo=first.slo)
 
 
 def tests(levels: Sequence[Level]) -> list[list[str]]:
     """The flags of --pp and --tg."""
-    asked = [level.asked for level in levels if level.asked is not None and level.asked.test]
+    asked = [level.asked for level in levels if level.asked and level.asked.test]
     if not asked:
         return []
     first = asked[0]
-    return [flags_of_tests([each.test for each in asked], first.workload, first.repeat, first.load or Load())]
+    return [flags_of_tests([each.test for each in asked], first.workload, first.repeat, first.load)]
 
 
 def told(levels: Sequence[Level]) -> list[list[str]]:
     """Flags for figures of others, as far as they say how they were measured."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for level in levels:
-        if level.asked is None:
-            groups.setdefault(told_workload(level), []).append(whole(level.concurrency))
-    return [[*key, *given({"--concurrency": sweep(loads)})] for key, loads in groups.items()]
+    groups = grouped([level for level in levels if level.asked is None], told_workload)
+    return [[*key, *given({"--concurrency": sweep(group)})] for key, group in groups.items()]
 
 
-def sweep(loads: Sequence[str]) -> str:
+def sweep(levels: Sequence[Level]) -> str:
     """Each concurrency once, the lowest first."""
-    return ",".join(sorted({load for load in loads if load}, key=int))
+    return ",".join(sorted(once(whole(level.concurrency) for level in levels), key=int))
 
 
 def told_workload(level: Level) -> tuple[str, ...]:
     """What was asked, by what is known of a row."""
     turns = re.search(r"(\d+)[- ]turn", level.workload)
     served = level.output_tok_s or level.output_tokens or turns
-    if not served and (level.pp_tok_s or level.tg_tok_s):
+    if level.alone and not served:
         return given({"--pp": USUAL_PP if level.pp_tok_s else "", "--tg": USUAL_TG if level.tg_tok_s else ""})
+    conversation = {"--workload": "turns", "--turns": turns[1]} if turns else {}
+    return given(conversation | told_load(level))
+
+
+def told_load(level: Level) -> dict[str, str]:
+    """The flags of a load, as far as they are known; its concurrency is swept."""
     rate = 0.0 if level.concurrency else level.rate
-    return (
-        *(("--workload", "turns", "--turns", turns[1]) if turns else ()),
-        *given(
-            {
-                "--input": whole(level.input_tokens),
-                "--output": whole(level.output_tokens),
-                "--rate": f"{rate:g}" if rate else "",
-                "--requests": whole(level.requests),
-            }
-        ),
-    )
+    return {
+        "--input": whole(level.input_tokens),
+        "--output": whole(level.output_tokens),
+        "--rate": f"{rate:g}" if rate else "",
+        "--requests": whole(level.requests),
+    }
 
 
 def given(flags: dict[str, str]) -> tuple[str, ...]:
