@@ -26,7 +26,7 @@ PLACES = {
     "unused": 8,
     "free": 8,
 }
-LIGHT_PARTS = {"vision", "draft", "unused", "free", "activations", "other weights"}  # dark words on these
+LIGHT_PARTS = {"vision", "draft", "activations", "other weights"}  # dark words on these
 
 
 def collapse(devices: Sequence[Device]) -> list[tuple[str, Device]]:
@@ -37,9 +37,11 @@ def collapse(devices: Sequence[Device]) -> list[tuple[str, Device]]:
             groups[-1].append(device)
         else:
             groups.append([device])
-    return [
-        (f"{group[0].name} – {group[-1].name}, each" if len(group) > 1 else group[0].name, group[0]) for group in groups
-    ]
+    return [(_names(group), group[0]) for group in groups]
+
+
+def _names(group: Sequence[Device]) -> str:
+    return f"{group[0].name} – {group[-1].name}, each" if len(group) > 1 else group[0].name
 
 
 def alike(a: Device, b: Device) -> bool:
@@ -89,21 +91,31 @@ def stack(device: Device, across: Scale, y: float, height: float, kind: str, wid
     unit = scale_of(widest)[0]
     for name, size in device.parts.items():
         start, end = across.at(place), across.at(place + size)
-        colour = f"var(--m{PLACES.get(name, 7)})"
         words = f"{name} {units.gib(size)} ({size / device.total * 100:.1f}% of {units.gib(device.total)}, {kind})"
-        look = {"fill": colour, "stroke": "var(--panel)", "stroke_width": 1}
+        look = {"fill": f"var(--m{PLACES.get(name, 7)})", "stroke": "var(--panel)", "stroke_width": 1}
         inner = hint(words) + tag("rect", x=start, y=y, width=max(end - start, 0.5), height=height, **look)
-        short = f"{size / unit:.1f}" if end - start < 92 else f"{name} {size / unit:.1f}"
-        if end - start > 30:
-            ink = "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
-            ink = "var(--ink)" if name in ("free", "unused") else ink
-            inner += text((start + end) / 2, y + height / 2 + 4, short, text_anchor="middle", fill=ink, font_size=11.5)
+        inner += part_label(name, size / unit, start, end, y + height / 2 + 4)
         body += tag("g", inner, class_="part", data_part=name)
         place += size
     outline = {"fill": "none", "stroke": "var(--faint)", "stroke_width": 0.8}
     return body + tag(
         "rect", x=across.start, y=y, width=across.at(device.total) - across.start, height=height, **outline
     )
+
+
+def part_label(name: str, size: float, start: float, end: float, base: float) -> str:
+    """A part's name and size as far as it has room for them."""
+    if end - start <= 30:
+        return ""
+    words = f"{size:.1f}" if end - start < 92 else f"{name} {size:.1f}"
+    return text((start + end) / 2, base, words, text_anchor="middle", fill=part_ink(name), font_size=11.5)
+
+
+def part_ink(name: str) -> str:
+    """A colour that can be read on the part's own."""
+    if name in ("free", "unused"):
+        return "var(--ink)"
+    return "#1b1e23" if name in LIGHT_PARTS else "#ffffff"
 
 
 def ranked(rows: Sequence[tuple[str, int, float, str]], *, label: str, unit: str = "") -> Markup | None:
@@ -126,10 +138,11 @@ def ranked(rows: Sequence[tuple[str, int, float, str]], *, label: str, unit: str
 
 def phases(spans: Sequence[tuple[str, float, float]], *, label: str) -> Markup | None:
     """What took how long, along one clock."""
-    spans = [span for span in spans if span[2] > span[1]]
+    spans = [(name, opened, closed) for name, opened, closed in spans if closed > opened]
     if not spans:
         return None
-    start, end = min(span[1] for span in spans), max(span[2] for span in spans)
+    _, starts, ends = zip(*spans, strict=True)
+    start, end = min(starts), max(ends)
     across = Scale(low=0, high=end - start, start=120, end=WIDTH - 70)
     body, y = "", 4.0
     for name, opened, closed in spans:

@@ -43,6 +43,12 @@ class Series:
     markers: bool = True
     band: tuple[tuple[float, float, float], ...] = ()  # x, low, high
 
+    @property
+    def heights(self) -> list[float]:
+        """Every value that the upright axis must hold."""
+        edges = chain.from_iterable((low, high) for _, low, high in self.band)
+        return [*(value for _, value in self.points), *edges]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -75,10 +81,8 @@ def line(series: Sequence[Series], *, x: Axis, y: Axis, label: str, height: floa
     shown = usable(series)
     if not shown:
         return None
-    xs, ys = zip(*chain.from_iterable(curve.points for curve in shown), strict=True)
-    edges = [edge for curve in shown for _, low, high in curve.band for edge in (low, high)]
-    across = axis_scale(xs, x, LEFT, WIDTH - RIGHT)
-    up = axis_scale([*ys, *edges], y, height - BOTTOM, TOP)
+    across = axis_scale([at for curve in shown for at, _ in curve.points], x, LEFT, WIDTH - RIGHT)
+    up = axis_scale([*chain.from_iterable(curve.heights for curve in shown)], y, height - BOTTOM, TOP)
     body = grid(across, up, x, y, height)
     body += "".join(draw(curve, across, up, index, x, y) for index, curve in enumerate(shown))
     body += tag(
@@ -93,11 +97,15 @@ def axis_scale(values: Sequence[float], axis: Axis, start: float, end: float) ->
     if positive and _logarithmic(values, axis):
         low, high = _log_ends(min(positive), max(values), exact=bool(axis.ticks))
         return Scale(low=low, high=high, start=start, end=end, log=True)
-    low, high = min(values), max(values)
-    low = min(0.0, low) if axis.zero else low
+    low, high = _linear_ends(min(values), max(values), zero=axis.zero)
+    return Scale(low=low, high=high, start=start, end=end)
+
+
+def _linear_ends(low: float, high: float, *, zero: bool) -> tuple[float, float]:
+    """The ends of a linear axis: from zero with a little room above, or just what is there."""
+    low = min(0.0, low) if zero else low
     high = high if high > low else low + max(1.0, abs(low))
-    headroom = (high - low) * 0.06 if axis.zero else 0.0
-    return Scale(low=low, high=high + headroom, start=start, end=end)
+    return low, high + (high - low) * 0.06 if zero else high
 
 
 def _logarithmic(values: Sequence[float], axis: Axis) -> bool:

@@ -216,8 +216,7 @@ class Step:
     ttft_ms: float | None = None
     kv_tokens: float | None = None
     gain: float | None = None  # relative to the last good step
-    low: float | None = None
-    high: float | None = None
+    interval: tuple[float, float] | None = None  # in which the gain lies
     source: str = ""
 
 

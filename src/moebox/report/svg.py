@@ -108,13 +108,17 @@ def nice_step(span: float, count: int) -> float:
 def ticks(low: float, high: float, *, log: bool = False, count: int = 5) -> list[float]:
     """Round values between `low` and `high`: steps, or powers of ten (halves too where few) on a log axis."""
     if log:
-        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        mantissas = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
-        values = [mantissa * 10.0**power for power in range(first, last + 1) for mantissa in mantissas]
-        return [value for value in values if low * 0.999 <= value <= high * 1.001]
+        return [value for value in decades(low, high) if low * 0.999 <= value <= high * 1.001]
     step = nice_step(high - low, count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(place * step, 12) for place in range(first, last + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten around `low` and `high`, with steps between them where they are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
+    return [step * 10.0**power for power in range(first, last + 1) for step in steps]
 
 
 def spread(values: Sequence[float], room: float, places: Sequence[float]) -> list[float]:

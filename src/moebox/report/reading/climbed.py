@@ -17,6 +17,12 @@ def steps_of(document: object, entries: Sequence[Entry]) -> list[Step]:
     return [step_of(row) for row in table]
 
 
+def interval_of(row: Json) -> tuple[float, float] | None:
+    """Between what the gain lies; None where it was measured once."""
+    low, high = figure(row, "gain.low", "gain_low"), figure(row, "gain.high", "gain_high")
+    return None if low is None or high is None else (low, high)
+
+
 def step_of(row: Json) -> Step:
     """One step."""
     return Step(
@@ -28,7 +34,6 @@ def step_of(row: Json) -> Step:
         ttft_ms=figure(row, "ttft_ms"),
         kv_tokens=figure(row, "kv_tokens"),
         gain=figure(row, "gain.share", "gain"),
-        low=figure(row, "gain.low", "gain_low"),
-        high=figure(row, "gain.high", "gain_high"),
+        interval=interval_of(row),
         source=words(row, "source"),
     )

@@ -46,7 +46,8 @@ def gain(step: Step) -> Cell:
     """The gain with its interval; a longer context cannot make anything faster, so it shows none."""
     if step.change.startswith("context ") and (step.gain or 0.0) >= 0:
         return words("", title="a longer context is verified, not made faster")
-    if step.low is None or step.high is None:
+    if step.interval is None:
         return Cell(text=change(step.gain), value=step.gain)
-    text = f"{change(step.gain)} ({change(step.low)} … {change(step.high)})"
-    return Cell(text=text, value=step.gain, tone="good" if step.low > 0 else "")
+    low, high = step.interval
+    text = f"{change(step.gain)} ({change(low)} … {change(high)})"
+    return Cell(text=text, value=step.gain, tone="good" if low > 0 else "")

@@ -5,6 +5,7 @@ from itertools import chain
 
 from moebox.report.block import Block, Cell, Part, Section, Table, Tone, columns, words
 from moebox.report.format import listed
+from moebox.report.order import once
 from moebox.report.palette import colour
 from moebox.report.record import CheckResult, Mark, RunRecord
 
@@ -30,7 +31,7 @@ def ladder(record: RunRecord, index: int) -> Part:
 def matrix(records: Sequence[RunRecord]) -> Table:
     """Checks down, runs across."""
     tables = [{check.name: verdict(check) for check in record.checks} for record in records]
-    names = dict.fromkeys(chain.from_iterable(tables))  # in the order they were met
+    names = once(chain.from_iterable(tables))
     rows = tuple((words(name), *(table.get(name, words("")) for table in tables)) for name in names)
     titles = ("Check", *(record.label for record in records))
     return Table(columns=columns(*titles, text=range(len(titles))), rows=rows, sortable=False)

@@ -99,9 +99,9 @@ def _served(record: RunRecord) -> str:
     real = [attempt for attempt in record.attempts if not attempt.aside]
     if real:
         return BY_ATTEMPT.get(real[-1].outcome, "RUNNING" if record.live else "ENDED")
-    return "WORKING" if record.marked("pass") or measured(record) else "not tried"
+    return "WORKING" if answered(record) else "not tried"
 
 
-def measured(record: RunRecord) -> bool:
-    """Whether any figure says that it served."""
-    return any(level.tok_s for level in record.levels)
+def answered(record: RunRecord) -> bool:
+    """Whether a check or a figure says that it served."""
+    return bool(record.marked("pass")) or any(level.tok_s for level in record.levels)

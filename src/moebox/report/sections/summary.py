@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from moebox import units
-from moebox.report.block import Block, Prose, Section, Tile, Tiles
+from moebox.report.block import Block, Prose, Section, Tile, Tiles, Tone
 from moebox.report.format import capital, listed, milliseconds, number, short
 from moebox.report.naming import box_title, engine_title, model_title, quant_title, spread_title
+from moebox.report.order import grouped, once
 from moebox.report.palette import colour
 from moebox.report.record import Level, RunRecord
 from moebox.report.rules import Advice, advise, sweeps
@@ -71,19 +72,19 @@ def cache_tiles(record: RunRecord) -> Iterable[Tile]:
 
 def check_tiles(record: RunRecord) -> Iterable[Tile]:
     """How many checks passed; nothing of a simulation, whose answers mean nothing."""
-    tried, failed = record.tried, record.marked("fail")
-    if not tried or record.simulation:
-        return
-    passed, warned = str(len(record.marked("pass"))), len(record.marked("warn"))
+    if record.tried and not record.simulation:
+        detail, tone = verdict(record)
+        yield Tile(figure=str(len(record.marked("pass"))), label="checks passed", detail=detail, tone=tone)
+
+
+def verdict(record: RunRecord) -> tuple[str, Tone]:
+    """What there is to say of the checks beside how many passed."""
+    failed, warned = record.marked("fail"), record.marked("warn")
     if failed:
-        yield Tile(figure=passed, label="checks passed", detail=f"{listed(failed)} failed", tone="bad")
-    elif warned:
-        detail = f"of {len(tried)}; {warned} with warnings"
-        yield Tile(figure=passed, label="checks passed", detail=detail, tone="warn")
-    elif record.checking:
-        yield Tile(figure=passed, label="checks passed", detail=record.check_count, tone="warn")
-    else:
-        yield Tile(figure=passed, label="checks passed", detail=f"of {len(tried)}", tone="good")
+        return f"{listed(failed)} failed", "bad"
+    if warned:
+        return f"of {len(record.tried)}; {len(warned)} with warnings", "warn"
+    return (record.check_count, "warn") if record.checking else (f"of {len(record.tried)}", "good")
 
 
 def forecast_tiles(record: RunRecord) -> Iterable[Tile]:
@@ -134,26 +135,28 @@ FIGURES = (
 def each(records: Sequence[RunRecord]) -> list[Tile]:
     """One figure that most runs have, run by run."""
     name, label = max(FIGURES, key=lambda figure: sum(bool(record.peak(figure[0])) for record in records))
-    tiles = []
-    for index, record in enumerate(records):
-        if level := record.peak(name):
-            detail = f"{label} {at(level)}".strip()
-            value = number(getattr(level, name))
-            tiles.append(Tile(figure=value, unit="tok/s", label=record.label, detail=detail, colour=colour(index)))
-    return tiles
+    return [
+        rate_tile(record.highest(name), record.label, f"{label} {at(level)}".strip(), index)
+        for index, record in enumerate(records)
+        if (level := record.peak(name))
+    ]
 
 
 def best(records: Sequence[RunRecord]) -> list[Tile]:
     """Each figure's best run."""
-    tiles = []
-    for name, label in FIGURES:
-        found = ((record.highest(name), index) for index, record in enumerate(records))
-        peaks = [(value, index) for value, index in found if value is not None]
-        if peaks:
-            value, index = max(peaks)
-            detail = records[index].label
-            tiles.append(Tile(figure=number(value), unit="tok/s", label=label, detail=detail, colour=colour(index)))
-    return tiles
+    tops = ((label, top(records, name)) for name, label in FIGURES)
+    return [rate_tile(value, label, records[index].label, index) for label, (value, index) in tops if value is not None]
+
+
+def top(records: Sequence[RunRecord], name: str) -> tuple[float | None, int]:
+    """The highest value of a figure, and the place of the run that has it; None where no run does."""
+    found = ((record.highest(name), index) for index, record in enumerate(records))
+    return max(((value, index) for value, index in found if value is not None), default=(None, 0))
+
+
+def rate_tile(value: float | None, label: str, detail: str, index: int) -> Tile:
+    """A rate of one run."""
+    return Tile(figure=number(value), unit="tok/s", label=label, detail=detail, colour=colour(index))
 
 
 def prose(records: Sequence[RunRecord]) -> list[str]:
@@ -180,7 +183,7 @@ def recommended(records: Sequence[RunRecord]) -> str:
 
 def explained(records: Sequence[RunRecord]) -> list[str]:
     """What a reader cannot know: the phantom is no model of anybody's."""
-    if not any(record.recipe and model_title(record.recipe.model).startswith("phantom") for record in records):
+    if not any(model_name(record).startswith("phantom") for record in records):
         return []
     return ["The phantom is moebox's rehearsal model: 17 M parameters in Kimi's architecture."]
 
@@ -209,20 +212,21 @@ def stopped(record: RunRecord) -> str:
 
 def openings(records: Sequence[RunRecord]) -> list[str]:
     """Runs of one model on one box in one sentence."""
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
-    for record in records:
-        if record.recipe:
-            groups.setdefault((model_title(record.recipe.model), box_title(record)), []).append(record)
-    return [opening(group) for group in groups.values()]
+    planned = [record for record in records if record.recipe]
+    return [*map(opening, grouped(planned, lambda record: (model_name(record), box_title(record))).values())]
+
+
+def model_name(record: RunRecord) -> str:
+    """The model as a reader knows it; "" without a recipe."""
+    return model_title(record.recipe.model) if record.recipe else ""
 
 
 def opening(group: Sequence[RunRecord]) -> str:
     """What ran on what, with what, and whether it works."""
     first = group[0]
-    assert first.recipe is not None
-    quants = listed(list(dict.fromkeys(map(quant_title, group))))
-    engines = listed(list(dict.fromkeys(map(engine_title, group))))
-    name = f"{model_title(first.recipe.model)} ({quants})"
+    quants = listed(once(map(quant_title, group)))
+    engines = listed(once(map(engine_title, group)))
+    name = f"{model_name(first)} ({quants})"
     where = f" on {box_title(first)}" if box_title(first) else ""
     if len(group) == 1:
         state = STATES.get(status(first), "was tried")
