@@ -15,7 +15,7 @@ from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 
 NAME = "phantom"
-CONTEXT = 2048  # of each slot; it was trained to read 8,192, but a CPU takes minutes for that
+CONTEXT = 2048  # of each slot; it was trained to read 8,192, for which a CPU takes half a minute
 SLOTS = 4
 THREADS = "MOEBOX_THREADS"  # variable that says how many threads the phantom computes with
 MOST_THREADS = 4  # so small a model gains nothing from more
