@@ -143,6 +143,8 @@ def test_how_far_outside_its_band_a_speed_is(measured: float, words: str):
     pair = Pair(run=0, what="decode", planned=121.0, measured=measured, band=(114.8, 128.0))
 
     assert judged(pair) == f"forecast 121 (115 to 128): {words}"
+    nothing = replace(pair, planned=0.0, band=(0.0, 0.0))  # in somebody's file
+    assert judged(nothing) == "forecast 0 (0 to 0): 100% above its band"
 
 
 def test_the_speed_is_judged_by_the_forecast_of_its_own_load(tmp_path: Path):

@@ -167,8 +167,8 @@ def without_empty(table: Table, *, alone: bool) -> Table:
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
     hidden = "Run" if alone else ""
     kept = [(head, cells) for head, cells in columns if filled(cells) and head.title != hidden]
-    heads, rows = zip(*kept, strict=True)
-    return replace(table, columns=heads, rows=tuple(zip(*rows, strict=True)))
+    rows = zip(*(cells for _, cells in kept), strict=True)
+    return replace(table, columns=tuple(head for head, _ in kept), rows=tuple(rows))
 
 
 def filled(cells: Sequence[Cell]) -> bool:

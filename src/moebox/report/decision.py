@@ -179,7 +179,7 @@ def judged(pair: Pair) -> str:
 def _outside(measured: float, low: float, high: float) -> str:
     """How far from which end of the band."""
     edge, side = (low, "below") if measured < low else (high, "above")
-    off = abs(measured / edge - 1)
+    off = abs(measured / edge - 1) if edge else 1.0  # a run folder may say anything
     return f"{f'{off:.0%}' if off >= 0.01 else 'less than 1%'} {side} its band"
 
 
