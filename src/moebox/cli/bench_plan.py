@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from moebox.bench.command import PER_STREAM
 from moebox.cli import flags
 from moebox.core.measure import Api, Arrivals, Axis, Load, Workload, WorkloadKind
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_tokens
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TURNS = 16  # of a conversation, where neither a flag nor a preset says it
 THINK_S = 1.0
+MOST_TOKENS = 1_200_000  # of one prompt or reply, and streams
 OPEN_LOOP = 100  # requests at a rate, where nothing says how many
 OF_A_FILE: tuple[WorkloadKind, ...] = ("prompts", "trace")
 # What a preset is made of: with other values it would be another benchmark under its name.
@@ -121,8 +122,7 @@ def plan_of(asked: Asked, name: str, search: Axis | None = None) -> Plan:
     _refuse_pace(asked, workload, search)
     common = _common(asked)
     warmup = asked.warmup or 0
-    if warmup < 0:
-        raise BadInput("--warmup is not below 0")
+    refuse_if(warmup < 0, "--warmup is not below 0")
     loads = _loads(asked, common, workload, base)
     changed = base is not None and (workload, loads) != _unchanged(_bare(asked), base)
     return Plan(workload=workload, loads=loads, warmup=warmup, name=f"{name}-changed" if changed else name)
@@ -131,11 +131,11 @@ def plan_of(asked: Asked, name: str, search: Axis | None = None) -> Plan:
 def refuse_load(asked: Asked, **others: object) -> None:
     """--pp and --tg are tests of their own: what they would ignore is refused."""
     ignored = flags.given(**asked.those(OF_A_LOAD), **others)
-    if ignored:
-        raise BadInput(
-            f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
-            hint="leave it out, or run `moebox bench` once more without --pp and --tg",
-        )
+    refuse_if(
+        ignored,
+        f"--pp and --tg send one request at a time and do not take {', '.join(ignored)}",
+        hint="leave it out, or run `moebox bench` once more without --pp and --tg",
+    )
 
 
 def _refuse_pace(asked: Asked, workload: Workload, search: Axis | None) -> None:
@@ -144,12 +144,17 @@ def _refuse_pace(asked: Asked, workload: Workload, search: Axis | None) -> None:
         flags.belong_to("--rate", arrivals=asked.arrivals, burstiness=asked.burstiness)
     if asked.arrivals == "constant":
         flags.not_taken("--arrivals constant has equal gaps", burstiness=asked.burstiness)
-    if workload.kind == "trace" and search == "rate":
-        flags.not_taken("a trace has its own times", search=search)
     if search:
-        _refuse_several("--search starts at one load", concurrency=asked.concurrency, rate=asked.rate)
+        _refuse_in_search(asked, workload, search)
     if workload.kind == "trace" or asked.rate is not None:
         _refuse_several("one limit is kept to in an open loop", concurrency=asked.concurrency)
+
+
+def _refuse_in_search(asked: Asked, workload: Workload, search: Axis) -> None:
+    """BadInput for what a search cannot change, and for more than it begins with."""
+    if workload.kind == "trace" and search == "rate":
+        flags.not_taken("a trace has its own times", search=search)
+    _refuse_several("--search starts at one load", concurrency=asked.concurrency, rate=asked.rate)
 
 
 def _refuse_several(why: str, **lists: str | None) -> None:
@@ -174,11 +179,12 @@ def _preset(name: str, asked: Asked) -> "Preset":
     from moebox.bench.presets import preset
 
     base = preset(name)
-    if refused := flags.given(**asked.those(OF_A_PRESET)):
-        raise BadInput(
-            f"--preset {name} says what is asked: it does not take {' or '.join(refused)}",
-            hint="leave --preset out; lengths, loads and counts of requests may be given with it",
-        )
+    refused = flags.given(**asked.those(OF_A_PRESET))
+    refuse_if(
+        refused,
+        f"--preset {name} says what is asked: it does not take {' or '.join(refused)}",
+        hint="leave --preset out; lengths, loads and counts of requests may be given with it",
+    )
     return base
 
 
@@ -200,8 +206,7 @@ def _workload(asked: Asked, base: "Preset | None") -> Workload:
         ignore_eos=before.ignore_eos and not asked.stop_at_eos,
         extra=before.extra | _extra(asked.extra_body),
     )
-    if min(workload.input_tokens, workload.output_tokens) < 1:
-        raise BadInput("--input and --output are above 0")
+    refuse_if(min(workload.input_tokens, workload.output_tokens) < 1, "--input and --output are above 0")
     return workload
 
 
@@ -216,10 +221,14 @@ def _refuse_flags(asked: Asked, workload: Workload) -> None:
         flags.belong_to("--prefix", prefixes=asked.prefixes)
     why, names = OWN.get(workload.kind, ("", ()))
     flags.not_taken(why, **asked.those(names))
-    if workload.kind in OF_A_FILE and not (asked.file or workload.file):
-        raise BadInput(f"--workload {workload.kind} needs --file")
-    if asked.file and not asked.file.is_file():
-        raise BadInput(f"{asked.file}: no such file")
+    _refuse_file(asked.file, workload)
+
+
+def _refuse_file(given: Path | None, workload: Workload) -> None:
+    """BadInput where a workload of a file has none, or it is not there."""
+    if workload.kind in OF_A_FILE:
+        refuse_if(not (given or workload.file), f"--workload {workload.kind} needs --file")
+    refuse_if(given and not given.is_file(), f"{given}: no such file")
 
 
 def _usual_workload(kind: WorkloadKind) -> Workload:
@@ -228,13 +237,11 @@ def _usual_workload(kind: WorkloadKind) -> Workload:
 
 def _common(asked: Asked) -> Load:
     burstiness = 1.0 if asked.burstiness is None else asked.burstiness
-    if burstiness <= 0:
-        raise BadInput("--burstiness is above 0")
-    if asked.requests is not None and asked.requests < 1:
-        raise BadInput("--requests is above 0")
+    refuse_if(burstiness <= 0, "--burstiness is above 0")
     return Load(
         arrivals=asked.arrivals or "poisson",
         burstiness=burstiness,
+        requests=_whole("--requests", asked.requests, 0),
         duration_s=_seconds("--duration", asked.duration, 0.0),
         ramp_s=_seconds("--ramp", asked.ramp, 0.0),
         timeout_s=_seconds("--timeout", asked.timeout, 0.0),
@@ -246,27 +253,25 @@ def _common(asked: Asked) -> Load:
 def _loads(asked: Asked, common: Load, workload: Workload, base: "Preset | None") -> tuple[Load, ...]:
     """One load for each concurrency or rate; a trace has its own times."""
     streams = counts("--concurrency", asked.concurrency)
-    limit = streams[0] if streams else 0
+    limited = replace(common, concurrency=streams[0] if streams else 0)
     if workload.kind == "trace":
-        return (replace(common, concurrency=limit, requests=asked.requests or 0),)
+        return (limited,)
     if asked.rate is not None:
-        requests = _requests(asked, common, (base.requests if base else 0) or OPEN_LOOP)
-        return tuple(replace(common, rate=rate, concurrency=limit, requests=requests) for rate in _rates(asked.rate))
+        requests = _requests(common, (base.requests if base else 0) or OPEN_LOOP)
+        return tuple(replace(limited, rate=rate, requests=requests) for rate in _rates(asked.rate))
     usual = base.concurrency if base else (1,)
-    return tuple(_closed(asked, common, number, _usual(number, workload, base)) for number in streams or usual)
+    return tuple(_closed(common, number, _usual(number, workload, base)) for number in streams or usual)
 
 
-def _closed(asked: Asked, common: Load, streams: int, usual: int) -> Load:
+def _closed(common: Load, streams: int, usual: int) -> Load:
     """So many streams, each sending its next request when the one before has ended."""
-    requests = _requests(asked, common, usual)
+    requests = _requests(common, usual)
     return replace(common, concurrency=min(streams, requests or streams), requests=requests)
 
 
-def _requests(asked: Asked, common: Load, usual: int) -> int:
+def _requests(common: Load, usual: int) -> int:
     """How many are sent: as asked, without end for a duration, as usual otherwise."""
-    if asked.requests:
-        return asked.requests
-    return 0 if common.duration_s else usual
+    return usual if not common.requests and not common.duration_s else common.requests
 
 
 def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:
@@ -275,23 +280,19 @@ def _usual(streams: int, workload: Workload, base: "Preset | None") -> int:
 
 def counts(flag: str, text: str | None) -> tuple[int, ...]:
     """Numbers written like "1,8,32"."""
-    try:
-        found = tuple(map(parse_tokens, text.split(","))) if text else ()
-    except ValueError:
-        raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32") from None
-    if any(value < 1 or value > 60_000 * 20 for value in found):
-        raise BadInput(f"{flag}: {text!r} holds a count out of range", hint="write it like 1,8,32")
-    return found
+    return flags.numbers(
+        text.split(",") if text else (),
+        parse_tokens,
+        lambda value: 1 <= value <= MOST_TOKENS,
+        wrong=f"{flag}: {text!r} is not a list of counts",
+        beyond=f"{flag}: {text!r} holds a count out of range",
+        hint="write it like 1,8,32",
+    )
 
 
-def _rates(text: str | None) -> tuple[float, ...]:
-    try:
-        found = tuple(map(float, (text or "").split(",")))
-    except ValueError:
-        found = ()
-    if not found or any(not 0 < rate < 1e6 for rate in found):
-        raise BadInput(f"--rate: {text!r} is not a list of rates", hint="write it like 0.5,1,2")
-    return found
+def _rates(text: str) -> tuple[float, ...]:
+    wrong = f"--rate: {text!r} is not a list of rates"
+    return flags.numbers(text.split(","), float, lambda rate: 0 < rate < 1e6, wrong=wrong, hint="write it like 0.5,1,2")
 
 
 def _tokens(flag: str, text: str | None, usual: int) -> int:
@@ -303,9 +304,10 @@ def _seconds(flag: str, text: str | None, usual: float) -> float:
 
 
 def _whole(flag: str, value: int | None, usual: int) -> int:
-    if value is not None and value < 1:
-        raise BadInput(f"{flag} is above 0")
-    return usual if value is None else value
+    if value is None:
+        return usual
+    refuse_if(value < 1, f"{flag} is above 0")
+    return value
 
 
 def _extra(text: str) -> dict[str, Any]:

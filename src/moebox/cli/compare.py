@@ -1,15 +1,16 @@
 """`moebox compare`: two recipes, or two servers, side by side and with judgement."""
 
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.output import answer, emit, people, talk
+from moebox.cli.output import answer, exit_code, people, talk
 from moebox.cli.signals import told_when_interrupted
 from moebox.core.endpoint import Endpoint
-from moebox.errors import BadInput, refuse_outside
+from moebox.errors import refuse_if, refuse_outside
 from moebox.stream.limits import simulated
 from moebox.units import percent, plural, seconds, tok_s
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from moebox.flows.compare import Comparison, Target
+    from moebox.flows.compare_tasks import ByTask
     from moebox.store import Run
     from moebox.tasks.job import Level
     from moebox.tasks.result import JobResult
@@ -97,7 +99,7 @@ def compare(
     names = _names(left, right)
     run.write_json("compare.json", {"comparison": found, "sides": sides, "seed": first, **names})
     answer(json, {**codec.plain(found), **names, "run": str(run.path)}, lambda: _show(found, names))
-    return 0 if found.as_good and not found.slower else 1
+    return exit_code(found.as_good and not found.slower)
 
 
 def _refuse_for_recipes(a: str, b: str, *, model: str, model_b: str, key_env: str) -> None:
@@ -114,20 +116,21 @@ def _refuse_for_recipes(a: str, b: str, *, model: str, model_b: str, key_env: st
 
 
 def _names(a: "Target", b: "Target") -> dict[str, str]:
-    """What A and B are: the URL of a server, the name of a recipe."""
-    return {
-        key: side.base_url if isinstance(side, Endpoint) else side.name
-        for key, side in (("target_a", a), ("target_b", b))
-    }
+    """What A and B are."""
+    return {"target_a": _name(a), "target_b": _name(b)}
+
+
+def _name(side: "Target") -> str:
+    """The URL of a server, the name of a recipe."""
+    return side.base_url if isinstance(side, Endpoint) else side.name
 
 
 def _simulated(left: "Target", right: "Target") -> bool:
     """Whether both are; BadInput where only one is: a forecast and a measurement say nothing about each other."""
     twins = [isinstance(side, Endpoint) and simulated(side) for side in (left, right)]
-    if any(twins) and not all(twins):
-        names = ("A", "B") if twins[0] else ("B", "A")
-        raise BadInput("{} is a simulation, and {} is not: nothing would be learned".format(*names))
-    return all(twins)
+    names = ("A", "B") if twins[0] else ("B", "A")
+    refuse_if(twins[0] != twins[1], "{} is a simulation, and {} is not: nothing would be learned".format(*names))
+    return twins[0]
 
 
 def _not_resumed(run: "Run") -> str:
@@ -135,14 +138,11 @@ def _not_resumed(run: "Run") -> str:
 
 
 def _streams(given: list[str] | None) -> tuple[int, ...]:
-    words = [word for word in ",".join(given or ("1,4",)).split(",") if word.strip()]
-    try:
-        streams = tuple(map(int, words))
-    except ValueError:
-        raise BadInput(f"--concurrency {','.join(words)}: write it like 1,4,16") from None
-    if not streams or min(streams) < 1 or max(streams) > 256:
-        raise BadInput("--concurrency is 1 to 256, like 1,4,16")
-    return streams
+    words = flags.names(*(given or ("1,4",)))
+    limits = "--concurrency is 1 to 256, like 1,4,16"
+    refuse_if(not words, limits)
+    wrong = f"--concurrency {','.join(words)}: write it like 1,4,16"
+    return flags.numbers(words, int, lambda number: 1 <= number <= 256, wrong=wrong, beyond=limits)
 
 
 def _target(target: str, model: str, key_env: str) -> "Target":
@@ -163,6 +163,8 @@ def _by_task(
     a: "Target", b: "Target", family: list[str] | None, level: "Level", jobs: int, parallel: int, seed: int, json: bool
 ) -> int:
     """The same jobs on both sides."""
+    from rich.text import Text
+
     from moebox import codec
     from moebox.cli.task import families
     from moebox.cli.task_view import line
@@ -178,19 +180,18 @@ def _by_task(
         if not json:
             people().print(Text(f"{side} ") + line(result, people().width - 2))
 
-    from rich.text import Text
-
     with told_when_interrupted(_not_resumed(run)):
         found = compare_by_task(a, b, names, run, runner.Options(parallel=parallel), tell)
     targets = _names(a, b)
     run.write_json("compare.json", {"by_task": found, "seed": seed, **targets})
-    if json:
-        emit({**codec.plain(found), **targets, "run": str(run.path)})
-    else:
-        people().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
-        people().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
-        people().print(found.verdict, markup=False)
-    return 0 if found.as_good else 1
+    answer(json, {**codec.plain(found), **targets, "run": str(run.path)}, lambda: _show_jobs(found))
+    return exit_code(found.as_good)
+
+
+def _show_jobs(found: "ByTask") -> None:
+    people().print(f"solved: A {found.solved_a} of {found.jobs}, B {found.solved_b} of {found.jobs}")
+    people().print(f"B less A: {found.share:+.0%} of jobs ({found.low:+.0%} to {found.high:+.0%})")
+    people().print(found.verdict, markup=False)
 
 
 def _show(found: "Comparison", names: dict[str, str]) -> None:
@@ -207,25 +208,36 @@ def _show(found: "Comparison", names: dict[str, str]) -> None:
 
 def _table(found: "Comparison") -> "Table":
     """Both sides, a row for each kind of answer and for each load."""
-    from rich.markup import escape
     from rich.table import Table
 
+    table = Table("", "A", "B", "", box=None, pad_edge=False)
+    for row in (*_answer_rows(found), *_speed_rows(found)):
+        table.add_row(*row)
+    return table
+
+
+def _answer_rows(found: "Comparison") -> Iterator[tuple[str, ...]]:
+    """How right each was, and how often its drafts were taken."""
     answers = found.answers
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "A", "B", ""):
-        table.add_column(title, justify="left")
     for what, left, right in (
         ("right answers", answers.right_a, answers.right_b),
         ("valid JSON", answers.json_a, answers.json_b),
         ("valid tool calls", answers.tools_a, answers.tools_b),
     ):
-        table.add_row(what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", "")
+        yield what, f"{left.passed} of {left.trials}", f"{right.passed} of {right.trials}", ""
     accepted = (found.acceptance_a, found.acceptance_b)
     if accepted != (None, None):
-        shown = ["" if share is None else percent(share) for share in accepted]
-        table.add_row("draft tokens accepted", *shown, "")
+        yield "draft tokens accepted", *map(_share, accepted), ""
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else percent(share)
+
+
+def _speed_rows(found: "Comparison") -> Iterator[tuple[str, ...]]:
+    """Tokens a second and first token at each load."""
+    from rich.markup import escape
+
     for row in found.gains:
-        speeds = (tok_s(row.a_tok_s), tok_s(row.b_tok_s))
-        table.add_row(plural(row.concurrency, "stream"), *speeds, escape(str(row.gain or "")))
-        table.add_row("  first token", seconds(row.a_ttft_ms / 1e3), seconds(row.b_ttft_ms / 1e3), "")
-    return table
+        yield plural(row.concurrency, "stream"), tok_s(row.a_tok_s), tok_s(row.b_tok_s), escape(str(row.gain or ""))
+        yield "  first token", seconds(row.a_ttft_ms / 1e3), seconds(row.b_ttft_ms / 1e3), ""

@@ -1,12 +1,13 @@
 """What people write after flags, as values, and flags that would have no effect; BadInput names the flag."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from moebox.errors import BadInput
+from moebox.errors import BadInput, refuse_if
 from moebox.units import parse_seconds, parse_tokens
 
 T = TypeVar("T")
+UNSET: tuple[object, ...] = (None, "", (), [])  # as flags are that nobody gave
 
 
 def read(flag: str, text: str, parse: Callable[[str], T], *, hint: str | None = None) -> T:
@@ -41,10 +42,27 @@ def names(*given: str) -> list[str]:
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
+def numbers(
+    words: Sequence[str],
+    parse: Callable[[str], T],
+    able: Callable[[T], bool],
+    *,
+    wrong: str,
+    beyond: str = "",
+    hint: str | None = None,
+) -> tuple[T, ...]:
+    """A list of numbers; BadInput, as `wrong` says, for what is none, and (`beyond`) for one that cannot be meant."""
+    try:
+        found = tuple(map(parse, words))
+    except ValueError:
+        raise BadInput(wrong, hint=hint) from None
+    refuse_if(not all(map(able, found)), beyond or wrong, hint=hint)
+    return found
+
+
 def given(**values: object) -> list[str]:
     """Those of these flags that a person gave, as they are written; what is None, False or empty was not given."""
-    unset: tuple[object, ...] = (None, "", (), [])
-    there = [name for name, value in values.items() if value is not False and value not in unset]
+    there = [name for name, value in values.items() if value is not False and value not in UNSET]
     return [f"--{name.strip('_').replace('_', '-')}" for name in there]
 
 

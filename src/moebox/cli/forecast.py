@@ -1,5 +1,6 @@
 """`moebox forecast`: speed by concurrency and context, in virtual time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -15,8 +16,9 @@ from moebox.core.box import Box
 from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.planner import forecast as rows_of
-from moebox.planner.pins import Pins
+from moebox.planner.pins import LONGEST, Pins
 from moebox.planner.simulate import Workload, rules_of
+from moebox.planner.weigh import up_to
 from moebox.units import parse_seconds
 
 NOTHING = Pinned()
@@ -33,6 +35,7 @@ CAREFUL = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 OPEN_LOOP = 1000  # requests of a simulated run at a rate, where nothing says how many
 Mode = Literal["decode", "prefill", "serving", "stream"]
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,17 @@ class Asked:
     eager: Annotated[bool, Parameter(negative=())] = False
     seed: int | None = None
 
+    @property
+    def serving(self) -> bool:
+        """Whether a serving run is asked for."""
+        return self.output is not None or self.rate is not None
+
+    @property
+    def modes(self) -> "list[Mode]":
+        """The kinds of forecast that are asked for."""
+        wanted: dict[Mode, bool] = {"serving": self.serving, "decode": self.decode, "prefill": self.prefill}
+        return [mode for mode, given in wanted.items() if given]
+
 
 NO_WISH = Asked()
 # What only a simulated serving run can take up.
@@ -125,25 +139,26 @@ def forecast(
     """
     contexts = _counts(pinned.context, "--context", many=True)
     streams = _counts(pinned.concurrency, "--concurrency")
-    mode = _mode(asked)
+    _refuse_contradictions(asked)
     settings = replace(pinned, context=None, concurrency=None)
     if recipes.is_recipe(target):
         fixed = settings != NOTHING or bold
         subject = subjects.from_recipe(target, box, pinned=fixed, ram=ram, ram_bandwidth=ram_bandwidth)
     else:
         where = boxes.box(box, ram=ram, ram_bandwidth=ram_bandwidth)
-        serving = max(streams) if streams and mode == "serving" else 0
+        serving = max(streams, default=0) if asked.serving else 0
         subject = _planned(target, where, settings.pins(bold=bold), asked, contexts, serving)
     subject = _as_asked(subject, asked)
-    mode = mode or ("stream" if subject.deployment.engine.offloads else "decode")
+    usual: Mode = "stream" if subject.deployment.engine.offloads else "decode"
+    mode = next(iter(asked.modes), usual)
     _refuse_unused(mode, asked, pinned, fixed=recipes.is_recipe(target))
     subject = subjects.beyond(subject, max((*contexts, *_prompts(asked, 0)))) if mode != "serving" else subject
-    rows = _rows(mode, subject, asked, contexts, streams)
+    rows = ROWS[mode](subject, asked, contexts, streams)
     answer(json, document(mode, subject, rows), lambda: _show(mode, subject, rows))
     return 0
 
 
-def _show(mode: Mode, subject: Subject, rows: list[dict[str, object]]) -> None:
+def _show(mode: Mode, subject: Subject, rows: Rows) -> None:
     from moebox.cli.forecast_view import page
 
     people().print(page(mode, subject, rows))
@@ -167,7 +182,7 @@ def _as_asked(subject: Subject, asked: Asked) -> Subject:
     return subject if asked.accept is None else subjects.accepting(subject, asked.accept)
 
 
-def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def document(mode: Mode, subject: Subject, rows: Rows) -> dict[str, Any]:
     """The forecast under the keys that scripts rely on."""
     low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
     return {
@@ -186,20 +201,17 @@ def document(mode: Mode, subject: Subject, rows: list[dict[str, Any]]) -> dict[s
     }
 
 
-def _mode(asked: Asked) -> Mode | None:
-    """Which forecast is asked for; None leaves it to the engine."""
-    serving = asked.output is not None or asked.rate is not None
-    wanted: dict[Mode, bool] = {"serving": serving, "decode": asked.decode, "prefill": asked.prefill}
-    modes = [mode for mode, given in wanted.items() if given]
-    if len(modes) > 1:
-        raise BadInput("--decode, --prefill and --input with --output are three different forecasts; give one")
-    if serving and None in (asked.input, asked.output):
-        raise BadInput("a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
-    if asked.input is not None and not (serving or asked.prefill):
-        raise BadInput("--input goes with --output or with --prefill")
+def _refuse_contradictions(asked: Asked) -> None:
+    """BadInput for two kinds of forecast at once, and for flags of one that is not asked for."""
+    several = "--decode, --prefill and --input with --output are three different forecasts; give one"
+    refuse_if(len(asked.modes) > 1, several)
+    missing = asked.serving and None in (asked.input, asked.output)
+    refuse_if(missing, "a serving run needs --input and --output", hint="such as --input 8192 --output 2048")
+    alone = asked.input is not None and not (asked.serving or asked.prefill)
+    refuse_if(alone, "--input goes with --output or with --prefill")
     lost = next((name for name in SERVING if getattr(asked, name) != getattr(NO_WISH, name)), "")
-    refuse_if(lost and not serving, f"--{lost.replace('_', '-')} is for a serving run", hint="add --input and --output")
-    return modes[0] if modes else None
+    text = f"--{lost.replace('_', '-')} is for a serving run"
+    refuse_if(lost and not asked.serving, text, hint="add --input and --output")
 
 
 def _refuse_unused(mode: Mode, asked: Asked, pinned: Pinned, *, fixed: bool) -> None:
@@ -241,40 +253,63 @@ def _request_tokens(asked: Asked) -> int:
     return max(prompts, default=0) + (tokens("--output", asked.output) or 0)
 
 
-def _rows(
-    mode: Mode, subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]
-) -> list[dict[str, object]]:
-    """The rows of one kind of forecast."""
+def _decoding(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+    """By context and concurrency."""
+    limit, most = subject.recipe.context, subject.recipe.max_seqs
+    lengths = contexts or up_to(limit, CONTEXTS)
+    many = streams or tuple(sorted({*STREAMS, most or 1}))
+    return rows_of.decode_rows(subject.speed, lengths, many, subject.memory.kv_tokens, most)
+
+
+def _reading(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+    """By length of a cold prompt."""
+    return rows_of.prefill_rows(subject.speed, _prompts(asked, subject.recipe.context))
+
+
+def _streaming(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+    """One stream by context."""
     speed, limit = subject.speed, subject.recipe.context
+    lengths = contexts or up_to(limit, HYBRID_CONTEXTS)
+    return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
+
+
+def _serving(subject: Subject, asked: Asked, contexts: tuple[int, ...], streams: tuple[int, ...]) -> Rows:
+    """A simulated run for each concurrency or rate."""
     kv_tokens = subject.memory.kv_tokens
-    if mode == "decode":
-        lengths = contexts or _up_to(limit, CONTEXTS)
-        many = streams or tuple(sorted({*STREAMS, subject.recipe.max_seqs or 1}))
-        return rows_of.decode_rows(speed, lengths, many, kv_tokens, subject.recipe.max_seqs)
-    if mode == "prefill":
-        return rows_of.prefill_rows(speed, _prompts(asked, limit))
-    if mode == "stream":
-        lengths = contexts or _up_to(limit, HYBRID_CONTEXTS)
-        return rows_of.stream_rows(speed, lengths, min(max(4096, speed.piece), limit))
     subjects.refuse_no_cache(kv_tokens)
-    return rows_of.serving_rows(speed, rules_of(subject.recipe, kv_tokens, speed), _workloads(asked, streams))
+    rules = rules_of(subject.recipe, kv_tokens, subject.speed)
+    return rows_of.serving_rows(subject.speed, rules, _workloads(asked, streams))
+
+
+ROWS: dict[Mode, Callable[[Subject, Asked, tuple[int, ...], tuple[int, ...]], Rows]] = {
+    "decode": _decoding,
+    "prefill": _reading,
+    "stream": _streaming,
+    "serving": _serving,
+}
 
 
 def _prompts(asked: Asked, limit: int) -> tuple[int, ...]:
     """Lengths of prompts: those asked for, or the usual ones that the context holds."""
-    lengths = _counts(asked.input, "--input", many=True) or _up_to(limit, PROMPTS)
+    lengths = _counts(asked.input, "--input", many=True) or up_to(limit, PROMPTS)
     return tuple(max(length, 1) for length in lengths)
-
-
-def _up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes that the context holds, and the context itself."""
-    return (*(size for size in sizes if size < limit), limit)
 
 
 def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
     """A simulated run for each concurrency or rate."""
     _check(asked)
-    base = Workload(
+    base = _request(asked)
+    base.check()
+    if asked.rate is None:
+        return [_load(base, asked, count) for count in streams or STREAMS]
+    refuse_if(streams, "give either --rate or --concurrency")
+    requests = asked.requests or OPEN_LOOP
+    return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in _rates(asked.rate)]
+
+
+def _request(asked: Asked) -> Workload:
+    """What each request asks for, sent once."""
+    return Workload(
         input=tokens("--input", asked.input) or 0,
         output=tokens("--output", asked.output) or 0,
         requests=asked.requests or 1,
@@ -287,13 +322,6 @@ def _workloads(asked: Asked, streams: tuple[int, ...]) -> list[Workload]:
         prefill_engines=asked.prefill_engines,
         seed=1 if asked.seed is None else asked.seed,
     )
-    base.check()
-    if asked.rate is None:
-        return [_load(base, asked, count) for count in streams or STREAMS]
-    if streams:
-        raise BadInput("give either --rate or --concurrency")
-    requests = asked.requests or OPEN_LOOP
-    return [replace(base, rate=rate, concurrency=0, requests=requests) for rate in _rates(asked.rate)]
 
 
 def _load(base: Workload, asked: Asked, streams: int) -> Workload:
@@ -320,13 +348,8 @@ def _seconds(flag: str, text: str) -> float:
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(map(float, text.split(",")))
-    except ValueError:
-        rates = ()
-    if not rates or not all(0 < rate <= 1e6 for rate in rates):
-        raise BadInput(f"--rate: {text!r} is not a list of requests a second", hint="write it like 0.5,2")
-    return rates
+    wrong = f"--rate: {text!r} is not a list of requests a second"
+    return flags.numbers(text.split(","), float, lambda rate: 0 < rate <= 1e6, wrong=wrong, hint="write it like 0.5,2")
 
 
 def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ...]:
@@ -334,7 +357,7 @@ def _counts(text: str | None, flag: str, *, many: bool = False) -> tuple[int, ..
     if text is None:
         return ()
     read, least = (tokens, 0) if many else (whole, 1)
-    found = [read(flag, part) or 0 for part in flags.names(text)]
-    if not found or min(found) < least or max(found) > 2**31:
-        raise BadInput(f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
-    return tuple(found)
+    found = tuple(read(flag, part) or 0 for part in flags.names(text))
+    wrong = not found or not least <= min(found) <= max(found) <= LONGEST
+    refuse_if(wrong, f"{flag}: {text!r} is not a list of counts", hint="write it like 1,8,32")
+    return found

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.output import asked, emit, talk
+from moebox.cli.output import asked, emit, exit_code, talk
 from moebox.core.traits import LAST_PORT
-from moebox.errors import BadInput, refuse_if, refuse_outside
+from moebox.errors import refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
 from moebox.flows import pipeline as pipelines
 from moebox.store import Run
@@ -126,36 +126,39 @@ def followed(folder: Run, pipeline: pipelines.Pipeline, *, yes: bool, json: bool
             emit({"run": str(folder.path), **codec.document(runner.pipeline)})
     if not json:
         view.close(ended, runner)
-    return 1 if any(pipelines.shown_state(step.state, step.figures) == "failed" for step in ended.steps) else 0
+    return exit_code(not any(pipelines.shown_state(step.state, step.figures) == "failed" for step in ended.steps))
 
 
 def levels(text: str) -> tuple[int, ...]:
     """`--concurrency` as numbers."""
-    if not text:
-        return ()
-    try:
-        found = tuple(map(int, text.split(",")))
-    except ValueError:
-        raise BadInput(f"--concurrency {text!r}: write it like 1,8,32") from None
-    if not all(1 <= level <= MOST_STREAMS for level in found):
-        raise BadInput(f"--concurrency {text}: each is from 1 to {MOST_STREAMS:,}")
-    return found
+    return flags.numbers(
+        text.split(",") if text else (),
+        int,
+        lambda level: 1 <= level <= MOST_STREAMS,
+        wrong=f"--concurrency {text!r}: write it like 1,8,32",
+        beyond=f"--concurrency {text}: each is from 1 to {MOST_STREAMS:,}",
+    )
 
 
 def refuse(request: pipelines.Request) -> None:
     """BadInput for steps and ports that do not exist, and for a box that is neither here nor simulated."""
     pipelines.check([request.until, *request.skip])
-    planned_only = request.until == pipelines.STEPS[0]
     refuse_outside("--port", request.port, 0, LAST_PORT)
     refuse_if(request.model and request.recipe, f"--recipe names its model: it does not take {request.model}")
     if request.twin:
         flags.not_taken("--twin has a port of its own and ends with the run", port=request.port, keep=request.keep)
     if request.box:
-        boxes.box(request.box)
-        if not (request.twin or planned_only):
-            raise BadInput(f"{request.box} is not this machine", hint="add --twin to simulate it, or --until plan")
-    if request.twin and not (request.box or request.recipe or request.model):
-        raise BadInput("--twin simulates a box: name one with --box, and a model")
+        _refuse_elsewhere(request)
+    named = request.box or request.recipe or request.model
+    refuse_if(request.twin and not named, "--twin simulates a box: name one with --box, and a model")
+
+
+def _refuse_elsewhere(request: pipelines.Request) -> None:
+    """BadInput for a box that does not exist, or that something would be started on."""
+    boxes.box(request.box)
+    started = not request.twin and request.until != pipelines.STEPS[0]
+    hint = "add --twin to simulate it, or --until plan"
+    refuse_if(started, f"{request.box} is not this machine", hint=hint)
 
 
 def check_names(request: pipelines.Request) -> None:
