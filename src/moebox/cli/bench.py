@@ -12,11 +12,11 @@ from moebox.cli import flags
 from moebox.cli import target as targets
 from moebox.cli.bench_keep import Keeper
 from moebox.cli.bench_plan import Asked, Plan, counts, plan_of, refuse_load
-from moebox.cli.kept_in import NO_MODEL
-from moebox.cli.output import answer, people, talk
+from moebox.cli.kept_in import tell_simulation
+from moebox.cli.output import answer, exit_code, people, talk
 from moebox.core.measure import Axis, Load, Slo
 from moebox.core.result import Measurement, document
-from moebox.errors import INTERRUPTED, AnswerIsNo, BadInput, Outside
+from moebox.errors import INTERRUPTED, AnswerIsNo, Outside, refuse_if
 from moebox.escape import printable
 from moebox.loose import Document
 
@@ -84,8 +84,7 @@ def bench(
     if not search:
         flags.belong_to("--search", slo_share=slo_share)
     limits = parse_slo(slo, share=SHARE if slo_share is None else slo_share) if slo else None
-    if search and limits is None:
-        raise BadInput("--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
+    refuse_if(search and limits is None, "--search needs --slo to search for", hint="--slo ttft=2s,tpot=50ms")
     plan = plan_of(asked, preset, search)
     endpoint = targets.endpoint(target, model=model, key_env=key_env, insecure=insecure, ca_file=ca_file)
     keeper = Keeper(output_file, run, label or plan.name, endpoint=endpoint)
@@ -100,8 +99,7 @@ def bench(
     if not json:
         where = f"{printable(endpoint.model)} at {endpoint.base_url}; prompt lengths by {subject.text.how}"
         talk().print(where, style="dim", markup=False)
-    if subject.simulation:
-        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
+    tell_simulation(subject.simulation)
     if any(tests):
         return _tests(subject, tests, REPEAT if repeat is None else repeat, plan, keeper, json, allow_failures)
     values = {"--model": model, "--key-env": key_env, "--tokenizer": tokenizer}
@@ -212,18 +210,13 @@ def _serve(
     words: list[str],
 ) -> int:
     """Measure, keep, show; or say how to go on after an interrupt."""
-    from moebox.cli.bench_view import load_of, show
+    from moebox.cli.bench_view import load_of
 
     sweep = _Sweep(subject, plan, slo, keeper)
     best = sweep.run(search)
     results = sweep.results
     if results:
-        whole = _together(results, search, best)
-        try:
-            answer(json, whole, lambda: show(people(), results, best=best))
-        finally:  # whoever reads the answer may have gone
-            keeper.write(whole)
-        _say_where(keeper, json)
+        _show(results, search, best, keeper, json)
     if sweep.interrupted or sweep.gone:
         _say_how_to_go_on(sweep, search, words)
     keeper.tell_lost()
@@ -234,6 +227,18 @@ def _serve(
     if search and best is None:
         raise AnswerIsNo(f"not even {load_of(results[0])} met the SLO")
     return _code([measured.result for measured in sweep.done], allow_failures=allow_failures)
+
+
+def _show(results: list[Document], search: Axis | None, best: int | None, keeper: Keeper, json: bool) -> None:
+    """The results, and where they are kept."""
+    from moebox.cli.bench_view import show
+
+    whole = _together(results, search, best)
+    try:
+        answer(json, whole, lambda: show(people(), results, best=best))
+    finally:  # whoever reads the answer may have gone
+        keeper.write(whole)
+    _say_where(keeper, json)
 
 
 def _together(results: list[Document], search: Axis | None, best: int | None) -> Document:
@@ -270,7 +275,7 @@ def _code(results: Sequence[Measurement], *, allow_failures: bool) -> int:
     """1 when requests failed, unless that is allowed, and when none was completed."""
     bad = any(result.bad for result in results) and not allow_failures
     completed = any(result.completed for result in results)
-    return 0 if completed and not bad else AnswerIsNo.exit_code
+    return exit_code(completed and not bad)
 
 
 def _tests(
@@ -303,4 +308,4 @@ def _tests(
     for row in failed:
         talk().print(f"{row.test}: {row.failed} of {result.repeat} requests failed", style="red")
     keeper.tell_lost()
-    return AnswerIsNo.exit_code if failed and not allow_failures else 0
+    return exit_code(allow_failures or not failed)

@@ -2,13 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags, target
-from moebox.cli.kept_in import NO_MODEL
+from moebox.cli.kept_in import tell_simulation
 from moebox.cli.output import emit, talk
 from moebox.core.endpoint import Endpoint
 from moebox.core.habits import habits_of
@@ -17,6 +17,9 @@ from moebox.serve import connect as connecting
 from moebox.serve import state
 from moebox.stream.limits import ServedLimits, served_limits
 from moebox.units import parse_tokens
+
+if TYPE_CHECKING:
+    from moebox.serve.callcheck import Check
 
 
 def connect(
@@ -53,32 +56,53 @@ def connect(
     limit, source = _context(context, url, served)
     reached = connecting.Reached(endpoint=endpoint, key_env=key_env or _key_variable(url), context=limit, vision=vision)
     wanted = connecting.settings(client, reached)
-    if served.simulation:
-        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
+    tell_simulation(served.simulation)
     if served.away:
         _say_away(endpoint, served.away, written=bool(write and wanted.path))
-    told: dict[str, object] = {"client": client, "base_url": endpoint.base_url, "model": endpoint.model}
-    told |= {"context": reached.context, "output": connecting.output_tokens(reached)}
-    told |= {"shown": wanted.shown, "path": str(wanted.path) if wanted.path else None, "settings": wanted.changes}
+    told = _told(client, reached, wanted)
     if write:
-        path, backup = connecting.write(wanted)
-        told |= {"written": str(path), "backup": str(backup) if backup else None}
-        talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
+        told |= _written(wanted)
     elif not json:
         sys.stdout.write(wanted.shown + "\n")
     habits = [f"{habit.does}: {habit.client}" for habit in habits_of(endpoint.engine)]
-    told |= {"habits": habits}
-    for note in (*filter(None, [source]), *wanted.notes, *habits):
+    told["habits"] = habits
+    for note in (*source, *wanted.notes, *habits):
         talk().print(f"note: {note}", markup=False, soft_wrap=True)
     if check:
-        from moebox.serve.callcheck import check as call
-
-        seen = call(client, endpoint)
-        told["check"] = seen
-        talk().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
+        told["check"] = _called(client, endpoint)
     if json:
         emit(told)
     return 0
+
+
+def _told(client: connecting.Client, reached: connecting.Reached, wanted: connecting.Settings) -> dict[str, object]:
+    """The settings under the keys that scripts rely on."""
+    return {
+        "client": client,
+        "base_url": reached.endpoint.base_url,
+        "model": reached.endpoint.model,
+        "context": reached.context,
+        "output": connecting.output_tokens(reached),
+        "shown": wanted.shown,
+        "path": wanted.path,
+        "settings": wanted.changes,
+    }
+
+
+def _written(wanted: connecting.Settings) -> dict[str, object]:
+    """The client's settings file, and the copy of what it was."""
+    path, backup = connecting.write(wanted)
+    talk().print(f"written: {path}" + (f" (what it was: {backup.name})" if backup else ""), soft_wrap=True)
+    return {"written": path, "backup": backup}
+
+
+def _called(client: connecting.Client, endpoint: Endpoint) -> "Check":
+    """One real call as the client makes it."""
+    from moebox.serve.callcheck import check
+
+    seen = check(client, endpoint)
+    talk().print(f"works: {seen.protocol}: {seen.evidence}", markup=False, soft_wrap=True)
+    return seen
 
 
 def _key_variable(url: str) -> str:
@@ -99,15 +123,15 @@ def _say_away(endpoint: Endpoint, why: str, *, written: bool) -> None:
     talk().print(f"warning: {problem.message}; {problem.hint}", markup=False, soft_wrap=True)
 
 
-def _context(given: str, url: str, served: ServedLimits) -> tuple[int, str]:
-    """What was given, what the server says, what the recipe was planned for, or a modest guess; and a note on it."""
+def _context(given: str, url: str, served: ServedLimits) -> tuple[int, tuple[str, ...]]:
+    """What was given, what the server says, what the recipe was planned for, or a modest guess; and notes on it."""
     if given:
-        return flags.read("--context", given, parse_tokens), ""
+        return flags.read("--context", given, parse_tokens), ()
     if served.context:
-        return served.context, f"context {served.context:,} ({served.source})"
+        return served.context, (f"context {served.context:,} ({served.source})",)
     missing = "answer, so its context is not known" if served.away else "say its context"
     if url.endswith(".toml"):
         planned = codec.read_toml(Recipe, Path(url)).context
-        return planned, f"the server does not {missing}; {planned:,} is the recipe's"
+        return planned, (f"the server does not {missing}; {planned:,} is the recipe's",)
     guess = connecting.MODEST_CONTEXT
-    return guess, f"the server does not {missing}; {guess:,} is assumed; `--context` sets it"
+    return guess, (f"the server does not {missing}; {guess:,} is assumed; `--context` sets it",)

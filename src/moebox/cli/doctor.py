@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli import flags
-from moebox.cli.output import answer, people
+from moebox.cli.output import answer, exit_code, people
 from moebox.core.recipe import EngineName
 from moebox.errors import BadInput
 from moebox.loose import Document
@@ -46,7 +46,7 @@ def logs(
 
     found = search_run(file, engine or "") if file.is_dir() else search_file(file, engine=engine or "")
     answer(json, document(found), lambda: show(found, every=every))
-    return 1 if found.cause or found.exception else 0
+    return exit_code(not (found.cause or found.exception))
 
 
 def search_run(folder: Path, engine: str) -> "Search":
@@ -139,7 +139,7 @@ def box(
         {"box": here.name, "checks": found, "verdict": verdict},
         lambda: people().print(listing(found), summary, sep="\n"),
     )
-    return int(verdict == "fail")
+    return exit_code(verdict != "fail")
 
 
 def listing(checks: "list[Check]") -> "Table":

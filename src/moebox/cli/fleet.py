@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from moebox.cli import flags
-from moebox.cli.output import answer, emit, people, talk, write_file
+from moebox.cli.output import answer, exit_code, people, show_lines, talk, write_file
 from moebox.cli.pinned import Pinned
 from moebox.core.measure import Slo
-from moebox.errors import BadInput, DoesNotFit, refuse_outside
+from moebox.errors import BadInput, DoesNotFit, refuse_if, refuse_outside
 from moebox.fleet import file as files
 from moebox.fleet import routers
 from moebox.fleet.file import Fleet
@@ -20,7 +20,9 @@ from moebox.fleet.users import workload as workload_called
 
 if TYPE_CHECKING:
     from moebox.cli.verify_view import View
+    from moebox.flows.fleet_bench import Step
     from moebox.flows.fleet_plan import Candidate, FleetPlan
+    from moebox.flows.fleet_record import FleetRecord
     from moebox.flows.fleet_verify import FleetVerdict
 
 NOTHING = Pinned()
@@ -90,7 +92,7 @@ def plan(
     if listed:
         found = fleet_plan.with_listed(found, listed)
     answer(json, fleet_plan.document(found), lambda: _show_plan(found, fleet))
-    return int(not any(size.sized.enough for size in found.answers))
+    return exit_code(any(size.sized.enough for size in found.answers))
 
 
 def _show_plan(found: "FleetPlan", fleet: Fleet) -> None:
@@ -101,9 +103,8 @@ def _show_plan(found: "FleetPlan", fleet: Fleet) -> None:
 
 def _fleet(path: Path | None, prices: Path | None) -> Fleet:
     """The fleet file, or the one whose prices and workload hold for a model."""
-    if path and not path.exists():
-        hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
-        raise BadInput(f"{path}: no such file", hint=hint)
+    hint = "name a fleet file, or a model with --box: moebox fleet plan kimi-k2.6 --box 8x-h200 …"
+    refuse_if(path and not path.exists(), f"{path}: no such file", hint=hint)
     source = path or prices
     return files.read(source) if source else Fleet()
 
@@ -115,12 +116,7 @@ def _candidates(
     from moebox.flows import fleet_plan
 
     names = flags.names(box)
-    if target.endswith(".toml"):
-        if names:
-            raise BadInput("--box is for a model; the members of a fleet file name their own", hint="leave --box out")
-        raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
-    if not names:
-        raise BadInput("no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
+    _refuse_boxes(target, names)
     found = []
     for name in dict.fromkeys(names):
         try:
@@ -130,6 +126,15 @@ def _candidates(
     if not found:
         raise DoesNotFit(f"{target} fits on none of {', '.join(names)}: {next(iter(refused.values()))}")
     return found
+
+
+def _refuse_boxes(target: str, names: list[str]) -> None:
+    """BadInput for a fleet file, which has members instead, and for a model without a box."""
+    if target.endswith(".toml"):
+        of_model = "--box is for a model; the members of a fleet file name their own"
+        refuse_if(names, of_model, hint="leave --box out")
+        raise BadInput(f"{target} has no members to plan for", hint="add [[member]], or name a model and --box")
+    refuse_if(not names, "no boxes to compare", hint="--box 8x-h200,8x-rtx-pro-6000-server")
 
 
 def _unique(listed: "list[Candidate]") -> "list[Candidate]":
@@ -173,13 +178,7 @@ def up(
     asked = asked_to_stop()
     running = fleet_up.up(file, twins=twin, patience_s=flags.seconds("--patience", patience), tell=_say)
     try:
-        record = running.record
-        if json:
-            emit(record)
-        else:
-            people().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
-            note = routers.traits()[record.router.kind].note
-            talk().print(f"{record.router.kind} {note}", style="dim", markup=False)
+        answer(json, running.record, lambda: _show_up(running.record))
         if detach:
             running.detach()
             return 0
@@ -190,33 +189,26 @@ def up(
     return 0
 
 
+def _show_up(record: "FleetRecord") -> None:
+    people().print(f"{record.name}: {record.base_url} serves {record.model}", markup=False, soft_wrap=True)
+    _say(f"{record.router.kind} {routers.traits()[record.router.kind].note}")
+
+
 def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     """List fleets with their members, and whether each answers.
 
     Args:
         json: Print JSON.
     """
+    from moebox.cli.fleet_view import listed
     from moebox.flows import fleet_record, fleet_up
 
     found = [(record, fleet_up.status(record)) for record in fleet_record.records()]
-    if json:
-        emit(
-            {
-                "fleets": [
-                    {"name": record.name, "base_url": record.base_url, "model": record.model, "parts": rows}
-                    for record, rows in found
-                ]
-            }
-        )
-        return 0
-    if not found:
-        people().print("no fleet is running")
-    for record, rows in found:
-        people().print(f"{record.name}  {record.model}  {record.router.policy} routing", markup=False)
-        for row in rows:
-            people().print(
-                f"  {row['name']:<18} {row['kind']:<14} {row['status']:<22} {row['url']}", markup=False, soft_wrap=True
-            )
+    fleets = [
+        {"name": record.name, "base_url": record.base_url, "model": record.model, "parts": rows}
+        for record, rows in found
+    ]
+    answer(json, {"fleets": fleets}, lambda: show_lines(listed(found)))
     return 0
 
 
@@ -296,7 +288,7 @@ def verify(
         {**ladder_document(verdict.ladder), **fleet_verify.document(verdict), "run": str(run.path)},
         lambda: _show_verdict(verdict, view, run.path),
     )
-    return 0 if verdict.good else 1
+    return exit_code(verdict.good)
 
 
 def _show_verdict(verdict: "FleetVerdict", view: "View", folder: Path) -> None:
@@ -336,27 +328,33 @@ def bench(
 
     record = fleet_record.find(name)
     sizes = _sizes(members, len(record.members))
-    if min(concurrency, requests, input_len, output_len) < 1:
-        raise BadInput("--concurrency, --requests, --input-len and --output-len are 1 or more")
+    least = min(concurrency, requests, input_len, output_len)
+    refuse_if(least < 1, "--concurrency, --requests, --input-len and --output-len are 1 or more")
     load = fleet_bench.BenchLoad(
         concurrency=concurrency, requests=requests, input_tokens=input_len, output_tokens=output_len
     )
     steps = fleet_bench.bench(record, sizes, load, tell=_say)
-    if json:
-        emit({"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps})
-    else:
-        from moebox.cli.fleet_view import bench_page
+    answer(
+        json,
+        {"fleet": record.name, "router": record.router.kind, "simulation": record.twins, "steps": steps},
+        lambda: _show_steps(record, steps),
+    )
+    return exit_code(not any(step.failed for step in steps))
 
-        people().print(bench_page(record, steps))
-    return 0 if all(step.failed == 0 for step in steps) else 1
+
+def _show_steps(record: "FleetRecord", steps: "list[Step]") -> None:
+    from moebox.cli.fleet_view import bench_page
+
+    people().print(bench_page(record, steps))
 
 
 def _sizes(text: str, most: int) -> tuple[int, ...]:
     if not text:
         return tuple(sorted({min(2**power, most) for power in range(most.bit_length() + 1)}))
-    if not all(part.strip().isdigit() for part in text.split(",")):
-        raise BadInput(f"--members: {text!r} is not a list of counts", hint="write it like 1,2,4")
-    return tuple(sorted({int(part) for part in text.split(",")}))
+    parts = [part.strip() for part in text.split(",")]
+    wrong = not all(map(str.isdigit, parts))
+    refuse_if(wrong, f"--members: {text!r} is not a list of counts", hint="write it like 1,2,4")
+    return tuple(sorted(set(map(int, parts))))
 
 
 def _say(line: str) -> None:
@@ -386,11 +384,14 @@ def render(
     if output:
         for name, text in texts.items():
             write_file(output / name, text, executable=name.endswith((".sh", ".sbatch")))
-    if json:
-        emit({"form": form, "output": str(output) if output else None, "files": texts})
-    elif output:
-        people().print(f"{output}: {', '.join(texts)}", markup=False, soft_wrap=True)
-    else:
-        for name, text in texts.items():
-            print(f"# ==> {name} <==\n{text}")
+    answer(json, {"form": form, "output": output, "files": texts}, lambda: _show_files(texts, output))
     return 0
+
+
+def _show_files(texts: dict[str, str], output: Path | None) -> None:
+    """Their names where they were written, their text otherwise."""
+    if output:
+        people().print(f"{output}: {', '.join(texts)}", markup=False, soft_wrap=True)
+        return
+    for name, text in texts.items():
+        print(f"# ==> {name} <==\n{text}")

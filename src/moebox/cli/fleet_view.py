@@ -1,5 +1,7 @@
 """Fleet plans for people, in 80 columns."""
 
+from collections.abc import Iterator, Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -173,3 +175,13 @@ def _measured(step: Step) -> tuple[str, ...]:
         percent(step.router_cpu_share),
         f"{step.router_cpu_ms_per_request:.2f} ms",
     )
+
+
+def listed(found: Sequence[tuple[FleetRecord, list[dict[str, str]]]]) -> Iterator[str]:
+    """A line for each fleet, and one for each of its parts."""
+    if not found:
+        yield "no fleet is running"
+    for record, rows in found:
+        yield f"{record.name}  {record.model}  {record.router.policy} routing"
+        for row in rows:
+            yield f"  {row['name']:<18} {row['kind']:<14} {row['status']:<22} {row['url']}"

@@ -9,10 +9,10 @@ from cyclopts import Parameter
 from moebox import codec
 from moebox.cli import flags
 from moebox.cli.eta import Waiting
-from moebox.cli.output import answer, emit, people, talk
+from moebox.cli.output import answer, exit_code, people, talk
 from moebox.core import catalogue, registry
 from moebox.core.kernel import Arch, KernelScan, arch
-from moebox.errors import BadInput, Unsupported
+from moebox.errors import BadInput, Unsupported, refuse_if
 from moebox.kernels import cache as caches
 from moebox.kernels import configs as tuned
 from moebox.loose import Document
@@ -105,20 +105,23 @@ def kernels(
         return tune_here(request, output or Path("tuned"), as_json=json)
     if revert:
         return reverted(request, as_json=json)
-    folder = opened(run) if run else None
+    return looked_at(request, opened(run) if run else None, fix=fix, apply=apply, yes=yes, as_json=json)
+
+
+def looked_at(request: "Request", folder: "Run | None", *, fix: bool, apply: bool, yes: bool, as_json: bool) -> int:
+    """The scan, shown or mended; findings are kept in `folder`."""
     found = scanned(request, folder)
     if not fix:
-        return show_scan(found, as_json=json)
+        return show_scan(found, as_json=as_json)
     from moebox.cli.kernels_fix import mend
 
-    return mend(request, found, apply=apply, yes=yes, as_json=json, run=folder)
+    return mend(request, found, apply=apply, yes=yes, as_json=as_json, run=folder)
 
 
 def _refuse_unused(ways: Mapping[str, object], others: Mapping[str, object]) -> None:
     """BadInput for two things to do at once, and for flags that the one that is asked for has no use for."""
     asked = flags.given(**ways)
-    if len(asked) > 1:
-        raise BadInput(f"{' and '.join(asked)} are different things to do; give one")
+    refuse_if(len(asked) > 1, f"{' and '.join(asked)} are different things to do; give one")
     does, unused = UNUSED.get("".join(asked), ("", ()))
     flags.not_taken(does, **{name: others[name] for name in unused})
 
@@ -161,13 +164,14 @@ def scanned(request: "Request", folder: "Run | None") -> KernelScan:
 
 def show_scan(found: KernelScan, *, as_json: bool) -> int:
     """The findings; 1 when a kernel will not launch."""
-    if as_json:
-        emit(document(found))
-    else:
-        from moebox.cli.kernels_view import report
+    answer(as_json, document(found), lambda: _show_scan(found))
+    return exit_code(not found.bad)
 
-        people().print(report(found, people().width))
-    return 1 if found.bad else 0
+
+def _show_scan(found: KernelScan) -> None:
+    from moebox.cli.kernels_view import report
+
+    people().print(report(found, people().width))
 
 
 def _key(request: "Request") -> str:
@@ -192,20 +196,22 @@ def tune_here(request: "Request", folder: Path, *, as_json: bool) -> int:
     """Tune on this machine's GPU and write what the engines read."""
     from moebox.kernels import moefiles, tuning
 
-    here = tuning.gpu_here()
-    if here.name != request.arch.name:
+    here, device = tuning.gpu_here(), request.arch.device
+    if here.name == request.arch.name:
+        device = here.device
+    else:
         talk().print(
             f"this GPU is {here.name}: fits are exact for {request.arch.name}, speeds are a hint", soft_wrap=True
         )
     tuned = tuning.tune(request, here, limit=request.arch)
-    device = here.device if here.name == request.arch.name else request.arch.device
     beside, lost = attention(tuned, request)
     made, gaps = moefiles.write(tuned, folder, device, beside)
     gaps += lost
-    if as_json:
-        emit({"rows": tuned.rows, "files": [str(path) for path in made], "left_out": gaps})
-    else:
-        people().print(tuning.table(tuned.rows), soft_wrap=True)
+    answer(
+        as_json,
+        {"rows": tuned.rows, "files": made, "left_out": gaps},
+        lambda: people().print(tuning.table(tuned.rows), soft_wrap=True),
+    )
     for line in [*(f"wrote {path}" for path in made), *gaps, *how_to_use(request.engine, folder, made)]:
         talk().print(line, soft_wrap=True, markup=False)
     return 0
@@ -230,7 +236,9 @@ def attention(tuned: "Tuned", request: "Request") -> tuple[dict[str, str], list[
         diff = "".join(patch.diff for patch in blocktable.patches(tuned, engine_root(request), request.arch))
     except Unsupported as problem:
         return made, [f"no attention patch: {problem.message}"]
-    return {**made, **({f"attention-{tuned.engine}.diff": diff} if diff else {})}, []
+    if diff:
+        made[f"attention-{tuned.engine}.diff"] = diff
+    return made, []
 
 
 def document(scan: KernelScan) -> Document:
@@ -243,7 +251,7 @@ def show_cache(folder: Path, arch_name: str, *, as_json: bool) -> int:
     found = caches.read(folder, arch_name=arch_name)
     bad = [kernel for kernel in found if not kernel.fits]
     answer(as_json, {"kernels": found, "bad": len(bad)}, lambda: _show_cache(bad, len(found)))
-    return int(bool(bad))
+    return exit_code(not bad)
 
 
 def _show_cache(bad: "list[caches.CachedKernel]", found: int) -> None:
@@ -257,16 +265,15 @@ def show_configs(folder: Path, arch_name: str, *, as_json: bool) -> int:
     """Tuned fused-MoE files; 1 when one of them has an entry that cannot launch."""
     target = arch(arch_name)
     found = tuned.check(folder, target)
-    bad = sum(bool(file.bad) for file in found)
+    bad = [file for file in found if file.bad]
     files = [{"verdict": file.verdict, **codec.document(file)} for file in found]
-    answer(as_json, {"arch": target.name, "files": files, "bad": bad}, lambda: _show_configs(found, target))
-    return int(bad > 0)
+    answer(as_json, {"arch": target.name, "files": files, "bad": len(bad)}, lambda: _show_configs(found, target))
+    return exit_code(not bad)
 
 
 def _show_configs(found: "Sequence[tuned.TunedFile]", target: "Arch") -> None:
-    bad = [file for file in found if file.bad]
-    for file in bad:
-        entries = file.bad or ()
+    bad = [(file, file.bad) for file in found if file.bad]
+    for file, entries in bad:
         worst = max(entries, key=lambda entry: entry.shared_bytes)
         most = f"at most {worst.shared_bytes:,} bytes ({worst.blocks}) of {target.smem:,}"
         people().print(f"{file.file}\n  {len(entries)} of {file.entries} entries; {most}")

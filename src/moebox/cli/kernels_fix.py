@@ -1,9 +1,10 @@
 """`moebox doctor kernels --fix`: the remedies, their patch, and applying it."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import answer, exit_code, people, talk
 from moebox.core.kernel import KernelScan
 from moebox.errors import Outside
 from moebox.flows.kernels import compiled, keep
@@ -20,29 +21,34 @@ def mend(
     """Search, show the patch, and apply it when asked; afterwards the scan is made again."""
     if not found.bad:
         talk().print(f"nothing to fix: every launch fits {request.arch.name}")
-        if as_json:
-            emit({"remedies": [], "diff": ""})
+        answer(as_json, {"remedies": [], "diff": ""}, lambda: None)
         return 0
-    if all(launch.verdict == "does not compile" for launch in found.bad):
-        raise Outside(
-            f"{found.bad[0].kernel} does not compile, which other block sizes do not fix: {found.bad[0].error}",
-            hint="another version of Triton, or of the engine",
-        )
+    _refuse_uncompiled(found)
     remedies = fix.search(request)
     made = patch.patches(remedies, engine_root(request), request.arch.capability)
     diff = "".join(change.diff for change in made)
     if run:
         run.write(f"patches/{found.engine}-{found.version}-{found.arch}-{found.kv}.diff", diff)
-    if as_json:
-        emit({"remedies": remedies, "diff": diff})
-    else:
-        for remedy in remedies:
-            _tell(remedy)
-        sys.stdout.write(diff)
+    answer(as_json, {"remedies": remedies, "diff": diff}, lambda: _show(remedies, diff))
     if not apply:
         talk().print("`--fix --apply` writes it; the originals are kept, and `--revert` restores them")
         return 1
     return _applied(request, made, anyway=yes, run=run)
+
+
+def _refuse_uncompiled(found: KernelScan) -> None:
+    """Outside where no launch compiles: other block sizes change nothing."""
+    if all(launch.verdict == "does not compile" for launch in found.bad):
+        raise Outside(
+            f"{found.bad[0].kernel} does not compile, which other block sizes do not fix: {found.bad[0].error}",
+            hint="another version of Triton, or of the engine",
+        )
+
+
+def _show(remedies: Sequence[fix.Remedy], diff: str) -> None:
+    for remedy in remedies:
+        _tell(remedy)
+    sys.stdout.write(diff)
 
 
 def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, run: "Run | None") -> int:
@@ -53,7 +59,7 @@ def _applied(request: Request, made: tuple[patch.Patch, ...], *, anyway: bool, r
     if run:
         keep(run, compiled(again))
     talk().print("every launch fits now" if not again.bad else f"{len(again.bad)} launches still do not fit")
-    return 1 if again.bad else 0
+    return exit_code(not again.bad)
 
 
 def _tell(remedy: fix.Remedy) -> None:

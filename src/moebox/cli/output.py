@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moebox import codec, files
-from moebox.errors import BadInput
+from moebox.errors import AnswerIsNo, BadInput
 from moebox.escape import json_text, visible
 from moebox.redact import hide_given
 
@@ -29,6 +29,17 @@ def answer(json: bool, document: Any, show: "Callable[[], object]") -> None:
         emit(document)
     else:
         show()
+
+
+def exit_code(good: object) -> int:
+    """What a command ends with when it has done its work: 0 where the answer is good, 1 where it is no."""
+    return 0 if good else AnswerIsNo.exit_code
+
+
+def show_lines(lines: "Iterable[object]") -> None:
+    """Lines of a result, as they are: names and paths are not broken."""
+    for line in lines:
+        people().print(str(line), markup=False, soft_wrap=True)
 
 
 def write_file(path: "Path", text: str, *, executable: bool = False) -> None:

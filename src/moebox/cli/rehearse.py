@@ -1,18 +1,22 @@
 """`moebox rehearse`: the real engine with few layers and dummy weights."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from moebox.checkpoint import deploy
 from moebox.cli import flags, up_view
 from moebox.cli.eta import Waiting
-from moebox.cli.output import emit, people, talk
+from moebox.cli.output import answer, people, talk
 from moebox.cli.signals import told_when_interrupted
 from moebox.core.recipe import Recipe, RuntimeKind
-from moebox.errors import AnswerIsNo, BadInput
+from moebox.errors import AnswerIsNo, refuse_if
 from moebox.units import seconds
+
+if TYPE_CHECKING:
+    from moebox.core.calibration import Calibration
+    from moebox.flows.rehearse import Rehearsal
 
 BUDGET = "10m"  # of --measure
 
@@ -56,14 +60,12 @@ def rehearse(
     chosen = settled(recipes.read(recipe), port=None, host="", runtime=runtime)
     patience_s, budget_s = flags.seconds("--patience", patience), flags.seconds("--budget", budget or BUDGET)
     depths = counts(layers)
-    if measure and phantom:
-        raise BadInput("--measure needs the real model's shapes; leave --phantom out")
+    refuse_if(measure and phantom, "--measure needs the real model's shapes; leave --phantom out")
     if not measure:
         flags.belong_to("--measure", budget=budget)
     if phantom:
         flags.not_taken("--phantom has few layers of its own", layers=layers)
-    if len(depths) > 1 and not measure:
-        raise BadInput(f"--layers {layers}: two depths are for --measure")
+    refuse_if(len(depths) > 1 and not measure, f"--layers {layers}: two depths are for --measure")
     asked_to_stop()
     refuse_missing(deploy(chosen))
     if measure:
@@ -75,9 +77,9 @@ def rehearse(
 def counts(text: str) -> tuple[int, ...]:
     """`--layers` as numbers."""
     words = flags.names(text)
-    if not all(word.isdigit() and int(word) > 0 for word in words):
-        raise BadInput(f"--layers {text}: must be a number of layers, or two with --measure, such as 4,8")
-    return tuple(map(int, words))
+    wrong = f"--layers {text}: must be a number of layers, or two with --measure, such as 4,8"
+    refuse_if(not all(map(str.isdigit, words)), wrong)
+    return flags.numbers(words, int, lambda depth: depth > 0, wrong=wrong)
 
 
 def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, runs: Path | None, json: bool) -> int:
@@ -94,27 +96,28 @@ def booted(recipe: Recipe, layers: int, *, phantom: bool, patience_s: float, run
             )
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
-    if json:
-        about = {"recipe": recipe.name, "engine": recipe.engine, "layers": rehearsal.layers, "verdict": "pass"}
-        seen = {"steps": rehearsal.steps, "facts": rehearsal.facts, "not_rehearsed": rehearsal.not_rehearsed}
-        emit({**about, **seen, "run": str(run.path)})
-        return 0
+    about = {"recipe": recipe.name, "engine": recipe.engine, "layers": rehearsal.layers, "verdict": "pass"}
+    seen = {"steps": rehearsal.steps, "facts": rehearsal.facts, "not_rehearsed": rehearsal.not_rehearsed}
+    answer(json, {**about, **seen, "run": str(run.path)}, lambda: _show(rehearsal))
+    return 0
+
+
+def _show(rehearsal: "Rehearsal") -> None:
+    """Each step, and what only the whole model can show."""
     for step in rehearsal.steps:
         took = seconds(step.seconds) if step.seconds else ""
         people().print(f"✓ {step.name:<12} {step.detail}  {took}".rstrip(), markup=False)
     people().print("\nnot rehearsed:")
     for note in rehearsal.not_rehearsed:
         people().print(f"  {note}", markup=False)
-    return 0
 
 
 def measured(
     recipe: Recipe, depths: tuple[int, ...], *, budget_s: float, patience_s: float, runs: Path | None, json: bool
 ) -> int:
     """`rehearse --measure`: time the steps, then show what they say of the whole model."""
-    from moebox.cli.calibrations import brief, table_of
+    from moebox.cli.calibrations import brief
     from moebox.flows.calibrate import calibrate
-    from moebox.report.calibration import reading_of
     from moebox.serve.faults import LaunchFailed
     from moebox.store import Run
 
@@ -130,12 +133,18 @@ def measured(
             calibration = calibrate(recipe, run, layers=depths, budget_s=budget_s, patience_s=patience_s, tell=tell)
     except LaunchFailed as problem:
         raise AnswerIsNo(problem.message, hint=problem.hint) from None
-    if json:
-        emit({**brief(calibration), "run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen})
-        return 0
+    told = {"run": str(run.path), "notes": calibration.notes, "unseen": calibration.unseen}
+    answer(json, brief(calibration) | told, lambda: _show_measured(calibration))
+    return 0
+
+
+def _show_measured(calibration: "Calibration") -> None:
+    """What the measurement says of the whole model."""
+    from moebox.cli.calibrations import table_of
+    from moebox.report.calibration import reading_of
+
     people().print(table_of(calibration))
     people().print(f"\n{reading_of(calibration).text}", markup=False)
     for line in calibration.unseen:
         people().print(f"  not seen: {line}", markup=False)
     people().print(f"kept as {calibration.id}; plan and forecast use it", markup=False, soft_wrap=True)
-    return 0

@@ -10,14 +10,17 @@ from cyclopts import Parameter
 
 from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
-from moebox.cli.output import answer, people, talk
+from moebox.cli.output import answer, exit_code, people, talk
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import BadInput, Outside, refuse_outside
+from moebox.errors import BadInput, Outside, refuse_if, refuse_outside
 from moebox.units import parse_seconds, plural
 
 if TYPE_CHECKING:
     from moebox.core.endpoint import Endpoint
+    from moebox.serve.connect import Reached
     from moebox.store import Run
+    from moebox.tasks.clients import Setup
+    from moebox.tasks.mcp_tools import McpServers
     from moebox.tasks.result import JobName, TaskRun
     from moebox.tasks.runner import Options, Worker
 
@@ -25,6 +28,7 @@ Words = Annotated[list[str] | None, Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=())]
 MOST_SEED = 10**6
 JOBS = 9  # a job of each family
+JOB_S = 30 * 60.0  # of one job
 _AGENT = ("job_time", "api", "thinking", "temperature")
 # What is asked for, what it does, and what it has no use for.
 UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -39,6 +43,7 @@ UNUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "resume": ("--resume goes on with the jobs of that run", ("family", "level", "jobs", "seed")),
     "with_": ("a real client asks in its own way", ("api", "thinking", "temperature")),
 }
+THINKING = {None: None, "auto": None, "yes": True, "no": False}
 KEY_FOR_CLIENT = "MOEBOX_ENDPOINT_KEY"  # the variable a real client finds the key in
 
 
@@ -92,6 +97,8 @@ def task(
         key_env: The environment variable that holds the key.
         json: Print JSON.
     """
+    from moebox.tasks import runner
+
     refuse_outside("--jobs", jobs, 1, 10_000)
     refuse_outside("--parallel", parallel, 1, 256)
     chosen_jobs: dict[str, object] = {"family": family, "level": level, "jobs": jobs, "seed": seed}
@@ -99,11 +106,9 @@ def task(
     others: dict[str, object] = {"target": target, "parallel": parallel, "budget": budget, "mcp": mcp}
     others |= {"harbor": harbor, "resume": resume, "with_": with_, "model": model, "key_env": key_env, "write": write}
     _refuse_unused(chosen_jobs | agent | others)
-    chosen = _possible(families(family), with_)
+    number = jobs or JOBS
     first = random.randrange(MOST_SEED) if seed is None else seed
-    from moebox.tasks import runner
-
-    wanted = runner.names(chosen, level or "easy", jobs or JOBS, first)
+    wanted = runner.names(_possible(families(family), with_), level or "easy", number, first)
     if write is not None:
         return _write(wanted, write, json)
     before = _before(resume) if resume else None
@@ -111,15 +116,15 @@ def task(
         target, model = before.url, model or before.model
     options = runner.Options(
         parallel=parallel or 1,
-        budget_s=_seconds(budget) if budget else None,
-        job_s=_seconds(job_time or "30m"),
+        budget_s=_seconds(budget),
+        job_s=_seconds(job_time) or JOB_S,
         api=api or _api(before),
         temperature=temperature or 0.0,
-        thinking={"auto": None, "yes": True, "no": False}[thinking or "auto"],
+        thinking=THINKING[thinking],
     )
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
     if harbor:
-        return _harbor(harbor, endpoint, jobs or JOBS, options, json)
+        return _harbor(harbor, endpoint, number, options, json)
     worker, close = _worker(endpoint, options, with_, mcp or [], key_env)
     try:
         return _work(endpoint, wanted, worker, options, resume, json)
@@ -132,8 +137,8 @@ def _refuse_unused(given: Mapping[str, object]) -> None:
     for flag, (why, names) in UNUSED.items():
         if given[flag]:
             flags.not_taken(why, **{name: given[name] for name in names})
-    if given["write"] and given["target"]:
-        raise BadInput(f"--write asks nobody: it does not take {given['target']}")
+    asked = given["write"] and given["target"]
+    refuse_if(asked, f"--write asks nobody: it does not take {given['target']}")
 
 
 def families(given: list[str] | None) -> list[str]:
@@ -160,13 +165,15 @@ def _possible(chosen: list[str], client: str) -> list[str]:
     return chosen or [name for name in FAMILIES if name not in LEFT_OUT]
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str) -> float | None:
+    """A time that is more than nothing; None where nothing is written."""
+    if not text:
+        return None
     try:
         found = parse_seconds(text)
     except ValueError as problem:
         raise BadInput(str(problem)) from None
-    if found <= 0:
-        raise BadInput(f"{text}: a time is more than nothing")
+    refuse_if(found <= 0, f"{text}: a time is more than nothing")
     return found
 
 
@@ -192,7 +199,7 @@ def _work(
     finally:
         run.release()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: view.close(done, run.path))
-    return 0 if any(result.solved for result in done.finished) else 1
+    return exit_code(any(result.solved for result in done.finished))
 
 
 def _go_on(run: "Run") -> str:
@@ -225,9 +232,9 @@ def _begin(
     task_run = runner.take_up(run)
     if task_run is None:
         raise BadInput(f"{run.path} has no jobs to go on with", hint="`moebox task` without --resume begins anew")
-    if task_run.agent != worker.name:
-        hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"
-        raise BadInput(f"{run.path} was worked on by {task_run.agent}, not {worker.name}", hint=hint)
+    hint = "leave --with out" if task_run.agent == "moebox" else f"--with {task_run.agent}"
+    text = f"{run.path} was worked on by {task_run.agent}, not {worker.name}"
+    refuse_if(task_run.agent != worker.name, text, hint=hint)
     return run, dataclasses.replace(task_run, url=endpoint.base_url)
 
 
@@ -238,13 +245,18 @@ def _worker(
     from moebox.tasks.reply import Ask
     from moebox.tasks.runner import Agent
 
-    if client and mcp:
-        raise BadInput("--mcp adds tools to our own agent; a real client has its own settings for them")
     if client:
+        refuse_if(mcp, "--mcp adds tools to our own agent; a real client has its own settings for them")
         return _client(endpoint, client, key_env), lambda: None
     ask = Ask(endpoint=endpoint, api=options.api, temperature=options.temperature, thinking=options.thinking)
     if not mcp:
         return Agent(ask), lambda: None
+    servers = _servers(mcp)
+    return Agent(ask, servers.tools), servers.close
+
+
+def _servers(mcp: list[str]) -> "McpServers":
+    """The servers of more tools, started; Outside where one does not list them."""
     from moebox.tasks.mcp_tools import McpServers, addresses
     from moebox.tasks.tools import ToolServerDied
 
@@ -254,30 +266,44 @@ def _worker(
     except ToolServerDied as problem:
         servers.close()
         raise Outside(str(problem), hint="does the command run by itself?") from None
-    return Agent(ask, servers.tools), servers.close
+    return servers
 
 
 def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
     """A real client with the settings that `moebox connect` gives it, and the key in its environment alone."""
-    from moebox import codec
     from moebox.errors import UnknownName
-    from moebox.loose import inner
     from moebox.serve import connect
     from moebox.stream.limits import served_limits
-    from moebox.tasks.clients import CLIENTS, RealClient, Setup
+    from moebox.tasks.clients import CLIENTS, RealClient
 
     if client not in CLIENTS:
         raise UnknownName("client", client, CLIENTS)
     context = served_limits(endpoint).context or connect.MODEST_CONTEXT
     reached = connect.Reached(endpoint=endpoint, key_env=key_env and KEY_FOR_CLIENT, context=context)
+    return RealClient(_opencode(reached) if client == "opencode" else _claude(reached))
+
+
+def _opencode(reached: "Reached") -> "Setup":
+    from moebox import codec
+    from moebox.serve import connect
+    from moebox.tasks.clients import Setup
+
+    endpoint = reached.endpoint
+    model = f"moebox/{endpoint.model}"
+    changes = dict(connect.settings("opencode", reached).changes)
+    changes |= {"model": model, "small_model": model, "share": "disabled", "autoupdate": False}
+    changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
+    files = {".config/opencode/opencode.json": codec.to_json(changes)}
     secret = {KEY_FOR_CLIENT: endpoint.key} if endpoint.key else {}
-    if client == "opencode":
-        model = f"moebox/{endpoint.model}"
-        changes = dict(connect.settings("opencode", reached).changes)
-        changes |= {"model": model, "small_model": model, "share": "disabled", "autoupdate": False}
-        changes["permission"] = {"edit": "allow", "bash": "deny", "webfetch": "deny", "external_directory": "deny"}
-        files = {".config/opencode/opencode.json": codec.to_json(changes)}
-        return RealClient(Setup(client="opencode", model=endpoint.model, environment=secret, files=files))
+    return Setup(client="opencode", model=endpoint.model, environment=secret, files=files)
+
+
+def _claude(reached: "Reached") -> "Setup":
+    from moebox.loose import inner
+    from moebox.serve import connect
+    from moebox.tasks.clients import Setup
+
+    endpoint = reached.endpoint
     own = inner(connect.settings("claude-code", reached).changes, "env")
     environment = {name: str(value) for name, value in own.items()}
     environment |= {
@@ -286,7 +312,7 @@ def _client(endpoint: "Endpoint", client: str, key_env: str) -> "Worker":
         "CLAUDE_CODE_MAX_RETRIES": "2",
     }
     environment["ANTHROPIC_API_KEY"] = endpoint.key or connect.NO_KEY
-    return RealClient(Setup(client="claude", model=endpoint.model, environment=environment))
+    return Setup(client="claude", model=endpoint.model, environment=environment)
 
 
 def _write(wanted: "tuple[JobName, ...]", folder: Path, json: bool) -> int:
@@ -333,4 +359,4 @@ def _harbor(dataset: str, endpoint: "Endpoint", jobs: int, options: "Options", j
     runner.save(done, run)
     run.release()
     answer(json, summary(done) | {"run": str(run.path)}, lambda: tell_all(done, run.path))
-    return 0 if any(result.solved for result in results) else 1
+    return exit_code(any(result.solved for result in results))

@@ -8,13 +8,14 @@ from cyclopts import Parameter
 
 from moebox.cli import flags, kept_in
 from moebox.cli import target as targets
-from moebox.cli.output import answer, try_file, write_file
+from moebox.cli.output import answer, exit_code, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import BadInput, refuse_outside
+from moebox.errors import refuse_if, refuse_outside
 
 if TYPE_CHECKING:
-    from moebox.verify.options import Effort
+    from moebox.verify.options import Effort, Options
 
+Must = Literal["auto", "yes", "no"]
 # Flags that only some checks look at.
 OF_CHECKS: dict[str, tuple[str, ...]] = {
     "context": ("long-context", "limits"),
@@ -44,8 +45,8 @@ def verify(
     context: str = "",
     trials: int | None = None,
     parallel: int | None = None,
-    thinking: Literal["auto", "yes", "no"] | None = None,
-    vision: Literal["auto", "yes", "no"] | None = None,
+    thinking: Must | None = None,
+    vision: Must | None = None,
     deadline: str = "5m",
     time: str = "",
     seed: int | None = None,
@@ -87,7 +88,6 @@ def verify(
     from moebox.verify.junit import junit as to_junit
     from moebox.verify.ladder import choose, document
     from moebox.verify.ladder import verify as climb
-    from moebox.verify.options import TIME_S, TRIALS, Options
     from moebox.verify.rungs import NAMES
 
     names = flags.names(*(only or ()))
@@ -97,16 +97,16 @@ def verify(
         flags.not_taken("--trials and --time say how hard to look", quick=quick, thorough=thorough)
     refuse_outside("--trials", trials, 1, 1000)
     refuse_outside("--parallel", parallel, 1, 1024)
-    effort = _effort(quick, thorough)
-    options = Options(
-        context=flags.tokens("--context", context or None),
-        trials=TRIALS[effort] if trials is None else trials,
-        parallel=parallel or 8,
-        thinking=thinking or "auto",
-        vision=vision or "auto",
+    options = _options(
+        _effort(quick, thorough),
+        context=context,
+        trials=trials,
+        parallel=parallel,
+        thinking=thinking,
+        vision=vision,
         seed=seed,
-        deadline_s=max(1.0, flags.seconds("--deadline", deadline)),
-        time_s=max(1.0, flags.seconds("--time", time) if time else TIME_S[effort]),
+        deadline=deadline,
+        time=time,
     )
     try_file(junit)
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
@@ -121,13 +121,38 @@ def verify(
     if junit:
         write_file(junit, to_junit(ladder))
     answer(json, {**document(ladder), "run": str(kept.path)}, lambda: view.sum_up(ladder, kept.path))
-    good = ladder.verdict == "pass" if strict else ladder.holds
-    return 0 if good else 1
+    return exit_code(ladder.verdict == "pass" if strict else ladder.holds)
 
 
 def _effort(quick: bool, thorough: bool) -> "Effort":
-    if quick and thorough:
-        raise BadInput("--quick and --thorough exclude each other")
+    refuse_if(quick and thorough, "--quick and --thorough exclude each other")
     if quick:
         return "quick"
     return "thorough" if thorough else "default"
+
+
+def _options(
+    effort: "Effort",
+    *,
+    context: str,
+    trials: int | None,
+    parallel: int | None,
+    thinking: Must | None,
+    vision: Must | None,
+    seed: int | None,
+    deadline: str,
+    time: str,
+) -> "Options":
+    """How hard to look: as the effort has it, where a flag does not say."""
+    from moebox.verify.options import TIME_S, TRIALS, Options
+
+    return Options(
+        context=flags.tokens("--context", context or None),
+        trials=TRIALS[effort] if trials is None else trials,
+        parallel=parallel or 8,
+        thinking=thinking or "auto",
+        vision=vision or "auto",
+        seed=seed,
+        deadline_s=max(1.0, flags.seconds("--deadline", deadline)),
+        time_s=max(1.0, flags.seconds("--time", time) if time else TIME_S[effort]),
+    )

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from moebox.cli import flags
 from moebox.cli import target as targets
-from moebox.cli.kept_in import NO_MODEL
-from moebox.cli.output import emit, people, talk
-from moebox.errors import INTERRUPTED, BadInput
+from moebox.cli.kept_in import tell_simulation
+from moebox.cli.output import emit, exit_code, people, talk
+from moebox.errors import INTERRUPTED, refuse_if
 from moebox.stream.limits import simulated
 
 if TYPE_CHECKING:
@@ -49,13 +49,11 @@ def watch(
 
     pause, check_s = flags.seconds("--every", every), flags.seconds("--canary", canary)
     long_s = flags.seconds("--time", time or "0")
-    if not 0.1 <= pause <= 3600:
-        raise BadInput(f"--every {every} is out of range", hint="from 0.1s to 1h")
-    if json and not long_s:
-        raise BadInput("--json prints at the end, and there is none without --time", hint="--time 1m")
+    refuse_if(not 0.1 <= pause <= 3600, f"--every {every} is out of range", hint="from 0.1s to 1h")
+    endless = "--json prints at the end, and there is none without --time"
+    refuse_if(json and not long_s, endless, hint="--time 1m")
     endpoint = targets.endpoint(target, model=model, key_env=key_env)
-    if simulated(endpoint):
-        talk().print(NO_MODEL, style="yellow", soft_wrap=True)
+    tell_simulation(simulated(endpoint))
     watcher = Watcher(endpoint)
     interrupted = False
     try:
@@ -66,9 +64,7 @@ def watch(
     if json:
         seen = {"looks": list(watcher.looks), "alerts": watcher.alerts, "canaries": watcher.canaries}
         emit({"url": endpoint.base_url, "model": endpoint.model, **seen})
-    if interrupted:
-        return INTERRUPTED
-    return 1 if watcher.alerts else 0
+    return INTERRUPTED if interrupted else exit_code(not watcher.alerts)
 
 
 def _look(watcher: "Watcher", screen: "Screen", *, pause_s: float, check_s: float, long_s: float) -> None:
