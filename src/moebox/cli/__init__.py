@@ -145,10 +145,14 @@ def check_command(words: Sequence[str]) -> None:
     known = {name.partition(" ")[0] for name in COMMANDS}
     if not first.startswith("-") and first not in known:
         raise UnknownName("command", first, known)
-    if first in GROUPS and first not in COMMANDS and not second.startswith("-"):
-        grouped = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{first} ")]
-        if second not in ("", *grouped):
-            raise UnknownName(f"{first} command", second, grouped)
+    bare = first in COMMANDS or second.startswith("-")
+    if first in GROUPS and not bare and second not in ("", *commands_of(first)):
+        raise UnknownName(f"{first} command", second, commands_of(first))
+
+
+def commands_of(group: str) -> list[str]:
+    """The commands of a group."""
+    return [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{group} ")]
 
 
 def usage_problem(problem: "CycloptsError") -> str:
@@ -160,9 +164,9 @@ def usage_problem(problem: "CycloptsError") -> str:
         return f"{' '.join(problem.unused_tokens)!r} is one argument too many"
     if isinstance(problem, CoercionError) and problem.token and argument:
         return _wrong_value(problem.token.keyword or _named(argument), problem.token.value, argument.hint)
-    if not isinstance(problem, MissingArgumentError) or argument is None:
-        return " ".join(str(problem).split())
-    return f"{problem.keyword} needs a value" if problem.keyword else f"{_named(argument)} is missing"
+    if isinstance(problem, MissingArgumentError) and argument:
+        return f"{problem.keyword} needs a value" if problem.keyword else f"{_named(argument)} is missing"
+    return " ".join(str(problem).split())
 
 
 def _named(argument: "Argument") -> str:

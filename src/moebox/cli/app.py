@@ -32,16 +32,22 @@ def build(called: tuple[str, ...] = ()) -> App:
         part.suppress_keyboard_interrupt = False  # it would exit without a word; `cli` says what was interrupted
     for group in groups.values():
         app.command(group)
-    for name, (target, about) in COMMANDS.items():
-        head, _, tail = name.partition(" ")
-        command = load(target) if name == own else target
-        if head not in groups:
-            app.command(command, name=name, help=_help(name, about, own))
-        elif tail:
-            groups[head].command(command, name=tail, help=_help(name, about, own))
-        elif name == own:
-            groups[head].default(load(target))
+    for name in COMMANDS:
+        _add(name, app, groups, own)
     return app
+
+
+def _add(name: str, app: App, groups: dict[str, App], own: str) -> None:
+    """A command at its place; a group's own only where it is called."""
+    target, about = COMMANDS[name]
+    head, _, tail = name.partition(" ")
+    command = load(target) if name == own else target
+    if head not in groups:
+        app.command(command, name=name, help=_help(name, about, own))
+    elif tail:
+        groups[head].command(command, name=tail, help=_help(name, about, own))
+    elif name == own:
+        groups[head].default(load(target))
 
 
 def command_of(words: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from moebox.cli import COMMANDS, GROUPS
+from moebox.cli import COMMANDS, GROUPS, commands_of, flags
 from moebox.errors import MoeboxError
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -62,7 +62,7 @@ def _all(before: list[str], begun: str) -> Iterable[str]:
 def _arguments(name: str, *, first: bool) -> Iterable[str]:
     """What stands behind a command: one of its own commands, or what it takes."""
     if first and name in GROUPS:
-        return [command.partition(" ")[2] for command in COMMANDS if command.startswith(f"{name} ")]
+        return commands_of(name)
     return _quietly(POSITIONAL[name]) if name in POSITIONAL else ()
 
 
@@ -81,13 +81,8 @@ def options(command: str) -> Iterator[str]:
     if command not in COMMANDS:
         return
     for parameter in inspect.signature(load(COMMANDS[command][0])).parameters.values():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        fields = _fields(parameter.annotation)
-        if fields:
-            yield from (f"--{field.replace('_', '-')}" for field in fields)
-        else:
-            yield _option(parameter)
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            yield from _fields(parameter.annotation) or [_option(parameter)]
 
 
 def _option(parameter: inspect.Parameter) -> str:
@@ -96,12 +91,13 @@ def _option(parameter: inspect.Parameter) -> str:
         for extra in getattr(parameter.annotation, "__metadata__", ())
         for name in getattr(extra, "name", None) or ()
     ]
-    return next((name for name in names if name.startswith("--")), f"--{parameter.name.strip('_').replace('_', '-')}")
+    return next((name for name in names if name.startswith("--")), flags.written(parameter.name))
 
 
-def _fields(annotation: object) -> tuple[str, ...]:
-    """The fields of a dataclass whose fields are options; none for anything else."""
-    return tuple(getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ()))
+def _fields(annotation: object) -> list[str]:
+    """The options that the fields of a dataclass are; none for anything else."""
+    fields = getattr(getattr(annotation, "__origin__", annotation), "__dataclass_fields__", ())
+    return [flags.written(field) for field in fields]
 
 
 def _models() -> Iterable[str]:

@@ -62,8 +62,12 @@ def numbers(
 
 def given(**values: object) -> list[str]:
     """Those of these flags that a person gave, as they are written; what is None, False or empty was not given."""
-    there = [name for name, value in values.items() if value is not False and value not in UNSET]
-    return [f"--{name.strip('_').replace('_', '-')}" for name in there]
+    return [written(name) for name, value in values.items() if value is not False and value not in UNSET]
+
+
+def written(name: str) -> str:
+    """A parameter's name as its flag."""
+    return f"--{name.strip('_').replace('_', '-')}"
 
 
 def belong_to(what: str, /, **values: object) -> None:

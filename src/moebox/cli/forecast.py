@@ -210,7 +210,7 @@ def _refuse_contradictions(asked: Asked) -> None:
     alone = asked.input is not None and not (asked.serving or asked.prefill)
     refuse_if(alone, "--input goes with --output or with --prefill")
     lost = next((name for name in SERVING if getattr(asked, name) != getattr(NO_WISH, name)), "")
-    text = f"--{lost.replace('_', '-')} is for a serving run"
+    text = f"{flags.written(lost)} is for a serving run"
     refuse_if(lost and not asked.serving, text, hint="add --input and --output")
 
 
