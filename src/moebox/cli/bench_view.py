@@ -73,7 +73,7 @@ class LiveLine:
 
     def _take(self, workers: list[Progress], elapsed_s: float) -> None:
         """Speed over the last half second or more, and the mean TTFT of the workers that know one."""
-        tokens = sum(worker.tokens for worker in workers)
+        tokens = _sum(workers, "tokens")
         if elapsed_s - self._at >= 0.5:
             self._rate = (tokens - self._tokens) / (elapsed_s - self._at)
             self._tokens, self._at = tokens, elapsed_s
@@ -83,16 +83,15 @@ class LiveLine:
 
     def _parts(self, workers: list[Progress], ended: int, left: str) -> Iterator[tuple[str, str]]:
         """What the line says after the bar, with its style; the most important first."""
+        failed, tokens, in_flight = (_sum(workers, name) for name in ("failed", "tokens", "in_flight"))
         yield (f"{count(ended)}/{count(self._total)}" if self._total else f"{count(ended)} done"), ""
-        failed = sum(worker.failed for worker in workers)
         if failed:
             yield f"{failed} failed", "red"
         yield left, ""
-        tokens = sum(worker.tokens for worker in workers)
         yield (tok_s(self._rate) if tokens else "no token yet"), ""
         if self._ttft:
             yield f"TTFT {_ms(self._ttft)}", ""
-        yield f"{sum(worker.in_flight for worker in workers)} in flight", "dim"
+        yield f"{in_flight} in flight", "dim"
         yield f"client {max(worker.cpu_share for worker in workers):.0%}", "dim"
 
     def sparkline(self, width: int) -> Text:
@@ -108,6 +107,10 @@ class LiveLine:
         by_count = ended / self._total if self._total else 0.0
         by_clock = elapsed_s / self._duration if self._duration else 0.0
         return min(1.0, max(by_count, by_clock))
+
+
+def _sum(workers: list[Progress], name: str) -> int:
+    return sum(getattr(worker, name) for worker in workers)
 
 
 def sparks(values: Sequence[float], cells: int) -> str:
@@ -194,17 +197,20 @@ def _remarks(console: Console, result: dict[str, Any]) -> None:
 
 def _said(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What must be known beside the figures, with its style."""
-    goodput = result.get("request_goodput")
-    if goodput is not None:
-        share = goodput / result["request_throughput"] if goodput else 0.0
-        yield f"goodput {goodput:.2f} req/s, {share:.0%} of requests met the SLO", ""
-    for reason, times in grouped(result.get("errors") or {}).items():
-        yield f"{times} × {reason}", "red"
-    yield from ((why, "yellow") for why in known_causes(result.get("errors") or {}))
+    errors = result.get("errors") or {}
+    if result.get("request_goodput") is not None:
+        yield _goodput(result["request_goodput"], result["request_throughput"]), ""
+    yield from ((f"{times} × {reason}", "red") for reason, times in grouped(errors).items())
+    yield from ((why, "yellow") for why in known_causes(errors))
     yield from _doubts(result)
     for key, words, style in _REMARKS:
         if result.get(key):
             yield words.format(result[key]), style
+
+
+def _goodput(good: float, every: float) -> str:
+    share = good / every if good else 0.0
+    return f"goodput {good:.2f} req/s, {share:.0%} of requests met the SLO"
 
 
 def _doubts(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -232,15 +238,17 @@ def grouped(errors: dict[str, int], most: int = 5) -> dict[str, int]:
 
 def show_rows(console: Console, result: dict[str, Any]) -> None:
     """Prefill and decode tests."""
-    rows = []
-    for row in result["rows"]:
-        cache = ("cold" if row["cold"] else "warm") if row["test"].startswith("pp") else ""
-        figures = (_number(row["mean_tok_s"], digits=2), _number(row.get("std_tok_s"), digits=2))
-        cells = (row["test"], cache, *figures, _ms(row.get("mean_ttft_ms")), str(row.get("tries") or "–"))
-        rows.append([Text(cell) for cell in cells])
+    rows = [[Text(cell) for cell in _test(row)] for row in result["rows"]]
     stacked(console, ("test", "cache", "tok/s", "±", "TTFT", "tries"), rows)
     for flag in result.get("flags") or ():
         console.print(Text(f"DO NOT TRUST: {printable(flag)}", style="bold red"))
+
+
+def _test(row: dict[str, Any]) -> tuple[str, ...]:
+    """One test; only prompts are cold or warm."""
+    cache = ("cold" if row["cold"] else "warm") if row["test"].startswith("pp") else ""
+    figures = (_number(row["mean_tok_s"], digits=2), _number(row.get("std_tok_s"), digits=2))
+    return row["test"], cache, *figures, _ms(row.get("mean_ttft_ms")), str(row.get("tries") or "–")
 
 
 def load_of(result: dict[str, Any]) -> str:

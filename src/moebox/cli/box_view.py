@@ -1,6 +1,6 @@
 """A box as a picture for the terminal."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from moebox.core.box import Box, Gpu, Link
+from moebox.cli.tables import grid
+from moebox.core.box import Box, Gpu, Host, Link
 from moebox.core.gpu_list import VISIBLE
 from moebox.planner.speed.links import between_nodes
 from moebox.units import gb, gib, plural, rate
@@ -116,10 +117,9 @@ def slot(gpu: Gpu) -> Text:
 
 
 def facts(box: Box) -> RenderableType:
-    """CPU, memory and what is installed."""
-    table = Table.grid(padding=(0, 2))
-    for label, text in (*_gpu_facts(box), *_memory_facts(box), *_host_facts(box)):
-        table.add_row(label, text)
+    """CPU, memory and what is installed; a described box has no host."""
+    host = _host_facts(box.host) if box.host else ()
+    table = grid((*_gpu_facts(box), *_memory_facts(box), *host), gap=2)
     unsure = sorted({field for gpu in box.gpus for field in gpu.unverified})
     if unsure:
         table.add_row("unverified", f"{', '.join(unsure)} rates: from data sheets, not measured here")
@@ -154,17 +154,18 @@ def _memory_facts(box: Box) -> Iterator[tuple[str, str]]:
         yield "network", between_nodes(box)
 
 
-def _host_facts(box: Box) -> Iterator[tuple[str, str]]:
-    """Driver, system, disk, and what is installed; nothing of a described box."""
-    host = box.host
-    if not host:
-        return
+def _host_facts(host: Host) -> Iterator[tuple[str, str]]:
+    """Driver, system, disk, and what is installed."""
     yield "driver", f"{host.driver} (CUDA {host.cuda})" if host.driver else "none"
-    state = ", ".join(f"{name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
-    yield "host", f"{host.system}, {gib(host.shm)} /dev/shm{', ' + state if state else ''}"
+    state = "".join(f", {name} {value}" for name, value in (("IOMMU", host.iommu), ("ACS", host.acs)) if value)
+    yield "host", f"{host.system}, {gib(host.shm)} /dev/shm{state}"
     yield "disk", f"{gb(host.disk_free)} free for models"
-    for label, found in (("containers", host.runtimes), ("engines", host.engines)):
-        yield label, ", ".join(f"{name} {version}" for name, version in found.items()) or "none found"
+    yield "containers", _versions(host.runtimes)
+    yield "engines", _versions(host.engines)
+
+
+def _versions(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items()) or "none found"
 
 
 def speed(box: Box) -> str:

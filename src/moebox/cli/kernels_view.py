@@ -24,11 +24,13 @@ def faults(scan: KernelScan) -> Iterator[Text]:
     """Each kernel that fails, where it is launched and in which cases; or that none does."""
     if not scan.bad:
         yield Text(f"every one of {len(scan.launches)} launches fits {scan.arch}")
-    for kernel in dict.fromkeys(launch.kernel for launch in scan.bad):
-        failing = [launch for launch in scan.bad if launch.kernel == kernel]
-        first = failing[0]
+    failing: dict[str, list[KernelLaunch]] = {}
+    for launch in scan.bad:
+        failing.setdefault(launch.kernel, []).append(launch)
+    for launches in failing.values():
+        first = launches[0]
         yield Text(f"{fault_of(first, scan.arch)}. It is launched at {first.launched_from}.", style="bold red")
-        yield Text(f"It fails in: {'; '.join(dict.fromkeys(launch.case for launch in failing))}")
+        yield Text(f"It fails in: {'; '.join(dict.fromkeys(launch.case for launch in launches))}")
     if any(launch.verdict == "does not fit" for launch in scan.bad):
         yield Text("`--fix` searches block sizes that fit and writes the patch.")
 
@@ -70,18 +72,22 @@ def rows(launches: tuple[KernelLaunch, ...], width: int) -> Table:
         key = (launch.kernel, tile(launch), launch.num_warps, launch.num_stages, launch.shared_bytes, launch.verdict)
         groups.setdefault(key, launch)
     for launch in sorted(groups.values(), key=lambda launch: (_ORDER[launch.verdict], -launch.shared_bytes)):
-        table.add_row(
-            launch.kernel,
-            tile(launch),
-            str(launch.num_warps),
-            str(launch.num_stages),
-            f"{launch.shared_bytes:,}",
-            str(launch.registers or "-"),
-            str(launch.spill_bytes),
-            str(launch.blocks_per_sm),
-            Text(launch.verdict, style=_STYLE[launch.verdict]),
-        )
+        table.add_row(*_row(launch))
     return table
+
+
+def _row(launch: KernelLaunch) -> tuple[str | Text, ...]:
+    return (
+        launch.kernel,
+        tile(launch),
+        str(launch.num_warps),
+        str(launch.num_stages),
+        f"{launch.shared_bytes:,}",
+        str(launch.registers or "-"),
+        str(launch.spill_bytes),
+        str(launch.blocks_per_sm),
+        Text(launch.verdict, style=_STYLE[launch.verdict]),
+    )
 
 
 def tile(launch: KernelLaunch) -> str:

@@ -1,15 +1,16 @@
 """Models as tables for the terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from moebox.cli.tables import grid
 from moebox.core import catalogue, registry
 from moebox.core.layers import Compressed, Gqa, Layers, Linear, Mla
-from moebox.core.model import COMPONENTS, Checkpoint, Model
+from moebox.core.model import COMPONENTS, Checkpoint, Component, Model
 from moebox.units import count, gb, gib, params, percent
 
 WIDE = 96  # columns
@@ -18,26 +19,22 @@ _HOW = {"computed": "computed", "published": "as published", "read": "read from 
 
 def listing(models: list[Model], *, width: int = 80) -> RenderableType:
     """The catalogue, a row a model; the kind of attention only where the terminal is wide enough for it."""
-    wide = width >= WIDE
+    figures = FIGURES if width >= WIDE else {name: show for name, show in FIGURES.items() if name != "attention"}
     table = Table(box=None, pad_edge=False)
     table.add_column("model", no_wrap=True)
-    for name in ("params", "active", *(("attention",) if wide else ()), "context", "KV/token"):
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("native checkpoint", no_wrap=True)
     for model in models:
-        native = next((form for form in catalogue.checkpoints(model.name) if form.native), None)
-        kinds = " + ".join(dict.fromkeys(map(kind_name, model.stack)))
-        table.add_row(
-            model.name,
-            f"{model.total / 1e9:,.0f} B",
-            params(model.active),
-            *((kinds,) if wide else ()),
-            count(model.context),
-            count(model.kv_bytes_per_token("bf16")),
-            f"{gb(native.bytes):>8} {native.name}" if native else "-",
-        )
+        table.add_row(model.name, *(show(model) for show in figures.values()), _native(model))
     note = "\nKV/token: bytes of bf16 cache. `moebox models show NAME` shows one of them, or a\nfolder or .gguf file."
     return Group(table, Text(note, style="dim"))
+
+
+def _native(model: Model) -> str:
+    """The form in which its makers published it."""
+    native = next((form for form in catalogue.checkpoints(model.name) if form.native), None)
+    return f"{gb(native.bytes):>8} {native.name}" if native else "-"
 
 
 def page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
@@ -48,23 +45,30 @@ def page(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableType:
 
 def shape(model: Model) -> RenderableType:
     """The shape in a few lines."""
-    table = Table.grid(padding=(0, 2))
-    table.add_row("parameters", f"{params(model.total)} in all, {params(model.active)} active for a token")
-    dense = f", the first {count(model.dense_layers)} dense" if model.dense_layers > 1 else ""
-    dense = ", the first dense" if model.dense_layers == 1 else dense
-    table.add_row("layers", f"{model.layers}{dense}; hidden {model.hidden:,}, vocabulary {model.vocab:,}")
+    return grid(_facts(model), gap=2)
+
+
+def _facts(model: Model) -> Iterator[tuple[str, str]]:
+    yield "parameters", f"{params(model.total)} in all, {params(model.active)} active for a token"
+    yield "layers", f"{model.layers}{_dense(model)}; hidden {model.hidden:,}, vocabulary {model.vocab:,}"
     if model.moe:
         shared = f" + {model.moe.shared} shared" if model.moe.shared else ""
         each = params(model.expert_parameters)
-        table.add_row("experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each")
+        yield "experts", f"{model.moe.used} of {model.moe.experts}{shared} a token, {each} each"
     for layers in model.stack:
         many = f"{layers.count} × " if len(model.stack) > 1 else ""
-        table.add_row("attention", f"{many}{attention(layers)}")
+        yield "attention", f"{many}{attention(layers)}"
     cache = ", ".join(f"{model.kv_bytes_per_token(kind):,} B {kind}" for kind in ("fp8", "bf16"))
-    table.add_row("KV per token", f"{cache}; {gib(model.kv_bytes_per_token('bf16') * model.context)} at full context")
-    table.add_row("context", count(model.context))
-    table.add_row("licence", f"{model.licence.name}. {model.licence.limits}".strip())
-    return table
+    yield "KV per token", f"{cache}; {gib(model.kv_bytes_per_token('bf16') * model.context)} at full context"
+    yield "context", count(model.context)
+    yield "licence", f"{model.licence.name}. {model.licence.limits}".strip()
+
+
+def _dense(model: Model) -> str:
+    """The layers without experts, where there are some."""
+    if not model.dense_layers:
+        return ""
+    return ", the first dense" if model.dense_layers == 1 else f", the first {count(model.dense_layers)} dense"
 
 
 def kind_name(layers: Layers) -> str:
@@ -105,6 +109,14 @@ def _compressed(kind: Compressed) -> str:
     return f"compressed: {kind.heads} heads of {kind.head_dim}, window {kind.window}{entries}"
 
 
+# Columns of the catalogue.
+FIGURES: dict[str, Callable[[Model], str]] = {
+    "params": lambda model: f"{model.total / 1e9:,.0f} B",
+    "active": lambda model: params(model.active),
+    "attention": lambda model: " + ".join(dict.fromkeys(map(kind_name, model.stack))),
+    "context": lambda model: count(model.context),
+    "KV/token": lambda model: count(model.kv_bytes_per_token("bf16")),
+}
 ATTENTIONS: dict[type, Callable[[Any], str]] = {Mla: _mla, Linear: _linear, Gqa: _gqa, Compressed: _compressed}
 
 
@@ -117,14 +129,18 @@ def components(model: Model, checkpoints: tuple[Checkpoint, ...]) -> RenderableT
     table.add_column("share", justify="right")
     for form in shown:
         table.add_column(form.name if len(form.name) < 16 else form.quant, justify="right", overflow="fold")
-    parts = model.by_component
-    there = {*parts, *(name for form in shown for name in form.bytes_by_component)}
-    for name in (name for name in COMPONENTS if name in there):
-        number = parts.get(name, 0)
+    for name in _there(model, shown):
+        number = model.by_component.get(name, 0)
         sizes = (_size(form, name) for form in shown)
         table.add_row(name.replace("_", " "), params(number), percent(number / model.total), *sizes)
     table.add_row("total", params(model.total), "", *(gb(form.bytes) for form in shown), style="bold")
     return table
+
+
+def _there(model: Model, shown: tuple[Checkpoint, ...]) -> list[Component]:
+    """The components that the model or one of its forms has."""
+    there = set(model.by_component).union(*(form.bytes_by_component for form in shown))
+    return [name for name in COMPONENTS if name in there]
 
 
 def _size(form: Checkpoint, component: str) -> str:

@@ -17,7 +17,10 @@ from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
 if TYPE_CHECKING:
+    from moebox.core.verdict import Verdict
     from moebox.flows.run import Runner
+    from moebox.flows.walk import Trial
+    from moebox.serve.session import Session
 
 _MARKS = {"waiting": "·", "done": "✓", "failed": "✗", "skipped": "–"}
 _STYLES = {"waiting": "dim", "done": "green", "failed": "bold red", "skipped": "dim", "running": "bold"}
@@ -32,6 +35,9 @@ _ABOUT = {
     "task": "coding jobs with tools, scored",
     "report": "writing report.html",
 }
+
+
+_RUNGS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 
 
 class View(Drawn):
@@ -65,19 +71,18 @@ class View(Drawn):
     def hear(self, kind: str, what: Any) -> None:
         """One piece of news."""
         if kind == "step":
-            self.steps[what.name] = what
-            self.lines = []
-            if what.state == "running":
-                self.started[what.name] = self.now()
-        elif kind == "rung":
-            self.lines.append(f"{_RUNGS[what.verdict]} {what.name} {what.reason}".rstrip())
-        elif kind == "trial":
-            kept = "kept" if what.kept else "dropped"
-            self.lines.append(f"{what.change}: {tok_s(what.output_tok_s)}, {kept} ({what.why})")
+            self._step(what)
         else:
-            self.lines.append(str(what))
+            self.lines.append(_NEWS.get(kind, str)(what))
         if not self.live and not self.quiet:
             self._print(kind, what)
+
+    def _step(self, step: Step) -> None:
+        """A step began or ended."""
+        self.steps[step.name] = step
+        self.lines = []
+        if step.state == "running":
+            self.started[step.name] = self.now()
 
     def _print(self, kind: str, what: Any) -> None:
         if kind != "step":
@@ -141,18 +146,30 @@ class View(Drawn):
         if pipeline.step("report").state == "done":
             people().print(f"\nreport    {escape(str(self.run.path / REPORT))}", soft_wrap=True)
         people().print(f"recipe    {escape(str(self.run.path / 'recipe.toml'))}", soft_wrap=True)
-        if self.simulated:
-            return
-        live = runner.engine.live
-        if live is not None and live.alive:
-            people().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
-            people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
-            people().print(f"stop      moebox down {live.instance.id}")
-        else:
-            people().print("keep      `moebox run --keep` leaves the engine up at the end")
+        if not self.simulated:
+            _tell_endpoint(runner.engine.live)
 
 
-_RUNGS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "–"}
+def _tell_endpoint(live: "Session | None") -> None:
+    """How to reach the engine that was left up, or how to leave it so."""
+    if live is not None and live.alive:
+        people().print(f"endpoint  {live.endpoint.base_url}  model {escape(live.endpoint.model)}")
+        people().print("connect   moebox connect claude-code | zed | opencode | openai | curl")
+        people().print(f"stop      moebox down {live.instance.id}")
+    else:
+        people().print("keep      `moebox run --keep` leaves the engine up at the end")
+
+
+def _rung(check: "Verdict") -> str:
+    return f"{_RUNGS[check.verdict]} {check.name} {check.reason}".rstrip()
+
+
+def _trial(trial: "Trial") -> str:
+    kept = "kept" if trial.kept else "dropped"
+    return f"{trial.change}: {tok_s(trial.output_tok_s)}, {kept} ({trial.why})"
+
+
+_NEWS: dict[str, Callable[[Any], str]] = {"rung": _rung, "trial": _trial}  # anything else is a line already
 
 
 def _figure(value: Any) -> str:
