@@ -1,19 +1,22 @@
 """`moebox climb`: one setting at a time, keeping what is verified and better."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from moebox.cli import flags
 from moebox.cli.output import answer, people, talk, try_file, write_file
 from moebox.cli.signals import told_when_interrupted
-from moebox.errors import BadInput, refuse_outside
+from moebox.errors import refuse_if, refuse_outside
 from moebox.loose import Json
 from moebox.units import count, seconds, tok_s
 
 if TYPE_CHECKING:
     from moebox.core.recipe import Recipe
+    from moebox.core.verdict import Verdict
     from moebox.flows.climb import Summit
     from moebox.flows.effort import Effort
     from moebox.flows.walk import Trial
@@ -56,8 +59,8 @@ def climb(
     from moebox.detect.machine import detect
     from moebox.flows import climb as flow
 
-    if bool(recipe) == bool(resume):
-        raise BadInput("name a recipe, or a run with --resume", hint="`moebox climb recipe.toml`")
+    which = "name a recipe, or a run with --resume"
+    refuse_if(bool(recipe) == bool(resume), which, hint="`moebox climb recipe.toml`")
     refuse_outside("--concurrency", concurrency, 1, 256)
     refuse_outside("--rounds", rounds, 2, 100)
     refuse_outside("--questions", questions, 0, 1000)
@@ -103,8 +106,7 @@ def _resumed(name: str) -> "tuple[Recipe, Run]":
 
     run = Run.open(name)
     recipe = flow.recipe_of(run)
-    if not run.hold():
-        raise BadInput(f"{run.path} is being climbed by another moebox")
+    refuse_if(not run.hold(), f"{run.path} is being climbed by another moebox")
     return recipe, run
 
 
@@ -131,22 +133,24 @@ def _silent(kind: str, news: Any) -> None:
 
 def _tell(kind: str, news: Any) -> None:
     """Progress, line by line."""
-    from rich.markup import escape
+    talk().print(_LINES[kind](news))
 
-    if kind == "try":
-        talk().print(f"[bold]{escape(news.change)}[/] …")
-    elif kind == "news":
-        talk().print(f"  {escape(news)}")
-    elif kind == "rung":
-        reason = f" {escape(news.reason)}" if news.reason else ""
-        talk().print(f"  {_MARKS[news.verdict]} {news.name} [dim]{seconds(news.seconds)}[/]{reason}")
-    else:
-        talk().print(f"  {'kept' if news.kept else 'dropped'}: {escape(news.why)}")
+
+def _rung(check: "Verdict") -> str:
+    reason = f" {escape(check.reason)}" if check.reason else ""
+    return f"  {_MARKS[check.verdict]} {check.name} [dim]{seconds(check.seconds)}[/]{reason}"
+
+
+_LINES: dict[str, Callable[[Any], str]] = {
+    "try": lambda step: f"[bold]{escape(step.change)}[/] …",
+    "news": lambda line: f"  {escape(line)}",
+    "rung": _rung,
+    "done": lambda trial: f"  {'kept' if trial.kept else 'dropped'}: {escape(trial.why)}",
+}
 
 
 def _show(summit: "Summit", best: Path) -> None:
     """The table of every step."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -161,8 +165,6 @@ def _show(summit: "Summit", best: Path) -> None:
 
 
 def _cells(trial: "Trial") -> list[str]:
-    from rich.markup import escape
-
     measured = trial.output_tok_s > 0
     return [
         escape(trial.change),

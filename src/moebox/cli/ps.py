@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from moebox.cli.output import emit, people
+from moebox.cli.output import answer, people
 from moebox.units import seconds
 
 if TYPE_CHECKING:
@@ -22,13 +22,7 @@ def ps(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
         json: Print JSON.
     """
     rows = listing()
-    if json:
-        emit({"engines": rows})
-        return 0
-    if not rows:
-        people().print("nothing is running")
-        return 0
-    show(rows)
+    answer(json, {"engines": rows}, lambda: show(rows))
     return 0
 
 
@@ -91,6 +85,8 @@ def _listed(instance: "Instance", left: tuple[int, ...]) -> Listed:
 
 def show(rows: Sequence[Listed]) -> None:
     """Two lines for each: what it is and where it answers; and one for what needs a hand."""
+    if not rows:
+        people().print("nothing is running")
     for line in chain.from_iterable(map(_lines, rows)):
         people().print(line, markup=False)
 

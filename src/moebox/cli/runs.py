@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from moebox import codec
 from moebox.cli.output import asked, emit, people
-from moebox.errors import BadInput, Outside
+from moebox.errors import Outside, refuse_if
 from moebox.loose import Document
 from moebox.serve import state
 from moebox.store import Brief, Run, runs_dir
@@ -16,7 +16,7 @@ from moebox.store.listing import brief, looks_like_one
 from moebox.store.summary import Summary, summaries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
@@ -35,47 +35,52 @@ def runs(*, runs: Path | None = None, json: Annotated[bool, Parameter(negative=(
         runs: The folder that holds them.
         json: Print JSON.
     """
+    home = runs_dir(runs)
     found, engines = summaries(runs), state.folders()
-    live = {row.id for row in found if state.works_on(Run(runs_dir(runs) / row.id), engines)}
+    live = {row.id for row in found if state.works_on(Run(home / row.id), engines)}
     if json:
-        emit(
-            {
-                "runs": [_listed(row, brief(Run(runs_dir(runs) / row.id)), live) for row in found],
-                "folder": runs_dir(runs),
-            }
-        )
-        return 0
-    if not found:
-        people().print(f"no runs in {runs_dir(runs)} yet", soft_wrap=True)
-        return 0
-    if people().width < NARROW:
-        for row in found:
-            people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks}, {_speed(row)} tok/s", markup=False)
-        return 0
-    people().print(listing(found, live, wide=people().width >= WIDE))
+        emit({"runs": [_listed(row, brief(Run(home / row.id)), live) for row in found], "folder": home})
+    elif found:
+        _show_list(found, live, people().width)
+    else:
+        people().print(f"no runs in {home} yet", soft_wrap=True)
     return 0
+
+
+def _show_list(found: "Sequence[Summary]", live: set[str], width: int) -> None:
+    """A table, or two lines a run where there is no room for one."""
+    if width >= NARROW:
+        people().print(listing(found, live, wide=width >= WIDE))
+        return
+    for row in found:
+        people().print(f"{row.id}\n  {_state(row, live)}, checks {row.checks}, {_speed(row)} tok/s", markup=False)
 
 
 def _listed(row: "Summary", told: "Brief", live: set[str]) -> Document:
     """A row of the list under stable keys: what it says to people, and what lies in the folder."""
     shown = ("model", "engine", "box", "verdict", "output_tok_s", "ttft_ms", "failed", "simulation", "jobs", "solved")
-    figures = {name: getattr(row, name) for name in shown}
-    return {**codec.plain(told), **figures, "live": row.id in live, "state": row.state(live=row.id in live)}
+    return {
+        **codec.plain(told),
+        **_values(row, *shown),
+        "live": row.id in live,
+        "state": row.state(live=row.id in live),
+    }
 
 
 def listing(found: "Sequence[Summary]", live: set[str], *, wide: bool) -> "Table":
     """A row a run; model and box only where there is room for them."""
     from rich.table import Table
 
+    places = ("model", "box") if wide else ()
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold", width=min(max(len(row.id) for row in found), LONGEST_ID))
-    for name in ("state", *(("model", "box") if wide else ())):
+    for name in ("state", *places):
         table.add_column(name, overflow="fold")
     table.add_column("checks", no_wrap=True)
     table.add_column("tok/s", justify="right", no_wrap=True)
     for row in found:
-        place = (row.model, row.box) if wide else ()
-        table.add_row(row.id, _state(row, live), *(text or "–" for text in place), row.checks, _speed(row))
+        place = (getattr(row, name) or "–" for name in places)
+        table.add_row(row.id, _state(row, live), *place, row.checks, _speed(row))
     return table
 
 
@@ -129,37 +134,42 @@ def _details(record: "RunRecord", advice: "Sequence[Advice]") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    rows = [(attempt.title, f"{attempt.outcome} {attempt.why}".strip()) for attempt in record.attempts]
-    rows += [(f"{check.mark:<5} {check.name}", check.detail) for check in record.checks]
-    rows += [("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems]
-    rows += [("advice", f"{found.title}. {found.text}") for found in advice]
-    rows += [("note", gap) for gap in record.gaps]
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows:
+    for name, text in _happened(record, advice):
         table.add_row(Text(name), Text(text, style="dim" if name == "note" else ""))
     return table
 
 
+def _happened(record: "RunRecord", advice: "Sequence[Advice]") -> "Iterator[tuple[str, str]]":
+    """Starts, checks, problems, what to do about them, and what is missing."""
+    yield from ((attempt.title, f"{attempt.outcome} {attempt.why}".strip()) for attempt in record.attempts)
+    yield from ((f"{check.mark:<5} {check.name}", check.detail) for check in record.checks)
+    yield from (("problem", f"{problem.title}. {problem.remedy}") for problem in record.problems)
+    yield from (("advice", f"{found.title}. {found.text}") for found in advice)
+    yield from (("note", gap) for gap in record.gaps)
+
+
 def document(run: Run, record: "RunRecord") -> Document:
     """One run under stable keys."""
-    row = brief(run)
     return {
-        **{name: getattr(row, name) for name in ("id", "path", "started", "last", "last_kind", "bytes")},
+        **_values(brief(run), "id", "path", "started", "last", "last_kind", "bytes"),
         "live": state.works_on(run, state.folders()),
         "simulation": record.simulation,
         "recipe": record.recipe,
         "box": record.box.name if record.box else None,
         "kv_tokens": record.kv_tokens,
-        "attempts": [
-            {name: getattr(attempt, name) for name in ("number", "outcome", "why")} for attempt in record.attempts
-        ],
+        "attempts": [_values(attempt, "number", "outcome", "why") for attempt in record.attempts],
         "rungs": [{"name": check.name, "verdict": check.mark, "reason": check.detail} for check in record.checks],
         "measurements": [level.raw for level in record.levels],
         "problems": record.problems,
         "missing": record.gaps,
     }
+
+
+def _values(of: object, *names: str) -> Document:
+    return {name: getattr(of, name) for name in names}
 
 
 def rm(
@@ -174,8 +184,7 @@ def rm(
         yes: Do not prompt.
         runs: The folder that holds the runs.
     """
-    if not run:
-        raise BadInput("name the runs to delete", hint="`moebox runs` lists them")
+    refuse_if(not run, "name the runs to delete", hint="`moebox runs` lists them")
     found = [_deletable(name, runs) for name in run]
     if not yes and not asked(f"delete {', '.join(folder.id for folder in found)}?"):
         people().print("nothing deleted")
@@ -189,10 +198,9 @@ def rm(
 def _deletable(name: str, runs: Path | None) -> Run:
     """The run of that whole name, if it may go."""
     folder = Run.open(name, runs=runs)
-    if folder.id != Path(name).name:
-        raise BadInput(f"{name!r} is not a full name", hint=f"deleting asks for the whole of it: {folder.id}")
-    if not looks_like_one(folder.path):
-        raise BadInput(f"{folder.path}: is not a run's folder, so it is left alone")
+    hint = f"deleting asks for the whole of it: {folder.id}"
+    refuse_if(folder.id != Path(name).name, f"{name!r} is not a full name", hint=hint)
+    refuse_if(not looks_like_one(folder.path), f"{folder.path}: is not a run's folder, so it is left alone")
     if folder.held:
         raise Outside(f"{folder.id} is being worked on", hint="stop that first")
     if engine := state.writing(state.folders(), folder.path):

@@ -18,10 +18,7 @@ def as_interrupt(words: Sequence[str]) -> Iterator[None]:
 
     A signal that is ignored (nohup) stays ignored.
     """
-    if not words or words[0] not in LONG or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    chosen = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    chosen = _usual_signals() if words and words[0] in LONG else []
     for number in chosen:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -29,6 +26,13 @@ def as_interrupt(words: Sequence[str]) -> Iterator[None]:
     finally:
         for number in chosen:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _usual_signals() -> list[signal.Signals]:
+    """SIGTERM and SIGHUP, as far as nobody has changed what they do; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
 
 def asked_to_stop() -> threading.Event:

@@ -8,9 +8,11 @@ from moebox import http
 from moebox.cli import flags
 from moebox.core import grammar
 from moebox.core.endpoint import KEY_HINT, REFUSED, Endpoint, endpoint_of
-from moebox.errors import BadInput, Outside
+from moebox.core.recipe import Recipe
+from moebox.errors import Outside, refuse_if
 from moebox.stream import sockets
 
+NAME_IT = "`--model NAME` says which model is meant"
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")  # what Python puts before the system's own words
 
 
@@ -42,11 +44,7 @@ def not_there(endpoint: Endpoint, why: str) -> Outside:
 
 def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     if target.endswith(".toml"):
-        recipe = grammar.read(Path(target))
-        if not recipe.listen.port:  # chosen when it started
-            return _endpoint(recipe.name, model=model, key_env=key_env)
-        url = f"http://{recipe.listen.host}:{recipe.listen.port}"
-        return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
+        return _of_recipe(grammar.read(Path(target)), model=model, key_env=key_env)
     if is_url(target):
         return _made(target, model, key_env, "")
     from moebox.serve import state
@@ -55,21 +53,33 @@ def _endpoint(target: str, *, model: str, key_env: str) -> Endpoint:
     return _made(found.base_url, model or found.model, key_env or found.key_env, found.engine)
 
 
+def _of_recipe(recipe: Recipe, *, model: str, key_env: str) -> Endpoint:
+    """Where a recipe listens; a port that was chosen when it started is asked of its engine."""
+    if not recipe.listen.port:
+        return _endpoint(recipe.name, model=model, key_env=key_env)
+    url = f"http://{recipe.listen.host}:{recipe.listen.port}"
+    return _made(url, model or recipe.served_name, key_env or recipe.listen.key_env, recipe.engine)
+
+
 def _made(url: str, model: str, key_env: str, engine: str) -> Endpoint:
-    if "@" in url.rpartition("://")[2].partition("/")[0]:
-        hint = "leave it out, and name the variable that holds it: --key-env NAME"
-        raise BadInput("a password in a URL would be written into run folders", hint=hint)
-    key = None
-    if key_env:
-        key = os.environ.get(key_env)
-        if not key:
-            raise BadInput(f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
+    password = "@" in url.rpartition("://")[2].partition("/")[0]
+    hint = "leave it out, and name the variable that holds it: --key-env NAME"
+    refuse_if(password, "a password in a URL would be written into run folders", hint=hint)
+    key = os.environ.get(key_env) if key_env else None
+    refuse_if(key_env and not key, f"the environment variable {key_env} holds no key", hint=f"export {key_env}=…")
     return endpoint_of(url, model, key=key, engine=engine)
 
 
 def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint:
     """The endpoint with the one model it serves; BadInput when that is not clear."""
-    hint = "`--model NAME` says which model is meant"
+    names = _served(endpoint, insecure=insecure, ca_file=ca_file)
+    several = f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}"
+    refuse_if(len(names) != 1, several, hint=NAME_IT)
+    return endpoint_of(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
+
+
+def _served(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> list[str]:
+    """The models that a server lists; Outside where it does not."""
     target = sockets.target_of(endpoint.base_url, insecure=insecure, ca_file=ca_file)
     tls = sockets.tls_context(target) if target.tls else None
     reply = http.get(f"{endpoint.base_url}/models", headers=endpoint.headers, tls=tls)
@@ -78,9 +88,6 @@ def _only_model(endpoint: Endpoint, *, insecure: bool, ca_file: str) -> Endpoint
     if reply.status in REFUSED:
         raise Outside(f"{endpoint.base_url}: refused the key ({reply.status})", hint=KEY_HINT)
     try:
-        names = [str(item["id"]) for item in reply.json()["data"]]
+        return [str(item["id"]) for item in reply.json()["data"]]
     except (KeyError, TypeError):
-        raise Outside(f"{endpoint.base_url}/models gives no list of models", hint=hint) from None
-    if len(names) != 1:
-        raise BadInput(f"{endpoint.base_url} serves {len(names)} models: {', '.join(names[:6])}", hint=hint)
-    return endpoint_of(endpoint.base_url, names[0], key=endpoint.key, engine=endpoint.engine)
+        raise Outside(f"{endpoint.base_url}/models gives no list of models", hint=NAME_IT) from None
