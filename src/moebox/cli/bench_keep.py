@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moebox import codec, files
 from moebox.cli import kept_in
@@ -124,7 +124,7 @@ class Keeper:
         self.write(document(tests))
         self._keep_in_run(tidied(self.label) or "pp-tg", document(tests))
 
-    def write(self, whole: dict[str, Any]) -> None:
+    def write(self, whole: Document) -> None:
         """The whole document; a run has a file for each measurement."""
         if self._file:
             with self._noting(self._file):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -11,6 +11,7 @@ from moebox.cli.output import answer, people, talk
 from moebox.cli.tables import headed
 from moebox.core.calibration import Boot, Calibration
 from moebox.errors import BadInput
+from moebox.loose import Document
 from moebox.report.calibration import StepTime, depths, error, reading_of, solved, step_times
 from moebox.store import calibrations as store
 from moebox.units import count, gib, seconds
@@ -123,7 +124,7 @@ def take(path: Path, *, json: Json = False) -> int:
     return 0
 
 
-def brief(calibration: Calibration) -> dict[str, Any]:
+def brief(calibration: Calibration) -> Document:
     """One in a list, for scripts."""
     reading = reading_of(calibration)
     return {

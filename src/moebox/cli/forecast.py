@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,6 +15,7 @@ from moebox.cli.subject import Subject
 from moebox.core.box import Box
 from moebox.errors import BadInput, refuse_if, refuse_outside
 from moebox.flows import boxes, recipes
+from moebox.loose import Document
 from moebox.planner import forecast as rows_of
 from moebox.planner.pins import LONGEST, Pins
 from moebox.planner.simulate import Workload, rules_of
@@ -35,7 +36,7 @@ CAREFUL = 65536  # tokens of context in a careful plan
 LARGEST_RUN = 10_000_000
 OPEN_LOOP = 1000  # requests of a simulated run at a rate, where nothing says how many
 Mode = Literal["decode", "prefill", "serving", "stream"]
-Rows = list[dict[str, Any]]
+Rows = list[rows_of.Row]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ def _as_asked(subject: Subject, asked: Asked) -> Subject:
     return subject if asked.accept is None else subjects.accepting(subject, asked.accept)
 
 
-def document(mode: Mode, subject: Subject, rows: Rows) -> dict[str, Any]:
+def document(mode: Mode, subject: Subject, rows: Rows) -> Document:
     """The forecast under the keys that scripts rely on."""
     low, high = subject.speed.prefill_band if mode == "prefill" else subject.speed.band
     return {

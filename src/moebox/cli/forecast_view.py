@@ -1,7 +1,5 @@
 """A forecast as tables for the terminal."""
 
-from typing import Any
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -9,10 +7,9 @@ from rich.text import Text
 from moebox.cli.subject import Subject
 from moebox.cli.tables import headed
 from moebox.core.registry import titled
+from moebox.planner.forecast import Row
 from moebox.planner.speed.links import between_nodes
 from moebox.units import count, plural, seconds
-
-Row = dict[str, Any]
 
 
 def page(mode: str, subject: Subject, rows: list[Row]) -> RenderableType:
