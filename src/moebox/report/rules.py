@@ -5,8 +5,9 @@ are choices, named here, not measurements.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from moebox import units
@@ -37,21 +38,19 @@ class Advice:
 
 def advise(records: Sequence[RunRecord]) -> list[Advice]:
     """Every rule that applies, the gravest first."""
+    rules = (faults, habits, failures, client, queueing, knee, patience, tail, speculation, lanes)
     found: list[Advice] = []
     for index, record in enumerate(records):
-        for rule in (faults, habits, failures, client, queueing, knee, patience, tail, speculation, lanes):
-            found += rule(index, record)
+        own = chain.from_iterable(rule(record) for rule in rules)
+        found += [replace(advice, text=whose(record, advice.text), runs=(index,)) for advice in own]
     for compare in (fastest, placement, forecast):
         found += compare(records)
-    found.sort(key=lambda advice: advice.weight)
-    if len(records) > 1:
-        return found
-    return [replace(advice, text=unnamed(advice.text, records[0])) for advice in found]
+    return sorted(found, key=lambda advice: advice.weight)
 
 
-def unnamed(text: str, record: RunRecord) -> str:
-    """The text without the run's name in front, where there is only one."""
-    return capital(text.removeprefix(f"{record.label}: "))
+def whose(record: RunRecord, text: str) -> str:
+    """A sentence about one run: with its name in front, unless it is the only one."""
+    return f"{record.named}: {text}" if record.named else capital(text)
 
 
 def sweeps(record: RunRecord) -> list[list[Level]]:
@@ -66,7 +65,7 @@ def holds(record: RunRecord, level: Level) -> float:
     return (record.kv_tokens or 0.0) / tokens if tokens else 0.0
 
 
-def queueing(index: int, record: RunRecord) -> Iterator[Advice]:
+def queueing(record: RunRecord) -> Iterator[Advice]:
     """The cache is too small for the load, so requests wait for it."""
     rule = (
         "KV capacity below three quarters of the load, and TTFT at the highest load over five times that at the lowest."
@@ -76,8 +75,8 @@ def queueing(index: int, record: RunRecord) -> Iterator[Advice]:
         if 0 < fit <= high.load * 0.75 and waits(low, high):
             spare = reclaim(record)
             title = "Give the KV cache more room" if spare else f"Limit concurrency to {number(fit, 0)}"
-            text = f"{record.label}: the cache holds {queued(record, fit, low, high)}{spare}"
-            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=1 + min(fit / high.load, 0.9))
+            text = f"the cache holds {queued(record, fit, low, high)}{spare}"
+            yield Advice(title=title, text=text, rule=rule, weight=1 + min(fit / high.load, 0.9))
 
 
 def queued(record: RunRecord, fit: float, low: Level, high: Level) -> str:
@@ -111,7 +110,7 @@ def reclaim(record: RunRecord) -> str:
     )
 
 
-def knee(index: int, record: RunRecord) -> Iterator[Advice]:
+def knee(record: RunRecord) -> Iterator[Advice]:
     """Where more load stops paying."""
     rule = f"The lowest load that reaches {KNEE * 100:.0f}% of the highest output throughput."
     for levels in sweeps(record):
@@ -119,8 +118,8 @@ def knee(index: int, record: RunRecord) -> Iterator[Advice]:
         stop = next(level for level in levels if rate(level) >= KNEE * rate(top))
         if stop is not top and len(levels) > 2:
             title = f"Limit concurrency to {number(stop.concurrency)}"
-            text = f"{record.label}: {number(stop.concurrency)} concurrent requests already give {enough(stop, top)}."
-            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=3)
+            text = f"{number(stop.concurrency)} concurrent requests already give {enough(stop, top)}."
+            yield Advice(title=title, text=text, rule=rule, weight=3)
 
 
 def rate(level: Level) -> float:
@@ -139,18 +138,18 @@ def enough(stop: Level, top: Level) -> str:
     return f"{gain} with a mean TTFT of {waits}"
 
 
-def patience(index: int, record: RunRecord) -> Iterator[Advice]:
+def patience(record: RunRecord) -> Iterator[Advice]:
     """The highest load at which a person does not wait long."""
     rule = f"The highest load measured whose mean TTFT is at most {milliseconds(PATIENCE_MS)}."
     for levels in sweeps(record):
         best = next(filter(quick, reversed(levels)), levels[-1])
         if best is not levels[-1]:
             text = (
-                f"{record.label}: up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
+                f"up to a concurrency of {number(best.concurrency)} the mean TTFT stays at "
                 f"{milliseconds(best.ttft.middle)} or less, at {number(best.output_tok_s)} output tok/s."
             )
             title = f"For people at a prompt, stay at {number(best.concurrency)}"
-            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=4)
+            yield Advice(title=title, text=text, rule=rule, weight=4)
 
 
 def quick(level: Level) -> bool:
@@ -158,74 +157,81 @@ def quick(level: Level) -> bool:
     return (level.ttft.middle or math.inf) <= PATIENCE_MS
 
 
-def tail(index: int, record: RunRecord) -> Iterator[Advice]:
+def tail(record: RunRecord) -> Iterator[Advice]:
     """A few requests wait far longer than the mean tells."""
-    for level in record.levels:
-        mean, worst = level.ttft.mean, level.ttft.p99
-        if mean and worst and worst > TAIL * mean:
-            at = f" at {number(level.concurrency)}" if level.concurrency else ""
-            text = (
-                f"{record.label}: P99 TTFT{at} is {milliseconds(worst)}, {times(worst / mean)} the mean of "
-                f"{milliseconds(mean)}. Prefills queued behind each other (all clients starting together does this) or "
-                "the first requests compiled kernels; warm up before measuring, and look at the steady part of the run."
-            )
-            rule = f"P99 TTFT above {TAIL:.0f} times the mean."
-            yield Advice(title="Look at the slowest first tokens", text=text, rule=rule, runs=(index,), weight=5)
-            return
+    level = first(record, lambda level: ratio(level.ttft.p99, level.ttft.mean) > TAIL)
+    if level:
+        at = f" at {number(level.concurrency)}" if level.concurrency else ""
+        text = (
+            f"P99 TTFT{at} is {milliseconds(level.ttft.p99)}, {times(ratio(level.ttft.p99, level.ttft.mean))} the mean "
+            f"of {milliseconds(level.ttft.mean)}. Prefills queued behind each other (all clients starting together "
+            "does this) or the first requests compiled kernels; warm up before measuring, and look at the steady part "
+            "of the run."
+        )
+        rule = f"P99 TTFT above {TAIL:.0f} times the mean."
+        yield Advice(title="Look at the slowest first tokens", text=text, rule=rule, weight=5)
 
 
-def speculation(index: int, record: RunRecord) -> Iterator[Advice]:
+def first(record: RunRecord, wanted: Callable[[Level], bool]) -> Level | None:
+    """The first of its measurements that is so; one is enough to speak of it."""
+    return next(filter(wanted, record.levels), None)
+
+
+def ratio(above: float | None, below: float | None) -> float:
+    """How many times the one is the other; 0 where either is not known."""
+    return above / below if above and below else 0.0
+
+
+def speculation(record: RunRecord) -> Iterator[Advice]:
     """How many tokens a speculative step gave."""
-    for level in record.levels:
-        gap, per_token = level.itl.mean, level.tpot.mean
-        if gap and per_token and gap / per_token > STEP:
-            text = (
-                f"{record.label}: chunks arrive every {milliseconds(gap)} while a token costs "
-                f"{milliseconds(per_token)}, so each step delivered about {gap / per_token:.1f} tokens. Random prompts "
-                "undersell a draft: repeat with text like yours before tuning it."
-            )
-            rule = f"Mean ITL more than {STEP} times mean TPOT: several tokens in a chunk."
-            title = "Speculation pays; measure it on real text"
-            yield Advice(title=title, text=text, rule=rule, runs=(index,), weight=6)
-            return
+    level = first(record, lambda level: ratio(level.itl.mean, level.tpot.mean) > STEP)
+    if level:
+        text = (
+            f"chunks arrive every {milliseconds(level.itl.mean)} while a token costs "
+            f"{milliseconds(level.tpot.mean)}, so each step delivered about "
+            f"{ratio(level.itl.mean, level.tpot.mean):.1f} tokens. Random prompts "
+            "undersell a draft: repeat with text like yours before tuning it."
+        )
+        rule = f"Mean ITL more than {STEP} times mean TPOT: several tokens in a chunk."
+        yield Advice(title="Speculation pays; measure it on real text", text=text, rule=rule, weight=6)
 
 
-def faults(index: int, record: RunRecord) -> Iterator[Advice]:
+def faults(record: RunRecord) -> Iterator[Advice]:
     """Checks that failed and should not: they come before any speed."""
     failed = [check for check in record.checks if check.at_fault]
     if failed:
         reasons = "; ".join(joined(check.name, ": ", check.detail) for check in failed[:3])
         names = listed([check.name for check in failed])
-        text = f"{record.label}: {names} failed ({reasons}). Speed means little until these pass."
+        text = f"{names} failed ({reasons}). Speed means little until these pass."
         rule = "Any failed check."
-        yield Advice(title="Fix the failing checks first", text=text, rule=rule, runs=(index,), weight=0)
+        yield Advice(title="Fix the failing checks first", text=text, rule=rule, weight=0)
 
 
-def habits(index: int, record: RunRecord) -> Iterator[Advice]:
+def habits(record: RunRecord) -> Iterator[Advice]:
     """Checks that failed, and why nobody can mend them here."""
     for check in record.checks:
         if check.failed and check.habits:
-            text = f"{record.label}: {check.name} failed by a known habit of {'; of '.join(check.habits)}."
+            text = f"{check.name} failed by a known habit of {'; of '.join(check.habits)}."
             rule = "A failed check whose cause is a known habit of the engine."
-            yield Advice(title="Tell clients what this engine does", text=text, rule=rule, runs=(index,), weight=1)
+            yield Advice(title="Tell clients what this engine does", text=text, rule=rule, weight=1)
 
 
-def failures(index: int, record: RunRecord) -> Iterator[Advice]:
+def failures(record: RunRecord) -> Iterator[Advice]:
     """Requests that failed."""
-    for level in record.levels:
-        failed = level.failed or 0
-        asked = failed + (level.completed or 0)
-        if failed > FAILURES * asked:
-            text = (
-                f"{record.label}: {number(failed)} of {number(asked)} requests failed at "
-                f"a concurrency of {number(level.concurrency)}."
-            )
-            rule = f"More than {FAILURES * 100:.0f}% of requests failed."
-            yield Advice(title="Find out why requests fail", text=text, rule=rule, runs=(index,), weight=0)
-            return
+    level = first(record, lambda level: ratio(level.failed, asked(level)) > FAILURES)
+    if level:
+        requests = f"{number(level.failed)} of {number(asked(level))} requests"
+        text = f"{requests} failed at a concurrency of {number(level.concurrency)}."
+        rule = f"More than {FAILURES * 100:.0f}% of requests failed."
+        yield Advice(title="Find out why requests fail", text=text, rule=rule, weight=0)
 
 
-def client(index: int, record: RunRecord) -> Iterator[Advice]:
+def asked(level: Level) -> float:
+    """Requests that came to an end, good or bad."""
+    return (level.failed or 0.0) + (level.completed or 0.0)
+
+
+def client(record: RunRecord) -> Iterator[Advice]:
     """Figures that tell of the client."""
     limited = [level for level in record.levels if level.client_limited]
     if limited:
@@ -234,23 +240,20 @@ def client(index: int, record: RunRecord) -> Iterator[Advice]:
         where = f"at a concurrency of {loads} the client was the bottleneck"
         yield Advice(
             title="Measure again from a faster client",
-            text=f"{record.label}: {where}; latencies there are too high.",
+            text=f"{where}; latencies there are too high.",
             rule="client_limited in the result.",
-            runs=(index,),
             weight=1 if most else 7,
         )
 
 
-def lanes(index: int, record: RunRecord) -> Iterator[Advice]:
+def lanes(record: RunRecord) -> Iterator[Advice]:
     """GPUs on fewer PCIe lanes than they could have."""
     slow = [str(place) for place, gpu in enumerate(record.gpus) if gpu.degraded]
     if slow:
         yield Advice(
             title="Give every GPU its PCIe lanes",
-            text=f"{record.label}: GPU {listed(slow)} run on fewer PCIe lanes than GPU and slot allow. "
-            "Reseat or check the BIOS.",
+            text=f"GPU {listed(slow)} run on fewer PCIe lanes than GPU and slot allow. Reseat or check the BIOS.",
             rule="Lanes now below lanes at most.",
-            runs=(index,),
             weight=2,
         )
 
@@ -323,11 +326,12 @@ def forecast(records: Sequence[RunRecord]) -> Iterator[Advice]:
     worst = min(off, key=lambda pair: pair.error, default=None)
     if worst and worst.band and worst.error < 0:
         text = (
-            f"{records[worst.run].label}: {worst.what} at {worst.load} is {number(worst.measured)} against "
+            f"{worst.what} at {worst.load} is {number(worst.measured)} against "
             f"{number(worst.planned)} planned ({change(worst.error)}), below the band's "
             f"{number(worst.band[0])}. Something "
             "holds it back that the model does not know: check clocks, lanes, the attention backend and whether CUDA "
             "graphs are on."
         )
         rule = "Measured below the forecast's band."
+        text = whose(records[worst.run], text)
         yield Advice(title="Find what holds it back", text=text, rule=rule, runs=(worst.run,), weight=3)
