@@ -68,6 +68,12 @@ def test_the_first_exception_is_told_where_no_symptom_is_known() -> None:
     assert found.exception_line == 3
 
 
+@pytest.mark.parametrize("word", ["error", "Error", "ERROR", "fatal", "Fatal", "FATAL"])
+def test_a_complaint_is_told_however_it_is_written(word: str) -> None:
+    """A line that began with "Fatal" was passed over before it was looked at."""
+    assert search([f"loading\n{word}: the tray is empty\nbye\n".encode()]).unexplained == f"{word}: the tray is empty"
+
+
 def test_a_cause_that_goes_on_in_the_next_line_is_told_whole() -> None:
     """pydantic names the configuration on one line and the setting on the next."""
     log = (

@@ -249,14 +249,18 @@ def _good_or(name: str, found: str, mend: str) -> Check:
 def _pages(box: Box, pages: Pages) -> Iterator[Check]:
     """For engines that keep experts in RAM."""
     if pages.transparent:
-        found = f"transparent: {pages.transparent}; {pages.huge_total} reserved"
-        yield _good_or("huge pages", found, HUGE_PAGES if pages.transparent == "never" else "")
+        yield _huge_pages(pages)
     if box.cpu.numa_nodes > 1:
         balancing, mend = ("on", NUMA) if pages.numa_balancing else ("off", "")
         yield _good_or("numa", f"{box.cpu.numa_nodes} nodes, balancing {balancing}", mend)
     if pages.swappiness is not None and pages.swappiness > SWAPPY:
         mend = "sysctl vm.swappiness=10: a mapped checkpoint makes the kernel swap out everything else"
         yield Check(name="swap", verdict="warn", found=f"swappiness {pages.swappiness}", mend=mend)
+
+
+def _huge_pages(pages: Pages) -> Check:
+    found = f"transparent: {pages.transparent}; {pages.huge_total} reserved"
+    return _good_or("huge pages", found, HUGE_PAGES if pages.transparent == "never" else "")
 
 
 def limits() -> Limits:

@@ -30,19 +30,9 @@ EXCEPTION = re.compile(
 )
 COMPLAINT = re.compile(r"(?:^|\s)(?:error|fatal|GGML_ASSERT|terminate called|Segmentation fault|E )\b.*", re.IGNORECASE)
 ECHO = re.compile(r"Engine core initialization failed|EngineDeadError|CancelledError|SystemExit|KeyboardInterrupt")
-_MAYBE = (
-    "Error",
-    "Exception",
-    "OutOfResources",
-    "error",
-    "ERROR",
-    "fatal",
-    "FATAL",
-    "GGML_ASSERT",
-    "terminate",
-    "Segm",
-)
-
+# What a line contains that can be either of these.
+_MAYBE: tuple[str, ...] = ("Error", "error", "ERROR", "Exception", "OutOfResources", "Fatal", "fatal", "FATAL")
+_MAYBE += ("GGML_ASSERT", "terminate", "Segm")
 
 Watched = tuple[Symptom, re.Pattern[str], tuple[str, ...]]  # with words, digits taken out, that a match contains
 

@@ -32,3 +32,8 @@ class KernelsJudged:
     bad: tuple[FailingKernel, ...] = ()
     not_covered: tuple[tuple[str, str], ...] = ()  # what, why
     judged: tuple[tuple[str, str], ...] = ()  # what is known by version, remedy
+
+    @property
+    def how(self) -> str:
+        """By what means its launches were judged."""
+        return "compiled" if self.compiled else "looked up"

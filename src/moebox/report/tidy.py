@@ -12,6 +12,8 @@ __all__ = ["HIDDEN", "hide_keys", "redact"]
 
 HOST, USER, ADDRESS, SERIAL = "‹host›", "‹user›", "‹address›", "‹serial›"
 
+COMMON = {"root", "user", "admin", "ubuntu", "debian", "localhost", "main", "node", "runner", "host", "gpu", "docker"}
+
 # Folders of people: this machine's own name for it is known, others came with a log or a recipe.
 _HOMES = re.compile(r"(?<![\w.~-])(?:/home/|/Users/|/var/home/)[A-Za-z0-9._-]+|(?<![\w.~/-])/root(?![\w.-])")
 _ADDRESS = re.compile(
@@ -44,19 +46,4 @@ def _names() -> tuple[tuple[str, str], ...]:
     if home.count("/") >= 2:
         found.insert(0, (home, "~"))
     found.append((user, USER))
-    common = {
-        "",
-        "root",
-        "user",
-        "admin",
-        "ubuntu",
-        "debian",
-        "localhost",
-        "main",
-        "node",
-        "runner",
-        "host",
-        "gpu",
-        "docker",
-    }
-    return tuple((word, stand_in) for word, stand_in in dict(found).items() if len(word) > 2 and word not in common)
+    return tuple((word, stand_in) for word, stand_in in dict(found).items() if len(word) > 2 and word not in COMMON)

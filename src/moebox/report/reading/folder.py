@@ -29,19 +29,9 @@ from moebox.tasks import runner
 from moebox.tasks.result import TaskRun
 
 T = TypeVar("T")
-OURS = {
-    "run.json",
-    "events.jsonl",
-    "plan.json",
-    PIPELINE,
-    PIPELINE_BEFORE,
-    "verify.json",
-    "climb.json",
-    "compare.json",
-    "answers.json",
-}
+OURS = {"run.json", "events.jsonl", "plan.json", PIPELINE, PIPELINE_BEFORE, "verify.json", "climb.json", "compare.json"}
 OURS |= {"verdicts", "measurements", "climb", "kernels", "configs", "patches", "logs", "recipes", "kernels.json"}
-OURS |= {"doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json", "tasks"}
+OURS |= {"answers.json", "doctor.json", "report.html", "report.pdf", "report.md", "launch.sh", "tasks.json", "tasks"}
 OURS |= {"calibration.json", "nodes.json", "fleet.json", "A", "B"}  # the last two: the sides of a comparison
 
 

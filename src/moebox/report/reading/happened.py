@@ -22,7 +22,7 @@ from moebox.core.event import (
     PhaseStarted,
 )
 from moebox.escape import clipped
-from moebox.loose import rows, words
+from moebox.loose import Json, rows, words
 from moebox.report.reading import planned
 from moebox.report.record import Attempt, Device, Failure, Outcome, Problem
 from moebox.report.tidy import hide_keys
@@ -164,10 +164,14 @@ def failure_of(pipeline: object, attempts: Sequence[Attempt], problems: Sequence
     launch = attempts[-1] if last_outcome(attempts) == "FAILED" else None
     if not step and (launch is None or steps):  # a whole run goes on past a boot that failed
         return None
-    by_step = Failure(
-        step=words(step, "name") or "up", what=hide_keys(words(step, "why")), hint=hide_keys(words(step, "hint"))
+    return with_launch(with_finding(by_step(step), gravest(problems, launched=launch is not None)), launch)
+
+
+def by_step(row: Json) -> Failure:
+    """What a step of the run said itself; where no step failed, it was the launch."""
+    return Failure(
+        step=words(row, "name") or "up", what=hide_keys(words(row, "why")), hint=hide_keys(words(row, "hint"))
     )
-    return with_launch(with_finding(by_step, gravest(problems, launched=launch is not None)), launch)
 
 
 def gravest(problems: Sequence[Problem], *, launched: bool) -> Problem | None:

@@ -36,10 +36,15 @@ def of_file(document: Any, path: Path) -> list[Level]:
     ours = typed(document, path)
     if ours is not None:
         return ours
-    common = as_json(document)
-    found = rows(common, *LISTS) or ([common] if common else rows({"all": document}, "all"))
-    made = (level_of({**shared(common), **row}, name=path.stem, folder=path.parent) for row in found)
+    common = shared(as_json(document))
+    made = (level_of({**common, **row}, name=path.stem, folder=path.parent) for row in listed(document))
     return [level for level in made if says_something(level)]
+
+
+def listed(document: object) -> list[Json]:
+    """The rows of a file of others: under a name, a list of its own, or the document itself."""
+    common = as_json(document)
+    return rows(common, *LISTS) or ([common] if common else rows({"all": document}, "all"))
 
 
 def typed(document: Any, path: Path) -> list[Level] | None:
@@ -118,15 +123,8 @@ def order(level: Level) -> tuple[str, float, float, str]:
 
 def says_something(level: Level) -> bool:
     """Has at least one figure, or says that nothing was completed."""
-    figures = (
-        level.output_tok_s,
-        level.total_tok_s,
-        level.tg_tok_s,
-        level.pp_tok_s,
-        level.ttft.middle,
-        level.completed,
-    )
-    return any(value is not None for value in figures)
+    rates = (level.output_tok_s, level.total_tok_s, level.tg_tok_s, level.pp_tok_s)
+    return any(value is not None for value in (*rates, level.ttft.middle, level.completed))
 
 
 def level_of(row: Json, *, name: str, folder: Path) -> Level:

@@ -19,20 +19,8 @@ GROUPS = {
     "mtp": "draft",
     "draft": "draft",
 }
-PARTS = (
-    "experts",
-    "attention",
-    "other weights",
-    "vision",
-    "draft",
-    "weights",
-    "in use",
-    "KV cache",
-    "activations",
-    "overhead",
-    "unused",
-    "free",
-)
+PARTS: tuple[str, ...] = ("experts", "attention", "other weights", "vision", "draft", "weights", "in use")
+PARTS += ("KV cache", "activations", "overhead", "unused", "free")
 # What else lies on a device, by the names it was given over time.
 OTHERS = {
     "in use": ("used_bytes",),

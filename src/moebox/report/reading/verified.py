@@ -20,21 +20,8 @@ MARKS: dict[str, Mark] = {
     **dict.fromkeys(("skip", "skipped"), "skip"),
     **dict.fromkeys(("warn", "partial"), "warn"),
 }
-PLAIN = {
-    "name",
-    "rung",
-    "verdict",
-    "passed",
-    "detail",
-    "reason",
-    "why",
-    "message",
-    "summary",
-    "seconds",
-    "score",
-    "probes",
-    "title",
-}
+REASONS = ("detail", "reason", "why", "summary", "message")
+SHOWN = {"name", "rung", "verdict", "passed", *REASONS, "seconds", "score", "probes", "title", "evidence"}
 
 
 def read(folder: Path) -> tuple[list[CheckResult], list[str]]:
@@ -66,7 +53,7 @@ def check_of(row: Json, name: str) -> CheckResult:
     return CheckResult(
         name=words(row, "name", "rung") or name,
         mark=mark_of(row),
-        detail=words(row, "detail", "reason", "why", "summary", "message"),
+        detail=words(row, *REASONS),
         score=score_of(row),
         habits=tuple(texts(row, "habits")),
         probes=tuple(probe_of(probe, number) for number, probe in probes),
@@ -77,7 +64,7 @@ def check_of(row: Json, name: str) -> CheckResult:
 
 def probe_of(row: Json, number: int) -> Probe:
     """One probe; what it has beyond the usual fields is evidence."""
-    beside = titled({key: value for key, value in row.items() if key not in PLAIN | {"evidence"}})
+    beside = titled({key: value for key, value in row.items() if key not in SHOWN})
     return Probe(
         name=words(row, "name", "title") or f"probe {number}",
         mark=mark_of(row),

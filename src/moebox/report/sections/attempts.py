@@ -32,7 +32,7 @@ def section(records: Sequence[RunRecord]) -> Section:
     tries = in_order(records)
     rows = [entry(records[index], index, attempt) for index, attempt in tries]
     blocks: list[Block] = [Part(kind="attempts", data=rows)] if rows else []
-    blocks += [Charts(charts=(chart,)) for record in records if (chart := time_spent(record))]
+    blocks += [Charts(charts=(chart,)) for chart in map(time_spent, records) if chart]
     return Section(id="attempts", title="Attempts", lead=lead([attempt for _, attempt in tries]), blocks=tuple(blocks))
 
 

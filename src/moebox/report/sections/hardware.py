@@ -225,9 +225,13 @@ def between(box: Box) -> str:
         return "NVLink"
     if not box.links:
         return "PCIe (links not recorded)"
+    return ("NVLink" if linked(box) else "PCIe only, no NVLink") + behind_switches(box)
+
+
+def behind_switches(box: Box) -> str:
+    """The pairs that share a PCIe switch; "" where none do."""
     pairs = [f"{link.a}↔{link.b}" for link in near(box)]
-    switch = f", one switch: {listed(pairs[:8])}" if pairs else ""
-    return ("NVLink" if linked(box) else "PCIe only, no NVLink") + switch
+    return f", one switch: {listed(pairs[:8])}" if pairs else ""
 
 
 def matrix(box: Box) -> Table:

@@ -48,7 +48,7 @@ def lead(looks: Sequence[KernelsJudged]) -> str:
     launches, bad = sum(look.launches for look in looks), sum(len(look.bad) for look in looks)
     if not launches:
         return "No kernel was judged: see what was not covered."
-    how = " or ".join(once("compiled" if look.compiled else "looked up" for look in looks))
+    how = " or ".join(once(look.how for look in looks))
     fate = f"{bad} will not launch" if bad else "all of them fit the GPU's shared memory"
     return f"{launches} launches {how}; {fate}."
 

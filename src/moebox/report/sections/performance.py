@@ -20,7 +20,7 @@ Digested = tuple[str, int, samples.Digest]  # name, colour, the samples in short
 LOG_FROM = 4  # loads whose highest is this many times the lowest stand on a logarithmic axis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Curve:
     """One drawing over load: its title, the axis, where the figure is read, and the forecast's field for it."""
 
@@ -32,27 +32,10 @@ class Curve:
 
 
 CURVES = (
-    Curve(
-        title="Output throughput",
-        axis="output tok/s",
-        read=lambda level: level.output_tok_s,
-        forecast="output_tok_s",
-    ),
-    Curve(title="Total throughput", axis="input + output tok/s", read=lambda level: level.total_tok_s),
-    Curve(
-        title="Time to first token",
-        axis="mean TTFT",
-        read=lambda level: level.ttft.middle,
-        forecast="ttft_ms",
-        latency=True,
-    ),
-    Curve(
-        title="Time per output token",
-        axis="mean TPOT",
-        read=lambda level: level.tpot.middle,
-        forecast="tpot_ms",
-        latency=True,
-    ),
+    Curve("Output throughput", "output tok/s", lambda level: level.output_tok_s, "output_tok_s"),
+    Curve("Total throughput", "input + output tok/s", lambda level: level.total_tok_s),
+    Curve("Time to first token", "mean TTFT", lambda level: level.ttft.middle, "ttft_ms", latency=True),
+    Curve("Time per output token", "mean TPOT", lambda level: level.tpot.middle, "tpot_ms", latency=True),
 )
 
 

@@ -77,15 +77,10 @@ def of_workload(records: Sequence[RunRecord], workload: str) -> list[Table]:
 def table(records: Sequence[RunRecord], rows: Sequence[Row], workload: str, *, named: bool) -> Table:
     """The figures under one workload; columns nobody filled are left out, runs named where there are several."""
     levels = [level for _, level in rows]
-    filled = [*names(records, rows, named=named), *measured(levels), *remarks(levels)]
+    heads, cells = zip(*names(records, rows, named=named), *measured(levels), *remarks(levels), strict=True)
     whose = "" if named else records[rows[0][0]].named
-    title = " · ".join(filter(None, (whose, workload)))
-    return Table(
-        caption=title or "Measurements",
-        columns=tuple(head for head, _ in filled),
-        rows=tuple(zip(*(cells for _, cells in filled), strict=True)),
-        note=sources(levels),
-    )
+    title = " · ".join(filter(None, (whose, workload))) or "Measurements"
+    return Table(caption=title, columns=heads, rows=tuple(zip(*cells, strict=True)), note=sources(levels))
 
 
 def names(records: Sequence[RunRecord], rows: Sequence[Row], *, named: bool) -> Iterator[Filled]:
@@ -99,8 +94,11 @@ def names(records: Sequence[RunRecord], rows: Sequence[Row], *, named: bool) -> 
 def measured(levels: Sequence[Level]) -> Iterator[Filled]:
     """The columns of figures that any row has."""
     for figure in FIGURES:
-        if any(figure.read(level) is not None for level in levels):
-            yield Column(title=figure.title), [entry(figure, level, levels) for level in levels]
+        values = [*map(figure.read, levels)]
+        known = [value for value in values if value is not None]
+        if known:
+            top = best(figure, known)
+            yield Column(title=figure.title), [entry(figure, value, top) for value in values]
 
 
 def remarks(levels: Sequence[Level]) -> Iterator[Filled]:
@@ -124,18 +122,16 @@ def remarked(level: Level) -> Cell:
     return words(remark(level) or " ", tone="warn" if doubtful else "quiet")
 
 
-def entry(figure: Figure, level: Level, levels: Sequence[Level]) -> Cell:
+def entry(figure: Figure, value: float | None, top: float | None) -> Cell:
     """One figure, bold where it is the best of its column."""
-    value = figure.read(level)
-    tone: Tone = "best" if value is not None and value == best(figure, levels) else ""
+    tone: Tone = "best" if value is not None and value == top else ""
     if figure.latency:
         return Cell(text=milliseconds(value), value=value, tone=tone)
     return cell(value, tone=tone)
 
 
-def best(figure: Figure, levels: Sequence[Level]) -> float | None:
+def best(figure: Figure, values: Sequence[float]) -> float | None:
     """The best value of a column; None where there is nothing to choose from, or no end is better."""
-    values = [value for level in levels if (value := figure.read(level)) is not None]
     if not figure.better or len(values) < 2:
         return None
     return max(values) if figure.better > 0 else min(values)
