@@ -12,7 +12,7 @@ from rich.text import Text
 
 from moebox.cli.drawn import Drawn
 from moebox.cli.output import people, talk
-from moebox.flows.pipeline import REPORT, STEPS, Pipeline, Step, shown_state, time_left
+from moebox.flows.pipeline import REPORT, Pipeline, Step, shown_state, time_left
 from moebox.store import Run
 from moebox.units import count, seconds, tok_s
 
@@ -101,7 +101,7 @@ class View(Drawn):
         for width in (2, 9):
             table.add_column(no_wrap=True, min_width=width)
         table.add_column(overflow="fold")
-        for name in STEPS[: STEPS.index(self.request.until) + 1]:
+        for name in self.request.wanted:
             step = self.steps[name]
             if step.state == "running":
                 table.add_row(self.spinner, Text(name, style="bold"), self._running(name))

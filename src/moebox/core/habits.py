@@ -92,7 +92,7 @@ def failure(ladder: Ladder) -> str:
     own = next((f"{name}: {why}" for name, why in reasons if why), "")
     habitual = {slip.kind for rung in ladder.rungs for slip in _failing(rung)}
     often = [f"{slip.kind}: {slip.seen} of {slip.of}" for slip in _red(ladder.slips) if slip.kind not in habitual]
-    none_passed = "" if any(rung.verdict == "fail" for rung in ladder.rungs) else "nothing passed"
+    none_passed = "" if ladder.marked("fail") else "nothing passed"
     return own or next(iter(often), "") or ladder.stopped or none_passed
 
 

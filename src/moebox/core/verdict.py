@@ -121,6 +121,10 @@ class Ladder:
         """Something passed and nothing failed: green or yellow."""
         return self.verdict in ("pass", "warn")
 
+    def marked(self, mark: Mark) -> tuple[Verdict, ...]:
+        """The rungs that ended so."""
+        return tuple(rung for rung in self.rungs if rung.verdict == mark)
+
     def rung(self, name: str) -> Verdict | None:
         """The rung of that name, if it was climbed."""
         return next((rung for rung in self.rungs if rung.name == name), None)

@@ -168,19 +168,23 @@ def judge(a: Sequence[Said], b: Sequence[Said]) -> Judgement:
     return Judgement(
         asked=len(pairs),
         same=len(pairs) - len(apart),
-        right_a=_share(a, lambda said: said.right),
-        right_b=_share(b, lambda said: said.right),
-        json_a=_share(_of(a, "json"), lambda said: said.valid),
-        json_b=_share(_of(b, "json"), lambda said: said.valid),
-        tools_a=_share(_of(a, "tool"), lambda said: said.valid),
-        tools_b=_share(_of(b, "tool"), lambda said: said.valid),
+        right_a=_share(a, _right),
+        right_b=_share(b, _right),
+        json_a=_share(_of(a, "json"), _valid),
+        json_b=_share(_of(b, "json"), _valid),
+        tools_a=_share(_of(a, "tool"), _valid),
+        tools_b=_share(_of(b, "tool"), _valid),
         changes=(
-            _change("right answers", pairs, lambda said: said.right),
+            _change("right answers", pairs, _right),
             _change("valid JSON", list(zip(_of(a, "json"), _of(b, "json"), strict=True)), _valid),
             _change("valid tool calls", list(zip(_of(a, "tool"), _of(b, "tool"), strict=True)), _valid),
         ),
         divergences=apart,
     )
+
+
+def _right(said: Said) -> bool:
+    return said.right
 
 
 def _valid(said: Said) -> bool:
@@ -215,15 +219,15 @@ def _parting(left: Sequence[object], right: Sequence[object]) -> int:
 
 def _where(a: Said, b: Said) -> Divergence:
     """The first token that differs, or word where a server has no tokenizer to ask."""
-    left: Sequence[int | str] = a.pieces if a.pieces and b.pieces else a.text.split()
-    right: Sequence[int | str] = b.pieces if a.pieces and b.pieces else b.text.split()
+    by_token = bool(a.pieces and b.pieces)
+    left, right = (a.pieces, b.pieces) if by_token else (a.text.split(), b.text.split())
     spot = _parting(a.text, b.text)
     begin = max(0, spot - 20)
     return Divergence(
         family=a.family,
         question=a.question,
         at=_parting(left, right),
-        unit="token" if a.pieces and b.pieces else "word",
+        unit="token" if by_token else "word",
         a=a.text[begin : spot + 40],
         b=b.text[begin : spot + 40],
     )

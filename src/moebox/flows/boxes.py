@@ -19,13 +19,15 @@ def box_for(recipe: Recipe, name: str | None = None, *, ram: str = "", ram_bandw
         return box(name, ram=ram, ram_bandwidth=ram_bandwidth)
     memory = {"ram": ram or planned.ram, "ram_bandwidth": ram_bandwidth or planned.ram_bandwidth}
     try:
-        return calibrations.attached(_kept(planned, memory)) if planned.box else box(**memory)
+        return calibrations.attached(_kept(planned, memory))
     except BadInput as problem:
         raise BadInput(f"planned_for: {problem.message}", hint=problem.hint) from None
 
 
 def _kept(planned: PlannedFor, memory: dict[str, str]) -> Box:
-    """The box in a recipe: its name or its description; a stranger's recipe names no files."""
+    """The box in a recipe: its name or its description, else this machine; a stranger's recipe names no files."""
+    if not planned.box:
+        return detect.box(**memory)
     if planned.described:
         return declared.described(planned.described, where=planned.box, **memory)
     return declared.named(planned.box, **memory)

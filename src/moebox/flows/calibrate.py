@@ -73,13 +73,13 @@ def calibrate(
     budget_s: float = BUDGET_S,
     patience_s: float = PATIENCE_S,
     listener: Listener | None = None,
-    tell: Tell | None = None,
+    tell: Tell = lambda line: None,
 ) -> Calibration:
     """Boot twice (thrice where experts are on GPUs and in RAM), time steps, write the calibration.
 
     `longest`: tokens of one request at most, where the context allows more.
     """
-    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), listener, tell or (lambda line: None))
+    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), listener, tell)
     work.longest = longest
     try:
         work.boots(layers, patience_s)
@@ -102,10 +102,10 @@ def measure_depth(
     known: Boot | None = None,
     budget_s: float = BUDGET_S,
     patience_s: float = PATIENCE_S,
-    tell: Tell | None = None,
+    tell: Tell = lambda line: None,
 ) -> Boot:
     """One boot alone, timed at the points of `known`: to see how well a calibration from other depths foretold it."""
-    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), None, tell or (lambda line: None))
+    work = _Work(resolved(recipe), run, Clock(budget_s=budget_s), None, tell)
     work.measure(Depth(layers=layers), after=0, patience_s=patience_s, known=known)
     return work.done[0]
 

@@ -72,9 +72,9 @@ class Measuring:
         """Whether the earlier boot has this point, or there is none."""
         if self.known is None:
             return True
-        if not point.batch:
-            return any(prompt.tokens == point.context for prompt in self.known.prefill)
-        return any((step.batch, step.context) == (point.batch, point.context) for step in self.known.decode)
+        prompts = {Point(context=prompt.tokens) for prompt in self.known.prefill}
+        steps = {Point(batch=step.batch, context=step.context) for step in self.known.decode}
+        return point in prompts | steps
 
     def prefill_s(self, tokens: int) -> float:
         """About how long so many prompt tokens take to read."""
@@ -128,14 +128,9 @@ def unsure(looks: Sequence[DecodeStep | Prefill], short_s: float, *, all_again: 
 
 def measured_boot(work: Measuring, session: Session, model: Model, *, deadline: float, tell: Tell) -> None:
     """Time every point of the grid, then the first again; raises AnswerIsNo when the engine dies of it."""
-    facts = session.facts
-    work.startup_s = session.startup_s
-    work.weights_bytes = round(max(place.weights_bytes or 0.0 for place in (facts, *facts.devices)))
-    work.cache_tokens = round(facts.kv_tokens or 0.0)
+    note_facts(work, session, model)
     target = timing.Target(endpoint=session.endpoint, vocab=model.vocab, sampled=work.sampled)
-    longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
-    work.longest = longest = min(longest, work.longest or longest)
-    points = grid(session.recipe, chunk=work.chunk, longest=longest, cache_tokens=work.cache_tokens)
+    points = grid(session.recipe, chunk=work.chunk, longest=work.longest, cache_tokens=work.cache_tokens)
     points = [point for point in points if work.wanted(point)]
     tell(f"{work.depth.text}: up after {seconds(session.startup_s)}; timing {len(points)} kinds of step")
     try:
@@ -144,6 +139,16 @@ def measured_boot(work: Measuring, session: Session, model: Model, *, deadline: 
         again(work, target, deadline=deadline)
     except Outside as problem:
         raise died(session, work, problem) from None
+
+
+def note_facts(work: Measuring, session: Session, model: Model) -> None:
+    """What the engine said of itself at its start."""
+    facts = session.facts
+    work.startup_s = session.startup_s
+    work.weights_bytes = round(max(place.weights_bytes or 0.0 for place in (facts, *facts.devices)))
+    work.cache_tokens = round(facts.kv_tokens or 0.0)
+    longest = min(int(facts.context or 0) or session.recipe.context or model.context, model.context)
+    work.longest = min(longest, work.longest or longest)
 
 
 def warm(target: timing.Target, points: list[Point]) -> float:
@@ -177,14 +182,19 @@ def timed(work: Measuring, target: timing.Target, points: list[Point], *, deadli
             continue
         if number == 1 or number % 5 == 0:
             tell(f"{work.depth.text}: {number} of {len(points)}, {point.text}, {left(deadline)}")
-        try:
-            work.look(target, point, deadline)
-        except timing.NotTogether as problem:
-            if needed:
-                raise
-            work.notes.append(f"{work.depth.text}: left out: {problem.message}")
+        look_once(work, target, point, deadline, needed=needed)
     if left_out:
         work.notes.append(f"{work.depth.text}: {left_out} of {len(points)} kinds of step left out, time was up")
+
+
+def look_once(work: Measuring, target: timing.Target, point: Point, deadline: float, *, needed: bool) -> None:
+    """One look; a point that cannot be timed is noted and left out, unless it is needed."""
+    try:
+        work.look(target, point, deadline)
+    except timing.NotTogether as problem:
+        if needed:
+            raise
+        work.notes.append(f"{work.depth.text}: left out: {problem.message}")
 
 
 def again(work: Measuring, target: timing.Target, *, deadline: float) -> None:

@@ -40,19 +40,23 @@ def depths_for(
     if not asked and not split and checkpoint.bytes <= SMALL:
         return (Depth(layers=model.layers),)
     least = model.dense_layers + max(1, recipe.parallel.pp)
-    if asked:
-        few, more = chosen(asked, least, model)
-    else:
-        few = min(max(model.dense_layers + FEW, least), model.layers)
-        more = min(max(affordable(recipe, model, checkpoint, box), few + 1), MOST, model.layers)
-        few = min(few, more - 1)
+    room = affordable(recipe, model, checkpoint, box)
+    few, more = chosen(asked, least, model) if asked else usual(least, model, room)
     if few < least:
         raise BadInput(f"{model.title} has {model.layers} layers: too few to measure with two depths")
-    if not split or split >= model.moe_layers:
-        kind = more - model.dense_layers if split else 0
-        less = few - model.dense_layers if split else 0
-        return Depth(layers=few, gpu_experts=less), Depth(layers=more, gpu_experts=kind)
+    if not split:
+        return Depth(layers=few), Depth(layers=more)
+    if split >= model.moe_layers:
+        dense = model.dense_layers
+        return Depth(layers=few, gpu_experts=few - dense), Depth(layers=more, gpu_experts=more - dense)
     return Depth(layers=few), Depth(layers=more), Depth(layers=more, gpu_experts=max(1, (more - least) // 2))
+
+
+def usual(least: int, model: Model, room: int) -> tuple[int, int]:
+    """Few layers with all kinds among them, and more where `room` has them."""
+    few = min(max(model.dense_layers + FEW, least), model.layers)
+    more = min(max(room, few + 1), MOST, model.layers)
+    return min(few, more - 1), more
 
 
 def chosen(asked: tuple[int, ...], least: int, model: Model) -> tuple[int, int]:
@@ -71,11 +75,15 @@ def affordable(recipe: Recipe, model: Model, checkpoint: Checkpoint, box: Box) -
     size = checkpoint.bytes_by_component
     outside = sum(size.get(name, 0) for name in OUTSIDE_LAYERS)  # type: ignore[call-overload]
     layer = (checkpoint.bytes - outside) / model.layers
-    room = box.ram_free or box.ram
-    if recipe.hybrid is None and box.gpus:
-        smallest = min(gpu.memory_free or gpu.memory for gpu in box.gpus)
-        room = round(smallest * recipe.parallel.gpus * (recipe.memory_utilization or 0.9))
-    return int((SHARE * room - outside) // max(layer, 1))
+    return int((SHARE * memory_for(recipe, box) - outside) // max(layer, 1))
+
+
+def memory_for(recipe: Recipe, box: Box) -> int:
+    """Bytes free where the layers go: on the GPUs, or in RAM."""
+    if recipe.hybrid is not None or not box.gpus:
+        return box.ram_free or box.ram
+    smallest = min(gpu.memory_free or gpu.memory for gpu in box.gpus)
+    return round(smallest * recipe.parallel.gpus * (recipe.memory_utilization or 0.9))
 
 
 def shallower(depth: Depth, *, above: int) -> Depth | None:

@@ -1,11 +1,17 @@
 """A second rehearsal refines the first: depths are added, points of the same depth are averaged."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from moebox.core.calibration import Boot, Calibration, Timed
 from moebox.errors import UnknownName
 from moebox.store import calibrations
+
+T = TypeVar("T")
+DEPTH, POINT, PROMPT = attrgetter("layers", "gpu_experts"), attrgetter("batch", "context"), attrgetter("tokens")
 
 
 def with_earlier(found: Calibration) -> Calibration:
@@ -16,35 +22,31 @@ def with_earlier(found: Calibration) -> Calibration:
         return found
     if earlier.id != found.id or earlier.imported or earlier.place != found.place:
         return found
-    steps = {(step.batch, step.context): step for step in (*earlier.expected, *found.expected)}
-    expected = tuple(steps[key] for key in sorted(steps))
-    return replace(found, boots=merged(earlier.boots, found.boots), expected=expected)
+    return replace(
+        found,
+        boots=united(earlier.boots, found.boots, DEPTH, joined),
+        expected=united(earlier.expected, found.expected, POINT, lambda before, after: after),
+    )
 
 
-def merged(earlier: tuple[Boot, ...], later: tuple[Boot, ...]) -> tuple[Boot, ...]:
-    """Boots of both, one for each depth."""
-    table = {(boot.layers, boot.gpu_experts): boot for boot in earlier}
-    for boot in later:
-        key = (boot.layers, boot.gpu_experts)
-        table[key] = joined(table[key], boot) if key in table else boot
-    return tuple(table[key] for key in sorted(table))
+def united(
+    earlier: Iterable[T], later: Iterable[T], key: Callable[[T], Any], both: Callable[[T, T], T]
+) -> tuple[T, ...]:
+    """What is in either, by `key`; what is in both, put together by `both`."""
+    table = {key(each): each for each in earlier}
+    for each in later:
+        table[key(each)] = both(table[key(each)], each) if key(each) in table else each
+    return tuple(table[place] for place in sorted(table))
 
 
 def joined(before: Boot, after: Boot) -> Boot:
     """Two boots of the same depth."""
-    steps = {(step.batch, step.context): step for step in before.decode}
-    steps |= {(step.batch, step.context): mean(steps.get((step.batch, step.context)), step) for step in after.decode}
-    prompts = {prompt.tokens: prompt for prompt in before.prefill}
-    prompts |= {prompt.tokens: mean(prompts.get(prompt.tokens), prompt) for prompt in after.prefill}
-    return replace(
-        after, decode=tuple(steps[key] for key in sorted(steps)), prefill=tuple(prompts[key] for key in sorted(prompts))
-    )
+    decode = united(before.decode, after.decode, POINT, mean)
+    return replace(after, decode=decode, prefill=united(before.prefill, after.prefill, PROMPT, mean))
 
 
-def mean(before: Timed | None, after: Timed) -> Timed:
+def mean(before: Timed, after: Timed) -> Timed:
     """The mean of two looks; its error is theirs together, or half of what they disagree by."""
-    if before is None:
-        return after
     seconds = (before.seconds + after.seconds) / 2
     apart = abs(before.seconds - after.seconds) / 2 / seconds
     return replace(after, seconds=seconds, spread=max(math.hypot(before.spread, after.spread) / 2, apart))

@@ -116,9 +116,9 @@ def together(target: Target, bodies: Sequence[Json]) -> list[Stream]:
         thread.start()
     for thread in threads:
         thread.join()
-    problem = next((stream.error for stream in streams if stream.error), "")
-    if problem:
-        raise Outside(f"a request failed while steps were timed: {problem}")
+    for stream in streams:
+        if stream.error:
+            raise Outside(f"a request failed while steps were timed: {stream.error}")
     return streams
 
 
@@ -157,10 +157,11 @@ def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, 
     for more in LONGER:
         reply = ahead + steps * more
         streams = together(target, [target.body(context, min(reply, room or reply)) for _ in range(batch)])
-        gaps = shared_gaps([stream.times for stream in streams])
+        times = [stream.times for stream in streams]
+        gaps = shared_gaps(times)
         if len(gaps) >= min(LEAST_STEPS, steps) and any(gaps):
             return look(gaps, batch=batch, context=context)
-        late = lateness([stream.times for stream in streams])
+        late = lateness(times)
         if late > QUEUED * waited:
             break
         waited = late or math.inf
@@ -169,8 +170,11 @@ def decode(target: Target, batch: int, context: int, *, chunk: int, steps: int, 
 
 def lateness(times: Sequence[Sequence[float]]) -> float:
     """Seconds after the first stream's beginning that the last begins, where the first is over by then; 0 elsewhere."""
-    first, last = (pick((stream[0] for stream in times if stream), default=0.0) for pick in (min, max))
-    return last - first if last >= min((stream[-1] for stream in times if stream), default=math.inf) else 0.0
+    begun = [stream for stream in times if stream]
+    if not begun:
+        return 0.0
+    starts, first_end = [stream[0] for stream in begun], min(stream[-1] for stream in begun)
+    return max(starts) - min(starts) if max(starts) >= first_end else 0.0
 
 
 def lead(batch: int, context: int, chunk: int) -> int:

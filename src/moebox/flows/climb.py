@@ -85,10 +85,7 @@ def climb(
     trials = _taken_up(recipe, run, effort)
     tried = {trial.change for trial in trials}
     best = next((trial for trial in reversed(trials) if trial.kept), None)
-    passed_over = left_out(recipe)
-    for change, why in passed_over.items():
-        tell("news", f"{change} is not tried: {why}")
-        run.event(ClimbPassedOver(change=change, why=why))
+    passed_over = _left_out(recipe, run, tell)
     for step in steps(recipe):
         if step.change in tried:
             continue
@@ -107,6 +104,15 @@ def climb(
             break
     _write_down(run, trials, best, passed_over, ended=True)
     return _summit(run, trials, best, passed_over)
+
+
+def _left_out(recipe: Recipe, run: Run, tell: Listener) -> dict[str, str]:
+    """What the walk never comes to, told once."""
+    found = left_out(recipe)
+    for change, why in found.items():
+        tell("news", f"{change} is not tried: {why}")
+        run.event(ClimbPassedOver(change=change, why=why))
+    return found
 
 
 def _summit(run: Run, trials: list[Trial], best: Trial | None, passed_over: dict[str, str]) -> Summit:
@@ -204,11 +210,13 @@ def _newest(best: Trial | None, dropped: Trial) -> Trial | None:
 def _ending(run: Run, trial: Trial) -> str:
     """How the step's engine ended: "oom" by the kernel for want of memory, "killed" by anybody's SIGKILL but ours."""
     ends = [event for event in Run(run.path / trial.folder).events() if isinstance(event, Failed | Stopped)]
-    if not ends:
-        return ""
-    if _out_of_memory(ends[-1]):
+    return _how(ends[-1]) if ends else ""
+
+
+def _how(end: Failed | Stopped) -> str:
+    if _out_of_memory(end):
         return "oom"
-    return "killed" if _killed(ends[-1]) else ""
+    return "killed" if _killed(end) else ""
 
 
 def _out_of_memory(end: Failed | Stopped) -> bool:
@@ -332,17 +340,21 @@ def _taken_up(recipe: Recipe, run: Run, effort: Effort) -> list[Trial]:
     """The steps that an earlier, interrupted climb in this folder has done; BadInput when it climbed another recipe."""
     begun = run.path / START
     if not begun.exists():
-        run.write(START, codec.to_toml(recipe))
-        keep(effort, run)
-        run.event(ClimbBegan(recipe=recipe.name))
+        _begin(recipe, run, effort)
         return []
     if codec.read_toml(Recipe, begun) != recipe:
         raise BadInput(f"{run.path} is the climb of another recipe", hint=f"its recipe is {begun}")
     trials = [codec.decode(Trial, row, where=str(run.path / TABLE)) for row in _steps_of(run)]
     run.event(ClimbResumed(steps=len(trials)))
     _settle(run)
-    again = not any(trial.kept or "out of memory" in trial.why for trial in trials)
-    return [] if again else trials  # a start that failed is tried again, unless it might take the machine down
+    settled = any(trial.kept or "out of memory" in trial.why for trial in trials)
+    return trials if settled else []  # a start that failed is tried again, unless it might take the machine down
+
+
+def _begin(recipe: Recipe, run: Run, effort: Effort) -> None:
+    run.write(START, codec.to_toml(recipe))
+    keep(effort, run)
+    run.event(ClimbBegan(recipe=recipe.name))
 
 
 def _steps_of(run: Run) -> list[Json]:

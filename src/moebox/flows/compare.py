@@ -110,13 +110,16 @@ def ask_both(a: Endpoint, b: Endpoint, effort: Effort) -> tuple[Side, Side]:
     before = acceptance.count(a), acceptance.count(b)
     said = collect_both(a, b, questions=effort.questions, seed=effort.seed)
     paces = [_in_turn(a, b, number, effort.rounds) for number in effort.concurrency]
-    accepted = [
-        acceptance.accepted(old, acceptance.count(endpoint)) for old, endpoint in zip(before, (a, b), strict=True)
-    ]
-    return (
-        Side(name="A", said=tuple(said[0]), paces=tuple(row[0] for row in paces), acceptance=accepted[0]),
-        Side(name="B", said=tuple(said[1]), paces=tuple(row[1] for row in paces), acceptance=accepted[1]),
+    left, right = (
+        Side(
+            name=name,
+            said=tuple(said[side]),
+            paces=tuple(pair[side] for pair in paces),
+            acceptance=acceptance.accepted(before[side], acceptance.count(endpoint)),
+        )
+        for side, (name, endpoint) in enumerate((("A", a), ("B", b)))
     )
+    return left, right
 
 
 def _in_turn(a: Endpoint, b: Endpoint, concurrency: int, rounds: int) -> tuple[Pace, Pace]:
@@ -193,13 +196,15 @@ def _worse(answers: Judgement) -> str:
 def _sentence(answers: Judgement, worse: str, gains: Sequence[AtConcurrency]) -> str:
     if worse:
         return f"B is worse: {worse}"
-    said = (
-        "the same words"
-        if answers.same == answers.asked
-        else f"the same words in {answers.same} of {answers.asked} answers, and as many right"
-    )
+    said = _sameness(answers)
     if not any(row.different for row in gains):
         return f"no difference: {said}, and as fast within what was measured"
     speed = "; ".join(f"at {row.concurrency}: {row.gain or 'not measured'}" for row in gains)
     slower = "B is slower: " if any(row.slower for row in gains) else ""
     return f"{slower}{said}; speed {speed}"
+
+
+def _sameness(answers: Judgement) -> str:
+    if answers.same == answers.asked:
+        return "the same words"
+    return f"the same words in {answers.same} of {answers.asked} answers, and as many right"

@@ -34,9 +34,8 @@ class LiveEngine:
             from moebox.flows.twin import Twin
 
             self._twin = Twin(recipe, place=self.place, run=self.run)
-            self._recipe = recipe
-            return self.endpoint
-        self.live = ports.start(deploy(recipe), self.run, on_news=self.tell)
+        else:
+            self.live = ports.start(deploy(recipe), self.run, on_news=self.tell)
         self._recipe = recipe
         return self.endpoint
 

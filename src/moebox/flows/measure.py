@@ -49,12 +49,14 @@ def measure(
                 raise Outside(f"the engine died while it was measured with {streams(level)}")
             kept = _keep(run, level, measured)
         rows.append(kept)
-        tell(f"{streams(level)}: {_headline(kept)}")
-        for line in _failures(kept):
+        for line in _lines(kept):
             tell(f"{streams(level)}: {line}")
-        for flag in kept.flags:
-            tell(f"{streams(level)}: DO NOT TRUST: {flag}")
     return rows
+
+
+def _lines(result: Measurement) -> list[str]:
+    """A level in a few lines."""
+    return [_headline(result), *_failures(result), *(f"DO NOT TRUST: {flag}" for flag in result.flags)]
 
 
 def _keep(run: Run, level: int, measured: Measured) -> Measurement:

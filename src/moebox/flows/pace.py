@@ -68,8 +68,7 @@ class Pacer:
         seconds = time.monotonic() - began
         if not keep:
             return
-        tokens = sum(reply.completion_tokens or len(reply.times_s) for reply in replies)
-        self._tok_s.append(tokens / seconds)
+        self._tok_s.append(sum(map(_tokens, replies)) / seconds)
         self._ttft_ms.append(statistics.median(1e3 * (reply.ttft_s or 0.0) for reply in replies))
 
     @property
@@ -94,9 +93,8 @@ class Pacer:
             for body in bodies:
                 del body["ignore_eos"]
             replies = self._ask(bodies)
-        wrong = next(filter(_broken, replies), None)
-        if wrong:
-            raise Outside(f"{self.endpoint.base_url} broke off while it was measured: {wrong.error or wrong.status}")
+        for reply in filter(_broken, replies):
+            raise Outside(f"{self.endpoint.base_url} broke off while it was measured: {reply.error or reply.status}")
         return replies
 
     def _ask(self, bodies: list[dict[str, object]]) -> list[stream.Reply]:
@@ -114,6 +112,10 @@ class Pacer:
             "chat_template_kwargs": {"thinking": False, "enable_thinking": False},
         }
         return {**body, "ignore_eos": True} if self.full_length else body
+
+
+def _tokens(reply: stream.Reply) -> int:
+    return reply.completion_tokens or len(reply.times_s)
 
 
 def _broken(reply: stream.Reply) -> bool:

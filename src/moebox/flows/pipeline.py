@@ -46,6 +46,11 @@ class Request:
     quick: bool = False  # fewer trials, shorter prompts and measurements
 
     @property
+    def wanted(self) -> tuple[Name, ...]:
+        """The steps up to the one that was asked for."""
+        return STEPS[: STEPS.index(self.until) + 1]
+
+    @property
     def rehearsal(self) -> bool:
         """Whether it is the phantom's own run: nothing was named."""
         return not (self.model or self.recipe)
@@ -66,6 +71,11 @@ class Step:
     hint: str = ""  # how to go on after a failure
     seconds: float = 0.0
     figures: Figures = field(default_factory=dict)  # what a person wants to see of it at a glance
+
+    @property
+    def over(self) -> bool:
+        """It is not to be done any more."""
+        return self.state in ("done", "skipped")
 
 
 def shown_state(state: str, figures: Mapping[str, object]) -> str:
@@ -92,8 +102,7 @@ class Pipeline:
     @property
     def over(self) -> bool:
         """Nothing is left to do."""
-        last = STEPS.index(self.request.until)
-        return all(step.state in ("done", "skipped") for step in self.steps[: last + 1])
+        return all(self.step(name).over for name in self.request.wanted)
 
 
 def check(names: Iterable[str]) -> None:
@@ -115,11 +124,17 @@ def room(run: Run) -> Iterator[None]:
         if run.lost:
             raise OSError(ENOSPC, strerror(ENOSPC))
     except (OSError, Outside) as problem:
-        refused = problem.__cause__ if isinstance(problem, Outside) else problem
-        if not isinstance(refused, OSError) or refused.errno not in FULL:
+        refused = _refused(problem)
+        if refused is None:
             raise
         hint = f"free some space, then `moebox run --resume {run.id}`; what was measured is kept"
         raise NoRoom(f"{run.path} cannot be written: {refused.strerror}", hint=hint) from problem
+
+
+def _refused(problem: OSError | Outside) -> OSError | None:
+    """What a full disk said, where it is behind the problem."""
+    cause = problem.__cause__ if isinstance(problem, Outside) else problem
+    return cause if isinstance(cause, OSError) and cause.errno in FULL else None
 
 
 def begin(request: Request, run: Run) -> Pipeline:
@@ -147,13 +162,18 @@ def resume(run: Run, *, until: Name | None = None) -> Pipeline:
 
 def _resumed(pipeline: Pipeline, run: Run) -> tuple[Step, ...]:
     """All steps; what was cut off, failed or lost waits again."""
-    there = {step.name: step for step in pipeline.steps if step.state not in ("running", "failed")}
-    there = {name: step for name, step in there.items() if step.state != "done" or _kept(name, run)}
+    there = {step.name: step for step in pipeline.steps if _stays(step, run)}
     *steps, report = (there.get(name, Step(name=name)) for name in STEPS)  # an earlier moebox had fewer steps
     waiting = any(step.state == "waiting" for step in steps)
     if waiting and report.state == "done":  # a report of what was there is not one of what will be
         report = Step(name=report.name)
     return (*steps, report)
+
+
+def _stays(step: Step, run: Run) -> bool:
+    if step.state == "done":
+        return _kept(step.name, run)
+    return step.state not in ("running", "failed")
 
 
 def _kept(name: Name, run: Run) -> bool:
@@ -218,7 +238,7 @@ def _was_due(row: Json) -> bool:
 
 def time_left(steps: Iterable[Step], request: Request, took: Mapping[str, float], *, past_s: float) -> str:
     """How long the steps take that are still to be done, `past_s` into the running one; "" when nobody knows."""
-    due = {*STEPS[: STEPS.index(request.until) + 1]} - {*request.skip}
+    due = {*request.wanted} - {*request.skip}
     ahead = [step for step in steps if step.name in due and step.state in ("waiting", "running")]
     if any(step.name not in took for step in ahead):
         return ""

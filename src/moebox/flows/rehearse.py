@@ -18,7 +18,7 @@ from moebox.core.event import RehearsalStep, RehearseFinished, RehearseStarted
 from moebox.core.habits import failure
 from moebox.core.model import Model
 from moebox.core.recipe import Hybrid, Recipe
-from moebox.core.verdict import Ladder, Mark, Verdict
+from moebox.core.verdict import Ladder
 from moebox.engines import rooms
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Unsupported
 from moebox.serve import ask
@@ -215,13 +215,9 @@ def answers(session: Session, recipe: Recipe, run: Run) -> RehearsalStep:
     return RehearsalStep(name="answers", detail=answered(ladder, recipe.engine), seconds=time.monotonic() - began)
 
 
-def _marked(ladder: Ladder, mark: Mark) -> list[Verdict]:
-    return [rung for rung in ladder.rungs if rung.verdict == mark]
-
-
 def answered(ladder: Ladder, engine: str) -> str:
     """How many checks passed, which the engine fails by a known habit, and which there was no time for."""
-    skipped, failing = _marked(ladder, "skip"), [rung.name for rung in _marked(ladder, "fail")]
+    skipped, failing = ladder.marked("skip"), [rung.name for rung in ladder.marked("fail")]
     late = [rung.name for rung in skipped if rung.reason.startswith(OUT_OF_TIME)]
     tried = len(ladder.rungs) - len(skipped)
     count = f"{tried - len(failing)} of {tried}" if failing else f"{tried}"

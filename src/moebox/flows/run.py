@@ -6,7 +6,7 @@ step needs it and it is not there: after a crash, a resume, or a climb that foun
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ from moebox.core.event import STEP_EVENTS, EngineLost, PipelineSlept
 from moebox.core.habits import failure
 from moebox.core.plan import Plan
 from moebox.core.recipe import PlannedFor, Recipe
+from moebox.core.result import Measurement
+from moebox.core.verdict import Mark
 from moebox.doctor.box import examine_here
 from moebox.doctor.logs import passing
 from moebox.errors import AnswerIsNo, BadInput, MoeboxError, Outside
@@ -26,7 +28,7 @@ from moebox.flows.climb import BEST, climb
 from moebox.flows.effort import Effort
 from moebox.flows.live_engine import LiveEngine
 from moebox.flows.measure import measure, streams
-from moebox.flows.pipeline import BY_HAND, REPORT, STEPS, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
+from moebox.flows.pipeline import BY_HAND, REPORT, Figures, Name, NoRoom, Pipeline, Request, Step, room, save
 from moebox.planner.choose import choose
 from moebox.planner.pins import Pins
 from moebox.planner.speed import Speed
@@ -47,6 +49,12 @@ NOT_SIMULATED: dict[Name, str] = {
 LIVES, NAPS = 2, 3  # engines that may die under one step less one, and sleeps that may spoil it
 TIMED_S, TIMED_TOKENS = 30.0, 1024  # for the steps of an embedded engine, and the longest request among them
 TWIN_RUNGS = ("alive",)  # what a simulation, which has no answers, can be asked
+LADDER = (16_384, Options(trials=12, parallel=4))  # the longest text in tokens, and how hard to look
+SHORT_LADDER = (1_024, Options(trials=6, parallel=4, depths=(0.1, 0.9)))
+CLIMB = Effort(first=("alive", "plain"))  # it was verified just before, so the first step looks at little
+SHORT_CLIMB = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
+LEVELS = (1, 2, 4, 8, 16, 32, 64)  # streams at once
+MARKS: tuple[Mark, ...] = ("pass", "warn", "fail", "skip")
 
 
 class Runner:
@@ -82,19 +90,16 @@ class Runner:
         problem: MoeboxError | None = None
         try:
             for name in self._left():
-                if problem and (name != "report" or isinstance(problem, NoRoom)):
-                    continue
-                problem = self._step(name) or problem
+                if _reached(name, problem):
+                    problem = self._step(name) or problem
         finally:
-            kept = self.request.keep and problem is None and self.engine.live is not None
-            self.engine.close(detach=kept)
+            self.engine.close(detach=self.request.keep and problem is None)
         if problem:
             raise problem
         return self.pipeline
 
     def _left(self) -> list[Name]:
-        wanted = STEPS[: STEPS.index(self.request.until) + 1]
-        return [name for name in wanted if self.pipeline.step(name).state not in ("done", "skipped")]
+        return [name for name in self.request.wanted if not self.pipeline.step(name).over]
 
     def _step(self, name: Name) -> MoeboxError | None:
         """One step, marked before and after; its failure is its result."""
@@ -244,32 +249,24 @@ class Runner:
 
     def _verify(self) -> None:
         only = TWIN_RUNGS if self.request.twin else ()
-        recipe = self._recipe()
-        short = self.request.short
-        longest = min(recipe.context, 1_024 if short else 16_384)
-        options = Options(context=longest, trials=6 if short else 12, parallel=4)
-        options = dataclasses.replace(options, depths=(0.1, 0.9)) if short else options
+        longest, options = SHORT_LADDER if self.request.short else LADDER
+        options = dataclasses.replace(options, context=min(self._recipe().context, longest))
 
         def climb_ladder(endpoint: Endpoint) -> None:
             ladder = verify(endpoint, options, only=only, run=self.run, tell=lambda rung: self.tell("rung", rung))
-            marks = [rung.verdict for rung in ladder.rungs]
-            self._figures = {mark: marks.count(mark) for mark in ("pass", "warn", "fail", "skip") if marks.count(mark)}
+            self._figures = {mark: len(ladder.marked(mark)) for mark in MARKS if ladder.marked(mark)}
             why = failure(ladder)
             if why:
                 raise AnswerIsNo(f"the endpoint did not pass the ladder ({why})", hint=f"evidence in {self.run.path}")
             # What every server of this engine does is no reason to stop; `moebox run` still ends with exit code 1.
-            for rung in ladder.rungs:
-                if rung.verdict == "fail":
-                    self.news(f"{rung.name} fails by a known habit of {'; '.join(rung.habits)}")
+            for rung in ladder.marked("fail"):
+                self.news(f"{rung.name} fails by a known habit of {'; '.join(rung.habits)}")
 
         self._with_engine(climb_ladder)
 
     def _climb(self) -> None:
         self.engine.down()
-        short = self.request.short
-        # It was verified just before, so the first step of a short climb looks only whether it is there.
-        quick = Effort(rounds=3, questions=8, tokens=48, trials=4, concurrency=2, depths=(0.5,), first=("alive",))
-        effort = quick if short else Effort(first=("alive", "plain"))
+        effort = SHORT_CLIMB if self.request.short else CLIMB
         asked = codec.read_toml(Recipe, self.run.path / "asked.toml")
         summit = climb(asked, self.run, effort=effort, tell=self._climbing, box=self._box())
         kept = [trial for trial in summit.trials if trial.kept]
@@ -285,25 +282,21 @@ class Runner:
             self.news(what)
 
     def _bench(self) -> None:
-        recipe = self._recipe()
-        most = recipe.max_seqs or 32
-        levels = self.request.concurrency or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= 2 * most)
-        short = self.request.short
-        rows = self._with_engine(
-            lambda endpoint: measure(
-                endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.engine.died()
-            )
-        )
+        rows = self._with_engine(self._measured)
         honest = [row for row in rows if not row.client_limited]
         best = max(honest or rows, key=lambda row: row.output_throughput)
         self._figures |= {
             "output": f"{tok_s(best.output_throughput)} with {streams(best.max_concurrency)}",
             "ttft": seconds((best.ttft.mean or 0.0) / 1e3),
+            **_failures(rows),
         }
-        asked, bad = sum(row.num_prompts for row in rows), sum(row.bad for row in rows)
-        known = sum(times for row in rows for error, times in row.errors.items() if passing(error))
-        counted = {"requests_failed": bad - known, "failed_by_a_known_habit": known}
-        self._figures |= {name: f"{number} of {asked}" for name, number in counted.items() if number > 0}
+
+    def _measured(self, endpoint: Endpoint) -> list[Measurement]:
+        short, most = self.request.short, self._recipe().max_seqs or 32
+        levels = self.request.concurrency or tuple(level for level in LEVELS if level <= 2 * most)
+        return measure(
+            endpoint, self.run, levels=levels, short=short, tell=self.news, alive=lambda: not self.engine.died()
+        )
 
     def _task(self) -> None:
         from moebox.flows.work import work
@@ -339,17 +332,27 @@ class Runner:
                     continue
                 else:
                     raise
-            self.run.event(EngineLost(attempt=deaths))
-            if self.engine.down():
-                raise Outside(f"the engine {OUT_OF_MEMORY}", hint=LESS)
-            if deaths == LIVES:
-                log = f"{self.run.path}/engine.log"
-                raise Outside("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")
-            self.news("the engine died; it is started again")
+            self._lost(deaths)
+
+    def _lost(self, deaths: int) -> None:
+        """The engine died; Outside where it is not started again."""
+        self.run.event(EngineLost(attempt=deaths))
+        if self.engine.down():
+            raise Outside(f"the engine {OUT_OF_MEMORY}", hint=LESS)
+        if deaths == LIVES:
+            log = f"{self.run.path}/engine.log"
+            raise Outside("the engine died twice under the same step", hint=f"`moebox doctor logs {log}`")
+        self.news("the engine died; it is started again")
+
+    @property
+    def _recipe_path(self) -> Path:
+        """The climb's best, once it is over; until then the plan's."""
+        best = self.run.path / BEST
+        climbed = best.exists() and self.pipeline.step("climb").state == "done"
+        return best if climbed else self.run.path / "recipe.toml"
 
     def _recipe(self) -> Recipe:
-        best = self.run.path / BEST
-        path = best if best.exists() and self.pipeline.step("climb").state == "done" else self.run.path / "recipe.toml"
+        path = self._recipe_path
         if not path.exists():
             raise BadInput(f"{self.run.path} has no recipe yet", hint="the plan is the first step")
         recipe = codec.read_toml(Recipe, path)
@@ -373,3 +376,16 @@ class Runner:
         told = self.request.ram_bandwidth
         here = with_ram(look(measure=not told), ram=self.request.ram, ram_bandwidth=told)
         return calibrations.attached(here)
+
+
+def _reached(name: Name, problem: MoeboxError | None) -> bool:
+    """Whether a step is done after `problem`: a report is made of whatever there is, but not on a full disk."""
+    return problem is None or (name == "report" and not isinstance(problem, NoRoom))
+
+
+def _failures(rows: Sequence[Measurement]) -> Figures:
+    """How many requests failed, and how many by a known habit of the engine; nothing where none did."""
+    asked, bad = sum(row.num_prompts for row in rows), sum(row.bad for row in rows)
+    known = sum(times for row in rows for error, times in row.errors.items() if passing(error))
+    counted = {"requests_failed": bad - known, "failed_by_a_known_habit": known}
+    return {name: f"{number} of {asked}" for name, number in counted.items() if number > 0}
